@@ -1,0 +1,183 @@
+"""Verification numbers against slow, obvious loops; and the sets that allow only some of them."""
+
+import numpy as np
+import pytest
+
+from plsc.errors import UserError
+from plsc.evaluation import roc_curve, verify, verify_distances, worst_pairs
+
+
+def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):
+    """Pairs of noisy copies of random centres, of the same centre with probability 1/2, in mixed order."""
+    rng = np.random.default_rng(seed)
+    same = rng.random(pairs) < 0.5
+    centre = rng.normal(size=(pairs, size))
+    other = np.where(same[:, None], centre, rng.normal(size=(pairs, size)))
+    emb_a = centre + noise * rng.normal(size=(pairs, size))
+    emb_b = other + noise * rng.normal(size=(pairs, size))
+    return emb_a.astype(dtype), emb_b.astype(dtype), same
+
+
+def slow_ten_fold(emb_a, emb_b, same):
+    """LFW's procedure, one pair, fold and threshold at a time: fold accuracies and chosen distances."""
+    distance = []
+    for a, b in zip(emb_a.astype(np.float64), emb_b.astype(np.float64)):
+        distance.append(sum((a / np.linalg.norm(a) - b / np.linalg.norm(b)) ** 2))
+    thresholds = [0.01 * k for k in range(400)]
+
+    def right(pairs, threshold):
+        return sum((distance[p] < threshold) == same[p] for p in pairs)
+
+    accuracy, chosen = [], []
+    for fold in np.array_split(np.arange(len(same)), min(10, len(same))):  # the first folds hold one more
+        rest = [p for p in range(len(same)) if p not in fold]
+        scores = [right(rest, threshold) for threshold in thresholds]
+        best = thresholds[scores.index(max(scores))]
+        accuracy.append(right(fold, best) / len(fold))
+        chosen.append(best)
+    return accuracy, chosen
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 9, 10, 11, 57, 120])
+def test_ten_folds_equal_the_obvious_loop(pairs):
+    emb_a, emb_b, same = noisy_pairs(pairs, seed=pairs)
+    accuracy, chosen = slow_ten_fold(emb_a, emb_b, same)
+    result = verify(emb_a, emb_b, same)
+    np.testing.assert_allclose(result.fold_accuracy, accuracy, rtol=0, atol=1e-12)
+    assert result.accuracy == pytest.approx(np.mean(accuracy), abs=1e-12)
+    variance = np.mean((np.array(accuracy) - np.mean(accuracy)) ** 2)
+    assert result.std == pytest.approx(np.sqrt(variance), abs=1e-12)
+    assert result.threshold == pytest.approx(1 - np.mean(chosen) / 2, abs=1e-12)
+
+
+def test_equal_images_are_not_accepted_at_distance_zero_but_at_the_next_threshold():
+    same = np.array([True, False] * 10)
+    emb_b = np.where(same[:, None], [1.0, 0.0], [-1.0, 0.0])
+    result = verify(np.tile([1.0, 0.0], (20, 1)), emb_b, same)
+    assert (result.accuracy, result.std) == (1.0, 0.0)
+    assert result.threshold == pytest.approx(1 - 0.01 / 2)
+
+
+def test_similarity_is_the_cosine_and_large_sets_are_worked_in_blocks(monkeypatch):
+    emb_a, emb_b, same = noisy_pairs(101)
+    cosine = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(emb_a, emb_b)]
+    whole = verify(emb_a, emb_b, same)
+    assert whole.similarity.dtype == np.float64
+    np.testing.assert_allclose(whole.similarity, cosine, atol=1e-6)
+    monkeypatch.setattr("plsc.evaluation.BLOCK_ELEMENTS", 7 * 16)
+    np.testing.assert_array_equal(verify(emb_a, emb_b, same).similarity, whole.similarity)
+
+
+def scored(positive, negative):
+    """A verification of the given cosines."""
+    cosine = np.array([*positive, *negative], dtype=np.float64)
+    same = np.arange(len(cosine)) < len(positive)
+    return verify_distances(2 - 2 * cosine, same), same
+
+
+@pytest.mark.parametrize("decimals", [1, 8])  # 1: many equal similarities
+def test_roc_and_its_numbers_equal_counting(decimals):
+    rng = np.random.default_rng(1)
+    positive = np.round(rng.uniform(-0.2, 1, 40), decimals)
+    negative = np.round(rng.uniform(-1, 0.5, 60), decimals)
+    result, same = scored(positive, negative)
+    roc = roc_curve(result.similarity, same)
+    for far, tar, threshold in zip(roc.far, roc.tar, roc.threshold):
+        assert far == np.mean(result.similarity[~same] >= threshold)
+        assert tar == np.mean(result.similarity[same] >= threshold)
+    assert len(roc.far) == 1 + len(set(result.similarity))
+    wins = sum((p > n) + (p == n) / 2 for p in result.similarity[same] for n in result.similarity[~same])
+    assert result.auc == pytest.approx(wins / (40 * 60), abs=1e-12)
+    for far in (1e-1, 1e-2):
+        below = [tar for f, tar in zip(roc.far, roc.tar) if f <= far]
+        assert result.tar_at_far[far] == (max(below) if 60 * far >= 1 else None)
+    crossing = [abs(f + t - 1) for f, t in zip(roc.far, roc.tar)]
+    assert abs(result.eer - roc.far[int(np.argmin(crossing))]) <= max(
+        np.diff(roc.far).max(), np.diff(roc.tar).max()
+    )
+
+
+def test_equal_error_rate_by_hand():
+    assert scored([0.9, 0.8, 0.7, 0.2], [0.3, 0.1, 0.0, -0.1])[0].eer == pytest.approx(0.25)
+    assert scored([0.9, 0.8], [0.1, 0.0])[0].eer == 0.0
+    assert scored([0.5, 0.5], [0.5, 0.5])[0].eer == pytest.approx(0.5)
+
+
+def test_tar_at_far_takes_the_last_threshold_that_keeps_the_rate():
+    positive = np.linspace(0.0, 0.999, 1000)
+    negative = np.linspace(-1.0, 0.998, 1000) + 5e-4
+    result, _ = scored(positive, negative)
+    for far in (1e-1, 1e-2, 1e-3):
+        limit = np.sort(negative)[::-1][round(1000 * far)]  # the first negative that must stay out
+        assert result.tar_at_far[far] == pytest.approx(np.mean(positive > limit))
+
+
+def test_too_few_negatives_are_said():
+    result, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 999))
+    assert result.tar_at_far[1e-2] == 1.0 and result.tar_at_far[1e-3] is None
+    assert result.results()["TAR at FAR 0.001"] == "needs at least 1,000 negatives"
+    assert result.row()["tar@far=0.001"] is None
+    exactly, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 1000))
+    assert exactly.tar_at_far[1e-3] == 1.0
+
+
+@pytest.mark.parametrize("kind, said", [(True, "the same class"), (False, "different classes")])
+def test_one_kind_of_pairs_only(kind, said):
+    emb_a, emb_b, _ = noisy_pairs(20)
+    result = verify(emb_a, emb_b, np.full(20, kind))
+    assert result.accuracy == np.mean(slow_ten_fold(emb_a, emb_b, np.full(20, kind))[0])
+    assert (result.auc, result.eer, result.roc, set(result.tar_at_far.values())) == (None, None, None, {None})
+    assert said in result.notes[0]
+    assert result.results()["equal error rate"] == "needs positive and negative pairs"
+
+
+def test_one_pair_has_a_similarity_and_no_accuracy():
+    result = verify(np.ones((1, 4)), np.ones((1, 4)), np.array([True]))
+    assert result.similarity[0] == pytest.approx(1)
+    assert (result.accuracy, result.std, result.threshold) == (None, None, None)
+    assert "One pair" in result.notes[0]
+    assert result.results()["accuracy (mean ± std of folds)"] == "needs at least 2 pairs"
+
+
+def test_few_pairs_make_fewer_folds_and_say_so():
+    result = verify(*noisy_pairs(4))
+    assert len(result.fold_accuracy) == 4
+    assert "4 pairs make only 4 folds" in result.notes[0]
+
+
+def test_zero_embeddings_resemble_nothing_and_are_counted():
+    emb_a, emb_b, same = noisy_pairs(20)
+    emb_a[3] = emb_b[3] = 0
+    emb_b[5] = 0
+    result = verify(emb_a, emb_b, same)
+    assert result.similarity[3] == result.similarity[5] == 0
+    assert np.isfinite(result.similarity).all()
+    assert "length 0: 2" in result.notes[-1]
+
+
+def test_mistakes_are_said_in_one_line():
+    emb_a, emb_b, same = noisy_pairs(5)
+    with pytest.raises(UserError, match=r"shape \(5, 16\) and \(4, 16\) with same of shape \(5,\)"):
+        verify(emb_a, emb_b[:4], same)
+    with pytest.raises(UserError, match="the set has 0 pairs"):
+        verify(emb_a[:0], emb_b[:0], same[:0])
+    emb_b[3, 2] = np.nan
+    with pytest.raises(UserError, match="an embedding of pair 3 is not finite"):
+        verify(emb_a, emb_b, same)
+
+
+def test_row_is_what_metrics_jsonl_expects():
+    row = verify(*noisy_pairs(40)).row()
+    assert list(row) == [
+        "accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", "tar@far=0.01", "tar@far=0.001", "pairs"
+    ]  # fmt: skip
+    assert all(value is None or type(value) in (float, int) for value in row.values())
+
+
+def test_worst_pairs_are_the_extreme_errors_only():
+    similarity = np.array([0.9, 0.1, -0.3, 0.8, 0.2, 0.6, 0.4])
+    same = np.array([True, True, True, False, False, False, True])
+    rejects, accepts = worst_pairs(similarity, same, 0.4, 8)
+    assert rejects.tolist() == [2, 1, 6] and accepts.tolist() == [3, 5]  # 0.4 itself is not accepted
+    assert [part.tolist() for part in worst_pairs(similarity, same, 0.4, 1)] == [[2], [3]]
+    assert [part.tolist() for part in worst_pairs(similarity, same, None, 4)] == [[2, 1, 6, 0], [3, 5, 4]]
