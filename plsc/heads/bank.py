@@ -1,0 +1,102 @@
+"""Where a shard's class centres and their momentum live, and the one place that changes them.
+
+    S classes in this rank's shard, D embedding size, b rows of a class block
+
+The bank hands out views of row ranges and applies momentum SGD to them in place:
+    v <- mu v + g + decay w;  w <- w - lr v        (Paddle's Momentum; the bias, where there is one, is not decayed)
+A row's initial value depends on (seed, row) alone, so any number of ranks starts from the same centres.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+from paddle import _C_ops
+
+from plsc.sharding import ClassShard
+
+_INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
+
+
+def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
+    """Rows [start, stop) of the class matrix, N(0, std), float32 [stop - start, width]; the same for any split of the classes."""
+    rows = np.empty((stop - start, width), np.float32)
+    for first in range(start - start % _INIT_ROWS, stop, _INIT_ROWS):
+        rng = np.random.Generator(np.random.PCG64([seed, first // _INIT_ROWS]))
+        drawn = rng.standard_normal((_INIT_ROWS, width), np.float32)
+        low, high = max(first, start), min(first + _INIT_ROWS, stop)
+        rows[low - start : high - start] = drawn[low - first : high - first]
+    rows *= np.float32(std)
+    return rows
+
+
+class DeviceBank:
+    """Centres [S, D] and optionally a bias [S], with their momentum and gradient, on the device that Paddle computes on.
+
+    Memory: three arrays (value, momentum, gradient) of S * (D + bias) float32. `momentum` and `weight_decay` are per step.
+    """
+
+    def __init__(
+        self,
+        shard: ClassShard,
+        width: int,
+        *,
+        bias: bool,
+        std: float,
+        seed: int,
+        momentum: float,
+        weight_decay: float,
+    ):
+        self.shard, self.width = shard, width
+        self._mu, self._decay = momentum, weight_decay
+        values = {"centres": paddle.to_tensor(initial_rows(seed, shard.start, shard.stop, width, std))}
+        if bias:
+            values["bias"] = paddle.zeros([shard.size])
+        self._values = values
+        self._momenta = {name: paddle.zeros_like(value) for name, value in values.items()}
+        self._grads: dict[str, paddle.Tensor] = {}
+
+    @property
+    def bias(self) -> bool:
+        return "bias" in self._values
+
+    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
+        """A view of rows [start, stop) of "centres" or "bias"; rows are counted inside the shard."""
+        return self._values[name][start:stop]
+
+    def gather(self, name: str, index_P: paddle.Tensor) -> paddle.Tensor:
+        """A copy of the rows `index_P` (int64 [P]) of "centres" or "bias"."""
+        return paddle.gather(self._values[name], index_P)
+
+    def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
+        """Keep the gradient of rows [start, stop) for the next `update`. Every row must be set before it."""
+        if name not in self._grads:
+            self._grads[name] = paddle.empty_like(self._values[name])
+        paddle.assign(grad, output=self._grads[name][start:stop])
+
+    def gradients(self) -> dict[str, paddle.Tensor]:
+        """Gradients by name, [S, D] and [S]; empty before the first backward."""
+        return self._grads
+
+    def update(self, lr: float) -> None:
+        """One momentum SGD step on all rows, with the gradients set since the last one."""
+        assert self._grads or not self.shard.size, "update() before a backward pass"
+        rate = paddle.to_tensor(lr, dtype="float32")
+        for name, grad in self._grads.items():
+            decay = ("l2_decay", self._decay) if name == "centres" and self._decay else ("", 0.0)
+            _C_ops.momentum_(
+                self._values[name], grad, self._momenta[name], rate, None, self._mu, False, *decay, False, 1.0
+            )
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that a checkpoint needs, by name, first axis the shard's classes."""
+        momenta = {
+            f"{name}_momentum" if name != "centres" else "momentum": m for name, m in self._momenta.items()
+        }
+        return {name: tensor.numpy() for name, tensor in {**self._values, **momenta}.items()}
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Take over rows made by `state()`, on any split of the classes, cut to this shard."""
+        for name, value in self._values.items():
+            value.set_value(state[name])
+            self._momenta[name].set_value(state["momentum" if name == "centres" else f"{name}_momentum"])

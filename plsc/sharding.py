@@ -1,0 +1,39 @@
+"""Which rank holds which classes. Integers only.
+
+The split is balanced: sizes differ by at most one, and the first C mod W ranks hold one more. C < W is legal: the last ranks
+hold no class and still take part in every collective. A checkpoint stores the ranges themselves, never this formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def split(total: int, parts: int) -> list[tuple[int, int]]:
+    """Cut range(total) into `parts` contiguous half-open ranges whose lengths differ by at most one."""
+    size, rest = divmod(total, parts)
+    stops = [size * (part + 1) + min(part + 1, rest) for part in range(parts)]
+    return list(zip([0, *stops[:-1]], stops))
+
+
+@dataclass(frozen=True)
+class ClassShard:
+    """The contiguous range [start, stop) of the `num_classes` classes whose centres one rank holds."""
+
+    num_classes: int
+    start: int
+    stop: int
+
+    @classmethod
+    def of_rank(cls, num_classes: int, world_size: int, rank: int) -> ClassShard:
+        """This rank's share when the classes are spread over all ranks."""
+        return cls(num_classes, *split(num_classes, world_size)[rank])
+
+    @classmethod
+    def whole(cls, num_classes: int) -> ClassShard:
+        """All classes on this rank: a replicated head."""
+        return cls(num_classes, 0, num_classes)
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start

@@ -1,0 +1,75 @@
+"""On W ranks: every collective of plsc.distributed against numpy, forward and backward, even and uneven."""
+
+import time
+
+import numpy as np
+import paddle
+
+from plsc import distributed as d
+from plsc.sharding import split
+
+d.init("cpu", threads=1)
+W, r = d.world_size(), d.rank()
+
+
+def rows_of(rank, count):
+    return np.random.default_rng(rank).standard_normal((count, 3)).astype(np.float32)
+
+
+assert d.gather_objects({"rank": r}) == [{"rank": k} for k in range(W)]
+assert d.all_reduce(paddle.to_tensor([float(r)])).item() == sum(range(W))
+assert d.all_reduce(paddle.to_tensor([float(r)]), "max").item() == W - 1
+assert d.every(True) and not d.every(r != W - 1)
+assert d.broadcast(paddle.to_tensor([r + 5])).item() == 5
+
+for counts in ([2] * W, [1 + 2 * k for k in range(W)], [3 * (k == 0) + 1 for k in range(W)]):
+    assert d.gather_counts(counts[r]) == counts
+    stop = np.cumsum(counts)
+    start = stop - counts
+    everything = np.concatenate([rows_of(k, n) for k, n in enumerate(counts)])
+
+    x = paddle.to_tensor(rows_of(r, counts[r]), stop_gradient=False)
+    gathered = d._c_allgather(x)
+    assert gathered.numpy().tobytes() == everything.tobytes()
+    # each rank weighs the gathered rows by (rank + 1): the slice's gradient is the sum over ranks
+    (gathered * (r + 1.0)).sum().backward()
+    assert np.allclose(x.grad.numpy(), sum(range(1, W + 1)))
+
+    y = paddle.to_tensor(everything * (r + 1), stop_gradient=False)
+    scattered = d._c_reducescatter(y, counts)
+    assert np.allclose(scattered.numpy(), everything[start[r] : stop[r]] * sum(range(1, W + 1)), rtol=1e-6)
+    assert np.array_equal(y.numpy(), everything * (r + 1)), "the argument must stay as it was"
+    (scattered * (r + 1.0)).sum().backward()
+    assert np.allclose(y.grad.numpy(), np.repeat(np.arange(1, W + 1), counts)[:, None] * np.ones(3))
+
+even = d._c_reducescatter(paddle.ones([2 * W + 1, 1]))
+assert even.shape[0] == [b - a for a, b in split(2 * W + 1, W)][r] and (even.numpy() == W).all()
+
+C = 4 * W
+labels = paddle.to_tensor(np.arange(C))
+start, stop = split(C, W)[r]
+ours = d.shard_index(labels, start, stop)
+theirs = paddle.shard_index(labels.unsqueeze(1), C, W, r, -1).flatten()
+assert np.array_equal(ours.numpy(), theirs.numpy()) and labels.numpy().tolist() == list(range(C))
+
+layer = d.data_parallel(paddle.nn.Linear(2, 1))
+layer(paddle.ones([1, 2]) * (r + 1.0)).sum().backward()
+grad = layer.parameters()[0].grad.numpy()
+assert np.allclose(grad, (W + 1) / 2), grad  # the average over ranks
+weights = d.gather_objects(layer.parameters()[0].numpy().tobytes())
+assert len(set(weights)) == 1, "rank 0's parameters must be everyone's"
+
+if r == W - 1:
+    time.sleep(1.0)
+began = time.monotonic()
+d.barrier()
+d.barrier()
+assert r == W - 1 or W == 1 or time.monotonic() - began > 0.3
+if W > 1:
+    try:
+        if r == 0:
+            d.barrier(timeout=0.2)
+            raise AssertionError("the barrier must not open for one rank")
+    except TimeoutError as error:
+        assert f"only 1 of {W} ranks reached barrier" in str(error), error
+print(f"rank {r} of {W}: collectives ok")

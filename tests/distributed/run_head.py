@@ -1,0 +1,27 @@
+"""On W ranks: every head against the dense float64 reference. Each rank prints its worst errors and asserts them."""
+
+import itertools
+
+from plsc import distributed
+from tests.heads.cases import head_equals_reference
+
+distributed.init("cpu", threads=1)
+W = distributed.world_size()
+uneven = [5 + 3 * rank for rank in range(W)]
+worst = {}
+cases = [
+    {"name": name, "num_classes": C, "counts": uneven, "labels": labels, "bias": bias, "sharded": sharded}
+    for (name, bias), sharded in itertools.product(
+        [("softmax", False), ("softmax", True), ("arcface", False), ("cosface", False)], [True, False]
+    )
+    for C, labels in [(10, "any"), (11, "one rank"), (1003, "any"), (1003, "gap"), (max(1, W - 1), "any")]
+]
+for case in cases:
+    errors = head_equals_reference(**case)
+    for key, error in errors.items():
+        assert error < 1e-5, (W, distributed.rank(), case, key, error)
+        worst[key] = max(worst.get(key, 0.0), error)
+print(
+    f"rank {distributed.rank()} of {W}: {len(cases)} cases, worst relative errors",
+    {k: f"{v:.1e}" for k, v in worst.items()},
+)

@@ -1,0 +1,13 @@
+"""plsc.distributed on 1 to 4 ranks (run_collectives.py holds the checks)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import launch
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_collectives(ranks, tmp_path):
+    said = launch(Path(__file__).with_name("run_collectives.py"), ranks, tmp_path).stdout
+    assert said.count("collectives ok") == ranks

@@ -1,0 +1,13 @@
+"""The head on real ranks: loss, gradients and parameters of 10 steps against dense float64 (run_head.py holds the cases)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import launch
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_equals_the_dense_reference(ranks, tmp_path):
+    said = launch(Path(__file__).with_name("run_head.py"), ranks, tmp_path).stdout
+    assert said.count(": 40 cases, worst relative errors") == ranks

@@ -1,0 +1,63 @@
+"""The bank: initial rows for any split, momentum SGD by formula, state there and back."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.heads import bank as bank_module
+from plsc.heads.bank import DeviceBank, initial_rows
+from plsc.sharding import ClassShard, split
+
+
+def make(shard=None, **options):
+    options = {"bias": True, "std": 0.5, "seed": 1, "momentum": 0.9, "weight_decay": 1e-2, **options}
+    return DeviceBank(shard or ClassShard.whole(11), 4, **options)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4, 16])
+def test_initial_rows_do_not_depend_on_the_split(parts, monkeypatch):
+    monkeypatch.setattr(bank_module, "_INIT_ROWS", 4)
+    whole = initial_rows(7, 0, 11, 5, 0.01)
+    cut = [initial_rows(7, start, stop, 5, 0.01) for start, stop in split(11, parts)]
+    assert np.concatenate(cut).tobytes() == whole.tobytes()
+    assert len(np.unique(whole)) == whole.size and not np.array_equal(whole, initial_rows(8, 0, 11, 5, 0.01))
+
+
+def test_initial_rows_have_the_asked_deviation():
+    rows = initial_rows(0, 0, 5000, 64, 0.02)
+    assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
+
+
+def test_update_is_momentum_sgd_and_the_bias_is_not_decayed():
+    bank = make()
+    w, b = bank.state()["centres"].astype(np.float64), np.zeros(11)
+    vw, vb = np.zeros_like(w), np.zeros(11)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        dw, db = rng.standard_normal((11, 4)), rng.standard_normal(11)
+        for start, stop in [(0, 3), (3, 11)]:
+            bank.set_gradient("centres", start, stop, paddle.to_tensor(dw[start:stop], dtype="float32"))
+            bank.set_gradient("bias", start, stop, paddle.to_tensor(db[start:stop], dtype="float32"))
+        bank.update(0.1)
+        vw = 0.9 * vw + dw + 1e-2 * w
+        vb = 0.9 * vb + db
+        w, b = w - 0.1 * vw, b - 0.1 * vb
+    state = bank.state()
+    for name, want in {"centres": w, "momentum": vw, "bias": b, "bias_momentum": vb}.items():
+        assert np.abs(state[name] - want).max() < 1e-5, name
+
+
+def test_state_goes_there_and_back():
+    bank, other = make(), make(seed=2)
+    bank.set_gradient("centres", 0, 11, paddle.ones([11, 4]))
+    bank.set_gradient("bias", 0, 11, paddle.ones([11]))
+    bank.update(0.1)
+    other.load_state(bank.state())
+    for name, value in bank.state().items():
+        assert value.tobytes() == other.state()[name].tobytes() and value.shape[0] == 11
+
+
+def test_a_shard_without_classes():
+    bank = make(ClassShard(2, 2, 2), bias=False)
+    bank.update(0.1)
+    assert bank.state()["centres"].shape == (0, 4)

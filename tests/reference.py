@@ -1,0 +1,76 @@
+"""The slow, obvious softmax head: dense, one process, float64 numpy. What every sharded number is compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def unit(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    length = np.sqrt((x * x).sum(1, keepdims=True))
+    inverse = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
+    return x * inverse, inverse
+
+
+def through_unit(grad: np.ndarray, x: np.ndarray) -> np.ndarray:
+    u, inverse = unit(x)
+    return (grad - (grad * u).sum(1, keepdims=True) * u) * inverse
+
+
+def arcface(cos: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
+    theta = np.arccos(np.clip(cos, -1, 1))
+    slope = np.divide(np.sin(theta + m), np.sin(theta), out=np.ones_like(cos), where=np.sin(theta) > 0)
+    past = theta + m >= np.pi
+    return np.where(past, cos - m * np.sin(m), np.cos(theta + m)), np.where(past, 1.0, slope)
+
+
+def cosface(cos: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
+    return cos - m, np.ones_like(cos)
+
+
+class DenseHead:
+    """C classes, mean loss over N samples, momentum SGD. margin: None, or (function, m)."""
+
+    def __init__(self, centres, bias=None, margin=None, scale=1.0, momentum=0.9, decay=0.0):
+        self.w = centres.astype(np.float64)
+        self.b = None if bias is None else bias.astype(np.float64)
+        self.margin, self.scale, self.mu, self.decay = margin, scale, momentum, decay
+        self.vw = np.zeros_like(self.w)
+        self.vb = None if bias is None else np.zeros_like(self.b)
+
+    def logits(self, x, label):
+        """With margin and scale; and the slope of the target logit by the plain cosine (or inner product)."""
+        rows = np.arange(len(x))
+        plain = unit(x)[0] @ unit(self.w)[0].T if self.margin else x @ self.w.T
+        if self.b is not None:
+            plain = plain + self.b
+        logits, slope = plain.copy(), np.ones(len(x))
+        if self.margin:
+            function, m = self.margin
+            logits[rows, label], slope = function(plain[rows, label], m)
+        return logits * self.scale, slope, plain
+
+    def loss_and_gradients(self, x, label):
+        """-> losses [N], gradients of their mean by x, centres and bias."""
+        x = x.astype(np.float64)
+        rows = np.arange(len(x))
+        logits, slope, plain = self.logits(x, label)
+        top = logits.max(1, keepdims=True)
+        lse = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
+        losses = lse[:, 0] - logits[rows, label]
+        d = np.exp(logits - lse)
+        d[rows, label] = (d[rows, label] - 1.0) * slope
+        d *= self.scale / len(x)
+        if not self.margin:
+            return losses, d @ self.w, d.T @ x, d.sum(0)
+        dx = through_unit(d @ unit(self.w)[0], x)
+        return losses, dx, through_unit(d.T @ unit(x)[0], self.w), d.sum(0)
+
+    def correct(self, x, label):
+        return self.logits(x.astype(np.float64), label)[2].argmax(1) == label
+
+    def step(self, dw, db, lr):
+        self.vw = self.mu * self.vw + dw + self.decay * self.w
+        self.w = self.w - lr * self.vw
+        if self.b is not None:
+            self.vb = self.mu * self.vb + db
+            self.b = self.b - lr * self.vb

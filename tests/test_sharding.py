@@ -1,0 +1,19 @@
+import pytest
+
+from plsc.sharding import ClassShard, split
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 3, 10, 1003])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 16])
+def test_split_is_contiguous_balanced_and_complete(total, parts):
+    ranges = split(total, parts)
+    sizes = [stop - start for start, stop in ranges]
+    assert sum(sizes) == total and max(sizes) - min(sizes) <= 1 and len(ranges) == parts
+    assert sizes == sorted(sizes, reverse=True)
+    assert [start for start, _ in ranges] == [0, *[stop for _, stop in ranges][:-1]]
+
+
+def test_class_shard():
+    assert ClassShard.of_rank(10, 4, 1) == ClassShard(10, 3, 6)
+    assert ClassShard.of_rank(2, 4, 3).size == 0
+    assert ClassShard.whole(7) == ClassShard(7, 0, 7)
