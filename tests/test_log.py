@@ -1,0 +1,357 @@
+"""Log lines on pipes and terminals, the progress of training, and metrics.jsonl with its VisualDL copy."""
+
+import fcntl
+import json
+import logging
+import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plsc import log
+from plsc.errors import MissingFileError, UserError
+from plsc.log import Metrics, Progress, duration, number, read_metrics, replace_file, table
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def rank_zero():
+    log.setup()
+    yield
+    log.setup()
+
+
+# The logger
+
+
+def test_a_line_has_time_and_level_and_comes_once(capsys):
+    log.setup()
+    log.get_logger().info("hello")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO hello\n", capsys.readouterr().out)
+    assert log.get_logger() is logging.getLogger("plsc")
+    assert not log.get_logger().propagate
+
+
+def test_other_ranks_say_only_what_matters_and_who_they_are(capsys):
+    log.setup(rank=3)
+    log.get_logger().info("hello")
+    log.get_logger().warning("smoke")
+    assert re.fullmatch(r".* WARNING \[rank 3\] smoke\n", capsys.readouterr().out)
+
+
+def test_log_file_is_appended_to_and_left_when_set_up_again(tmp_path, capsys):
+    for text in ("first", "second"):
+        log.setup(log_file=tmp_path / "run" / "log.txt")
+        log.get_logger().info(text)
+    log.setup()
+    log.get_logger().info("elsewhere")
+    lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert [line.split("INFO ")[1] for line in lines] == ["first", "second"]
+    assert capsys.readouterr().out.splitlines()[:2] == lines
+
+
+def test_import_is_light():
+    code = (
+        "import sys, plsc.log; print([m for m in ('paddle', 'visualdl', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# Progress
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_images_per_second_and_eta_by_hand(capsys):
+    clock = Clock()
+    progress = Progress(
+        total_steps=100, steps_per_epoch=25, epochs=4, global_batch=64, every=10, start_step=40, clock=clock
+    )
+    rows = []
+    for step in range(41, 61):
+        clock.now += 0.5
+        if step == 55:
+            with progress.pause():
+                clock.now += 30.0
+        rows.append(progress.update(step, 1 + (step - 1) // 25, loss=6.5, lr=0.1, accuracy=0.25))
+    progress.close()
+    assert [row["step"] for row in rows if row] == [50, 60]
+    first, second = rows[9], rows[19]
+    assert first == {
+        "step": 50, "epoch": 2, "loss": 6.5, "lr": 0.1, "images_per_second": 10 * 64 / 5.0, "accuracy": 0.25
+    }  # fmt: skip
+    assert second["images_per_second"] == pytest.approx(10 * 64 / 5.0)  # the pause is left out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(
+        "INFO epoch 2/4 step 50/100 loss 6.500 acc 0.2500 lr 0.1 128.0 img/s eta 0:00:25"
+    )
+    assert lines[1].endswith("eta 0:01:20")  # 40 steps at (10 + 30) s / 20 steps
+
+
+def test_the_last_step_and_smaller_batches_are_counted(capsys):
+    clock = Clock()
+    progress = Progress(total_steps=3, steps_per_epoch=3, epochs=1, global_batch=64, every=10, clock=clock)
+    rows = []
+    for step, images in ((1, None), (2, None), (3, 22)):
+        clock.now += 1.0
+        rows.append(progress.update(step, 1, loss=1.0, lr=0.1, images=images))
+    assert rows[:2] == [None, None]
+    assert rows[2]["images_per_second"] == pytest.approx(150 / 3)
+    assert "eta 0:00:00" in capsys.readouterr().out
+
+
+def test_numbers_are_read_only_when_they_are_printed(capsys):
+    class OnDevice:
+        reads = 0
+
+        def __float__(self):
+            self.reads += 1
+            return math.nan
+
+    loss = OnDevice()
+    progress = Progress(total_steps=9, steps_per_epoch=9, epochs=1, global_batch=1, every=3)
+    for step in range(1, 10):
+        progress.update(step, 1, loss=loss, lr=0.1)
+    assert loss.reads == 3
+    assert "loss nan" in capsys.readouterr().out
+
+
+RUN = """
+import time
+from plsc.log import Progress, get_logger
+progress = Progress(total_steps=60, steps_per_epoch=30, epochs=2, global_batch=8, every=10)
+for step in range(1, 61):
+    time.sleep(0.01)
+    progress.update(step, 1 + (step - 1) // 30, loss=7.0, lr=0.1)
+    if step == 30:
+        with progress.pause():
+            get_logger().warning("evaluated")
+progress.close()
+print("the end")
+"""
+LINE = re.compile(r"\S+ \S+ INFO epoch \d/2 step \d+/60 loss 7\.000 lr 0\.1 [\d.]+ img/s eta \d:\d\d:\d\d")
+
+
+def check_run(lines):
+    steps = [line for line in lines if LINE.fullmatch(line)]
+    assert [re.search(r"step (\d+)", line)[1] for line in steps] == ["10", "20", "30", "40", "50", "60"]
+    rest = [line for line in lines if line not in steps]
+    assert len(rest) == 2 and rest[0].endswith("WARNING evaluated") and rest[1] == "the end"
+
+
+def test_a_pipe_gets_whole_lines_and_nothing_else():
+    done = subprocess.run([sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    check_run(done.stdout.splitlines())
+
+
+def screen(output):
+    """What a wide terminal shows in the end: \\r returns to the start of the line, later text overwrites."""
+    lines = []
+    for raw in output.replace("\r\n", "\n").split("\n"):
+        cells, column = [], 0
+        for char in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", raw):
+            if char == "\r":
+                column = 0
+                continue
+            cells[column : column + 1] = [char]
+            column += 1
+        lines.append("".join(cells).rstrip())
+    return [line for line in lines if line]
+
+
+def test_on_a_terminal_the_bar_stays_below_the_lines():
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN], cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    output = b""
+    while True:
+        try:
+            part = os.read(main, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            part = b""
+        if not part:
+            break
+        output += part
+    os.close(main)
+    assert process.wait() == 0
+    text = output.decode()
+    print(repr(text))
+    assert re.search(r"epoch 1/2: +\d+%\|", text) and re.search(
+        r"epoch 2/2: +\d+%\|", text
+    )  # there was a bar
+    assert max(int(done) for done in re.findall(r"(\d+)/30 \[", text)) <= 30
+    check_run(screen(text))
+
+
+# metrics.jsonl
+
+
+def rows_up_to(last, loss=1.0):
+    return [
+        {"step": s, "epoch": 1, "loss": loss, "lr": 0.1, "images_per_second": 9.5} for s in range(1, last + 1)
+    ]
+
+
+def write(metrics, rows):
+    for row in rows:
+        metrics.write(row)
+    metrics.close()
+
+
+def test_rows_come_back_and_are_appended_by_default(tmp_path):
+    evaluated = {"eval": "pairs", "step": 2, "accuracy": 0.975, "std": 0.01, "threshold": None}
+    write(Metrics(tmp_path), rows_up_to(2))
+    write(Metrics(tmp_path), [evaluated])
+    assert read_metrics(tmp_path / "metrics.jsonl") == [*rows_up_to(2), evaluated]
+
+
+def test_resume_replaces_the_later_rows(tmp_path):
+    write(Metrics(tmp_path), [*rows_up_to(6), {"eval": "pairs", "step": 6, "accuracy": 0.5}])
+    resumed = Metrics(tmp_path, from_step=4)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    write(resumed, rows_up_to(7, loss=2.0)[4:])
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["loss"]) for row in rows] == [(s, 1.0 if s <= 4 else 2.0) for s in range(1, 8)]
+
+
+def test_a_new_run_begins_with_an_empty_file(tmp_path):
+    write(Metrics(tmp_path), [{"eval": "pairs", "step": 0, "accuracy": 0.5}, *rows_up_to(3)])
+    write(Metrics(tmp_path, from_step=0), rows_up_to(1))
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows_up_to(1)
+
+
+def test_metrics_are_strict_json(tmp_path):
+    row = {
+        "step": np.int64(3),
+        "loss": np.float32("nan"),
+        "lr": math.inf,
+        "accuracy": np.array(0.5),
+        "note": "Ж",
+    }
+    write(Metrics(tmp_path), [row])
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    line = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert json.loads(line, parse_constant=refuse) == {
+        "step": 3, "loss": None, "lr": None, "accuracy": 0.5, "note": "Ж", "nonfinite": ["loss", "lr"]
+    }  # fmt: skip
+
+
+def test_a_row_cut_off_by_a_kill_is_left_out_and_said(tmp_path, capsys):
+    write(Metrics(tmp_path), rows_up_to(2))
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    write(Metrics(tmp_path, from_step=2), rows_up_to(3)[2:])
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows_up_to(3)
+    assert "metrics.jsonl:3: the last row is cut off" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", ["rubbish", "[1]", '{"loss": 1}'])
+def test_any_other_bad_row_is_an_error(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+    with pytest.raises(
+        UserError, match=r"metrics.jsonl:2: not a row of metrics \(got " + re.escape(repr(line))
+    ):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_missing_metrics_are_named(tmp_path):
+    with pytest.raises(MissingFileError, match="nothing.jsonl: no such metrics file"):
+        read_metrics(tmp_path / "nothing.jsonl")
+
+
+def visualdl_points(folder, tag):
+    reader = pytest.importorskip("visualdl").LogReader(
+        file_path=str(folder / "visualdl" / "vdlrecords.train.log")
+    )
+    return [(point.id, round(point.value, 6)) for point in reader.get_data("scalar", tag)]
+
+
+def test_visualdl_shows_each_step_once_also_after_a_resume(tmp_path, capsys):
+    evaluated = {"eval": "pairs", "step": 5, "accuracy": 0.75, "std": None}
+    write(Metrics(tmp_path), rows_up_to(5))  # killed before it evaluated
+    write(Metrics(tmp_path, from_step=3), [*rows_up_to(5, loss=2.0)[3:], evaluated, *rows_up_to(6)[5:]])
+    assert visualdl_points(tmp_path, "train/loss") == [(s, 1.0) for s in range(1, 7)]
+    assert visualdl_points(tmp_path, "train/images_per_second")[0] == (1, 9.5)
+    assert visualdl_points(tmp_path, "eval/pairs/accuracy") == [(5, 0.75)]
+    write(Metrics(tmp_path, from_step=0), rows_up_to(1, loss=3.0))
+    assert visualdl_points(tmp_path, "train/loss") == [(1, 3.0)]
+    assert capsys.readouterr().out == ""
+
+
+def test_missing_visualdl_is_said_once_and_not_fatal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "visualdl", None)
+    write(Metrics(tmp_path), rows_up_to(2))
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows_up_to(2)
+    assert capsys.readouterr().out.count("no VisualDL log (ModuleNotFoundError") == 1
+
+
+def test_visualdl_that_breaks_later_is_said_once_and_not_fatal(tmp_path, capsys):
+    metrics = Metrics(tmp_path)
+
+    class Broken:
+        def add_scalar(self, **_):
+            raise TypeError("protobuf")
+
+    metrics._visualdl = Broken()
+    write(metrics, rows_up_to(2))
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows_up_to(2)
+    assert capsys.readouterr().out.count("no VisualDL log (TypeError: protobuf)") == 1
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (7.00004, "7.000"), (0.1, "0.1000"), (0.0123456, "0.01235"), (1512.4, "1512"), (999.99, "1000"),
+        (15123.7, "15124"), (1.5e-7, "1.500e-07"), (2e9, "2.000e+09"), (0, "0.000"), (-3.14159, "-3.142"),
+        (math.nan, "nan"), (math.inf, "inf"),
+    ],
+)  # fmt: skip
+def test_numbers_have_four_digits(value, text):
+    assert number(value) == text
+
+
+def test_durations():
+    assert [duration(s) for s in (0.4, 62, 3600 * 27 + 59.6)] == ["0:00:00", "0:01:02", "27:01:00"]
+
+
+def test_table_lines_up():
+    text = table([["alef", 12, 0.5], ["bet", None, 15.25]], ["set", "pairs", "score"])
+    assert text.splitlines() == [
+        "set   pairs   score",
+        "----  -----  ------",
+        "alef     12  0.5000",
+        "bet       -   15.25",
+    ]
+    assert table([], ["set"]) == "set\n---"
+
+
+def test_replace_file_leaves_nothing_beside(tmp_path):
+    for content in (b"old", b"new"):
+        replace_file(tmp_path / "x.txt", content)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
+    assert (tmp_path / "x.txt").read_bytes() == b"new"
