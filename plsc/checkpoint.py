@@ -1,0 +1,374 @@
+"""Checkpoints: a folder a step, written beside and renamed, manifest last; any world size reads any other's.
+
+    checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
+                                head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
+
+A head file holds one rank's class rows; the manifest says which, and each file's size and checksum.
+No pickle, no paddle, no collective of its own.
+
+Try it: `Checkpoint.open(latest("output/checkpoints")).head(0, 10)["centres"]`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import plsc
+from plsc.errors import UserError
+from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
+from plsc.tensorfile import DamagedError, TensorFile, layout, write_synced
+
+_log = logging.getLogger("plsc")
+
+
+class SaveError(UserError):
+    """A checkpoint could not be written; the earlier ones are untouched and training may go on."""
+
+
+def save(
+    root: str | os.PathLike,
+    step: int,
+    *,
+    epoch: int,
+    rank: int,
+    world_size: int,
+    backbone: Mapping[str, np.ndarray],
+    optimizer: Mapping[str, np.ndarray],
+    head: Mapping[str, np.ndarray],
+    shard: tuple[int, int],
+    num_classes: int,
+    state: dict,
+    config_yaml: str,
+    contract: dict,
+    classes: list[str] | None = None,
+    gather: Callable[[Any], list] = lambda value: [value],
+) -> Path:
+    """Write `root`/step-XXXXXXXX, replacing one that may be there. Every rank calls it.
+
+    Nothing is copied: the arrays must not change until it returns. All of it is on the disk when it returns.
+
+    Args:
+        backbone, optimizer, state, config_yaml, contract, classes (a name per class): rank 0's are written.
+        head: this rank's rows, first axis = class: "centres" [S, D], perhaps "momentum" [S, D], "bias" [S].
+        shard: the classes (start, stop) of those rows; (0, num_classes) on every rank: replicated head.
+        gather: the one collective, called three times: each rank's value -> the list of all, on every rank.
+            Ranks come to it as far apart as their disks are unequal: it must wait longer than Gloo's 30 s.
+
+    Returns: the folder.
+    Raises: SaveError on every rank, naming the one that failed and why; nothing of this step is left then.
+    """
+    assert all(len(array) == shard[1] - shard[0] for array in head.values()), (
+        "a head array has not one row per class"
+    )
+    assert classes is None or len(classes) == num_classes
+    root, final = Path(root), Path(root) / f"step-{step:08d}"
+    sizes = {"world_size": world_size, "num_classes": num_classes, "embedding_size": head["centres"].shape[1]}
+    fields = {
+        "step": step,
+        "epoch": epoch,
+        "contract": contract,
+        "state": state,
+        "config": config_yaml,
+        **sizes,
+    }
+    what = f"{root}: checkpoint of step {step} not written, earlier ones untouched"
+    mine = _files_of_rank_0(backbone, optimizer, classes) if rank == 0 else {}
+
+    def together(work: Callable, *args: Any) -> list:
+        return _together(what, gather, work, *args)
+
+    try:
+        shards = _distinct(together(_begin, final, rank, shard), num_classes)
+        names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+        if rank < len(names):
+            mine[names[rank]] = layout(head)
+        files = {name: info for written in together(_write, final, mine) for name, info in written.items()}
+        heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
+        together(_publish, final, rank, {**fields, "heads": heads, "files": files})
+    except SaveError:
+        if rank == 0:
+            _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
+        raise
+    return final
+
+
+def _files_of_rank_0(backbone: Mapping, optimizer: Mapping, classes: list[str] | None) -> dict[str, list]:
+    files = {"backbone.safetensors": layout(backbone), "optimizer.safetensors": layout(optimizer)}
+    if classes is not None:
+        files["classes.json"] = [json.dumps(classes, indent=0).encode()]
+    return files
+
+
+def _together(what: str, gather: Callable, work: Callable, *args: Any) -> list:
+    """Every rank's work(*args), or SaveError on every rank; without that, the others would wait in vain."""
+    result, failure, cause = None, None, ""
+    try:
+        result = work(*args)
+    except Exception as error:  # noqa: BLE001 (see above)
+        failure, cause = error, " ".join(f"{type(error).__name__}: {error}".split())
+    answers = gather((result, cause))
+    for number, (_, cause) in enumerate(answers):
+        if cause:
+            raise SaveError(f"{what}: rank {number}: {cause}") from failure
+    return [result for result, _ in answers]
+
+
+def _begin(final: Path, rank: int, shard: tuple[int, int]) -> tuple[int, int]:
+    if rank == 0:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _tidy(final.parent)
+        _beside(final, "tmp").mkdir()
+    return int(shard[0]), int(shard[1])
+
+
+def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int, int]]:
+    """One range per head file: the ranks' own, or a single one when the head is replicated."""
+    if set(shards) == {(0, num_classes)}:
+        shards = shards[:1]
+    assert tiles(shards, num_classes), f"the shards {shards} do not make up the classes [0, {num_classes})"
+    return shards
+
+
+def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
+    return {name: write_synced(_beside(final, "tmp") / name, buffers) for name, buffers in files.items()}
+
+
+def _publish(final: Path, rank: int, fields: dict) -> None:
+    if rank != 0:
+        return
+    tmp, root = _beside(final, "tmp"), final.parent
+    manifest = Manifest(format=FORMAT, plsc=plsc.__version__, **fields)
+    write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.model_dump(), indent=1)[1:].encode())])
+    _sync_folder(tmp)
+    if final.exists():
+        final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
+    tmp.rename(final)
+    _sync_folder(root)
+    _tidy(root, ignore_errors=True)  # the replaced one; the next save tries again
+
+
+def _beside(final: Path, suffix: str) -> Path:
+    return final.with_name(f"{final.name}.{suffix}")
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _tidy(root: Path, ignore_errors: bool = False) -> None:
+    """Remove what a killed save or prune left; a replaced checkpoint gets its name back if it is needed."""
+    for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
+        final = path.with_suffix("")
+        if path.suffix == ".old" and not final.exists():
+            path.rename(final)
+        else:
+            shutil.rmtree(path, ignore_errors=ignore_errors)
+
+
+def _entries(root: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in root.glob("step-*") if re.fullmatch(pattern, path.name))
+
+
+def latest(root: str | os.PathLike, rename: bool = True) -> Path | None:
+    """The newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
+
+    An unusable newer one is warned about and, with `rename`, set aside as step-XXXXXXXX.bad (never deleted).
+    Let one rank call it with rename=True and tell the others the path; they open it with verify=False.
+
+    Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
+    damaged one; also for one written by a newer plsc or not readable by this user, which is not damage.
+    """
+    root = Path(root)
+    found = sorted(
+        _entries(root, r"step-\d{8,}(\.old)?"), key=lambda path: (int(path.stem[5:]), not path.suffix)
+    )
+    for path in reversed(found):
+        try:
+            Checkpoint.open(path)
+        except DamagedError as error:
+            aside = _set_aside(path) if rename else path
+            _log.warning(
+                "checkpoint %s is unusable (%s); kept as %s, trying the one before it",
+                path.name,
+                error,
+                aside.name,
+            )
+            continue
+        if rename and path.suffix:  # a replacement was killed halfway
+            path = path.rename(path.with_suffix(""))
+        return path
+    bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(found)
+    if bad:
+        raise UserError(
+            f"{root}: none of the {bad} checkpoints is usable (the warnings say why; they are kept as .bad): "
+            "put a good copy back, or start anew with another Global.output_dir"
+        )
+    return None
+
+
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while (aside := _beside(path.with_suffix(""), "bad" if number == 1 else f"bad{number}")).exists():
+        number += 1
+    return path.rename(aside)
+
+
+def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> list[Path]:
+    """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
+
+    Args:
+        protect: steps that stay whatever their age, such as the best one.
+
+    Only folders with a manifest and all files count, and only they are deleted. Returns: the deleted folders.
+    """
+    assert keep >= 1
+    whole = []
+    for path in sorted(_entries(Path(root), r"step-\d{8,}"), key=lambda path: int(path.name[5:])):
+        try:
+            Checkpoint.open(path, verify=False)
+        except UserError:  # not ours to judge here: `latest` says what is wrong with it
+            continue
+        whole.append(path)
+    doomed = [path for path in whole[:-keep] if int(path.name[5:]) not in protect]
+    for path in doomed:
+        tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
+        _sync_folder(tmp.parent)
+        shutil.rmtree(tmp)
+    return doomed
+
+
+class Checkpoint:
+    """A whole checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
+
+    Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
+    contract, config_yaml.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
+        self.path, self.manifest, self._tensors = path, manifest, tensors
+        self.step, self.epoch = manifest.step, manifest.epoch
+        self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
+        self.state, self.contract, self.config_yaml = manifest.state, manifest.contract, manifest.config
+
+    @classmethod
+    def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
+        """Open the folder `path`.
+
+        Args:
+            verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
+                checked; right after `latest` has verified, that is enough.
+
+        Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (newer
+        format, no permission).
+        """
+        path = Path(path)
+        return cls(path, *open_folder(path, verify))
+
+    def backbone(self) -> dict[str, np.ndarray]:
+        """All arrays of the backbone, parameters and buffers."""
+        return self._all("backbone.safetensors")
+
+    def optimizer(self) -> dict[str, np.ndarray]:
+        """All arrays of the backbone's optimizer."""
+        return self._all("optimizer.safetensors")
+
+    def _all(self, name: str) -> dict[str, np.ndarray]:
+        return {array: self._tensors[name].read(array) for array in self._tensors[name].arrays}
+
+    def classes(self) -> list[str] | None:
+        """The name of each class, or None if the run had none."""
+        if "classes.json" not in self.manifest.files:
+            return None
+        names = read_json(self.path / "classes.json")
+        if (
+            not isinstance(names, list)
+            or len(names) != self.num_classes
+            or not all(isinstance(n, str) for n in names)
+        ):
+            raise DamagedError(f"{self.path}/classes.json: is not a list of {self.num_classes} names")
+        return names
+
+    def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """The head's arrays of the classes [start, stop), [stop - start, ...] each; reads only their bytes."""
+        assert 0 <= start <= stop <= self.num_classes
+        first = self._tensors[self.manifest.heads[0].file].arrays
+        rows = {
+            name: np.empty((stop - start, *entry.shape[1:]), entry.dtype) for name, entry in first.items()
+        }
+        for part in self.manifest.heads:
+            low, high = max(start, part.start), min(stop, part.stop)
+            if low < high:
+                for name, out in rows.items():
+                    self._tensors[part.file].read_rows(
+                        name, low - part.start, out[low - start : high - start]
+                    )
+        return rows
+
+    def check_matches(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        backbone: Mapping[str, Any] | None = None,
+        optimizer: Mapping[str, Any] | None = None,
+        head: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Refuse a checkpoint of another problem: UserError that names each difference.
+
+        Args:
+            backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
+                the head's, all axes but the first). None = not compared.
+        """
+        found = []
+        if self.num_classes != num_classes:
+            found.append(f"has {self.num_classes} classes, this run has {num_classes}")
+        if self.embedding_size != embedding_size:
+            found.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
+        files = {
+            "backbone": "backbone.safetensors",
+            "optimizer": "optimizer.safetensors",
+            "head": self.manifest.heads[0].file,
+        }
+        for part, wanted in (("backbone", backbone), ("optimizer", optimizer), ("head", head)):
+            if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
+                found += _differences(part, self._tensors[files[part]].arrays, wanted)
+        if found:
+            raise UserError(
+                f"checkpoint {self.path.name} {'; '.join(found)}: "
+                "resume with the model and data that it was made with, "
+                "or start a new run in another Global.output_dir"
+            )
+
+
+def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """At most one difference of each kind: names that lack, names too many, other shapes."""
+    axes = slice(1 if part == "head" else 0, None)
+    lack, surplus = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
+    other = [
+        n
+        for n in sorted(set(saved) & set(wanted))
+        if list(saved[n].shape)[axes] != list(wanted[n].shape)[axes]
+    ]
+    found = []
+    if lack:
+        found.append(f"lacks {len(lack)} {part} arrays that this run has ({lack[0]})")
+    if surplus:
+        found.append(f"has {len(surplus)} {part} arrays that this run lacks ({surplus[0]})")
+    if other:
+        name = other[0]
+        shapes = f"{list(saved[name].shape)[axes]}, this run has {list(wanted[name].shape)[axes]}"
+        found.append(f"has {len(other)} {part} arrays of another shape ({name}: {shapes})")
+    return found

@@ -1,0 +1,176 @@
+"""manifest.json: the list of what a checkpoint consists of, and the check that all of it is there, unaltered.
+
+Checksums are CRC-32: it finds every flip of one bit and of any run up to 32 bits, and costs no time beside
+the writing (SHA-256 would halve the speed, and protects from nobody who can rewrite the manifest too). The
+manifest begins with the checksum of its own other bytes. Arrays carry their dtypes themselves, in the
+safetensors headers.
+
+Try it: `pytest tests/test_manifest.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import zlib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+
+from plsc.errors import MissingFileError, UserError
+from plsc.tensorfile import DamagedError, TensorFile, crc32_of
+
+FORMAT = 1
+_FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
+
+
+class HeadFile(BaseModel):
+    """One file of class rows."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    file: str
+    start: NonNegativeInt
+    """First class."""
+    stop: NonNegativeInt
+    """The class after the last one."""
+
+
+class FileSum(BaseModel):
+    """What a file must be."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    bytes: NonNegativeInt
+    crc32: str
+
+
+class Manifest(BaseModel):
+    """The fields of manifest.json after "crc32"."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    format: Literal[1]
+    plsc: str
+    """Version of plsc that wrote it."""
+    step: NonNegativeInt
+    """Optimizer steps taken."""
+    epoch: NonNegativeInt
+    world_size: PositiveInt
+    num_classes: PositiveInt
+    embedding_size: PositiveInt
+    heads: list[HeadFile]
+    """In class order; together [0, num_classes)."""
+    files: dict[str, FileSum]
+    contract: dict[str, Any]
+    """How images are prepared: size, channels, mean, scale."""
+    state: dict[str, Any]
+    """The rest of what the next step depends on; JSON."""
+    config: str
+    """The resolved config, YAML."""
+
+
+def seal(rest: bytes) -> bytes:
+    """The bytes of manifest.json from what follows its first field, the checksum."""
+    return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
+
+
+def read_json(path: Path) -> Any:
+    """The value in the file. Raises: DamagedError when it is not JSON; OSError."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: is not JSON") from error
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in the file.
+
+    Raises: DamagedError (absent, altered, inconsistent, or names files that are none of a checkpoint's),
+    UserError (written by a newer plsc), OSError.
+    """
+    if not path.exists():
+        raise DamagedError(f"{path}: is not there; the checkpoint was never completed")
+    data = path.read_bytes()
+    if data != seal(data[len(seal(b"")) :]):
+        raise DamagedError(f"{path}: fails its checksum")
+    fields = read_json(path)
+    if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
+        raise UserError(
+            f"{path}: has format {fields['format']}, this plsc reads up to {FORMAT}; install a newer plsc"
+        )
+    del fields["crc32"]
+    try:
+        manifest = Manifest(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DamagedError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    for name in manifest.files:
+        if not _FILE_NAME.fullmatch(name):
+            raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")
+    needed = {"backbone.safetensors", "optimizer.safetensors", *(part.file for part in manifest.heads)}
+    if not needed <= manifest.files.keys():
+        raise DamagedError(f"{path}: does not list {min(needed - manifest.files.keys())!r} among its files")
+    if not manifest.heads or not tiles(
+        [(part.start, part.stop) for part in manifest.heads], manifest.num_classes
+    ):
+        raise DamagedError(f"{path}: the head files do not make up the classes [0, {manifest.num_classes})")
+    return manifest
+
+
+def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
+    """Whether the ranges [start, stop), some perhaps empty, in this order make up [0, num_classes)."""
+    edges = [0, *(edge for one in ranges for edge in one), num_classes]
+    return edges[::2] == edges[1::2] and edges == sorted(edges)
+
+
+def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
+    """The manifest of the checkpoint `path` and its tensor files by name; checked, with `verify` all bytes.
+
+    Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable by this user).
+    """
+    if not path.is_dir():
+        raise MissingFileError(f"{path}: there is no such checkpoint folder")
+    try:
+        manifest = read_manifest(path / "manifest.json")
+        for name, info in manifest.files.items():
+            _check_file(path / name, info, verify)
+        tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
+    except PermissionError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; give this user the right to read it") from error
+    except OSError as error:
+        raise DamagedError(f"{path}: {error}") from error
+    _check_heads(path, manifest, tensors)
+    return manifest, tensors
+
+
+def _check_file(path: Path, info: FileSum, verify: bool) -> None:
+    if not path.exists():
+        raise DamagedError(f"{path}: is not there")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError(f"{path}: is not a plain file")
+    if status.st_size != info.bytes:
+        raise DamagedError(f"{path}: has {status.st_size} bytes, the manifest says {info.bytes}")
+    if verify and crc32_of(path) != info.crc32:
+        raise DamagedError(f"{path}: fails its checksum")
+
+
+def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile]) -> None:
+    """Each head file has the rows that the manifest says, and the same arrays as the first."""
+    first = tensors[manifest.heads[0].file].arrays
+    centres = first.get("centres")
+    if centres is None or centres.shape[1:] != (manifest.embedding_size,):
+        raise DamagedError(
+            f"{path}: the head has no array 'centres' of embedding size {manifest.embedding_size}"
+        )
+    for part in manifest.heads:
+        arrays = tensors[part.file].arrays
+        alike = arrays.keys() == first.keys() and all(
+            arrays[name].dtype == first[name].dtype
+            and arrays[name].shape == (part.stop - part.start, *first[name].shape[1:])
+            for name in arrays
+        )
+        if not alike:
+            raise DamagedError(
+                f"{path}/{part.file}: its arrays are not the rows [{part.start}, {part.stop}) of the head"
+            )

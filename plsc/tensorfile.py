@@ -1,0 +1,189 @@
+"""The safetensors layout, written in one pass and read by row ranges: header length, JSON header, raw bytes.
+
+Why not the safetensors package itself, which reads these files: a checkpoint needs a checksum computed while
+writing, fsync, the umask obeyed (the package leaves mode 0600), no second copy of the arrays, and only some
+rows back, as copies (the package maps the file: who cuts it later kills the process). bfloat16 (BF16) is read
+as its uint16 bits, as Paddle's `.numpy()` gives it. Numpy only.
+
+Try it: `pytest tests/test_tensorfile.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plsc.errors import UserError
+
+DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
+}  # fmt: skip
+_CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
+_MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
+_MAX_EMPTY = (
+    1 << 20
+)  # bytes that one row of an array with no rows may have: numpy allocates as if zeros were ones
+_BLOCK = 8 << 20  # bytes read at once
+
+
+class DamagedError(UserError):
+    """A file is cut, altered or was never completed: set it aside and use an older one."""
+
+
+def layout(arrays: Mapping[str, np.ndarray]) -> list:
+    """The buffers that in a row are the safetensors file of `arrays`; views where an array is contiguous."""
+    header, buffers, end = {}, [], 0
+    for name in sorted(
+        arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)
+    ):  # keeps each array aligned
+        array = np.ascontiguousarray(arrays[name])
+        assert array.dtype in _CODES, (
+            f"array {name!r} has the dtype {array.dtype}, which safetensors cannot hold"
+        )
+        header[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": arrays[name].shape,
+            "data_offsets": (end, end + array.nbytes),
+        }
+        end += array.nbytes
+        buffers.append(array.reshape(-1).view(np.uint8))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *buffers]
+
+
+def write_synced(path: str | os.PathLike, buffers: Sequence) -> dict:
+    """Write `buffers` one after the other into a new file and sync it to the disk.
+
+    The checksum runs beside the writing in a thread (both release the GIL), so it costs almost no time.
+
+    Returns: {"bytes": size, "crc32": eight hex digits}. Raises: OSError (FileExistsError too).
+    """
+
+    def checksum() -> int:
+        crc = 0
+        for buffer in buffers:
+            crc = zlib.crc32(buffer, crc)
+        return crc
+
+    with open(path, "xb") as file, ThreadPoolExecutor(1) as pool:
+        crc = pool.submit(checksum)
+        file.writelines(buffers)
+        file.flush()
+        os.fsync(file.fileno())
+        return {"bytes": file.tell(), "crc32": f"{crc.result():08x}"}
+
+
+def crc32_of(path: str | os.PathLike) -> str:
+    """CRC-32 of the file, eight hex digits."""
+    crc, block = 0, memoryview(bytearray(_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            crc = zlib.crc32(block[:count], crc)
+    return f"{crc:08x}"
+
+
+class _Entry(NamedTuple):
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int  # bytes from the beginning of the data
+
+
+class TensorFile:
+    """A safetensors file whose header was read and checked; the data is read when asked for.
+
+    Attributes: path; arrays: name -> entry with `.dtype` and `.shape`.
+    Raises: DamagedError, in one line and without allocating, for a header that is cut, too long, not JSON, or
+    whose arrays overlap, leave gaps or lie outside of the file; OSError.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        with open(path, "rb") as file:
+            available = os.fstat(file.fileno()).st_size - 8
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(available, _MAX_HEADER):
+                raise DamagedError(
+                    f"{path}: says that its header has {length} bytes, which it cannot; the file is damaged"
+                )
+            text = file.read(length)
+        try:
+            header = json.loads(text, object_pairs_hook=_no_twins)
+            header.pop("__metadata__", None)
+            self.arrays = {name: self._entry(name, **header[name]) for name in header}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, DamagedError):
+                raise
+            raise DamagedError(
+                f"{path}: its header is not that of a safetensors file; the file is damaged"
+            ) from error
+        self._data = 8 + length
+        end = 0
+        for name, entry in sorted(self.arrays.items(), key=lambda item: (item[1].start, self._stop(item[1]))):
+            if entry.start != end:
+                raise DamagedError(
+                    f"{path}: array {name!r} overlaps another or leaves a gap; the file is damaged"
+                )
+            end = self._stop(entry)
+        if end != available - length:
+            raise DamagedError(
+                f"{path}: its arrays need {end} bytes, it has {available - length}; the file is damaged"
+            )
+
+    def _entry(self, name: str, dtype: str, shape: list, data_offsets: list) -> _Entry:
+        start, stop = data_offsets
+        entry = _Entry(np.dtype(DTYPES.get(dtype, "V")), tuple(shape), start)
+        sound = (
+            dtype in DTYPES
+            and len(shape) <= 32
+            and all(type(n) is int and n >= 0 for n in (start, stop, *shape))
+        )
+        if not sound or self._stop(entry) != stop or _size(entry, at_least=1) > max(stop - start, _MAX_EMPTY):
+            raise DamagedError(
+                f"{self.path}: array {name!r}: dtype, shape and offsets disagree; the file is damaged"
+            )
+        return entry
+
+    @staticmethod
+    def _stop(entry: _Entry) -> int:
+        return entry.start + _size(entry)
+
+    def read(self, name: str) -> np.ndarray:
+        """The array `name`, a copy in memory of its own."""
+        out = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
+        self._read_into(out, self.arrays[name].start)
+        return out
+
+    def read_rows(self, name: str, start: int, out: np.ndarray) -> None:
+        """Fill `out` (contiguous, same dtype) with the rows [start, start + len(out)) of the array `name`."""
+        entry = self.arrays[name]
+        assert 0 <= start and start + len(out) <= entry.shape[0]
+        assert out.dtype == entry.dtype and out.shape[1:] == entry.shape[1:]
+        self._read_into(out, entry.start + start * _size(entry._replace(shape=entry.shape[1:])))
+
+    def _read_into(self, out: np.ndarray, offset: int) -> None:
+        with open(self.path, "rb") as file:
+            file.seek(self._data + offset)
+            if file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:
+                raise DamagedError(f"{self.path}: became shorter while it was read")
+
+
+def _size(entry: _Entry, at_least: int = 0) -> int:
+    """Bytes of the array; with at_least=1 as if its dimensions were at least that."""
+    return math.prod(max(n, at_least) for n in entry.shape) * entry.dtype.itemsize
+
+
+def _no_twins(pairs: list[tuple]) -> dict:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a name is there twice")
+    return dict(pairs)

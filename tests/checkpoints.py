@@ -1,0 +1,102 @@
+"""What the tests of checkpoints share: contents, saving as several ranks, comparing bytes, doing damage."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+
+from plsc.checkpoint import Checkpoint, save
+from plsc.errors import UserError
+from plsc.manifest import seal
+from plsc.sharding import split
+
+CONTRACT = {"size": [32, 32], "channels": "grey", "mean": 127.5, "scale": 0.0078431}
+
+
+def content(seed, classes=11, dim=4):
+    """Everything that a checkpoint holds, the head whole."""
+    rng = np.random.default_rng(seed)
+    return {
+        "epoch": seed + 1,
+        "backbone": {
+            "stem.weight": rng.normal(size=(3, 2)).astype(np.float32),
+            "steps": np.array(seed, np.int64),
+        },
+        "optimizer": {"stem.weight.velocity": rng.normal(size=(3, 2)).astype(np.float32)},
+        "head": {
+            "centres": rng.normal(size=(classes, dim)).astype(np.float32),
+            "momentum": rng.normal(size=(classes, dim)).astype(np.float32),
+            "bias": rng.normal(size=classes).astype(np.float64),
+        },
+        "num_classes": classes,
+        "state": {"rng": rng.bit_generator.state, "best": 0.1 + seed, "sampler": None},
+        "config_yaml": f"Global:\n  seed: {seed}  # ü\n",
+        "contract": CONTRACT,
+    }
+
+
+def save_ranks(root, step, everything, world=1, shards=None, **more):
+    """Save as `world` ranks (threads) would; what each returned or raised."""
+    barrier, values, results = threading.Barrier(world, timeout=20), [None] * world, [None] * world
+    shards = shards or split(everything["num_classes"], world)
+
+    def rank(number):
+        def gather(value):
+            values[number] = value
+            barrier.wait()
+            answers = list(values)
+            barrier.wait()
+            return answers
+
+        start, stop = shards[number]
+        head = {name: array[start:stop] for name, array in everything["head"].items()}
+        fields = {**everything, "head": head, "shard": (start, stop), **more}
+        try:
+            results[number] = save(root, step, rank=number, world_size=world, gather=gather, **fields)
+        except UserError as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def save_one(root, step, everything, **more):
+    return save(
+        root, step, rank=0, world_size=1, shard=(0, everything["num_classes"]), **{**everything, **more}
+    )
+
+
+def assert_same(arrays, expected):
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (arrays[name].dtype, arrays[name].shape) == (array.dtype, array.shape), name
+        assert arrays[name].tobytes() == array.tobytes(), name
+
+
+def assert_holds(path, everything):
+    checkpoint = Checkpoint.open(path)
+    assert_same(checkpoint.backbone(), everything["backbone"])
+    assert_same(checkpoint.optimizer(), everything["optimizer"])
+    assert_same(checkpoint.head(0, checkpoint.num_classes), everything["head"])
+    for name in ("epoch", "state", "config_yaml", "contract", "num_classes"):
+        assert getattr(checkpoint, name) == everything[name]
+
+
+def reseal(path, change):
+    """Alter the manifest as an attacker would, with a right checksum."""
+    fields = json.loads((path / "manifest.json").read_text())
+    del fields["crc32"]
+    change(fields)
+    (path / "manifest.json").write_bytes(seal(json.dumps(fields)[1:].encode()))
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)

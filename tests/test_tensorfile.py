@@ -1,0 +1,173 @@
+"""The safetensors layout: the safetensors package reads ours and we read its; hostile headers are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from plsc.tensorfile import DamagedError, TensorFile, crc32_of, layout, write_synced
+
+ARRAYS = {
+    "weight": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+    "half": np.array([1.5, -2.25, np.inf], np.float16),
+    "double": np.array([[np.pi]]),
+    "count": np.array(7, np.int64),
+    "mask": np.array([True, False, True]),
+    "bytes": np.arange(5, dtype=np.uint8),
+    "none": np.empty((0, 8), np.float32),
+    "strided": np.arange(12, dtype=np.int32).reshape(3, 4).T,
+}
+
+
+def write(path, arrays=ARRAYS):
+    return write_synced(path, layout(arrays))
+
+
+def assert_equal(read, expected):
+    assert read.keys() == expected.keys()
+    for name, array in expected.items():
+        assert read[name].dtype == array.dtype and read[name].shape == array.shape, name
+        assert read[name].tobytes() == array.tobytes(), name
+
+
+def test_the_safetensors_package_reads_what_we_write(tmp_path):
+    write(tmp_path / "a")
+    assert_equal(safetensors.numpy.load_file(tmp_path / "a"), ARRAYS)
+
+
+def test_we_read_what_the_safetensors_package_writes(tmp_path):
+    arrays = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in ARRAYS.items()}
+    safetensors.numpy.save_file(arrays, tmp_path / "a", metadata={"made": "elsewhere"})
+    file = TensorFile(tmp_path / "a")
+    assert_equal({name: file.read(name) for name in file.arrays}, ARRAYS)
+
+
+def test_read_is_a_copy_that_outlives_the_file(tmp_path):
+    write(tmp_path / "a")
+    array = TensorFile(tmp_path / "a").read("weight")
+    os.truncate(tmp_path / "a", 0)
+    array += 1
+    np.testing.assert_array_equal(array, ARRAYS["weight"] + 1)
+
+
+def test_bfloat16_is_read_as_its_bits(tmp_path):
+    header = b'{"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}'
+    (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + b"\x80\x3f\x00\x40")
+    np.testing.assert_array_equal(TensorFile(tmp_path / "a").read("x"), np.array([0x3F80, 0x4000], np.uint16))
+
+
+def test_rows(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
+    write(tmp_path / "a", {"rows": rows, "more": rows[:, 0].astype(np.float64)})
+    for start in range(12):
+        for stop in range(start, 12):
+            out = np.full((stop - start, 3), np.nan, np.float32)
+            TensorFile(tmp_path / "a").read_rows("rows", start, out)
+            np.testing.assert_array_equal(out, rows[start:stop])
+
+
+def test_size_and_checksum(tmp_path):
+    info = write(tmp_path / "a")
+    data = (tmp_path / "a").read_bytes()
+    assert info == {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+    assert crc32_of(tmp_path / "a") == info["crc32"]
+
+
+def test_an_existing_file_is_not_written_over(tmp_path):
+    write(tmp_path / "a")
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "a")
+
+
+def test_mode_follows_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_writing_needs_no_second_copy(tmp_path):
+    big = {"centres": np.zeros((1 << 16, 64), np.float32)}  # 16 MB
+    tracemalloc.start()
+    write(tmp_path / "a", big)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HOSTILE = {
+    "not json": b"{nope}",
+    "not utf-8": b"\xff\xfe{}",
+    "a list": b"[1, 2]",
+    "deep": b"[" * 200_000,
+    "twins": b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "x": 1}',
+    "entry is a number": {"x": 3},
+    "field lacks": {"x": {"dtype": "F32", "shape": [2]}},
+    "field too many": {"x": {**GOOD, "path": "/etc/passwd"}},
+    "unknown dtype": {"x": {**GOOD, "dtype": "O"}},
+    "dtype is a list": {"x": {**GOOD, "dtype": ["F32"]}},
+    "shape is text": {"x": {**GOOD, "shape": "2"}},
+    "shape is negative": {"x": {**GOOD, "shape": [-1, -2]}},
+    "shape is a float": {"x": {**GOOD, "shape": [2.0]}},
+    "shape is true": {"x": {**GOOD, "shape": [True, 2]}},
+    "shape too large": {"x": {**GOOD, "shape": [1 << 62, 4]}},
+    "no rows, huge": {"x": {**GOOD, "shape": [0, 1 << 62]}},
+    "no rows, huge, offsets fit": {"x": {**GOOD, "shape": [0, 1 << 62], "data_offsets": [0, 0]}},
+    "40 axes": {"x": {**GOOD, "shape": [1] * 39 + [2]}},
+    "out of the file": {"x": {**GOOD, "data_offsets": [8, 16]}},
+    "longer than the file": {"x": {**GOOD, "shape": [4], "data_offsets": [0, 16]}},
+    "backwards": {"x": {**GOOD, "data_offsets": [8, 0]}},
+    "overlap": {"x": GOOD, "y": {**GOOD, "shape": [1], "data_offsets": [4, 8]}},
+    "gap": {
+        "x": {**GOOD, "shape": [1], "data_offsets": [0, 4]},
+        "y": {**GOOD, "shape": [0], "data_offsets": [8, 8]},
+    },
+    "three offsets": {"x": {**GOOD, "data_offsets": [0, 8, 8]}},
+}
+
+
+@pytest.mark.parametrize("header", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_headers_are_refused_in_one_line(tmp_path, header):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(DamagedError, match="a: .*damaged$") as error:
+        TensorFile(tmp_path / "a")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("length", [0, 17, 1 << 30, 1 << 60, (1 << 64) - 1])
+def test_a_header_length_that_cannot_be_is_refused_without_allocating(tmp_path, length):
+    (tmp_path / "a").write_bytes(length.to_bytes(8, "little") + bytes(16))
+    tracemalloc.start()
+    with pytest.raises(DamagedError, match=f"a: says that its header has {length} bytes"):
+        TensorFile(tmp_path / "a")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("size", [0, 3, 8, 20])
+def test_cut_files_are_refused(tmp_path, size):
+    write(tmp_path / "a")
+    os.truncate(tmp_path / "a", size)
+    with pytest.raises(DamagedError, match="damaged"):
+        TensorFile(tmp_path / "a")
+
+
+def test_a_file_that_shrinks_after_opening_is_noticed(tmp_path):
+    write(tmp_path / "a")
+    file = TensorFile(tmp_path / "a")
+    os.truncate(tmp_path / "a", (tmp_path / "a").stat().st_size - 1)
+    with pytest.raises(DamagedError, match="became shorter"):
+        for name in file.arrays:
+            file.read(name)
