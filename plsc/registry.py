@@ -1,0 +1,107 @@
+"""Names -> classes for what a user may add: backbones and data sets.
+
+A config says `name: Glyphs`; the registry turns it into the class. Built-in names are imported when they are
+first asked for, so that reading a config does not import Paddle. Your own class needs no registration:
+`name: "my_package.nets:MyNet"` works as it stands. Registering gives it a short name:
+
+    from plsc.registry import BACKBONES
+
+    @BACKBONES.register
+    class MyNet(paddle.nn.Layer): ...
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+from plsc.errors import UserError
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The words ", did you mean 'x'?" for the known name nearest to `word`; "" when none is near."""
+    lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(word).lower(), lower, n=1, cutoff=0.6)
+    return f", did you mean '{lower[near[0]]}'?" if near else ""
+
+
+class Registry:
+    """Classes of one `kind` (its word in messages: "backbone"); `builtin` maps names to "module:Class"."""
+
+    def __init__(self, kind: str, builtin: Mapping[str, str]):
+        self.kind = kind
+        self.builtin = dict(builtin)
+        self._classes: dict[str, type] = {}
+
+    def register(self, cls: type | None = None, *, name: str | None = None) -> type | Callable[[type], type]:
+        """Class decorator, plain or called: `@DATASETS.register` or `@DATASETS.register(name="Short")`.
+
+        Raises UserError when another class has the name. The same class defined once more (a notebook's cell
+        that runs twice) replaces the first.
+        """
+        if cls is None:
+            return lambda decorated: self.register(decorated, name=name)
+        name = name or cls.__name__
+        if name in self.builtin:
+            raise UserError(f"{self.kind} '{name}' is built in; register {_path(cls)} by another name")
+        other = self._classes.get(name)
+        if other is not None and _path(other) != _path(cls):
+            raise UserError(
+                f"{self.kind} '{name}' is already {_path(other)}; register {_path(cls)} by another name"
+            )
+        self._classes[name] = cls
+        return cls
+
+    def names(self) -> list[str]:
+        """The built-in and the registered names, sorted."""
+        return sorted([*self.builtin, *self._classes])
+
+    def get(self, name: str) -> type:
+        """The class called `name`: registered, built in, or an import path "package.module:Class" (or with a
+        dot).
+
+        Raises UserError for an unknown name, a module that cannot be imported, and for what is no class.
+        """
+        if name in self._classes:
+            return self._classes[name]
+        path = self.builtin.get(name, name)
+        module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
+        if not module_name or not class_name:
+            raise UserError(
+                f"unknown {self.kind} '{name}'{did_you_mean(name, self.names())} "
+                f"(one of {', '.join(self.names())}, or your own as package.module:Class)"
+            )
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            remedy = "" if name in self.builtin else "; is its folder on PYTHONPATH?"
+            raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {error}{remedy}") from error
+        found = getattr(module, class_name, None)
+        if not isinstance(found, type):
+            what = "has no class" if found is None else "has something that is no class:"
+            hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))
+            raise UserError(f"{self.kind} '{name}': module {module_name} {what} {class_name}{hint}")
+        return found
+
+    def build(self, name: str, **kwargs: Any) -> Any:
+        """`get(name)(**kwargs)`."""
+        return self.get(name)(**kwargs)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+BACKBONES = Registry("backbone", {"SmallResNet": "plsc.backbones.small_resnet:SmallResNet"})
+
+DATASETS = Registry(
+    "dataset",
+    {
+        "Glyphs": "plsc.data.glyphs:Glyphs",
+        "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
+        "ImageList": "plsc.data.images:ImageList",
+        "Synthetic": "plsc.data.synthetic:Synthetic",
+    },
+)
