@@ -1,0 +1,285 @@
+"""The typed sections of a config, one class per concept, and all defaults.
+
+The text under a field is its documentation: docs/config.md is made of it, and of the types and bounds. To add
+a key, add a field here and use it; nothing else lists the keys. Checks that one section can make on its own
+stand in it.
+"""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+from typing import Any, ClassVar, Literal, Optional
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from plsc.config_errors import takes
+from plsc.registry import BACKBONES, DATASETS, Registry
+
+DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
+
+
+class Section(BaseModel):
+    """The rules of all sections. A key with a capital first letter is a section, any other is a value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    only_with: ClassVar[dict[str, tuple[str, ...]]] = {}  # key -> the `name`s with which it has a meaning
+    exclusive: ClassVar[tuple[str, ...]] = ()  # two keys of which one at most may be given
+
+    @field_validator("*")
+    @classmethod
+    def _has_meaning(cls, value: Any, info: ValidationInfo) -> Any:
+        names = cls.only_with.get(info.field_name)
+        if names and value is not None and info.data.get("name", names[0]) not in names:
+            raise ValueError(f"has no meaning with {info.data['name']}, only with {', '.join(names)}")
+        return value
+
+
+class Plug(Section, extra="allow"):
+    """A section that names a class in a registry; its further keys are keyword arguments of that class."""
+
+    registry: ClassVar[Registry]
+    supplied: ClassVar[dict[str, str]] = {}  # arguments that plsc passes -> the keys that they come from
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments from the config, as the class annotates them."""
+        return dict(self.model_extra)
+
+    def build(self, **supplied: Any) -> Any:
+        """The class called with its keywords, and with those of the `supplied` arguments that it takes."""
+        cls = self.registry.get(self.name)
+        taken = {name: value for name, value in supplied.items() if takes(cls, name)}
+        return cls(**self.keywords, **taken)
+
+
+class GlobalCfg(Section):
+    """Length of the run, seed, device, and where the results go."""
+
+    exclusive = ("epochs", "max_steps")
+
+    epochs: Optional[int] = Field(None, ge=1)
+    """Passes over the training set. Give this or `max_steps`; one given with `-o` replaces the other of the
+    file."""
+    max_steps: Optional[int] = Field(None, ge=1)
+    """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Seed of everything random: initial weights, order of the samples, augmentation. At a fixed number of
+    ranks the same seed gives the same run."""
+    output_dir: str = Field("output", min_length=1)
+    """Folder for the resolved config, `metrics.jsonl`, checkpoints, exported models and `report.html`. Give
+    each run its own."""
+    resume: bool = False
+    """Continue from the newest whole checkpoint in `output_dir`. The number of ranks may differ from
+    before."""
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
+    log_every: int = Field(10, ge=1)
+    """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
+    eval_every: int = Field(1, ge=0)
+    """Epochs between two verifications; 0 verifies only at the end. Raise it when verification takes long."""
+    threads: Optional[int] = Field(None, ge=1)
+    """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
+    programs need some."""
+
+
+class ModelCfg(Plug):
+    """The backbone: images in, embeddings out. Further keys are keyword arguments of its class; its docstring
+    explains them."""
+
+    registry = BACKBONES
+    supplied = {"embedding_size": "Model.embedding_size"}
+
+    name: str = "SmallResNet"
+    """`SmallResNet`, a residual network for small pictures; a name that you registered; or your own class as
+    `package.module:Class`."""
+    embedding_size: int = Field(128, ge=1)
+    """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
+    classes."""
+
+
+SOFTMAXES = ("softmax", "dist_softmax")
+MARGINS = ("arcface", "dist_arcface", "cosface", "dist_cosface")
+
+
+class HeadCfg(Section):
+    """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
+    ranks, `x` keeps all of them on every rank."""
+
+    only_with = {"margin": MARGINS, "scale": MARGINS, "bias": SOFTMAXES}
+
+    name: Literal["softmax", "dist_softmax", "arcface", "dist_arcface", "cosface", "dist_cosface"] = (
+        "dist_arcface"
+    )
+    """The loss. arcface adds an angle to the target's angle, cosface subtracts from its cosine, softmax does
+    neither and normalises nothing."""
+    margin: Optional[float] = Field(None, ge=0, le=1.5)
+    """arcface: in radians, not degrees; null is 0.5. cosface: in units of cosine; null is 0.35. Lower it when
+    the loss stays on a plateau at the start."""
+    scale: float = Field(64.0, gt=0)
+    """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
+    sample_rate: float = Field(1.0, gt=0, le=1)
+    """Fraction of a shard's class centres that take part in a step (Partial FC). Must be 1.0 in this
+    version."""
+    logits_budget_mb: float = Field(64.0, gt=0)
+    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
+    memory. Results do not depend on it."""
+    bias: bool = False
+    """Adds one learned number per class to the logits."""
+    init_std: Optional[float] = Field(None, gt=0)
+    """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
+    without."""
+
+    @field_validator("sample_rate")
+    @classmethod
+    def _no_sampling_yet(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError("must be 1.0, Partial FC is not in this version")
+        return value
+
+
+class OptimizerCfg(Section):
+    """The optimizer of the backbone and of the class centres."""
+
+    name: Literal["Momentum"] = "Momentum"
+    """SGD with momentum."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Share of the last step's velocity that is kept; 0 is plain SGD."""
+    weight_decay: float = Field(5e-4, ge=0)
+    """L2 coefficient on weights and class centres; biases, norms and slopes get none."""
+    clip_norm: Optional[float] = Field(None, gt=0)
+    """Upper bound on the global norm of the backbone's gradient; null does not clip. Try 5 when the loss
+    jumps."""
+
+
+class LRSchedulerCfg(Section):
+    """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
+
+    only_with = {
+        "milestones": ("step",),
+        "gamma": ("step",),
+        "power": ("poly",),
+        "min_factor": ("poly", "cosine"),
+    }
+    exclusive = ("warmup_epochs", "warmup_steps")
+
+    name: Literal["constant", "step", "poly", "cosine"] = "cosine"
+    """constant; step: times `gamma` at each milestone; poly: `(1 - progress) ** power`; cosine: half a
+    cosine."""
+    learning_rate: float = Field(0.1, gt=0)
+    """The rate at the end of the warm-up. Change it in proportion to the global batch, batch_size x
+    ranks."""
+    warmup_epochs: float = Field(0.0, ge=0)
+    """Epochs, fractions too, in which the rate rises linearly from 0. Give this or `warmup_steps`."""
+    warmup_steps: Optional[int] = Field(None, ge=0)
+    """The same in steps."""
+    milestones: list[PositiveFloat] = []
+    """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
+    gamma: float = Field(0.1, gt=0, le=1)
+    """Factor on the rate at each milestone."""
+    power: float = Field(2.0, gt=0)
+    """Exponent of poly: 1 is a straight line, 2 falls faster at first."""
+    min_factor: float = Field(0.0, ge=0, le=1)
+    """Lowest rate as a fraction of `learning_rate`."""
+
+    @field_validator("milestones")
+    @classmethod
+    def _rising(cls, value: list[float]) -> list[float]:
+        if any(later <= earlier for earlier, later in zip(value, value[1:])):
+            raise ValueError("must be in rising order")
+        return value
+
+    @model_validator(mode="after")
+    def _steps_somewhere(self) -> "LRSchedulerCfg":
+        if self.name == "step" and not self.milestones:
+            raise ValueError("step needs milestones, for example [10, 16, 18]")
+        return self
+
+
+class DatasetCfg(Plug):
+    """A class of the registry of data sets."""
+
+    registry = DATASETS
+
+
+class TrainDatasetCfg(DatasetCfg):
+    """The images to train on. Further keys are keyword arguments of the class; its docstring explains
+    them."""
+
+    supplied = {"seed": "Global.seed"}  # pair sets get none: results of two seeds must be comparable
+
+    name: str = "Glyphs"
+    """`Glyphs`, characters drawn at run time; `ImageList`, your images named in a list file; `Synthetic`,
+    noise for measuring speed; a name that you registered; or your own class as `package.module:Class`. The
+    number of classes is read from the data."""
+
+
+class EvalDatasetCfg(DatasetCfg):
+    """The pairs to verify on. Further keys are keyword arguments of the class; its docstring explains them.
+    `dataset: null` verifies nothing."""
+
+    name: str = "GlyphPairs"
+    """`GlyphPairs`, pairs of characters that training never sees; a name that you registered; or your own
+    class as `package.module:Class`."""
+
+
+class TrainCfg(Section):
+    """Training data. One step takes `batch_size` x ranks samples, the global batch."""
+
+    dataset: TrainDatasetCfg = TrainDatasetCfg()
+    batch_size: int = Field(128, ge=1)
+    """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
+    num_workers: int = Field(0, ge=0)
+    """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
+    by the data; the batches stay the same."""
+
+
+class EvalCfg(Section):
+    """Verification data."""
+
+    dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
+    batch_size: int = Field(256, ge=1)
+    """Images per rank in one forward pass. No result depends on it."""
+    num_workers: int = Field(0, ge=0)
+    """As for training."""
+
+
+class DataLoaderCfg(Section):
+    """Where images come from, and how many at a time."""
+
+    Train: TrainCfg = TrainCfg()
+    Eval: EvalCfg = EvalCfg()
+
+
+class CheckpointCfg(Section):
+    """Checkpoints are folders under `output_dir`/checkpoints, each whole or absent."""
+
+    every_steps: Optional[int] = Field(None, ge=1)
+    """Steps between two checkpoints, besides those at the end of the epochs and of the run. Set it when an
+    epoch takes hours. null writes at the ends only."""
+    keep: int = Field(3, ge=1)
+    """Newest checkpoints to keep; older ones are deleted."""
+
+
+class ExportCfg(Section):
+    """The backbone as a file for other programs; every export is compared with the trained network."""
+
+    formats: list[Literal["paddle", "onnx"]] = Field(["paddle", "onnx"], min_length=1)
+    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others (install the extra `export`)."""
+    opset: int = Field(17, ge=7, le=21)
+    """Version of the ONNX operators. Lower it for an old runtime."""
+
+    @field_validator("formats")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("must name each format once")
+        return value

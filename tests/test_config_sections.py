@@ -1,0 +1,132 @@
+"""What the sections refuse, word for word: every rule of a field and between fields."""
+
+import pytest
+
+from plsc.config import Config, ConfigError, load
+from plsc.config_sections import EvalCfg, Section, TrainCfg
+
+MARGINS = "arcface, dist_arcface, cosface, dist_cosface"
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        # unknown names
+        ("epochs: 3", "epochs: unknown section, did you mean 'Global.epochs'?"),
+        (
+            "Head: {embedding_size: 3}",
+            "Head.embedding_size: unknown key, did you mean 'Model.embedding_size'?",
+        ),
+        ("DataLoader: {Tain: {}}", "DataLoader.Tain: unknown section, did you mean 'Train'?"),
+        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset)"),
+        ("Zzz: {a: 1}", f"Zzz: unknown section (one of {', '.join(Config.model_fields)})"),
+        # types are strict
+        ("Global: {epochs: '10'}", "Global.epochs: must be an integer >= 1 or null (got '10')"),
+        ("Global: {seed: true}", "Global.seed: must be an integer in [0, 2147483647] (got true)"),
+        ("Global: {log_every: 3.0}", "Global.log_every: must be an integer >= 1 (got 3.0)"),
+        ("Global: {resume: yes}", "Global.resume: must be true or false (got 'yes')"),
+        ("Global: {resume: 1}", "Global.resume: must be true or false (got 1)"),
+        ("Global: {output_dir: 3}", "Global.output_dir: must be text (not empty) (got 3)"),
+        (
+            "Global: {device: xpu}",
+            "Global.device: must be one of auto, cpu, gpu (got 'xpu'), did you mean 'gpu'?",
+        ),
+        ("Head: {scale: true}", "Head.scale: must be a number > 0 (got true)"),
+        ("Head: {scale: null}", "Head.scale: must be a number > 0 (got null)"),
+        ("Model: {name: 3}", "Model.name: must be text (got 3)"),
+        ("Optimizer: {name: Adam}", "Optimizer.name: must be Momentum (got 'Adam')"),
+        # numbers are finite and bounded
+        ("Head: {scale: .nan}", "Head.scale: must be a number > 0 (got .nan)"),
+        ("Head: {scale: 1e999}", "Head.scale: must be a number > 0 (got .inf)"),
+        ("Head: {margin: 28.6}", "Head.margin: must be a number in [0, 1.5] or null (got 28.6)"),
+        ("Head: {logits_budget_mb: 0}", "Head.logits_budget_mb: must be a number > 0 (got 0)"),
+        ("Optimizer: {momentum: 1}", "Optimizer.momentum: must be a number in [0, 1) (got 1)"),
+        ("LRScheduler: {warmup_epochs: -1}", "LRScheduler.warmup_epochs: must be a number >= 0 (got -1)"),
+        ("Checkpoint: {keep: 0}", "Checkpoint.keep: must be an integer >= 1 (got 0)"),
+        ("Export: {opset: 22}", "Export.opset: must be an integer in [7, 21] (got 22)"),
+        # shapes
+        ("Global: {output_dir: ''}", "Global.output_dir: must be text (not empty) (got '')"),
+        ("Head: arcface", "Head: must be a mapping of keys (got 'arcface')"),
+        ("Global: [1]", "Global: must be a mapping of keys (got [1])"),
+        ("Model: 3", "Model: must be a mapping of keys (got 3)"),
+        (
+            "DataLoader: {Train: {dataset: null}}",
+            "DataLoader.Train.dataset: must be a mapping of keys (got null)",
+        ),
+        ("Export: {formats: [onnx, tflite]}", "Export.formats.1: must be one of paddle, onnx (got 'tflite')"),
+        (
+            "Export: {formats: []}",
+            "Export.formats: must be a list (not empty), each one of paddle, onnx (got [])",
+        ),
+        (
+            "Export: {formats: onnx}",
+            "Export.formats: must be a list (not empty), each one of paddle, onnx (got 'onnx')",
+        ),
+        # combinations
+        ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
+        (
+            "Head: {sample_rate: 0.1}",
+            "Head.sample_rate: must be 1.0, Partial FC is not in this version (got 0.1)",
+        ),
+        (
+            "Head: {name: softmax, margin: 0.5}",
+            f"Head.margin: has no meaning with softmax, only with {MARGINS} (got 0.5)",
+        ),
+        (
+            "Head: {name: dist_softmax, scale: 64}",
+            f"Head.scale: has no meaning with dist_softmax, only with {MARGINS} (got 64)",
+        ),
+        (
+            "Head: {bias: true}",
+            "Head.bias: has no meaning with dist_arcface, only with softmax, dist_softmax (got true)",
+        ),
+        (
+            "LRScheduler: {gamma: 0.1}",
+            "LRScheduler.gamma: has no meaning with cosine, only with step (got 0.1)",
+        ),
+        (
+            "LRScheduler: {name: constant, min_factor: 0.1}",
+            "LRScheduler.min_factor: has no meaning with constant, only with poly, cosine (got 0.1)",
+        ),
+        (
+            "LRScheduler: {name: step}",
+            "LRScheduler: step needs milestones, for example [10, 16, 18] (got {name: step})",
+        ),
+        (
+            "LRScheduler: {name: step, milestones: [2, 2]}",
+            "LRScheduler.milestones: must be in rising order (got [2, 2])",
+        ),
+        (
+            "LRScheduler: {name: step, milestones: [0]}",
+            "LRScheduler.milestones.0: must be a number > 0 (got 0)",
+        ),
+    ],
+)
+def test_refused(text, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load("a.yaml")
+    assert error.value.errors == [f"a.yaml:1: {line}"]
+
+
+def test_an_integer_may_stand_for_a_number():
+    assert load(None, ["Head.scale=32", "LRScheduler.warmup_epochs=1"]).Head.scale == 32.0
+
+
+def test_a_margin_of_null_may_stand_beside_softmax():
+    assert load(None, ["Head={name: softmax, margin: null}"]).Head.margin is None
+
+
+def sections(section: type[Section]):
+    for key, field in section.model_fields.items():
+        if key[0].isupper():
+            yield from [field.annotation, *sections(field.annotation)]
+
+
+def test_capital_letters_mark_sections_and_rules_name_real_keys():
+    found = list(sections(Config))
+    assert {TrainCfg, EvalCfg} <= set(found) and len(found) == 10
+    for section in found:
+        assert issubclass(section, Section)
+        assert {*section.only_with, *section.exclusive} <= set(section.model_fields)
