@@ -194,7 +194,6 @@ def test_on_a_terminal_the_bar_stays_below_the_lines():
     os.close(main)
     assert process.wait() == 0
     text = output.decode()
-    print(repr(text))
     assert re.search(r"epoch 1/2: +\d+%\|", text) and re.search(
         r"epoch 2/2: +\d+%\|", text
     )  # there was a bar

@@ -1,0 +1,345 @@
+"""The report's pictures: curves of a run, ROC, histogram of similarities, worst pairs; one style for all.
+
+Drawn with matplotlib's own font and without pyplot: the same numbers give the same picture, and nothing of a
+user's matplotlib settings is read or changed. What cannot be drawn is a sentence that says why.
+Try it: `pytest tests/test_report.py --basetemp=/tmp/report` and look below that folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+WIDTH = 9.0  # inches; the page shows 100 pixels of it an inch, so 9 points are 12.5 pixels
+INK, FAINT, LINE = "#1d2129", "#5f6670", "#e3e6ea"
+# Okabe and Ito's colours, told apart by people with any kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+SAME, DIFFERENT = COLOURS[0], COLOURS[1]
+STYLE = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
+    "font.size": 9,
+    "text.parse_math": False,  # names of images and sets are not formulas, whatever signs they hold
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": LINE,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "legend.frameon": False,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "savefig.dpi": 200,
+}
+
+
+class Result(Protocol):
+    """What the report reads of a verification; see plsc.evaluation.Verification."""
+
+    similarity: np.ndarray  # [P] cosine
+    same: np.ndarray  # [P] bool
+    threshold: float | None
+    tar_at_far: Mapping[float, float | None]
+    roc: Any  # .far, .tar [K], or None
+    notes: Sequence[str]
+
+    def results(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True)
+class WorstPair:
+    """Two images that were judged wrongly: uint8 [C, H, W] each, C 1 or 3 (RGB)."""
+
+    kind: Literal["false reject", "false accept"]
+    similarity: float
+    images: tuple[np.ndarray, np.ndarray]
+    names: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One section of the report: a PNG and the sentence that says how to read it, or why there is none."""
+
+    heading: str
+    file: str
+    png: bytes | None
+    text: str
+
+
+def draw(
+    rows: Sequence[Mapping[str, Any]],
+    verifications: Mapping[str, Result],
+    worst: Mapping[str, Sequence[WorstPair]],
+) -> list[Picture]:
+    """All pictures of a report in reading order; the arguments are those of plsc.report.write_report."""
+    with _style():
+        drawn = {
+            ("Training", "curves.png"): draw_curves(rows),
+            ("ROC", "roc.png"): draw_roc(verifications),
+            ("Similarities", "histogram.png"): draw_histogram(verifications),
+            ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(verifications, worst),
+        }
+        return [
+            Picture(heading, file, _png(figure) if figure else None, text)
+            for (heading, file), (figure, text) in drawn.items()
+        ]
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def _figure(height: float) -> Figure:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+# Curves
+
+
+def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
+    """Loss, accuracy and learning rate of training, and accuracy of verification, over the steps."""
+    training = [row for row in rows if "eval" not in row]
+    evaluations = [row for row in rows if "eval" in row and row.get("accuracy") is not None]
+    panels = [
+        (title, unit, partial(_plot_series, rows=training, key=key, factor=factor))
+        for title, unit, key, factor in (
+            ("Training loss", "loss (nats)", "loss", 1),
+            ("Training accuracy", "top-1 accuracy (%)", "accuracy", 100),
+            ("Learning rate", "learning rate", "lr", 1),
+        )
+        if any(row.get(key) is not None for row in training)
+    ]
+    if evaluations:
+        plot = partial(_plot_evaluations, rows=evaluations)
+        panels.insert(1, ("Verification accuracy", "10-fold accuracy (%)", plot))
+    if not panels:
+        return None, "No curves: the run logged no finite number."
+    lines, columns = (len(panels) + 1) // 2, min(len(panels), 2)
+    figure = _figure(2.75 * lines + 0.1)
+    last = max(row["step"] for row in rows)
+    for k, (title, unit, plot) in enumerate(panels):
+        axes = figure.add_subplot(lines, columns, k + 1)
+        axes.set(title=title, xlabel="step", ylabel=unit, xlim=(0, 1.03 * max(last, 1)))
+        plot(axes)
+    text = "Left to right is time in steps; pale lines are the logged steps, strong ones their running mean."
+    if evaluations:
+        text += " Bars on the verification accuracy are one standard deviation over the folds."
+    lost = [row["step"] for row in training if "loss" in row.get("nonfinite", ())]
+    if lost:
+        text += f" The loss was not finite at {len(lost)} of the logged steps, first at step {lost[0]}."
+    return figure, text
+
+
+def _plot_series(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, factor: float) -> None:
+    steps = np.array([row["step"] for row in rows])
+    values = np.array([np.nan if row.get(key) is None else row[key] * factor for row in rows], dtype=float)
+    if len(rows) == 1:
+        axes.plot(steps, values, "o", color=SAME)
+    elif len(rows) < 40 or key == "lr":
+        axes.plot(steps, values, color=SAME)
+    else:
+        width = len(rows) // 20
+        mean = np.convolve(values, np.ones(width) / width, mode="valid")
+        axes.plot(steps, values, color=SAME, alpha=0.35, linewidth=0.9)
+        axes.plot(steps[width // 2 : width // 2 + len(mean)], mean, color=SAME)
+    axes.set_ylim(bottom=0)
+
+
+def _plot_evaluations(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = list(dict.fromkeys(row["eval"] for row in rows))
+    bars = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1}
+    for name, colour in zip(names, _colours(len(names))):
+        chosen = [row for row in rows if row["eval"] == name]
+        accuracy = [100 * row["accuracy"] for row in chosen]
+        std = [100 * (row.get("std") or 0) for row in chosen]
+        axes.errorbar(
+            [row["step"] for row in chosen], accuracy, std, color=colour, label=drawable(name), **bars
+        )
+    if len(names) > 1:
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom - 0.12 * len(names) * (top - bottom), top)  # the legend gets room of its own
+        axes.legend(loc="lower right")
+
+
+def _legend_above(axes: Axes) -> None:
+    """A legend on the title's line, where it cannot cover data."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.5)
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[k % len(COLOURS)] for k in range(count)]
+
+
+# ROC and histogram
+
+
+def draw_roc(verifications: Mapping[str, Result]) -> tuple[Figure | None, str]:
+    """TAR over FAR, FAR on a logarithmic axis from half a false accept to all of them."""
+    curves = {name: result for name, result in verifications.items() if result.roc is not None}
+    if not curves:
+        why = "all pairs are of one kind" if verifications else "no pairs were verified"
+        return None, f"No ROC: {why}."
+    figure = _figure(4.2)
+    axes = figure.subplots()
+    axes.set(title="ROC of verification", xscale="log")
+    axes.set(xlabel="false accept rate (fraction, logarithmic)", ylabel="true accept rate (%)")
+    left = min(0.5 / np.sum(~result.same) for result in curves.values())
+    far = np.geomspace(left, 1, 2000)
+    lowest = 100.0
+    for (name, result), colour in zip(curves.items(), _colours(len(curves))):
+        tar = 100 * result.roc.tar[np.searchsorted(result.roc.far, far, side="right") - 1]
+        lowest = min(lowest, tar[0])
+        axes.plot(far, tar, color=colour, label=drawable(name))
+        for at, rate in result.tar_at_far.items():
+            if rate is None:
+                continue
+            axes.plot(at, 100 * rate, "o", color=colour, markersize=5, zorder=3)
+            if len(curves) == 1:
+                label = f"{100 * rate:.2f} %"
+                axes.annotate(label, (at, 100 * rate), (6, -6), textcoords="offset points", va="top")
+    bottom = max(0.0, lowest - 0.15 * (100 - lowest) - 0.2)
+    axes.set(xlim=(left, 1), ylim=(bottom, 100 + 0.04 * (100 - bottom)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    _legend_above(axes)
+    text = (
+        "Each point is a threshold: to the right the share of different-class pairs that it accepts, upwards"
+        " the share of same-class pairs. Higher is better; the dots are the rates of the table."
+    )
+    return figure, text
+
+
+def draw_histogram(verifications: Mapping[str, Result]) -> tuple[Figure | None, str]:
+    """Cosines of pairs of one class and of different classes, with the threshold; one panel a set."""
+    if not verifications:
+        return None, "No histogram: no pairs were verified."
+    figure = _figure(0.4 + 3.1 * len(verifications))
+    for axes, (name, result) in zip(
+        figure.subplots(len(verifications), squeeze=False).flat, verifications.items()
+    ):
+        edges = np.linspace(min(-0.2, result.similarity.min()), max(1.0, result.similarity.max()), 91)
+        for kind, label, colour in ((True, "same class", SAME), (False, "different classes", DIFFERENT)):
+            cosines = result.similarity[result.same == kind]
+            if len(cosines):
+                share = 100 * np.histogram(cosines, edges)[0] / len(cosines)
+                label = f"{label} ({len(cosines):,} pairs)"
+                axes.stairs(share, edges, fill=True, color=colour, alpha=0.35)
+                axes.stairs(share, edges, color=colour, linewidth=1.3, zorder=2, label=label)
+        axes.set(title=drawable(name), xlabel="cosine similarity", ylabel="share of the pairs (%)")
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, None))
+        if result.threshold is not None:
+            label = f"threshold {result.threshold:.3f}"
+            axes.axvline(result.threshold, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label=label)
+        _legend_above(axes)
+    text = (
+        "The further apart the two hills, the better: same-class pairs left of the threshold are false"
+        " rejects, different-class pairs right of it false accepts. Each hill adds up to 100 %."
+    )
+    return figure, text
+
+
+# Worst pairs
+
+PICTURE, COLUMN, CARD = 1.3, 2.9, 2.4  # inches: side of a picture, width and height of a pair
+PER_LINE = 3
+
+
+def draw_worst_pairs(
+    verifications: Mapping[str, Result], worst: Mapping[str, Sequence[WorstPair]]
+) -> tuple[Figure | None, str]:
+    """The errors furthest on the wrong side of the threshold, enlarged without smoothing."""
+    groups = []
+    for name, pairs in worst.items():
+        for kind, meaning in (
+            ("false reject", "False rejects: one class, taken for two"),
+            ("false accept", "False accepts: two classes, taken for one"),
+        ):
+            chosen = [pair for pair in pairs if pair.kind == kind]
+            if chosen:
+                groups.append((f"{meaning} ({name})", chosen))
+    if not groups:
+        why = "no pair is on the wrong side of the threshold" if verifications else "no pairs were verified"
+        return None, f"No worst pairs: {why}."
+    heights = [0.45 + CARD * -(-len(pairs) // PER_LINE) for _, pairs in groups]
+    figure = Figure(figsize=(WIDTH, sum(heights)))
+    top = sum(heights)
+    for (heading, pairs), height in zip(groups, heights):
+        _text(figure, 0.15, top - 0.28, drawable(heading), fontsize=10.5, fontweight="bold")
+        for k, pair in enumerate(pairs):
+            _draw_pair(figure, 0.15 + COLUMN * (k % PER_LINE), top - 0.45 - CARD * (k // PER_LINE), pair)
+        top -= height
+    text = (
+        "The worst errors first: the cosine that the network gives a pair, its images enlarged, their names."
+        " Look for wrong labels as well as for weaknesses."
+    )
+    return figure, text
+
+
+def _draw_pair(figure: Figure, left: float, top: float, pair: WorstPair) -> None:
+    """Two pictures side by side, the cosine above, the names below; `left` and `top` in inches."""
+    _text(figure, left, top - 0.2, f"cosine {pair.similarity:.3f}".replace("-", "−"), color=FAINT)
+    width, height = figure.get_size_inches()
+    for k, (image, name) in enumerate(zip(pair.images, pair.names)):
+        x = left + k * (PICTURE + 0.06)
+        box = (x / width, (top - 0.28 - PICTURE) / height, PICTURE / width, PICTURE / height)
+        axes = figure.add_axes(box, xticks=[], yticks=[])
+        pixels = np.moveaxis(image, 0, -1)
+        grey = {"cmap": "gray", "vmin": 0, "vmax": 255}  # ignored for RGB
+        axes.imshow(pixels.squeeze(-1) if len(image) == 1 else pixels, interpolation="nearest", **grey)
+        for spine in axes.spines.values():
+            spine.set(visible=True, color=LINE)
+        lines = "\n".join(shorten(drawable(name)))
+        _text(figure, x, top - 0.33 - PICTURE, lines, va="top", fontsize=7.5, linespacing=1.25)
+
+
+def _text(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
+    width, height = figure.get_size_inches()
+    figure.text(x / width, y / height, text, **style)
+
+
+def shorten(name: str, width: int = 18, lines: int = 4) -> list[str]:
+    """The name in at most `lines` lines of `width` characters, its middle cut out as far as that takes."""
+    name = " ".join(name.split())
+    wrapped, kept = textwrap.wrap(name, width), min(len(name), width * lines) // 2
+    while len(wrapped) > lines:
+        wrapped, kept = textwrap.wrap(name[:kept] + "…" + name[-kept:], width), kept - 1
+    return wrapped
+
+
+def drawable(text: str) -> str:
+    """`text` with the characters that DejaVu Sans cannot draw written as U+XXXX."""
+    known = get_font(findfont("DejaVu Sans")).get_charmap()
+    return "".join(char if ord(char) in known else f"U+{ord(char):04X}" for char in text)

@@ -1,0 +1,214 @@
+"""The report's pictures: they show the numbers that they are given, and nothing in them collides."""
+
+import itertools
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from plsc.evaluation import verify_distances
+from plsc.figures import (
+    STYLE,
+    WorstPair,
+    draw,
+    draw_curves,
+    draw_histogram,
+    draw_roc,
+    draw_worst_pairs,
+    drawable,
+    shorten,
+)
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def training(steps, **extra):
+    return [
+        {"step": s, "epoch": 1, "loss": 10 / s, "lr": 0.1, "images_per_second": 9.0, **extra} for s in steps
+    ]
+
+
+def evaluation(step, name="pairs", accuracy=0.9):
+    return {"eval": name, "step": step, "accuracy": accuracy, "std": 0.01, "threshold": 0.3}
+
+
+def verification(positives=300, negatives=1000, seed=0):
+    rng = np.random.default_rng(seed)
+    same = np.arange(positives + negatives) < positives
+    cosine = np.clip(np.where(same, 0.6, 0.0) + 0.2 * rng.normal(size=len(same)), -1, 1)
+    return verify_distances(2 - 2 * cosine, same)
+
+
+def worst_pair(
+    kind, k=0, names=("U+0416 CYRILLIC CAPITAL LETTER ZHE, Sans Bold", "x" * 60), channels=1, size=32
+):
+    images = np.random.default_rng(k).integers(0, 256, (2, channels, size, size), dtype=np.uint8)
+    return WorstPair(kind, 0.25 - 0.1 * k, (images[0], images[1]), names)
+
+
+def panels(figure):
+    return {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+
+def test_curves_show_the_rows():
+    rows = [*training(range(10, 110, 10), accuracy=0.25), evaluation(50, accuracy=0.8), evaluation(100)]
+    figure, text = draw_curves(rows)
+    shown = panels(figure)
+    assert list(shown) == ["Training loss", "Verification accuracy", "Training accuracy", "Learning rate"]
+    np.testing.assert_allclose(
+        shown["Training loss"].lines[0].get_xydata()[:, 1], [10 / s for s in range(10, 110, 10)]
+    )
+    np.testing.assert_allclose(shown["Training accuracy"].lines[0].get_ydata(), 25)
+    np.testing.assert_allclose(shown["Verification accuracy"].lines[0].get_xydata(), [[50, 80], [100, 90]])
+    assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in shown.values())
+    assert shown["Training loss"].get_ylabel() == "loss (nats)"
+    assert "one standard deviation" in text
+
+
+def test_many_rows_get_a_running_mean():
+    figure, _ = draw_curves(training(range(1, 101)))
+    raw, mean = panels(figure)["Training loss"].lines
+    loss = raw.get_ydata()
+    assert len(loss) == 100
+    x, y = mean.get_xydata()[10]
+    assert x == 13 and y == pytest.approx(np.mean(loss[10:15]))  # five rows around step 13
+
+
+def test_a_loss_that_was_not_finite_is_a_gap_and_is_said():
+    rows = [*training(range(1, 6)), {**training([6])[0], "loss": None, "nonfinite": ["loss"]}]
+    figure, text = draw_curves(rows)
+    assert np.isnan(panels(figure)["Training loss"].lines[0].get_ydata()[-1])
+    assert text.endswith("The loss was not finite at 1 of the logged steps, first at step 6.")
+
+
+def test_one_row_is_a_dot_and_no_row_is_a_sentence():
+    figure, _ = draw_curves(training([10]))
+    assert [line.get_marker() for line in figure.axes[0].lines] == ["o"]
+    assert draw_curves([]) == (None, "No curves: the run logged no finite number.")
+
+
+def test_roc_shows_the_tar_at_each_far():
+    result = verification()
+    figure, _ = draw_roc({"pairs": result})
+    axes = figure.axes[0]
+    far, tar = axes.lines[0].get_xydata().T
+    positive, negative = result.similarity[result.same], result.similarity[~result.same]
+    for k in range(0, 2000, 97):
+        allowed = int(far[k] * len(negative) + 1e-9)  # false accepts within this rate
+        limit = np.sort(negative)[::-1][allowed] if allowed < len(negative) else -np.inf
+        assert tar[k] == pytest.approx(100 * np.mean(positive > limit))
+    assert [text.get_text() for text in axes.texts] == [
+        f"{100 * t:.2f} %" for t in result.tar_at_far.values()
+    ]
+    assert axes.get_xscale() == "log" and axes.get_xlim()[0] == pytest.approx(0.5 / 1000)
+
+
+def test_histogram_adds_up_to_all_pairs_and_marks_the_threshold():
+    result = verification()
+    figure, _ = draw_histogram({"pairs": result, "again": result})
+    assert list(panels(figure)) == ["pairs", "again"]
+    axes = figure.axes[0]
+    assert [round(patch.get_data().values.sum(), 6) for patch in axes.patches] == [100, 100, 100, 100]
+    assert axes.lines[0].get_xdata()[0] == result.threshold
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == [
+        "same class (300 pairs)", "different classes (1,000 pairs)", f"threshold {result.threshold:.3f}"
+    ]  # fmt: skip
+
+
+def test_sets_without_negatives_or_none_at_all_are_sentences():
+    only = {"pairs": verification(negatives=0)}
+    assert draw_roc(only) == (None, "No ROC: all pairs are of one kind.")
+    assert draw_histogram(only)[0] is not None
+    assert draw_worst_pairs(only, {}) == (
+        None,
+        "No worst pairs: no pair is on the wrong side of the threshold.",
+    )
+    for drawn, what in (
+        (draw_roc({}), "ROC"),
+        (draw_histogram({}), "histogram"),
+        (draw_worst_pairs({}, {}), "worst"),
+    ):
+        assert drawn[0] is None and what in drawn[1] and "no pairs were verified" in drawn[1]
+
+
+def test_worst_pairs_show_images_names_and_cosines():
+    pairs = [
+        worst_pair("false accept", 3, names=("a.jpg", "b.jpg"), channels=3, size=112),
+        worst_pair("false reject"),
+    ]
+    figure, _ = draw_worst_pairs({}, {"pairs": pairs})
+    shown = [axes.images[0] for axes in figure.axes]
+    np.testing.assert_array_equal(shown[0].get_array(), pairs[1].images[0][0])
+    np.testing.assert_array_equal(shown[3].get_array(), np.moveaxis(pairs[0].images[1], 0, -1))
+    assert {image.get_interpolation() for image in shown} == {"nearest"}
+    texts = [text.get_text() for text in figure.texts]
+    assert texts[:2] == ["False rejects: one class, taken for two (pairs)", "cosine 0.250"]
+    assert texts[4:] == [
+        "False accepts: two classes, taken for one (pairs)",
+        "cosine −0.050",
+        "a.jpg",
+        "b.jpg",
+    ]
+
+
+def test_no_text_collides_or_leaves_the_picture(monkeypatch):
+    name = "U+2516 BOX DRAWINGS UP HEAVY AND RIGHT LIGHT, Serif Bold Italic"
+    pairs = [worst_pair(kind, k, (name, name)) for kind in ("false reject", "false accept") for k in range(5)]
+    rows = [
+        *training(range(1, 200), accuracy=0.5),
+        evaluation(100),
+        evaluation(100, "other"),
+        evaluation(199),
+    ]
+    figures = [
+        draw_curves(rows)[0],
+        draw_roc({"pairs": verification()})[0],
+        draw_histogram({"pairs": verification(), "other": verification(seed=1)})[0],
+        draw_worst_pairs({}, {"pairs": pairs})[0],
+    ]
+    drawn = []
+    draw_text = Text.draw
+    monkeypatch.setattr(Text, "draw", lambda self, *args: (drawn.append(self), draw_text(self, *args))[1])
+    for figure in figures:
+        drawn.clear()
+        FigureCanvasAgg(figure).draw()
+        texts = [text for text in dict.fromkeys(drawn) if text.get_text()]
+        assert len(texts) > 10
+        boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+        for text, box in boxes:
+            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+        boxes += [("image", axes.get_window_extent()) for axes in figure.axes if axes.images]
+        for (one, a), (two, b) in itertools.combinations(boxes, 2):
+            apart = min(a.x1, b.x1) - max(a.x0, b.x0) <= 1 or min(a.y1, b.y1) - max(a.y0, b.y0) <= 1
+            assert apart, (one, two)
+
+
+def test_the_users_matplotlib_settings_are_neither_read_nor_changed():
+    rows = training(range(1, 9))
+    first = draw(rows, {}, {})
+    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30}):
+        assert draw(rows, {}, {}) == first
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+@pytest.mark.parametrize(
+    "name, lines",
+    [
+        ("short", ["short"]),
+        ("U+2207 NABLA, Sans\nBold Oblique", ["U+2207 NABLA, Sans", "Bold Oblique"]),
+        ("a" * 25 + "m" * 200 + "z" * 25, ["a" * 18, "a" * 7 + "m" * 10 + "…", "m" * 10 + "z" * 8, "z" * 17]),
+    ],
+)
+def test_long_names_lose_their_middle(name, lines):
+    assert shorten(name) == lines
+
+
+def test_what_the_font_cannot_draw_is_spelled_out():
+    assert drawable("Ж $x$ 字\x00") == "Ж $x$ U+5B57U+0000"
