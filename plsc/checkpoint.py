@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,9 @@ def save(
         gather: the one collective, called three times: each rank's value -> the list of all, on every rank.
             Ranks come to it as far apart as their disks are unequal: it must wait longer than Gloo's 30 s.
 
-    Returns: the folder.
-    Raises: SaveError on every rank, naming the one that failed and why; nothing of this step is left then.
+    Returns: the folder. Raises: SaveError on every rank, naming the one that failed and why.
     """
-    assert all(len(array) == shard[1] - shard[0] for array in head.values()), (
-        "a head array has not one row per class"
-    )
+    assert all(len(array) == shard[1] - shard[0] for array in head.values()), "not a row per class"
     assert classes is None or len(classes) == num_classes
     root, final = Path(root), Path(root) / f"step-{step:08d}"
     sizes = {"world_size": world_size, "num_classes": num_classes, "embedding_size": head["centres"].shape[1]}
@@ -82,10 +80,7 @@ def save(
     }
     what = f"{root}: checkpoint of step {step} not written, earlier ones untouched"
     mine = _files_of_rank_0(backbone, optimizer, classes) if rank == 0 else {}
-
-    def together(work: Callable, *args: Any) -> list:
-        return _together(what, gather, work, *args)
-
+    together = partial(_together, what, gather)
     try:
         shards = _distinct(together(_begin, final, rank, shard), num_classes)
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
@@ -302,7 +297,7 @@ class Checkpoint:
         return names
 
     def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """The head's arrays of the classes [start, stop), [stop - start, ...] each; reads only their bytes."""
+        """The head's arrays of classes [start, stop), [stop - start, ...] each; reads only their bytes."""
         assert 0 <= start <= stop <= self.num_classes
         first = self._tensors[self.manifest.heads[0].file].arrays
         rows = {

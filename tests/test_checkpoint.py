@@ -328,7 +328,8 @@ def test_check_matches(tmp_path):
     parts = {part: everything[part] for part in ("backbone", "optimizer", "head")}
     checkpoint.check_matches(11, 4, **parts)
     checkpoint.check_matches(11, 4, head={name: array[:3] for name, array in everything["head"].items()})
-    advice = "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
+    advice = "resume with the model and data that it was made with, or start a new run in another "
+    advice += "Global.output_dir"
     with pytest.raises(UserError) as error:
         checkpoint.check_matches(12, 8, **parts)
     assert str(error.value) == (
