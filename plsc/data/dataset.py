@@ -1,0 +1,81 @@
+"""What the trainer and the loader ask of a data set, and nothing more. Numpy only; no ranks, no Paddle.
+
+Your own: derive from Dataset (training) or PairSet (verification), set the attributes in __init__, write the
+abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of __init__,
+with their annotations and defaults, are what the config accepts; one that takes `seed` is given the run's. A
+classmethod `check(**kwargs)` may raise UserError about the arguments that the user wrote. It is called before
+any process starts, so it looks at values and whether paths exist, and reads nothing large.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+MEAN, SCALE = 127.5, 1 / 127.5  # (pixel - MEAN) * SCALE lies in [-1, 1]
+
+
+def preprocessing(image_shape: tuple[int, int, int]) -> dict:
+    """The contract between pictures and network, saved with checkpoints and exports: uint8 pictures of this
+    `size` [H, W] and these `channels` ("grey" or "RGB"); the network's input is (pixel - mean) * scale."""
+    channels, height, width = image_shape
+    names = {1: "grey", 3: "RGB"}
+    return {
+        "size": [height, width],
+        "channels": names.get(channels, str(channels)),
+        "mean": MEAN,
+        "scale": SCALE,
+    }
+
+
+class Dataset(ABC):
+    """Labelled images to train on. The labels run from 0 to num_classes - 1."""
+
+    num_classes: int
+    labels: np.ndarray  # int64 [len(self)]
+    image_shape: tuple[int, int, int]  # C, H, W
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        """Image `index` as augmented in `epoch`: uint8 [C, H, W]. The same arguments give the same bytes."""
+
+    def name(self, index: int) -> str:
+        """What a person would call the sample: a path, a glyph's name. For messages and reports."""
+        return f"sample {index}"
+
+    @property
+    def contract(self) -> dict:
+        """See preprocessing()."""
+        return preprocessing(self.image_shape)
+
+
+class PairSet(ABC):
+    """Pairs of images for verification: each image is embedded once, and the pairs index the embeddings."""
+
+    name: str
+    num_images: int
+    pairs: np.ndarray  # int64 [P, 2], indices of images
+    same: np.ndarray  # bool [P], True where both images are of one class
+    image_shape: tuple[int, int, int]  # C, H, W
+
+    @abstractmethod
+    def image(self, index: int) -> np.ndarray:
+        """uint8 [C, H, W]; the same bytes each time."""
+
+    def image_name(self, index: int) -> str:
+        """What a person would call the image, for the report's worst pairs."""
+        return f"image {index}"
+
+    def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Images [start, stop) as one array: uint8 [N, C, H, W]."""
+        indices = range(start, self.num_images if stop is None else stop)
+        return np.stack([self.image(index) for index in indices])
+
+    @property
+    def contract(self) -> dict:
+        """See preprocessing()."""
+        return preprocessing(self.image_shape)

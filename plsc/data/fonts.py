@@ -1,0 +1,151 @@
+"""The glyphs of matplotlib's DejaVu faces: which code points are one class, and what each looks like.
+
+A class is a set of code points with the same outline (Latin A, Greek Alpha, Cyrillic A): no picture could
+tell them apart. The fonts come with matplotlib, so this data set needs no download. To see the classes:
+
+    python -c "from plsc.data.fonts import glyph_classes; print(len(glyph_classes(8).codepoint))"
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib import ft2font
+
+# The first four cover more code points, so they may be used alone.
+FACES = {
+    "Sans": "DejaVuSans",
+    "Sans Bold": "DejaVuSans-Bold",
+    "Sans Oblique": "DejaVuSans-Oblique",
+    "Sans Bold Oblique": "DejaVuSans-BoldOblique",
+    "Serif": "DejaVuSerif",
+    "Serif Bold": "DejaVuSerif-Bold",
+    "Serif Italic": "DejaVuSerif-Italic",
+    "Serif Bold Italic": "DejaVuSerif-BoldItalic",
+}
+
+# All lengths below are shares of the picture's side. One scale for all glyphs keeps a full stop smaller than
+# a bullet; the em is the largest that lets most capitals with an accent fit, and what is larger still is
+# shrunk into the box.
+EM = 26 / 32
+MARGIN = 2 / 32
+MIDLINE = 0.3  # of an em above the baseline lies the picture's middle: letters reach from -0.24 to 0.76
+
+_NO_HINTING = ft2font.LoadFlags.NO_HINTING if hasattr(ft2font, "LoadFlags") else ft2font.LOAD_NO_HINTING
+_MATPLOTLIB = tuple(int(part) for part in matplotlib.__version__.split(".")[:2])
+
+
+class GlyphClasses(NamedTuple):
+    """Parallel int64 arrays [C], ordered by `codepoint`."""
+
+    codepoint: np.ndarray  # the smallest code point of the class that all the asked faces hold
+    identity: (
+        np.ndarray
+    )  # the smallest code point of the class in any of the eight faces: the same whatever is asked
+
+
+def open_face(face: str) -> ft2font.FT2Font:
+    """The font of a face named in FACES."""
+    return ft2font.FT2Font(str(Path(matplotlib.get_data_path(), "fonts", "ttf", FACES[face] + ".ttf")))
+
+
+@functools.lru_cache(maxsize=1)
+def _outlines() -> tuple[list[set[int]], dict[int, int]]:
+    """Per face the code points that leave ink; and the identity of each code point (see GlyphClasses).
+
+    Union-find over the code points of all eight faces: the same outline in any one face makes one class, so
+    that the four-face and the eight-face data set agree about what a class is, and a held-out class is held
+    out of both.
+    """
+    parent: dict[int, int] = {}
+
+    def root(codepoint: int) -> int:
+        while parent.setdefault(codepoint, codepoint) != codepoint:
+            parent[codepoint] = codepoint = parent[parent[codepoint]]
+        return codepoint
+
+    inked = []
+    for face in FACES:
+        font, first_with, ink = open_face(face), {}, set()
+        # At one pixel per font unit all matplotlib versions give the same, exact outlines; with NO_SCALE,
+        # those before 3.11 round them to 1/8 (their hinting factor).
+        font.set_size(font.units_per_EM, 72)
+        for codepoint, glyph_index in sorted(font.get_charmap().items()):
+            font.load_glyph(glyph_index, _NO_HINTING)
+            outline = np.asarray(font.get_path()[0]).tobytes()
+            if glyph_index == 0 or not outline:  # glyph 0 is the box drawn for what the font lacks
+                continue
+            ink.add(codepoint)
+            low, high = sorted((root(codepoint), root(first_with.setdefault(outline, codepoint))))
+            parent[high] = low
+        inked.append(ink)
+    return inked, {codepoint: root(codepoint) for codepoint in parent}
+
+
+def glyph_classes(faces: int) -> GlyphClasses:
+    """The classes that the first `faces` faces share. About 0.7 s the first time in a process."""
+    inked, identity = _outlines()
+    smallest: dict[int, int] = {}
+    for codepoint in sorted(set.intersection(*inked[:faces])):
+        smallest.setdefault(identity[codepoint], codepoint)
+    pairs = sorted((codepoint, root) for root, codepoint in smallest.items())
+    return GlyphClasses(*np.array(pairs, np.int64).T)
+
+
+def held_out_mask(identity: np.ndarray, share: float) -> np.ndarray:
+    """bool [C]: the classes that are kept out of training, about `share` of them.
+
+    Decided by a hash of the class's own identity: no seed, no dependence on the number of faces or on the
+    version of the fonts, and a larger share contains the smaller one.
+    """
+    digests = [hashlib.blake2b(b"held out %d" % code, digest_size=8).digest() for code in identity.tolist()]
+    return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) < share * 2.0**64
+
+
+def draw_glyphs(codepoints: np.ndarray, faces: int, side: int) -> np.ndarray:
+    """Each code point in each face: uint8 [len(codepoints), faces, side, side], 255 = ink, antialiased.
+
+    About 25 us a glyph. The glyph's own advance box is centred horizontally and MIDLINE vertically (a full
+    stop stays low, a left half block stays left), then moved, and if need be shrunk, until it keeps MARGIN to
+    each edge.
+    """
+    pictures = np.zeros((len(codepoints), faces, side, side), np.uint8)
+    for column, face in enumerate(list(FACES)[:faces]):
+        font = open_face(face)
+        charmap = font.get_charmap()
+        for row, codepoint in enumerate(codepoints.tolist()):
+            _draw(font, charmap[codepoint], pictures[row, column])
+    return pictures
+
+
+def _draw(font: ft2font.FT2Font, glyph_index: int, picture: np.ndarray) -> None:
+    side = len(picture)
+    em, margin = int(EM * side), MARGIN * side  # whole pixels, because older FreeTypes round others
+    font.set_size(em, 72)
+    glyph = font.load_glyph(glyph_index, _NO_HINTING)
+    x0, y0, x1, y1 = (value / 64 for value in glyph.bbox)
+    shrink = (side - 2 * margin) / max(x1 - x0, y1 - y0)
+    if shrink < 1:
+        font.set_size(int(em * shrink), 72)
+        glyph = font.load_glyph(glyph_index, _NO_HINTING)
+        x0, y0, x1, y1 = (value / 64 for value in glyph.bbox)
+    width, height = np.ceil(x1) - np.floor(x0), np.ceil(y1) - np.floor(y0)
+    advance = glyph.linearHoriAdvance / 65536
+    left = (side - advance) / 2 + x0 if advance else (side - width) / 2  # a combining mark has no advance
+    top = side / 2 + MIDLINE * em - y1
+    left, top = (
+        round(min(max(start, margin), side - margin - length))
+        for start, length in ((left, width), (top, height))
+    )
+    left -= int(np.floor(x0))  # matplotlib adds the glyph's left bearing, though not its top one
+    if _MATPLOTLIB >= (3, 11):
+        font.draw_glyph_to_bitmap(picture, left, top, glyph)
+    else:
+        image = ft2font.FT2Image(side, side)
+        font.draw_glyph_to_bitmap(image, left, top, glyph)
+        picture[:] = np.asarray(image)

@@ -1,0 +1,160 @@
+"""Glyphs: thousands of classes that need no download, with unseen classes kept back for verification.
+
+`Glyphs` trains on characters in several faces of the DejaVu fonts; `GlyphPairs` asks of two pictures of
+characters that were never trained on whether they show the same one, as LFW does with people. Each (class,
+face) is drawn once at start-up (about 1.5 s in all); a sample is that drawing, distorted. The classes are
+explained in fonts.py.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Literal
+
+import numpy as np
+
+from plsc.data import fonts
+from plsc.data.dataset import Dataset, PairSet
+from plsc.data.transforms import PAIRS, distort, generator
+from plsc.errors import UserError
+
+# Verification sets must not change from run to run, or their accuracies could not be compared.
+PAIRS_SEED = 20180901
+
+
+class Glyphs(Dataset):
+    """Training pictures of glyphs: about 2,600 classes in eight faces, 4,400 in four.
+
+    `faces`: 8 (Sans and Serif, upright and slanted, regular and bold) or 4 (Sans only, more classes).
+    `held_out`: share of the classes that is never trained on; the same classes in every run, see GlyphPairs.
+    `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
+    `repeats`: how often an epoch shows each class in each face.
+    """
+
+    def __init__(
+        self,
+        faces: Literal[4, 8] = 8,
+        held_out: float = 0.1,
+        size: int = 32,
+        augment: float = 1.0,
+        repeats: int = 1,
+        seed: int = 0,
+    ):
+        self.check(faces=faces, held_out=held_out, size=size, augment=augment, repeats=repeats)
+        classes = fonts.glyph_classes(faces)
+        trained = ~fonts.held_out_mask(classes.identity, held_out)
+        self.codepoints, self.identities = classes.codepoint[trained], classes.identity[trained]
+        self.num_classes = len(self.codepoints)
+        self.labels = np.tile(np.repeat(np.arange(self.num_classes, dtype=np.int64), faces), repeats)
+        self.image_shape = (1, size, size)
+        self.augment, self.seed = augment, seed
+        self._drawings = _draw_views(self.codepoints, faces, size)
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        _check_ranges(kwargs)
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        drawing = self._drawings[index % len(self._drawings)]
+        rng = generator(self.seed, epoch, index)
+        return distort(drawing, self.image_shape[1], self.augment, rng)[np.newaxis]
+
+    def name(self, index: int) -> str:
+        return _view_name(self.codepoints, len(self._drawings), index % len(self._drawings))
+
+
+class GlyphPairs(PairSet):
+    """Verification pairs of glyphs from the held-out classes, half of them positive.
+
+    A positive pair is one class in two faces, a negative pair two classes in any faces; no pair comes twice.
+    Positives and negatives alternate, so every fold of a 10-fold protocol is balanced, as LFW's are. Each
+    class in each face is one picture, distorted once. Nothing depends on the run's seed.
+    `num_pairs`, `faces`, `size` as in Glyphs. `held_out` must be at most that of the training set.
+    `augment`: strength of the distortions (transforms.distort); half of the training's by default.
+    """
+
+    name = "glyph pairs"
+
+    def __init__(
+        self,
+        num_pairs: int = 6000,
+        faces: Literal[4, 8] = 8,
+        held_out: float = 0.1,
+        size: int = 32,
+        augment: float = 0.5,
+    ):
+        self.check(num_pairs=num_pairs, faces=faces, held_out=held_out, size=size, augment=augment)
+        classes = fonts.glyph_classes(faces)
+        unseen = fonts.held_out_mask(classes.identity, held_out)
+        self.codepoints, self.identities = classes.codepoint[unseen], classes.identity[unseen]
+        self.image_shape = (1, size, size)
+        self.augment = augment
+        self.pairs, self.same = _draw_pairs(len(self.codepoints), faces, num_pairs)
+        self._drawings = _draw_views(self.codepoints, faces, size)
+        self.num_images = len(self._drawings)
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        _check_ranges(kwargs)
+        if kwargs.get("held_out") == 0:
+            raise UserError("held_out: must be more than 0, got 0: the pairs come from the classes held out")
+
+    def image(self, index: int) -> np.ndarray:
+        rng = generator(PAIRS_SEED, 0, index)
+        return distort(self._drawings[index], self.image_shape[1], self.augment, rng)[np.newaxis]
+
+    def image_name(self, index: int) -> str:
+        return _view_name(self.codepoints, self.num_images, index)
+
+
+def _check_ranges(values: dict) -> None:
+    rules = {
+        "faces": ("4 or 8", lambda value: value in (4, 8)),
+        "held_out": ("from 0 to 0.9", lambda value: 0 <= value <= 0.9),
+        "size": ("from 16 to 128", lambda value: 16 <= value <= 128),
+        "augment": ("from 0 to 2", lambda value: 0 <= value <= 2),
+        "repeats": ("at least 1", lambda value: value >= 1),
+        "num_pairs": ("at least 1", lambda value: value >= 1),
+    }
+    for key, value in values.items():
+        if key in rules and not rules[key][1](value):
+            raise UserError(f"{key}: must be {rules[key][0]}, got {value}")
+
+
+def _draw_views(codepoints: np.ndarray, faces: int, size: int) -> np.ndarray:
+    """uint8 [classes * faces, M, M]. Drawn 1.5 times as large as the pictures, so that turning and stretching
+    keep the edges sharp; at most 96, because the drawings of all classes are held in memory (53 MB for
+    32-pixel pictures)."""
+    side = min(size * 3 // 2, 96)
+    return fonts.draw_glyphs(codepoints, faces, side).reshape(-1, side, side)
+
+
+def _view_name(codepoints: np.ndarray, views: int, view: int) -> str:
+    faces = views // len(codepoints)
+    codepoint = int(codepoints[view // faces])
+    face = list(fonts.FACES)[view % faces]
+    return f"U+{codepoint:04X} {unicodedata.name(chr(codepoint), '(unnamed)')}, {face}"
+
+
+def _draw_pairs(classes: int, faces: int, num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of views (view = class * faces + face), int64 [P, 2]; and which are positive, bool [P]."""
+    rng = generator(PAIRS_SEED, use=PAIRS)
+    views = classes * faces
+    first, second = np.triu_indices(faces, k=1)
+    offsets = np.arange(0, views, faces)[:, np.newaxis]
+    positives = np.stack([(offsets + first).ravel(), (offsets + second).ravel()], axis=1)
+    num_positives = (num_pairs + 1) // 2
+    num_negatives = num_pairs - num_positives
+    if num_positives > len(positives):
+        raise UserError(
+            f"num_pairs: must be at most {2 * len(positives)}, got {num_pairs}: "
+            f"{classes} held-out classes in {faces} faces have no more different positive pairs"
+        )
+    # Twice as many draws as needed, then the first distinct ones: negatives are plentiful.
+    drawn = np.sort(rng.integers(0, views, (2 * num_negatives + 100, 2)), axis=1)
+    drawn = drawn[drawn[:, 0] // faces != drawn[:, 1] // faces]
+    drawn = drawn[np.sort(np.unique(drawn, axis=0, return_index=True)[1])]
+    pairs = np.empty((num_pairs, 2), np.int64)
+    pairs[0::2] = rng.permutation(positives)[:num_positives]
+    pairs[1::2] = drawn[:num_negatives]
+    return pairs, np.arange(num_pairs) % 2 == 0

@@ -1,0 +1,130 @@
+"""The loader: which samples make which batch of which rank, and who makes them.
+
+The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch, index), so the batches are
+the same bit for bit with any number of workers. Without workers a thread prepares the next batches; with
+workers, processes do (workers.py). To see what it yields:
+
+    loader = Loader(Synthetic(), batch_size=4, rank=0, world_size=1, seed=0)
+    images, labels, indices = next(loader.epoch(0))
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from plsc.data.dataset import Dataset
+from plsc.data.transforms import ORDER, generator
+from plsc.data.workers import Workers, make_batch
+from plsc.errors import UserError
+from plsc.sharding import split
+
+THREAD_BATCHES = 2  # prepared ahead by the thread
+
+
+class Loader:
+    """Batches of one rank. Every sample once per epoch over all ranks; the last, smaller batch is kept.
+
+    `batch_size` counts one rank's samples. A last global batch of fewer than 2 samples per rank (BatchNorm
+    needs two) joins the one before it. Raises UserError for a data set smaller than that.
+    """
+
+    def __init__(
+        self, dataset: Dataset, batch_size: int, rank: int, world_size: int, seed: int, num_workers: int = 0
+    ):
+        if len(dataset) < 2 * world_size:
+            raise UserError(
+                f"the data set has {len(dataset)} samples, {world_size} ranks need at least {2 * world_size} "
+                "(two each); start fewer ranks"
+            )
+        self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
+        self._num_workers = num_workers
+        self._workers: Workers | None = None
+        self._running = False
+        self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
+        global_batch = batch_size * world_size
+        self._starts = np.arange(0, len(dataset), global_batch)  # of each global batch in the epoch's order
+        if len(self._starts) > 1 and len(dataset) - self._starts[-1] < 2 * world_size:
+            self._starts = self._starts[:-1]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in an epoch, the last, smaller one included."""
+        return len(self._starts)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """This rank's batches from `start_step` on: images uint8 [B, C, H, W], labels, indices int64 [B].
+
+        One epoch at a time. An error in a sample is raised here, when its batch is due: the data set's own
+        UserError, or SampleError with the cause; a worker that died raises WorkerDied.
+        """
+        assert not self._running, "the previous epoch's iterator is still in use"
+        maker = self._start_workers() if self._num_workers else _Thread(self.dataset)
+        self._running = True
+        batches = self._batch_indices(epoch, start_step)
+        waiting: deque = deque()  # indices of the batches under way, in order
+
+        def refill() -> None:
+            for indices in itertools.islice(batches, maker.depth - len(waiting)):
+                waiting.append(indices)
+                maker.submit(epoch, indices)
+
+        try:
+            refill()
+            while waiting:
+                began = time.perf_counter()
+                images = maker.result()
+                self.wait_seconds += time.perf_counter() - began
+                indices = waiting.popleft()
+                refill()
+                yield images, self.dataset.labels[indices], indices
+        finally:
+            self._running = False
+            # Workers idle between epochs, but an abandoned or failed one leaves batches under way.
+            if waiting or not self._num_workers:
+                maker.close()
+
+    def close(self) -> None:
+        """End the workers; the next epoch starts new ones. Also done when the loader or the program goes."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def _start_workers(self) -> Workers:
+        if self._workers is None or self._workers.closed:
+            largest = int(np.diff(self._starts, append=len(self.dataset)).max())
+            self._workers = Workers(self.dataset, self._num_workers, -(-largest // self.world_size))
+        return self._workers
+
+    def _batch_indices(self, epoch: int, start_step: int) -> Iterator[np.ndarray]:
+        order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
+        stops = [*self._starts[1:], len(order)]
+        for start, stop in itertools.islice(zip(self._starts, stops), start_step, None):
+            first, last = split(int(stop - start), self.world_size)[self.rank]
+            yield order[start + first : start + last]
+
+
+class _Thread:
+    """The same interface as Workers, in a thread of this process: OpenCV and NumPy release the GIL for long
+    work, and the training step does while Paddle computes."""
+
+    depth = THREAD_BATCHES
+
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="plsc-loader")
+        self._futures: deque = deque()
+
+    def submit(self, epoch: int, indices: np.ndarray) -> None:
+        images = np.empty((len(indices), *self._dataset.image_shape), np.uint8)
+        self._futures.append(self._pool.submit(make_batch, self._dataset, epoch, indices, images))
+
+    def result(self) -> np.ndarray:
+        return self._futures.popleft().result()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+
+from plsc.data.dataset import Dataset, PairSet, preprocessing
+
+
+class Ramp(Dataset):
+    num_classes, labels, image_shape = 2, np.array([0, 1, 1]), (3, 4, 5)
+
+    def sample(self, index, epoch):
+        return np.full(self.image_shape, index, np.uint8)
+
+
+class RampPairs(PairSet):
+    num_images, image_shape = 4, (1, 2, 2)
+
+    def image(self, index):
+        return np.full(self.image_shape, index, np.uint8)
+
+
+def test_a_data_set_of_your_own_needs_little():
+    assert len(Ramp()) == 3
+    assert Ramp().name(2) == "sample 2"
+    assert Ramp().contract == {"size": [4, 5], "channels": "RGB", "mean": 127.5, "scale": 1 / 127.5}
+    with pytest.raises(TypeError, match="sample"):
+        Dataset()
+
+
+def test_a_pair_set_of_your_own_needs_little():
+    pairs = RampPairs()
+    assert pairs.images().shape == (4, 1, 2, 2)
+    assert pairs.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2]
+    assert pairs.image_name(3) == "image 3"
+    assert pairs.contract["channels"] == "grey"
+
+
+def test_preprocessing_maps_bytes_to_minus_one_and_one():
+    contract = preprocessing((1, 32, 32))
+    assert [(pixel - contract["mean"]) * contract["scale"] for pixel in (0, 255)] == [-1, 1]

@@ -1,0 +1,154 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from plsc.data.dataset import Dataset
+from plsc.data.loader import Loader
+from plsc.data.synthetic import Synthetic
+from plsc.data.workers import SampleError
+from plsc.errors import UserError
+
+
+class Counting(Dataset):
+    """Sample i of epoch e is an image of i and e; the label is i."""
+
+    image_shape = (1, 1, 2)
+
+    def __init__(self, size, delay=0.0):
+        self.num_classes, self.labels, self.delay = size, np.arange(size), delay
+
+    def sample(self, index, epoch):
+        time.sleep(self.delay)
+        return np.array([[[index, epoch]]], np.uint8)
+
+
+def epoch_of(data, batch_size, world_size, epoch=0, **kwargs):
+    """The indices of each rank's batches: [rank][step] -> list."""
+    loaders = [Loader(data, batch_size, rank, world_size, seed=5, **kwargs) for rank in range(world_size)]
+    return [[indices.tolist() for _, _, indices in loader.epoch(epoch)] for loader in loaders]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [8, 24, 25, 47, 50])
+def test_every_sample_once_and_enough_on_each_rank(size, world_size):
+    ranks = epoch_of(Counting(size), 4, world_size)
+    assert sorted(i for batches in ranks for batch in batches for i in batch) == list(range(size))
+    assert len({len(batches) for batches in ranks}) == 1
+    for step in zip(*ranks):
+        lengths = [len(batch) for batch in step]
+        assert min(lengths) >= 2 and max(lengths) - min(lengths) <= 1
+    for batches in ranks:
+        assert all(len(batch) == 4 for batch in batches[:-2])
+
+
+def test_the_global_order_does_not_depend_on_ranks():
+    def flat(ranks):
+        return [i for step in zip(*ranks) for batch in step for i in batch]
+
+    one = flat(epoch_of(Counting(50), 12, 1))
+    assert one == flat(epoch_of(Counting(50), 6, 2)) == flat(epoch_of(Counting(50), 4, 3))
+    assert one != list(range(50)) and one != flat(epoch_of(Counting(50), 12, 1, epoch=1))
+
+
+def test_a_short_rest_joins_the_batch_before_it():
+    assert [len(batch) for batch in epoch_of(Counting(17), 8, 1)[0]] == [8, 9]
+    assert [len(batch) for batch in epoch_of(Counting(18), 8, 1)[0]] == [8, 8, 2]
+    assert [[len(batch) for batch in rank] for rank in epoch_of(Counting(19), 4, 2)] == [[4, 6], [4, 5]]
+    assert Loader(Counting(17), 8, 0, 1, seed=0).steps_per_epoch == 2
+
+
+def test_too_small_a_data_set_is_refused():
+    with pytest.raises(UserError) as raised:
+        Loader(Counting(7), 4, 0, 4, seed=0)
+    assert (
+        str(raised.value)
+        == "the data set has 7 samples, 4 ranks need at least 8 (two each); start fewer ranks"
+    )
+
+
+def test_a_batch_is_images_labels_and_indices():
+    loader = Loader(Counting(20), 8, 0, 1, seed=1)
+    for images, labels, indices in loader.epoch(3):
+        assert images.dtype == np.uint8 and images.shape == (len(indices), 1, 1, 2)
+        assert labels.dtype == np.int64 and np.array_equal(labels, indices)
+        assert np.array_equal(images[:, 0, 0, 0], indices) and np.all(images[:, 0, 0, 1] == 3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_can_start_at_any_step(num_workers):
+    loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
+    whole = [images for images, _, _ in loader.epoch(2)]
+    rest = [images for images, _, _ in loader.epoch(2, start_step=7)]
+    assert len(whole) == 10 and len(rest) == 3
+    assert all(np.array_equal(a, b) for a, b in zip(whole[7:], rest))
+    assert list(loader.epoch(2, start_step=10)) == []
+
+
+def test_workers_change_no_bit():
+    data = Synthetic(num_classes=9, images_per_class=7, image_shape=(3, 20, 24), seed=2)
+
+    def batches(num_workers):
+        loader = Loader(data, 8, rank=1, world_size=2, seed=4, num_workers=num_workers)
+        return [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
+
+    reference = batches(0)
+    assert len(reference) == 8
+    for num_workers in (1, 2):
+        other = batches(num_workers)
+        assert len(other) == len(reference)
+        for ours, theirs in zip(reference, other):
+            assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(ours, theirs))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_abandoned_epoch_leaves_nothing_behind(num_workers):
+    loader = Loader(Counting(40), 4, 0, 1, seed=1, num_workers=num_workers)
+    expected = [indices.tolist() for _, _, indices in loader.epoch(0)]
+    for _ in loader.epoch(1):
+        break
+    images = [images[:, 0, 0] for images, _, _ in loader.epoch(0)]
+    assert [image[:, 0].tolist() for image in images] == expected
+    assert all(np.all(image[:, 1] == 0) for image in images)
+
+
+def test_two_batches_are_prepared_ahead():
+    class Noting(Counting):
+        def __init__(self, size):
+            super().__init__(size)
+            self.asked, self.twelfth = [], threading.Event()
+
+        def sample(self, index, epoch):
+            self.asked.append(index)
+            if len(self.asked) == 12:
+                self.twelfth.set()
+            return super().sample(index, epoch)
+
+    data = Noting(40)
+    batches = Loader(data, 4, 0, 1, seed=1).epoch(0)
+    _, _, indices = next(batches)
+    assert data.twelfth.wait(timeout=30)
+    assert data.asked[:4] == indices.tolist() and len(data.asked) == 12
+
+
+def test_time_spent_waiting_is_counted():
+    loader = Loader(Counting(8, delay=0.02), 4, 0, 1, seed=1)
+    assert loader.wait_seconds == 0
+    next(loader.epoch(0))
+    first = loader.wait_seconds
+    assert first > 0.04  # the batch takes 0.08 s and was asked for a moment before
+    next(loader.epoch(1))
+    assert loader.wait_seconds > first + 0.04
+
+
+def test_a_failing_sample_is_named_with_its_cause():
+    class Faulty(Counting):
+        def sample(self, index, epoch):
+            if index == 5:
+                raise KeyError("label of 5")
+            return super().sample(index, epoch)
+
+    with pytest.raises(SampleError, match=r"^sample 5 \(sample 5\): KeyError: 'label of 5'$") as raised:
+        list(Loader(Faulty(20), 4, 0, 1, seed=0).epoch(0))
+    assert isinstance(raised.value.__cause__, KeyError)

@@ -1,0 +1,168 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from plsc.data.loader import Loader
+from plsc.data.synthetic import Synthetic
+from plsc.data.workers import SampleError, WorkerDied, WorkerTraceback
+from plsc.errors import MissingFileError, UserError
+
+
+class Trouble(Synthetic):
+    """Does as `act` says when sample 5 is asked for. Defined here, so that workers can import it."""
+
+    def __init__(self, act):
+        super().__init__(num_classes=10, images_per_class=2)
+        self.act = act
+        self.calls = np.zeros(1, np.int64)
+
+    def sample(self, index, epoch):
+        self.calls += 1  # a data set may write to its own arrays
+        if self.act == "paddle":
+            assert "paddle" not in sys.modules
+        if index == 5:
+            if self.act == "raise":
+                return {}["missing key"]
+            if self.act == "missing file":
+                raise MissingFileError("five.jpg: no such image")
+            if self.act == "own error":
+                raise OwnError("line", 7)
+            if self.act == "exit":
+                os._exit(3)
+            if self.act == "shape":
+                return np.zeros((32, 32, 1), np.float32)
+        return super().sample(index, epoch)
+
+
+class OwnError(UserError):
+    def __init__(self, what, number):  # unpickling would call it with one argument
+        super().__init__(f"{what} {number} is bad")
+
+
+def run(act, num_workers=2):
+    loader = Loader(Trouble(act), 4, 0, 1, seed=0, num_workers=num_workers)
+    return loader, list(loader.epoch(0))
+
+
+def test_workers_import_no_paddle():
+    assert len(run("paddle")[1]) == 5
+
+
+def test_an_error_in_a_worker_keeps_its_cause():
+    with pytest.raises(
+        SampleError, match=r"^sample 5 \(synthetic class 2, sample 5\): KeyError: 'missing key'$"
+    ) as raised:
+        run("raise")
+    assert isinstance(raised.value.__cause__, WorkerTraceback)
+    assert 'return {}["missing key"]' in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_users_errors_pass_unchanged(num_workers):
+    with pytest.raises(MissingFileError, match="^five.jpg: no such image$"):
+        run("missing file", num_workers)
+    with pytest.raises(UserError, match="^line 7 is bad$"):
+        run("own error", num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_image_of_the_wrong_kind_is_refused(num_workers):
+    message = r"sample\(\) must give uint8 \[1, 32, 32\], gave float32 \[32, 32, 1\]"
+    with pytest.raises(SampleError, match=message):
+        run("shape", num_workers)
+
+
+def test_a_worker_that_ends_is_named():
+    with pytest.raises(
+        WorkerDied, match=r"^data worker \d \(pid \d+\) ended with exit code 3; its own message"
+    ):
+        run("exit")
+
+
+def test_a_killed_worker_is_named_and_the_next_epoch_starts_anew():
+    loader = Loader(Synthetic(50, 4), 4, 0, 1, seed=0, num_workers=2)
+    batches = loader.epoch(0)
+    next(batches)
+    victim = loader._workers._processes[1]
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(
+        WorkerDied, match=rf"^data worker 1 \(pid {victim.pid}\) was killed by SIGKILL; if the machine"
+    ):
+        list(batches)
+    assert len(list(loader.epoch(0))) == loader.steps_per_epoch
+
+
+def test_close_and_loss_of_the_loader_end_the_workers():
+    loader, _ = run("nothing")
+    processes = loader._workers._processes
+    assert all(process.poll() is None for process in processes)
+    loader.close()
+    assert all(process.poll() is not None for process in processes)
+    loader, _ = run("nothing")
+    processes = loader._workers._processes
+    del loader
+    assert all(process.poll() is not None for process in processes)
+
+
+PARENT = """
+from plsc.data.loader import Loader
+from plsc.data.synthetic import Synthetic
+loader = Loader(Synthetic(50, 4), 4, 0, 1, seed=0, num_workers=2)
+batches = loader.epoch(0)
+next(batches)
+print(*[process.pid for process in loader._workers._processes], flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
+def test_no_worker_outlives_the_parent(how):
+    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2 and all(alive(pid) for pid in pids)
+    if how is None:
+        parent.communicate("\n")
+        assert parent.returncode == 0
+    else:
+        parent.send_signal(how)
+        parent.communicate()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid):
+    """Whether the process runs; one that has ended but was not yet waited for by its new parent does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_data_sets_that_cannot_cross_are_refused():
+    here = type("InScript", (Synthetic,), {"__module__": "__main__"})
+    with pytest.raises(
+        UserError, match="^data set InScript is defined in the script itself, .*or use num_workers=0$"
+    ):
+        next(Loader(here(), 4, 0, 1, seed=0, num_workers=1).epoch(0))
+    data = Synthetic()
+    data.transform = lambda image: image
+    with pytest.raises(
+        UserError, match=r"^data set Synthetic cannot go to workers \(.*lambda.*\); use num_workers=0$"
+    ):
+        next(Loader(data, 4, 0, 1, seed=0, num_workers=1).epoch(0))
