@@ -1,3 +1,17 @@
-"""Training classifiers whose classes do not fit one device, on PaddlePaddle."""
+"""Training classifiers whose classes do not fit one device, on PaddlePaddle: `from plsc import Entry`."""
 
 __version__ = "0.1.0"
+__all__ = ["BACKBONES", "DATASETS", "Entry", "__version__"]
+
+
+def __getattr__(name: str):
+    # Imported when asked for: reading the version, or a config, should not cost the import of everything.
+    if name == "Entry":
+        from plsc.entry import Entry
+
+        return Entry
+    if name in ("BACKBONES", "DATASETS"):
+        from plsc import registry
+
+        return getattr(registry, name)
+    raise AttributeError(f"module 'plsc' has no attribute '{name}'")

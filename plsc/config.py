@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import PrivateAttr, ValidationError
@@ -92,18 +92,19 @@ class Config(Section):
     def _label(self, path: KeyPath) -> str:
         return self._layers.sources.get(path, DEFAULT).label
 
-    def edit(self, key: str, value: Any, source: str = "edit") -> Config:
-        """A new Config with one key, or one section as a dict, set to a Python value.
+    def edit(self, changes: Mapping[str, Any], source: str = "edit") -> Config:
+        """A new Config with some keys set to Python values, checked as a whole.
 
         Args:
-            key: "Head.margin".
+            changes: "Section.key" -> value; a section as a dict replaces it.
             source: who asks, for `source` and for errors ("set_margin").
 
         Raises ConfigError as `load` does.
         """
         layers = copy.deepcopy(self._layers)
         level = 1 + max((s.level for s in layers.sources.values()), default=DEFAULT.level)
-        layers.put(tuple(key.split(".")), plain(value), Source(max(level, 2), 0, source, source))
+        for order, (key, value) in enumerate(changes.items()):
+            layers.put(tuple(key.split(".")), plain(value), Source(max(level, 2), order, source, source))
         return _checked(layers)
 
     def to_yaml(self, sources: bool = False) -> str:
@@ -210,8 +211,10 @@ def _settle(layers: Layers, path: KeyPath, section: type[Section]) -> None:
     def source(key: str) -> Source:
         return layers.sources.get((*path, key), DEFAULT)
 
-    given = sorted((key for key in section.exclusive if layers.get((*path, key)) is not None), key=source)
-    if len(given) == 2:
+    for keys in section.exclusive:
+        given = sorted((key for key in keys if layers.get((*path, key)) is not None), key=source)
+        if len(given) < 2:
+            continue
         weak, strong = given
         if source(weak).level < source(strong).level:
             layers.drop((*path, weak))
@@ -225,7 +228,7 @@ def _settle(layers: Layers, path: KeyPath, section: type[Section]) -> None:
         ):
             layers.drop((*path, key))
     if section is GlobalCfg and isinstance(layers.get(path) or {}, dict):
-        lengths = [layers.get((*path, key)) for key in section.exclusive]
+        lengths = [layers.get((*path, key)) for key in ("epochs", "max_steps")]
         if lengths == [None, None]:
             layers.put((*path, "epochs"), DEFAULT_EPOCHS, DEFAULT)
 

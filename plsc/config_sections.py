@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
+    PositiveInt,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -32,7 +33,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     only_with: ClassVar[dict[str, tuple[str, ...]]] = {}  # key -> the `name`s with which it has a meaning
-    exclusive: ClassVar[tuple[str, ...]] = ()  # two keys of which one at most may be given
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()  # pairs of keys of which one at most may be given
 
     @field_validator("*")
     @classmethod
@@ -64,7 +65,7 @@ class Plug(Section, extra="allow"):
 class GlobalCfg(Section):
     """Length of the run, seed, device, and where the results go."""
 
-    exclusive = ("epochs", "max_steps")
+    exclusive = (("epochs", "max_steps"),)
 
     epochs: Optional[int] = Field(None, ge=1)
     """Passes over the training set. Give this or `max_steps`; one given with `-o` replaces the other of the
@@ -82,10 +83,15 @@ class GlobalCfg(Section):
     before."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
+    checkpoint: Optional[str] = None
+    """Folder of the checkpoint to read, for test, predict, export and `resume`. null takes the newest whole one in
+    `output_dir`."""
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
     """Epochs between two verifications; 0 verifies only at the end. Raise it when verification takes long."""
+    eval_every_steps: Optional[int] = Field(None, ge=1)
+    """Steps between two verifications, besides those of `eval_every`. Set it when an epoch takes hours."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""
@@ -96,7 +102,7 @@ class ModelCfg(Plug):
     explains them."""
 
     registry = BACKBONES
-    supplied = {"embedding_size": "Model.embedding_size"}
+    supplied = {"embedding_size": "Model.embedding_size", "image_shape": "the data"}
 
     name: str = "SmallResNet"
     """`SmallResNet`, a residual network for small pictures; a name that you registered; or your own class as
@@ -165,11 +171,12 @@ class LRSchedulerCfg(Section):
 
     only_with = {
         "milestones": ("step",),
+        "boundaries": ("step",),
         "gamma": ("step",),
         "power": ("poly",),
         "min_factor": ("poly", "cosine"),
     }
-    exclusive = ("warmup_epochs", "warmup_steps")
+    exclusive = (("warmup_epochs", "warmup_steps"), ("milestones", "boundaries"))
 
     name: Literal["constant", "step", "poly", "cosine"] = "cosine"
     """constant; step: times `gamma` at each milestone; poly: `(1 - progress) ** power`; cosine: half a
@@ -183,6 +190,8 @@ class LRSchedulerCfg(Section):
     """The same in steps."""
     milestones: list[PositiveFloat] = []
     """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
+    boundaries: list[PositiveInt] = []
+    """The same in steps."""
     gamma: float = Field(0.1, gt=0, le=1)
     """Factor on the rate at each milestone."""
     power: float = Field(2.0, gt=0)
@@ -190,7 +199,7 @@ class LRSchedulerCfg(Section):
     min_factor: float = Field(0.0, ge=0, le=1)
     """Lowest rate as a fraction of `learning_rate`."""
 
-    @field_validator("milestones")
+    @field_validator("milestones", "boundaries")
     @classmethod
     def _rising(cls, value: list[float]) -> list[float]:
         if any(later <= earlier for earlier, later in zip(value, value[1:])):
@@ -199,8 +208,8 @@ class LRSchedulerCfg(Section):
 
     @model_validator(mode="after")
     def _steps_somewhere(self) -> "LRSchedulerCfg":
-        if self.name == "step" and not self.milestones:
-            raise ValueError("step needs milestones, for example [10, 16, 18]")
+        if self.name == "step" and not (self.milestones or self.boundaries):
+            raise ValueError("step needs milestones, for example [10, 16, 18], or boundaries")
         return self
 
 
@@ -237,6 +246,8 @@ class TrainCfg(Section):
     dataset: TrainDatasetCfg = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)
     """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
+    num_classes: Optional[int] = Field(None, ge=1)
+    """A check only: refuse data with another number of classes. null takes what the data has."""
     num_workers: int = Field(0, ge=0)
     """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
     by the data; the batches stay the same."""
@@ -248,8 +259,6 @@ class EvalCfg(Section):
     dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
     batch_size: int = Field(256, ge=1)
     """Images per rank in one forward pass. No result depends on it."""
-    num_workers: int = Field(0, ge=0)
-    """As for training."""
 
 
 class DataLoaderCfg(Section):

@@ -98,9 +98,13 @@ def broadcast(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def gather_objects(value: object) -> list:
-    """Every rank's `value` (anything picklable and small), in rank order, on every rank. The pickles are our own."""
+    """Every rank's `value` (anything picklable and small), in rank order, on every rank. The pickles are our own.
+
+    Waits in `barrier` first, so the ranks may come to it minutes apart.
+    """
     if world_size() == 1:
         return [value]
+    barrier()
     values: list = []
     dist.all_gather_object(values, value)
     return values

@@ -11,6 +11,13 @@ import os
 import warnings
 from pathlib import Path
 
+# Warnings that Paddle gives at every start and that a user can do nothing about.
+_NUISANCES = (
+    "No ccache found",
+    "When training, we now always track",
+    "Current global rank .* is not in group",
+)
+
 
 def rank_from_env() -> int:
     """This process's rank as the launcher numbered it; 0 without a launcher."""
@@ -31,7 +38,8 @@ def prepare(threads: int | None = None) -> tuple[int, list[str]]:
     Returns:
         The number of threads for `distributed.init`, and one line for the log per decision taken.
     """
-    warnings.filterwarnings("ignore", message="No ccache found")  # Paddle 3 says it at every import
+    for nuisance in _NUISANCES:
+        warnings.filterwarnings("ignore", message=nuisance)
     notes = []
     threads, why = _threads(threads)
     notes.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per rank ({why})")

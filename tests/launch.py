@@ -29,7 +29,13 @@ def launch(
     ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     result = subprocess.run(
-        [*command, str(script), *args], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout
+        [*command, str(script), *args],
+        check=False,
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
     ranks_said = [log.read_text(errors="replace") for log in sorted(logs.glob("workerlog.*"))]
     if check and result.returncode != 0:

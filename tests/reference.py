@@ -53,7 +53,7 @@ class DenseHead:
         """-> losses [N], gradients of their mean by x, centres and bias."""
         x = x.astype(np.float64)
         rows = np.arange(len(x))
-        logits, slope, plain = self.logits(x, label)
+        logits, slope, _ = self.logits(x, label)
         top = logits.max(1, keepdims=True)
         lse = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
         losses = lse[:, 0] - logits[rows, label]

@@ -140,9 +140,9 @@ def test_epochs_and_max_steps_over_the_layers(write):
     assert load(write("Global: {max_steps: 5}")).Global.epochs is None
     cfg = load(write("Global: {epochs: 3}"), ["Global.max_steps=5"])
     assert (cfg.Global.epochs, cfg.Global.max_steps) == (None, 5)
-    cfg = cfg.edit("Global.epochs", 2)
+    cfg = cfg.edit({"Global.epochs": 2})
     assert (cfg.Global.epochs, cfg.Global.max_steps) == (2, None)
-    cfg = cfg.edit("Global.max_steps", 4)
+    cfg = cfg.edit({"Global.max_steps": 4})
     assert (cfg.Global.epochs, cfg.Global.max_steps) == (None, 4)
 
 
@@ -159,7 +159,7 @@ def test_a_name_from_above_drops_what_has_no_meaning_with_it(write):
     path = write("Head: {name: arcface, margin: 0.4, scale: 32}\nLRScheduler: {name: step, milestones: [2]}")
     cfg = load(path, ["Head.name=softmax", "LRScheduler.name=poly"])
     assert (cfg.Head.margin, cfg.Head.scale, cfg.LRScheduler.milestones) == (None, 64.0, [])
-    cfg = load(path).edit("Head.name", "cosface")
+    cfg = load(path).edit({"Head.name": "cosface"})
     assert (cfg.Head.margin, cfg.Head.scale) == (0.4, 32.0)
 
 
@@ -236,7 +236,7 @@ def test_configs_differ_by_value_not_by_source(write):
 
 def test_to_yaml_shows_sources_in_a_column(write):
     cfg = load(write("Head:\n  margin: 0.3\n"), ["DataLoader.Train.batch_size=8"])
-    text = cfg.edit("Global.seed", 3, source="set_seed").to_yaml(sources=True)
+    text = cfg.edit({"Global.seed": 3}, source="set_seed").to_yaml(sources=True)
     lines = text.splitlines()
     assert "  margin: 0.3              # a.yaml:2" in lines
     assert "    batch_size: 8          # -o" in lines
@@ -249,19 +249,19 @@ def test_to_yaml_shows_sources_in_a_column(write):
 
 def test_edit_makes_a_new_config():
     cfg = load(None, ["Head.margin=0.3"])
-    edited = cfg.edit("Head.margin", np.float32(0.25)).edit("Global.output_dir", Path("out"))
+    edited = cfg.edit({"Head.margin": np.float32(0.25)}).edit({"Global.output_dir": Path("out")})
     assert (cfg.Head.margin, edited.Head.margin, edited.Global.output_dir) == (0.3, 0.25, "out")
     assert edited.source("Head.margin") == "edit"
-    assert edited.edit("DataLoader.Eval.dataset", None).DataLoader.Eval.dataset is None
+    assert edited.edit({"DataLoader.Eval.dataset": None}).DataLoader.Eval.dataset is None
 
 
 def test_wrong_edits():
     with pytest.raises(
         ConfigError, match=r"^set_margin: Head.margin: must be a number in \[0, 1.5\] or null \(got 28.6\)$"
     ):
-        load().edit("Head.margin", 28.6, source="set_margin")
+        load().edit({"Head.margin": 28.6}, source="set_margin")
     with pytest.raises(UserError, match=r"^a config holds plain values, not object \(got <object"):
-        load().edit("Head.margin", object())
+        load().edit({"Head.margin": object()})
 
 
 def test_configs_are_immutable():

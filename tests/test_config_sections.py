@@ -90,7 +90,7 @@ MARGINS = "arcface, dist_arcface, cosface, dist_cosface"
         ),
         (
             "LRScheduler: {name: step}",
-            "LRScheduler: step needs milestones, for example [10, 16, 18] (got {name: step})",
+            "LRScheduler: step needs milestones, for example [10, 16, 18], or boundaries (got {name: step})",
         ),
         (
             "LRScheduler: {name: step, milestones: [2, 2]}",
@@ -129,4 +129,4 @@ def test_capital_letters_mark_sections_and_rules_name_real_keys():
     assert {TrainCfg, EvalCfg} <= set(found) and len(found) == 10
     for section in found:
         assert issubclass(section, Section)
-        assert {*section.only_with, *section.exclusive} <= set(section.model_fields)
+        assert {*section.only_with, *sum(section.exclusive, ())} <= set(section.model_fields)

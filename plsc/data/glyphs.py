@@ -70,7 +70,7 @@ class GlyphPairs(PairSet):
     Positives and negatives alternate, so every fold of a 10-fold protocol is balanced, as LFW's are. Each
     class in each face is one picture, distorted once. Nothing depends on the run's seed.
     `num_pairs`, `faces`, `size` as in Glyphs. `held_out` must be at most that of the training set.
-    `augment`: strength of the distortions (transforms.distort); half of the training's by default.
+    `augment`: strength of the distortions (transforms.distort), as in training by default.
     """
 
     name = "glyph pairs"
@@ -81,7 +81,7 @@ class GlyphPairs(PairSet):
         faces: Literal[4, 8] = 8,
         held_out: float = 0.1,
         size: int = 32,
-        augment: float = 0.5,
+        augment: float = 1.0,
     ):
         self.check(num_pairs=num_pairs, faces=faces, held_out=held_out, size=size, augment=augment)
         classes = fonts.glyph_classes(faces)

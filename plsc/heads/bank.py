@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import paddle
 from paddle import _C_ops
+from paddle.utils import dlpack
 
 from plsc.sharding import ClassShard
 
@@ -89,14 +90,39 @@ class DeviceBank:
             )
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that a checkpoint needs, by name, first axis the shard's classes."""
-        momenta = {
-            f"{name}_momentum" if name != "centres" else "momentum": m for name, m in self._momenta.items()
-        }
-        return {name: tensor.numpy() for name, tensor in {**self._values, **momenta}.items()}
+        """Everything that a checkpoint needs, by name, first axis the shard's classes. On the CPU these are views, not copies:
+        they change with the next update."""
+        momenta = {_momentum_of(name): momentum for name, momentum in self._momenta.items()}
+        return {name: _host_view(tensor) for name, tensor in {**self._values, **momenta}.items()}
 
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Take over rows made by `state()`, on any split of the classes, cut to this shard."""
+    def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
+        """Take over `rows`, cut from what `state()` gave on any split of the classes; they go to [start, start + len)."""
         for name, value in self._values.items():
-            value.set_value(state[name])
-            self._momenta[name].set_value(state["momentum" if name == "centres" else f"{name}_momentum"])
+            stop = start + len(rows[name])
+            for target, source in ((value, name), (self._momenta[name], _momentum_of(name))):
+                if stop > start:
+                    paddle.assign(paddle.to_tensor(rows[source]), output=target[start:stop])
+
+
+def _momentum_of(name: str) -> str:
+    """ "momentum" belongs to "centres", "bias_momentum" to "bias"."""
+    return "momentum" if name == "centres" else f"{name}_momentum"
+
+
+class _Exporter:
+    """Lends a CPU tensor's memory by the array interchange protocol; on Paddle 2.6 Tensor itself cannot."""
+
+    def __init__(self, tensor: paddle.Tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, **_):
+        return dlpack.to_dlpack(self._tensor)
+
+    def __dlpack_device__(self):
+        return 1, 0  # the CPU
+
+
+def _host_view(tensor: paddle.Tensor) -> np.ndarray:
+    return (
+        np.from_dlpack(_Exporter(tensor)) if tensor.size and tensor.place.is_cpu_place() else tensor.numpy()
+    )

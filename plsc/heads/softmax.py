@@ -39,9 +39,11 @@ _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cac
 @dataclass
 class HeadOutput:
     """loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
-    losses_B, correct_B: this rank's samples' losses, and whether the plain target logit is the largest (top-1)."""
+    accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the same on every rank.
+    losses_B, correct_B: the same for each of this rank's samples."""
 
     loss: paddle.Tensor
+    accuracy: paddle.Tensor
     losses_B: paddle.Tensor
     correct_B: paddle.Tensor
 
@@ -139,7 +141,7 @@ class SoftmaxHead:
         """
         step = _Step(self, emb.flatten(1), label_B)
         loss = _SoftmaxLoss.apply(step.emb_BD, step)
-        return HeadOutput(loss, step.own(step.loss_N), step.own(step.correct_N))
+        return HeadOutput(loss, step.accuracy, step.own(step.loss_N), step.own(step.correct_N))
 
     def step(self, lr: float) -> None:
         """Move the centres by the gradients of the last backward."""
@@ -199,7 +201,8 @@ class _Step:
         self._find_targets()
         self._walk_others(keep)
         self._join_ranks()
-        return self._mean(self.loss_N)
+        loss, self.accuracy = self._means(self.loss_N, self.correct_N.astype("float32"))
+        return loss
 
     def _find_targets(self) -> None:
         """Plain target logits (without scale) of the P samples whose class is in this shard, and with margin."""
@@ -304,11 +307,12 @@ class _Step:
             f"[0, {self.head.shard.num_classes}); {len(stray)} such samples in the step"
         )
 
-    def _mean(self, loss_N: paddle.Tensor) -> paddle.Tensor:
-        total = loss_N.sum()
+    def _means(self, *values_N: paddle.Tensor) -> list[paddle.Tensor]:
+        """Means over the samples of all ranks."""
+        totals = paddle.stack([value.sum() for value in values_N])
         if not self.head.sharded:
-            distributed.all_reduce(total)
-        return total / self.num_samples
+            distributed.all_reduce(totals)
+        return (totals / self.num_samples).unbind()
 
     # -- backward -----------------------------------------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ def head_equals_reference(
         "embedding gradient": 0.0,
         "centre gradient": 0.0,
         "parameters": 0.0,
+        "accuracy": 0.0,
     }
 
     def note(key, got, want):
@@ -86,6 +87,7 @@ def head_equals_reference(
         note("loss", out.loss.item(), losses.mean())
         note("losses", out.losses_B.numpy(), losses[own])
         assert (out.correct_B.numpy() == dense.correct(x, label)[own]).all()
+        note("accuracy", out.accuracy.item() + 1, dense.correct(x, label).mean() + 1)
         note("embedding gradient", emb.grad.numpy() / distributed.world_size(), dx[own])
         if head.shard.size:
             # in units of the whole matrix's largest gradient: a shard without positives has next to none of its own

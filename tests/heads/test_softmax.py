@@ -82,7 +82,7 @@ def test_logits_shifted_by_ten_thousand():
     for shift in (0.0, 1e4):
         head = SoftmaxHead(20, 16, bias=True, init_std=0.5)
         state = head.bank.state()
-        head.bank.load_state({**state, "bias": state["bias"] + np.float32(shift)})
+        head.bank.load_rows(0, {**state, "bias": state["bias"] + np.float32(shift)})
         out, dx, dw = run(head, x, label)
         assert np.isfinite(out.loss.item()) and np.isfinite(dx).all() and np.isfinite(dw).all()
         losses.append(out.loss.item())
@@ -94,7 +94,7 @@ def test_zero_embeddings_and_cosines_of_one_and_minus_one(margin):
     head = SoftmaxHead(4, 3, margin, scale=64.0, init_std=0.5)
     centres = np.eye(4, 3, dtype=np.float32) * 2
     centres[3] = 0  # a class centre of length zero
-    head.bank.load_state({"centres": centres, "momentum": np.zeros_like(centres)})
+    head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
     x = np.array([[0, 0, 0], [5, 0, 0], [-5, 0, 0], [0, 3, 0], [1, 1, 1]], np.float32)
     out, dx, dw = run(head, x, np.array([0, 0, 0, 3, 3]))
     assert np.isfinite(out.losses_B.numpy()).all() and np.isfinite(dx).all() and np.isfinite(dw).all()
@@ -106,8 +106,8 @@ def test_zero_embeddings_and_cosines_of_one_and_minus_one(margin):
 def test_a_sure_prediction_has_a_small_loss_and_an_exact_gradient():
     """1 - p is not found as a difference: a loss of 1e-9 and its gradient keep their digits in float32."""
     head = SoftmaxHead(2, 2, init_std=0.5)
-    head.bank.load_state(
-        {"centres": np.array([[20, 0], [0, 0]], np.float32), "momentum": np.zeros((2, 2), np.float32)}
+    head.bank.load_rows(
+        0, {"centres": np.array([[20, 0], [0, 0]], np.float32), "momentum": np.zeros((2, 2), np.float32)}
     )
     out, dx, _ = run(head, np.array([[1, 0]], np.float32), np.array([0]))
     assert out.loss.item() == pytest.approx(np.log1p(np.exp(-20.0)), rel=1e-5)

@@ -1,0 +1,121 @@
+"""Speed and memory of the parts, measured: `python tools/benchmark.py head --classes 1000000 --dim 128`.
+
+Timings on a shared machine drift, so what is compared is measured alternately in one run and given as a ratio of medians. Memory
+is the process's peak resident set above what it was once Paddle had computed something, from /proc (Linux).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from plsc import environment
+
+
+def resident_bytes(field: str = "VmRSS") -> int:
+    """This process's resident memory now ("VmRSS") or at its peak ("VmHWM"), in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    """Let VmHWM start again from the present."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def head(args: argparse.Namespace) -> dict:
+    """One step of the head (forward, backward, update), against the three bare matrix products of the same shapes."""
+    threads, _ = environment.prepare(args.threads)
+    import paddle
+
+    from plsc import distributed
+    from plsc.heads.margins import ArcFace
+    from plsc.heads.softmax import SoftmaxHead, plan_blocks
+
+    distributed.init("cpu", threads)
+    rng = np.random.default_rng(0)
+    emb = paddle.to_tensor(rng.standard_normal((args.batch, args.dim)), dtype="float32", stop_gradient=False)
+    label = paddle.to_tensor(rng.integers(0, args.classes, args.batch))
+
+    def step(head: SoftmaxHead) -> None:
+        head(emb, label % head.shard.num_classes).loss.backward()
+        head.step(0.1)
+        emb.clear_grad()
+
+    budget = int(args.budget_mb * 2**20)
+    step(
+        SoftmaxHead(1000, args.dim, ArcFace(), scale=64.0)
+    )  # Paddle's own base: libraries, threads, first buffers
+    base = resident_bytes()
+    reset_peak()
+    measured = SoftmaxHead(args.classes, args.dim, ArcFace(), scale=64.0, budget=budget)
+    for _ in range(2):
+        step(measured)
+    peak = resident_bytes("VmHWM") - base
+    bank = 3 * 4 * args.classes * args.dim
+    block, kept = plan_blocks(args.batch, args.classes, args.dim, budget)
+    seconds = alternate(args.runs, {"step": lambda: step(measured), "products": bare_products(args)})
+    return {
+        **{key: value for key, value in vars(args).items() if key not in ("part", "json")},
+        "threads": threads,
+        "block": block,
+        "exponentials": "kept" if kept else "recomputed",
+        "bank_mb": bank / 2**20,
+        "peak_mb": peak / 2**20,
+        "allowed_mb": (bank + budget) * 1.1 / 2**20,
+        "step_seconds": seconds["step"],
+        "products_seconds": seconds["products"],
+        "step_over_products": seconds["step"] / seconds["products"],
+    }
+
+
+def bare_products(args: argparse.Namespace):
+    """The floor: [N, D] x [D, C], [N, C] x [C, D] and [C, N] x [N, D] by paddle.matmul, whole if [N, C] fits 2 GB."""
+    import paddle
+
+    classes = min(args.classes, 2**31 // (4 * args.batch))
+    repeat = args.classes / classes
+    emb, centres = paddle.randn([args.batch, args.dim]), paddle.randn([classes, args.dim])
+
+    def run() -> float:
+        logits = paddle.matmul(emb, centres, transpose_y=True)
+        paddle.matmul(logits, centres)
+        paddle.matmul(logits, emb, transpose_x=True)
+        return repeat
+
+    return run
+
+
+def alternate(runs: int, work: dict) -> dict[str, float]:
+    """Median seconds of each, run in turn `runs` times; a number that the work returns scales its time."""
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(runs):
+        for name, function in work.items():
+            began = time.perf_counter()
+            factor = function() or 1.0
+            times[name].append((time.perf_counter() - began) * factor)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=["head"])
+    parser.add_argument("--classes", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=512, help="embedding size")
+    parser.add_argument("--batch", type=int, default=256, help="samples in the global batch")
+    parser.add_argument("--budget-mb", type=float, default=64.0, help="Head.logits_budget_mb")
+    parser.add_argument("--threads", type=int, help="default: all processors")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    args = parser.parse_args(argv)
+    found = {"head": head}[args.part](args)
+    for key, value in found.items():
+        print(f"{key:20}{value:,.3f}" if isinstance(value, float) else f"{key:20}{value}")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0

@@ -1,0 +1,94 @@
+"""The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, and `python -m plsc VERB`; tools/*.py call these too.
+
+They read argv and call one verb of Entry. A UserError is printed, one line a mistake, and the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from plsc.entry import Entry
+from plsc.errors import UserError
+
+_VERBS = {
+    "train": "train, verify, and write the report",
+    "eval": "verify a checkpoint on the pairs of DataLoader.Eval",
+    "predict": "embeddings of images, as .npy",
+    "export": "write the backbone for Paddle Inference and ONNX",
+}
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(f"plsc-{verb}", description=_VERBS[verb])
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
+    parser.add_argument(
+        "-o",
+        "--override",
+        metavar="Section.key=value",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="wins over the file",
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
+    if verb == "train":
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print the resolved config and the plan, train nothing"
+        )
+    if verb == "predict":
+        parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
+        parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
+    return parser
+
+
+def run(verb: str, argv: Sequence[str] | None = None) -> int:
+    """One verb with its arguments; the exit code."""
+    args = _parser(verb).parse_args(argv)
+    try:
+        entry = Entry(args.config, args.override)
+        if verb == "train" and args.dry_run:
+            print(entry.dry_run())
+        elif verb == "predict":
+            images = args.images
+            entry.predict(
+                images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output
+            )
+        else:
+            {"train": entry.train, "eval": entry.test, "export": entry.export}[verb]()
+    except UserError as error:
+        if args.debug:
+            raise
+        for line in str(error).splitlines():
+            print(f"ERROR {line}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m plsc VERB ...`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] not in _VERBS:
+        print(
+            "usage: python -m plsc VERB ...\n"
+            + "\n".join(f"  {verb:9}{what}" for verb, what in _VERBS.items())
+        )
+        return 0 if argv in ([], ["-h"], ["--help"]) else 2
+    return run(argv[0], argv[1:])
+
+
+def train() -> int:
+    return run("train")
+
+
+def evaluate() -> int:
+    return run("eval")
+
+
+def predict() -> int:
+    return run("predict")
+
+
+def export() -> int:
+    return run("export")

@@ -1,0 +1,375 @@
+"""The door: a config in, verbs out.
+
+    from plsc import Entry
+    Entry("configs/default.yaml", ["Global.epochs=1"]).train()      # on this process
+    Entry("configs/").launch(ranks=2)                               # the same on two, also from a notebook
+
+An Entry holds a Config and turns each verb into calls of the rooms below. Paddle is imported by the verbs, not by this module, so
+that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plsc import environment, log
+from plsc.config import Config, load
+from plsc.errors import MissingFileError, UserError
+from plsc.evaluation import worst_pairs
+from plsc.report import WorstPair, write_report
+from plsc.setters import Setters
+from plsc.sharding import split
+
+# What a training run leaves in Global.output_dir.
+RUN_FILES = (
+    *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints"),
+    *(
+        "report.html",
+        "curves.png",
+        "roc.png",
+        "histogram.png",
+        "worst_pairs.png",
+        "export",
+        "test",
+        "predict",
+    ),
+)
+WORST_PAIRS = 6  # of each kind in the report
+
+
+class Entry(Setters):
+    """Train, test, predict and export by one config.
+
+    Args:
+        config: a YAML file, a folder (its default.yaml), a Config, or None for the defaults.
+        overrides: "Section.key=value" each, as `-o` takes them.
+
+    Raises UserError with everything that is wrong in the config, one line each.
+    """
+
+    def __init__(self, config: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()):
+        self.config = config if isinstance(config, Config) else load(config, overrides)
+        self._model: Any = None
+        self._make_optimizer: Callable | None = None
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.Global.output_dir)
+
+    # -- verbs --------------------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end, verify, write the report. Every rank calls it in a launch.
+
+        Returns {"accuracy", "threshold", ..., "seconds", "output_dir"} of the last verification (accuracies None without pairs).
+        """
+        trainer_module = self._start()
+        from plsc import distributed
+
+        trainer = trainer_module.Trainer(self.config, self._model, self._make_optimizer)
+        path = self._resume_from() if self.config.Global.resume else None
+        if path is not None:
+            trainer.resume(path)
+        metrics = None
+        if distributed.rank() == 0:
+            if path is None:
+                self._set_earlier_run_aside()
+            log.setup(0, self.output_dir / "train.log")
+            for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
+                log.get_logger().info(line)
+            log.replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
+            metrics = log.Metrics(self.output_dir, from_step=trainer.step)
+        distributed.barrier()
+        trainer.train(metrics)
+        if trainer.pairs and trainer.verification is None:  # resumed after the last step
+            trainer.evaluate()
+        result = {**(trainer.verification.row() if trainer.verification else {"accuracy": None})}
+        result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
+        if metrics:
+            metrics.close()
+            self._finish(trainer, self.output_dir, f"training took {log.duration(trainer.seconds)}")
+        return result
+
+    def test(self) -> dict[str, Any]:
+        """Verify a checkpoint (Global.checkpoint, or the newest in output_dir) on DataLoader.Eval's pairs.
+
+        Prints the table and writes the report to output_dir/test. Returns the numbers.
+        """
+        trainer_module = self._start()
+        from plsc import distributed
+
+        if self.config.DataLoader.Eval.dataset is None:
+            raise UserError("DataLoader.Eval.dataset: is null; name a pair set to test on")
+        saved = self._checkpoint()
+        tester = trainer_module.Tester(self.config, self._backbone(saved))
+        tester.evaluate()
+        if distributed.rank() == 0:
+            self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}")
+        return tester.verification.row()
+
+    def predict(
+        self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
+    ) -> tuple[np.ndarray, list[str]]:
+        """Embeddings of images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
+
+        Args:
+            images: a list file (a path a line, a label may follow), a list of image paths, or uint8 pixels [n, C, H, W].
+            output: folder for embeddings.npy and names.txt; None: output_dir/predict.
+
+        Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
+        """
+        trainer_module = self._start()
+        from plsc import distributed
+
+        saved = self._checkpoint()
+        read, names = _pictures(images, saved.contract)
+        emb = trainer_module.embed(
+            self._backbone(saved), read, len(names), saved.contract, self.config.DataLoader.Eval.batch_size
+        )
+        emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        if distributed.rank() == 0:
+            folder = Path(output) if output else self.output_dir / "predict"
+            folder.mkdir(parents=True, exist_ok=True)
+            log.replace_file(folder / "names.txt", "".join(f"{name}\n" for name in names).encode())
+            np.save(folder / "embeddings.tmp.npy", emb)
+            os.replace(folder / "embeddings.tmp.npy", folder / "embeddings.npy")
+            print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
+        return emb, names
+
+    def export(self) -> dict[str, Any]:
+        """Write a checkpoint's backbone to output_dir/export for Paddle Inference and ONNX, each compared with the network.
+
+        Returns what plsc.export.export found: files and largest differences.
+        """
+        self._start()
+        from plsc import distributed
+        from plsc.export import export
+
+        saved = self._checkpoint()
+        found: dict[str, Any] = {}
+        if distributed.rank() == 0:
+            found = export(
+                self._backbone(saved),
+                self.output_dir / "export",
+                image_shape=tuple(saved.state["image_shape"]),
+                formats=self.config.Export.formats,
+                opset=self.config.Export.opset,
+                contract=saved.contract,
+                threshold=saved.state["threshold"],
+            )
+            print(f"done: exported {saved.path} to {self.output_dir / 'export'}")
+        distributed.barrier()
+        return found
+
+    def dry_run(self) -> str:
+        """The resolved config with the source of each value, and the plan of the run; trains nothing, starts no group."""
+        self.config.check_data()
+        environment.prepare(self.config.Global.threads)
+        from plsc.data.loader import Loader
+
+        train = self.config.DataLoader.Train
+        dataset = train.dataset.build(seed=self.config.Global.seed)
+        world_size, rank = environment.world_size_from_env(), environment.rank_from_env()
+        loader = Loader(dataset, train.batch_size, rank, world_size, self.config.Global.seed)
+        backbone = self._model or self.config.Model.build(
+            embedding_size=self.config.Model.embedding_size, image_shape=dataset.image_shape
+        )
+        plan = self._plan_lines(dataset, backbone, loader.steps_per_epoch)
+        return "\n".join([self.config.to_yaml(sources=True), *plan])
+
+    def launch(self, ranks: int, verb: str = "train") -> int:
+        """Run `verb` ("train", "test" or "export") of this config on `ranks` processes of this machine, through
+        paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed.
+
+        Returns the exit code 0. Raises UserError when a rank failed; the logs are in output_dir/log.
+        """
+        if self._model is not None or self._make_optimizer is not None:
+            raise UserError(
+                "launch: set_model and set_optimizer hold objects of this process, which new processes cannot have; name a "
+                "class in Model.name as package.module:Class, or start your script with paddle.distributed.launch"
+            )
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        config = self.output_dir / "launch.yaml"
+        log.replace_file(config, self.config.to_yaml().encode())
+        logs = self.output_dir / "log"
+        starter = [
+            sys.executable,
+            "-m",
+            "paddle.distributed.launch",
+            "--nproc_per_node",
+            str(ranks),
+            "--log_dir",
+            str(logs),
+        ]
+        env = dict(os.environ)
+        if (
+            env.get("CUDA_VISIBLE_DEVICES") == ""
+        ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
+            del env["CUDA_VISIBLE_DEVICES"]
+        process = subprocess.Popen(
+            [*starter, str(Path(__file__).with_name("__main__.py")), verb, "-c", str(config)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for line in process.stdout:
+            print(line, end="")  # not inherited: a notebook shows what Python prints only
+        if process.wait() != 0:
+            raise UserError(
+                f"launch: {verb} on {ranks} ranks ended with exit code {process.returncode}; see {logs}"
+            )
+        return 0
+
+    # -- the parts of a verb --------------------------------------------------------------------------------------------------
+
+    def _start(self):
+        """Check the data, set up environment, ranks and log; then import what needs Paddle."""
+        self.config.check_data()
+        threads, notes = environment.prepare(self.config.Global.threads)
+        from plsc import distributed, trainer
+
+        distributed.init(self.config.Global.device, threads)
+        log.setup(distributed.rank())
+        for note in notes:
+            log.get_logger().info(note)
+        return trainer
+
+    def _plan_lines(self, dataset, backbone, steps_per_epoch: int) -> list[str]:
+        cfg, world_size = self.config, environment.world_size_from_env()
+        batch, width = cfg.DataLoader.Train.batch_size, cfg.Model.embedding_size
+        sharded = cfg.Head.name.startswith("dist_")
+        shards = (
+            split(dataset.num_classes, world_size) if sharded else [(0, dataset.num_classes)] * world_size
+        )
+        sizes = sorted({stop - start for start, stop in shards}, reverse=True)
+        bank = 3 * 4 * sizes[0] * (width + cfg.Head.bias) / 2**20
+        steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
+        parameters = sum(parameter.size for parameter in backbone.parameters())
+        rows = {
+            "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
+            "data": f"{len(dataset):,} images of {dataset.num_classes:,} classes, shape {list(dataset.image_shape)}",
+            "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
+            "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
+            "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, {bank:.1f} MB for centres, "
+            f"momentum and gradient, at most {cfg.Head.logits_budget_mb:g} MB for logits",
+        }
+        return [f"plan: {name:9}{text}" for name, text in rows.items()]
+
+    def _set_earlier_run_aside(self) -> None:
+        """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed up."""
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        found = [self.output_dir / name for name in RUN_FILES if (self.output_dir / name).exists()]
+        if not found:
+            return
+        number = 1
+        while (aside := self.output_dir / f"previous-{number}").exists():
+            number += 1
+        aside.mkdir()
+        for path in found:
+            path.rename(aside / path.name)
+        log.get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
+
+    def _resume_from(self) -> Path | None:
+        """The checkpoint to continue from; None (said in the log) when there is none yet."""
+        path = self._find_checkpoint()
+        if path is None:
+            log.get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
+        return path
+
+    def _find_checkpoint(self) -> Path | None:
+        from plsc import checkpoint, distributed
+
+        given = self.config.Global.checkpoint
+        if given:
+            return checkpoint.Checkpoint.open(given).path
+        found, problem = None, None
+        if distributed.rank() == 0:  # it verifies every byte and sets damaged ones aside: once is enough
+            try:
+                found = checkpoint.latest(self.output_dir / "checkpoints")
+            except UserError as error:
+                problem = str(error)
+        found, problem = distributed.gather_objects((found, problem))[0]
+        if problem:
+            raise UserError(problem)
+        return found
+
+    def _checkpoint(self):
+        from plsc.checkpoint import Checkpoint
+
+        path = self._find_checkpoint()
+        if path is None:
+            raise MissingFileError(
+                f"{self.output_dir / 'checkpoints'}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
+            )
+        return Checkpoint.open(path, verify=False)
+
+    def _backbone(self, saved):
+        from plsc import trainer
+
+        backbone = self._model or trainer.build_backbone(self.config, tuple(saved.state["image_shape"]))
+        trainer.load_backbone(backbone, saved)
+        return backbone
+
+    def _finish(self, run, folder: Path, how: str) -> None:
+        """Table, report and the last line; rank 0."""
+        from plsc.trainer import describe
+
+        name = run.pairs.name if run.pairs else ""
+        verifications = {name: run.verification} if run.verification else {}
+        worst = {name: _worst(run)} if run.verification else {}
+        metrics = self.output_dir / "metrics.jsonl"
+        rows = log.read_metrics(metrics) if metrics.is_file() else []
+        summary = {
+            "verification": describe(run.verification),
+            "run": how,
+            "ranks": environment.world_size_from_env(),
+            "head": self.config.Head.name,
+            "backbone": self.config.Model.name,
+        }
+        page = write_report(folder, "plsc run", rows, verifications, worst, self.config.to_yaml(), summary)
+        for found in verifications.values():
+            print(log.table(list(found.results().items()), ["verification", name]))
+        said = f"{describe(run.verification)} on {name}" if run.verification else describe(None)
+        print(f"done: {said}, results in {folder}, report {page}", flush=True)
+
+
+def _worst(run) -> list[WorstPair]:
+    found, pairs = run.verification, run.pairs
+    indices = worst_pairs(found.similarity, found.same, found.threshold, WORST_PAIRS)
+    return [
+        WorstPair(
+            kind,
+            float(found.similarity[index]),
+            tuple(pairs.image(int(image)) for image in pairs.pairs[index]),
+            tuple(pairs.image_name(int(image)) for image in pairs.pairs[index]),
+        )
+        for kind, chosen in zip(("false reject", "false accept"), indices)
+        for index in chosen
+    ]
+
+
+def _pictures(images, contract: dict) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
+    """-> (start, stop) -> uint8 [n, C, H, W], and the names."""
+    from plsc.data.images import load_image, read_list
+
+    if isinstance(images, np.ndarray):
+        height, width = contract["size"]
+        shape = (1 if contract["channels"] == "grey" else 3, height, width)
+        if images.dtype != np.uint8 or images.shape[1:] != shape:
+            raise UserError(
+                f"predict: pixels must be uint8 [n, {', '.join(map(str, shape))}], got {images.dtype} {list(images.shape)}"
+            )
+        return (lambda start, stop: images[start:stop]), [str(number) for number in range(len(images))]
+    paths = (
+        read_list(str(images), labelled=False)[0] if isinstance(images, (str, os.PathLike)) else list(images)
+    )
+    names = [str(path) for path in paths]
+    return (lambda start, stop: np.stack([load_image(path, contract) for path in names[start:stop]])), names

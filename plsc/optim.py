@@ -1,0 +1,60 @@
+"""How parameters move: the schedule of the learning rate and the backbone's optimizer.
+
+A schedule is a function step -> learning rate, with no state, so a resumed run needs nothing but its step. The class centres are
+moved by the head's bank at the same rate.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+
+import paddle
+
+from plsc.config_sections import LRSchedulerCfg, OptimizerCfg
+
+
+def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
+    """The learning rate of step 0, 1, ..., total_steps - 1.
+
+    Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1). What follows is laid
+    over the remaining steps; `progress` runs from 0 at the first of them towards 1 at the end of the run.
+    """
+    warmup = cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
+    drops = cfg.boundaries or [round(epoch * steps_per_epoch) for epoch in cfg.milestones]
+    shapes = {
+        "constant": lambda step, progress: 1.0,
+        "step": lambda step, progress: cfg.gamma ** bisect_right(drops, step),
+        "poly": lambda step, progress: cfg.min_factor + (1 - cfg.min_factor) * (1 - progress) ** cfg.power,
+        "cosine": lambda step, progress: (
+            cfg.min_factor + (1 - cfg.min_factor) * 0.5 * (1 + math.cos(math.pi * progress))
+        ),
+    }
+    shape = shapes[cfg.name]
+
+    def learning_rate(step: int) -> float:
+        if step < warmup:
+            return cfg.learning_rate * (step + 1) / (warmup + 1)
+        return cfg.learning_rate * shape(step, (step - warmup) / max(1, total_steps - warmup))
+
+    return learning_rate
+
+
+def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.optimizer.Momentum:
+    """Momentum SGD on the backbone; set its rate with `set_lr` before each step.
+
+    Weight decay falls on matrices and kernels only: a bias, a norm's gain and a slope have one dimension and get none.
+    """
+    parameters = [p for p in backbone.parameters() if not p.stop_gradient]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": cfg.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    clip = paddle.nn.ClipGradByGlobalNorm(cfg.clip_norm) if cfg.clip_norm else None
+    return paddle.optimizer.Momentum(
+        learning_rate=0.0,
+        momentum=cfg.momentum,
+        parameters=[group for group in groups if group["params"]],
+        grad_clip=clip,
+    )

@@ -1,0 +1,112 @@
+"""PLSC's historic `set_*` calls: each is an edit of the config, or hands over an object that no config can hold.
+
+Gone, because the data tells: set_train_image_num. Gone without a use: set_use_quant, set_hdfs_info, set_calc_acc (the accuracy
+of training is always reported; it costs nothing here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Setters:
+    """Mixed into Entry. Every call returns the Entry, so calls can be chained; a wrong value raises UserError."""
+
+    def _set(self, key: str, value: Any, caller: str) -> Setters:
+        return self._set_all({key: value}, caller)
+
+    def _set_all(self, changes: dict[str, Any], caller: str) -> Setters:
+        self.config = self.config.edit(changes, caller)
+        return self
+
+    def set_train_batch_size(self, samples: int):
+        """Samples per rank and step."""
+        return self._set("DataLoader.Train.batch_size", samples, "set_train_batch_size")
+
+    def set_test_batch_size(self, images: int):
+        """Images per rank in one forward pass of verification and prediction."""
+        return self._set("DataLoader.Eval.batch_size", images, "set_test_batch_size")
+
+    def set_model_save_dir(self, folder: str):
+        """Where the run's files go."""
+        return self._set("Global.output_dir", folder, "set_model_save_dir")
+
+    def set_checkpoint_dir(self, folder: str):
+        """The checkpoint that test, predict, export and a resumed training read."""
+        return self._set("Global.checkpoint", folder, "set_checkpoint_dir")
+
+    def set_class_num(self, classes: int):
+        """Refuse to train on data with another number of classes; without it the data decides."""
+        return self._set("DataLoader.Train.num_classes", classes, "set_class_num")
+
+    def set_emb_size(self, size: int):
+        """Length of the embedding."""
+        return self._set("Model.embedding_size", size, "set_emb_size")
+
+    def set_model_name(self, name: str):
+        """A built-in or registered backbone, or package.module:Class."""
+        return self._set("Model.name", name, "set_model_name")
+
+    def set_train_epochs(self, epochs: int):
+        """Passes over the training set."""
+        return self._set("Global.epochs", epochs, "set_train_epochs")
+
+    def set_train_steps(self, steps: int):
+        """Optimizer steps instead of epochs."""
+        return self._set("Global.max_steps", steps, "set_train_steps")
+
+    def set_warmup_epochs(self, epochs: float):
+        """Epochs in which the learning rate rises."""
+        return self._set("LRScheduler.warmup_epochs", epochs, "set_warmup_epochs")
+
+    def set_loss_type(self, name: str, margin: float | None = None, scale: float | None = None):
+        """softmax, arcface, cosface, or with their classes spread over the ranks: dist_softmax, dist_arcface, dist_cosface."""
+        given = {"Head.name": name, "Head.margin": margin, "Head.scale": scale}
+        return self._set_all(
+            {key: value for key, value in given.items() if value is not None}, "set_loss_type"
+        )
+
+    def set_model_parallel(self, spread: bool):
+        """Whether the classes are spread over the ranks."""
+        name = self.config.Head.name.removeprefix("dist_")
+        return self._set("Head.name", f"dist_{name}" if spread else name, "set_model_parallel")
+
+    def set_with_test(self, verify: bool):
+        """False verifies nothing, neither while training nor at its end."""
+        return self if verify else self._set("DataLoader.Eval.dataset", None, "set_with_test")
+
+    def set_test_period(self, steps: int):
+        """Steps between two verifications."""
+        return self._set("Global.eval_every_steps", steps, "set_test_period")
+
+    def set_log_period(self, steps: int):
+        """Steps between two log lines."""
+        return self._set("Global.log_every", steps, "set_log_period")
+
+    def set_lr_decay_factor(self, factor: float):
+        """Factor on the learning rate at each boundary of set_step_boundaries."""
+        return self._set("LRScheduler.gamma", factor, "set_lr_decay_factor")
+
+    def set_step_boundaries(self, steps: list[int]):
+        """Steps at which the learning rate drops."""
+        changes = {"LRScheduler.name": "step", "LRScheduler.boundaries": list(steps)}
+        return self._set_all(changes, "set_step_boundaries")
+
+    def set_distfc_attr(self, init_std: float):
+        """Standard deviation of the initial class centres."""
+        return self._set("Head.init_std", init_std, "set_distfc_attr")
+
+    def set_max_last_checkpoint_num(self, checkpoints: int):
+        """Newest checkpoints to keep."""
+        return self._set("Checkpoint.keep", checkpoints, "set_max_last_checkpoint_num")
+
+    def set_model(self, backbone):
+        """A paddle.nn.Layer of your own, images [B, C, H, W] -> embeddings [B, D], instead of Model.name's."""
+        self._model = backbone
+        return self
+
+    def set_optimizer(self, make: Callable):
+        """A function backbone -> Paddle optimizer, instead of the Optimizer section's; the class centres keep theirs."""
+        self._make_optimizer = make
+        return self

@@ -1,0 +1,303 @@
+"""Training: `Trainer` wires a config's parts together, `train` loops, and `train_step` is the order of operations.
+
+    data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> optimizer and bank
+
+Verification, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function of the step, the
+order of the data of (seed, epoch), and Paddle's own random numbers (dropout) of (seed, step, rank), so step and parameters are
+all that a resumed run has to be given.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import paddle
+
+from plsc import checkpoint, distributed, log, optim
+from plsc.config import Config
+from plsc.data.loader import Loader
+from plsc.embed import embed, to_input
+from plsc.errors import UserError
+from plsc.evaluation import Verification, verify
+from plsc.heads import build_head
+from plsc.heads.softmax import HeadOutput
+
+_ROWS_AT_ONCE = 65_536  # of the centres, when a checkpoint is read: no second copy of the shard in memory
+
+
+class DivergedError(UserError):
+    """The loss is no longer a finite number."""
+
+
+def build_backbone(cfg: Config, image_shape: tuple[int, int, int]) -> paddle.nn.Layer:
+    """The backbone with its initial weights, the same on every rank."""
+    paddle.seed(cfg.Global.seed)
+    return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
+
+
+def load_backbone(backbone: paddle.nn.Layer, saved: checkpoint.Checkpoint) -> None:
+    """Put a checkpoint's weights into `backbone`; UserError if they are of another network."""
+    own = backbone.state_dict()
+    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own)
+    for name, array in saved.backbone().items():
+        own[name].set_value(array)
+
+
+def describe(found: Verification | None) -> str:
+    """The result in a few words, for the log and the last line."""
+    if found is None:
+        return "nothing verified"
+    if found.accuracy is None:
+        return "accuracy cannot be computed"
+    return f"accuracy {100 * found.accuracy:.2f} % ± {100 * found.std:.2f}"
+
+
+class Tester:
+    """A backbone and the pairs to verify it on: what training and testing share. Every rank makes one."""
+
+    metrics: log.Metrics | None = None  # rank 0's, while training
+    step = 0
+
+    def __init__(self, cfg: Config, backbone: paddle.nn.Layer):
+        self.cfg, self.backbone = cfg, backbone
+        section = cfg.DataLoader.Eval.dataset
+        self.pairs = section.build(seed=cfg.Global.seed) if section else None
+        self.verification: Verification | None = None
+
+    def evaluate(self, epoch: int | None = None) -> Verification:
+        """Verify on the pairs; the embeddings of their images are made by all ranks. Logs and records the result."""
+        for buffer in self.backbone.buffers():
+            # Each rank's BatchNorm has seen its own batches only; rank 0's statistics are the model's.
+            distributed.broadcast(buffer)
+        embeddings = embed(
+            self.backbone,
+            self.pairs.images,
+            self.pairs.num_images,
+            self.pairs.contract,
+            self.cfg.DataLoader.Eval.batch_size,
+        )
+        first, second = self.pairs.pairs.T
+        self.verification = verify(embeddings[first], embeddings[second], self.pairs.same)
+        found = self.verification
+        log.get_logger().info(f"verification: {describe(found)} on {len(found.same):,} {self.pairs.name}")
+        if self.metrics:
+            self.metrics.write({"eval": self.pairs.name, "step": self.step, "epoch": epoch, **found.row()})
+        return found
+
+
+class Trainer(Tester):
+    """One run. Every rank makes one, after `distributed.init`.
+
+    Args:
+        cfg: the config.
+        backbone: a Layer to train instead of Model.name's.
+        make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        backbone: paddle.nn.Layer | None = None,
+        make_optimizer: Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer] | None = None,
+    ):
+        train = cfg.DataLoader.Train
+        self.rank, self.world_size = distributed.rank(), distributed.world_size()
+        self.dataset = train.dataset.build(seed=cfg.Global.seed)
+        if train.num_classes not in (None, self.dataset.num_classes):
+            raise UserError(
+                f"DataLoader.Train.num_classes: the data has {self.dataset.num_classes} classes (got {train.num_classes}); "
+                "leave the key out to take what the data has"
+            )
+        super().__init__(cfg, backbone or build_backbone(cfg, self.dataset.image_shape))
+        if self.pairs:
+            self._check_pairs()
+        self.loader = Loader(
+            self.dataset, train.batch_size, self.rank, self.world_size, cfg.Global.seed, train.num_workers
+        )
+        self.head = build_head(
+            cfg.Head, cfg.Optimizer, self.dataset.num_classes, cfg.Model.embedding_size, cfg.Global.seed
+        )
+        self.optimizer = (
+            make_optimizer(self.backbone)
+            if make_optimizer
+            else optim.build_optimizer(cfg.Optimizer, self.backbone)
+        )
+        self.steps_per_epoch = self.loader.steps_per_epoch
+        self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
+        self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
+        self.step = 0
+        self.seconds = 0.0  # of training and verification, this process
+
+    def _check_pairs(self) -> None:
+        """The pairs must be of the same kind of picture, and of classes that are not trained on."""
+        if self.pairs.contract != self.dataset.contract:
+            raise UserError(
+                f"DataLoader.Eval.dataset: its images are {self.pairs.contract}, those of DataLoader.Train.dataset "
+                f"{self.dataset.contract}; the network needs the same"
+            )
+        seen = np.intersect1d(getattr(self.dataset, "identities", ()), getattr(self.pairs, "identities", ()))
+        if len(seen):
+            raise UserError(
+                f"DataLoader.Eval.dataset: {len(seen)} of its classes are trained on (the first is {seen[0]}); give both data "
+                "sets the same held_out, or the accuracy would be of classes seen before"
+            )
+
+    @property
+    def epochs(self) -> int:
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    @property
+    def global_batch(self) -> int:
+        return self.cfg.DataLoader.Train.batch_size * self.world_size
+
+    # -- the loop -----------------------------------------------------------------------------------------------------------
+
+    def train(self, metrics: log.Metrics | None) -> None:
+        """Train from `self.step` to the end; `metrics` is rank 0's, None on the others."""
+        self.metrics = metrics
+        self.model = distributed.data_parallel(self.backbone)
+        self.progress = log.Progress(
+            self.total_steps,
+            self.steps_per_epoch,
+            self.epochs,
+            self.global_batch,
+            self.cfg.Global.log_every,
+            self.step,
+        )
+        began = time.monotonic()
+        try:
+            while self.step < self.total_steps:
+                epoch, done = divmod(self.step, self.steps_per_epoch)
+                for images, labels, _ in self.loader.epoch(epoch, done):
+                    learning_rate = self.schedule(self.step)
+                    out = self.train_step(images, labels, learning_rate)
+                    self._after_step(out, learning_rate)
+                    if self.step == self.total_steps:
+                        break
+        finally:
+            self.progress.close()
+            self.loader.close()
+            self.seconds = time.monotonic() - began
+
+    def train_step(self, images: np.ndarray, labels: np.ndarray, learning_rate: float) -> HeadOutput:
+        """One optimizer step on this rank's uint8 images [B, C, H, W] and int64 labels [B]. Every rank calls it."""
+        paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
+        self.model.train()
+        emb_BD = self.model(to_input(images, self.dataset.contract))
+        out = self.head(emb_BD, paddle.to_tensor(labels))
+        if not math.isfinite(out.loss.item()):  # the same number on every rank, so all of them stop here
+            raise DivergedError(
+                f"the loss is {out.loss.item()} at step {self.step + 1} (learning rate {learning_rate:.4g}): lower "
+                "LRScheduler.learning_rate, lengthen its warm-up, or set Optimizer.clip_norm"
+            )
+        out.loss.backward()
+        self.optimizer.set_lr(learning_rate)
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.head.step(learning_rate)
+        self.step += 1
+        return out
+
+    def _after_step(self, out: HeadOutput, learning_rate: float) -> None:
+        cfg, step = self.cfg, self.step
+        epoch, end = -(-step // self.steps_per_epoch), step == self.total_steps
+        end_of_epoch = step % self.steps_per_epoch == 0
+        row = self.progress.update(step, epoch, out.loss, learning_rate, accuracy=out.accuracy)
+        if row and self.metrics:
+            self.metrics.write(row)
+        of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
+        every = cfg.Global.eval_every_steps
+        due = of_epoch or (every and step % every == 0)
+        if self.pairs and (due or end):
+            with self.progress.pause():
+                self.evaluate(epoch)
+        every = cfg.Checkpoint.every_steps
+        if end or end_of_epoch or (every and step % every == 0):
+            with self.progress.pause():
+                self.save(epoch)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.cfg.Global.output_dir}/checkpoints"
+
+    def save(self, epoch: int) -> None:
+        """Write a checkpoint, all ranks together, and drop the oldest. One that cannot be written does not end the run."""
+        try:
+            path = checkpoint.save(
+                self.checkpoints,
+                self.step,
+                epoch=epoch,
+                rank=self.rank,
+                world_size=self.world_size,
+                backbone=_arrays(self.backbone.state_dict()),
+                optimizer=self._optimizer_arrays(),
+                head=self.head.bank.state(),
+                shard=(self.head.shard.start, self.head.shard.stop),
+                num_classes=self.head.shard.num_classes,
+                state={
+                    "seed": self.cfg.Global.seed,
+                    "global_batch": self.global_batch,
+                    "steps_per_epoch": self.steps_per_epoch,
+                    "image_shape": list(self.dataset.image_shape),
+                    "threshold": self.verification.threshold if self.verification else None,
+                },
+                config_yaml=self.cfg.to_yaml(),
+                contract=self.dataset.contract,
+                gather=distributed.gather_objects,
+            )
+        except checkpoint.SaveError as error:
+            log.get_logger().error(f"{error}; training goes on")
+            return
+        if self.rank == 0:
+            checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep)
+        log.get_logger().info(f"checkpoint {path}")
+
+    def resume(self, path) -> None:
+        """Take over a checkpoint of any world size: weights, momentum, step. UserError if it is of another problem."""
+        saved = checkpoint.Checkpoint.open(path, verify=False)  # whoever found it has verified it
+        saved.check_matches(
+            self.head.shard.num_classes,
+            self.cfg.Model.embedding_size,
+            backbone=self.backbone.state_dict(),
+            head=self.head.bank.state(),
+        )
+        if saved.state["global_batch"] != self.global_batch:
+            raise UserError(
+                f"checkpoint {saved.path.name} was made with a global batch of {saved.state['global_batch']}, this run has "
+                f"{self.global_batch}: set DataLoader.Train.batch_size so that batch_size x {self.world_size} ranks is the same"
+            )
+        load_backbone(self.backbone, saved)
+        self._load_optimizer(saved.optimizer())
+        for start in range(self.head.shard.start, self.head.shard.stop, _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, self.head.shard.stop)
+            self.head.bank.load_rows(start - self.head.shard.start, saved.head(start, stop))
+        self.step = saved.step
+        log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
+
+    # Paddle names an optimizer's state after parameters whose names count up over the process; ours follow the layer's.
+
+    def _optimizer_arrays(self) -> dict[str, np.ndarray]:
+        ours = {parameter.name: name for name, parameter in self.backbone.named_parameters()}
+        found = {}
+        for key, value in self.optimizer.state_dict().items():
+            owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
+            if owner is not None:
+                found[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
+        return found
+
+    def _load_optimizer(self, arrays: dict[str, np.ndarray]) -> None:
+        theirs = {name: parameter.name for name, parameter in self.backbone.named_parameters()}
+        state = {}
+        for key, array in arrays.items():
+            owner, kind = key.rsplit(":", 1)
+            state[f"{theirs[owner]}_{kind}"] = paddle.to_tensor(array)
+        self.optimizer.set_state_dict(state)
+
+
+def _arrays(tensors: dict) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -1,0 +1,8 @@
+"""Verify the newest checkpoint of a run: python tools/eval.py -c configs/"""
+
+import sys
+
+from plsc.cli import evaluate
+
+if __name__ == "__main__":
+    sys.exit(evaluate())

@@ -1,0 +1,8 @@
+"""Export the newest checkpoint of a run: python tools/export.py -c configs/"""
+
+import sys
+
+from plsc.cli import export
+
+if __name__ == "__main__":
+    sys.exit(export())

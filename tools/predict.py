@@ -1,0 +1,8 @@
+"""Embeddings of images: python tools/predict.py -c configs/ pictures.txt"""
+
+import sys
+
+from plsc.cli import predict
+
+if __name__ == "__main__":
+    sys.exit(predict())

@@ -1,0 +1,8 @@
+"""Train by a config: python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c configs/"""
+
+import sys
+
+from plsc.cli import train
+
+if __name__ == "__main__":
+    sys.exit(train())
