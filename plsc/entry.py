@@ -252,7 +252,7 @@ class Entry(Setters):
         sizes = sorted({stop - start for start, stop in shards}, reverse=True)
         bank = 3 * 4 * sizes[0] * (width + cfg.Head.bias) / 2**20
         steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
-        parameters = sum(parameter.size for parameter in backbone.parameters())
+        parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
         rows = {
             "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
             "data": f"{len(dataset):,} images of {dataset.num_classes:,} classes, shape {list(dataset.image_shape)}",

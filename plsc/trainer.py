@@ -69,9 +69,10 @@ class Tester:
 
     def evaluate(self, epoch: int | None = None) -> Verification:
         """Verify on the pairs; the embeddings of their images are made by all ranks. Logs and records the result."""
-        for buffer in self.backbone.buffers():
-            # Each rank's BatchNorm has seen its own batches only; rank 0's statistics are the model's.
-            distributed.broadcast(buffer)
+        for tensor in self.backbone.state_dict().values():
+            if tensor.stop_gradient:
+                # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.
+                distributed.broadcast(tensor)
         embeddings = embed(
             self.backbone,
             self.pairs.images,
