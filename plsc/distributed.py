@@ -23,6 +23,7 @@ from paddle.distributed import collective, fleet
 
 from plsc.environment import rank_from_env as rank
 from plsc.environment import world_size_from_env as world_size
+from plsc.errors import UserError
 from plsc.sharding import split
 
 _barriers = itertools.count()
@@ -34,8 +35,15 @@ def init(device: str = "auto", threads: int | None = None) -> None:
     Args:
         device: "cpu", "gpu" or "auto" (the GPU of this rank if Paddle has one).
         threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
+
+    Raises UserError for "gpu" where there is none.
     """
-    if device == "cpu" or (device == "auto" and not paddle.is_compiled_with_cuda()):
+    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    if device == "gpu" and not has_gpu:
+        raise UserError(
+            "Global.device: gpu, but this Paddle finds none; install paddlepaddle-gpu, or set cpu or auto"
+        )
+    if device == "cpu" or not has_gpu:
         os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"  # a GPU build would otherwise start NCCL for CPU tensors
         paddle.set_device("cpu")
     elif world_size() == 1:

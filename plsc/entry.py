@@ -184,11 +184,13 @@ class Entry(Setters):
         plan = self._plan_lines(dataset, backbone, loader.steps_per_epoch)
         return "\n".join([self.config.to_yaml(sources=True), *plan])
 
-    def launch(self, ranks: int, verb: str = "train") -> int:
+    def launch(self, ranks: int, verb: str = "train") -> dict[str, Any]:
         """Run `verb` ("train", "test" or "export") of this config on `ranks` processes of this machine, through
-        paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed.
+        paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed; what this process can
+        import, the ranks can.
 
-        Returns the exit code 0. Raises UserError when a rank failed; the logs are in output_dir/log.
+        Returns the last verification's row of metrics.jsonl ({} if there is none). Raises UserError when a rank failed; the
+        logs are in output_dir/log.
         """
         if self._model is not None or self._make_optimizer is not None:
             raise UserError(
@@ -208,7 +210,7 @@ class Entry(Setters):
             "--log_dir",
             str(logs),
         ]
-        env = dict(os.environ)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
         if (
             env.get("CUDA_VISIBLE_DEVICES") == ""
         ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
@@ -226,7 +228,9 @@ class Entry(Setters):
             raise UserError(
                 f"launch: {verb} on {ranks} ranks ended with exit code {process.returncode}; see {logs}"
             )
-        return 0
+        metrics = self.output_dir / "metrics.jsonl"
+        rows = log.read_metrics(metrics) if metrics.is_file() else []
+        return next((row for row in reversed(rows) if "eval" in row), {})
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 
