@@ -47,14 +47,14 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.opti
     Weight decay falls on matrices and kernels only: a bias, a norm's gain and a slope have one dimension and get none.
     """
     parameters = [p for p in backbone.parameters() if not p.stop_gradient]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": cfg.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    clip = paddle.nn.ClipGradByGlobalNorm(cfg.clip_norm) if cfg.clip_norm else None
+    for parameter in parameters:
+        # Not by parameter groups: Paddle clips the gradients of each group by that group's norm alone.
+        if parameter.ndim <= 1 and parameter.regularizer is None:
+            parameter.regularizer = paddle.regularizer.L2Decay(0.0)
     return paddle.optimizer.Momentum(
         learning_rate=0.0,
         momentum=cfg.momentum,
-        parameters=[group for group in groups if group["params"]],
-        grad_clip=clip,
+        parameters=parameters,
+        weight_decay=cfg.weight_decay,
+        grad_clip=paddle.nn.ClipGradByGlobalNorm(cfg.clip_norm) if cfg.clip_norm else None,
     )
