@@ -210,7 +210,10 @@ class Entry(Setters):
             "--log_dir",
             str(logs),
         ]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
+        env = {
+            **environment.for_ranks(),
+            "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
+        }
         if (
             env.get("CUDA_VISIBLE_DEVICES") == ""
         ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it

@@ -44,11 +44,9 @@ def prepare(threads: int | None = None) -> tuple[int, list[str]]:
     threads, why = _threads(threads)
     notes.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per rank ({why})")
     if _cpu_vendor() == "AuthenticAMD":
-        if "MKL_DEBUG_CPU_TYPE" not in os.environ:
-            os.environ["MKL_DEBUG_CPU_TYPE"] = "5"
-            notes.append("MKL_DEBUG_CPU_TYPE=5: the fast matrix products of Paddle's BLAS on AMD")
-        else:
-            notes.append(f"MKL_DEBUG_CPU_TYPE={os.environ['MKL_DEBUG_CPU_TYPE']} as set by you")
+        chosen = os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")  # set already: by the user, or by us before
+        why = ": the fast matrix products of Paddle's BLAS on AMD" if chosen == "5" else " as set by you"
+        notes.append(f"MKL_DEBUG_CPU_TYPE={chosen}{why}")
     return threads, notes
 
 
@@ -61,6 +59,12 @@ def _threads(wanted: int | None) -> tuple[int, str]:
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks_here = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
     return max(1, processors // ranks_here), f"{processors} processors for {ranks_here} ranks"
+
+
+def for_ranks() -> dict[str, str]:
+    """os.environ for a launch from this process, less what Paddle and `prepare` have put into it, not the user."""
+    ours = {"OMP_NUM_THREADS": "1", "MKL_DEBUG_CPU_TYPE": "5"}.items() - _environment_at_start().items()
+    return dict(os.environ.items() - ours)
 
 
 def _environment_at_start() -> dict[str, str]:
