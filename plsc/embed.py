@@ -26,7 +26,6 @@ def embed(
     count: int,
     contract: dict,
     batch_size: int,
-    on_batch: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
     """Embeddings [count, D] float32 of all images, on every rank. Every rank calls it; each takes a contiguous share.
 
@@ -34,7 +33,6 @@ def embed(
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.
         images: (start, stop) -> uint8 [stop - start, C, H, W].
         contract: the preprocessing, see plsc.data.dataset.preprocessing.
-        on_batch: told how many of this rank's images are done.
     """
     share = split(count, distributed.world_size())
     start, stop = share[distributed.rank()]
@@ -45,7 +43,6 @@ def embed(
         for first in range(start, stop, batch_size):
             last = min(first + batch_size, stop)
             parts.append(backbone(to_input(images(first, last), contract)).flatten(1).numpy())
-            on_batch(last - start)
     finally:
         if training:
             backbone.train()
