@@ -11,6 +11,8 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from plsc.errors import UserError
+
 
 def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
@@ -31,9 +33,9 @@ class _Residual(nn.Layer):
 class SmallResNet(nn.Layer):
     """Args:
     embedding_size: D.
-    image_shape: (channels, H, W) of the images; H and W divisible by 2 ** len(widths).
-    widths: channels of each stage; a stage halves the picture.
-    blocks: residual blocks of each stage.
+    image_shape: (channels, H, W) of the images, any H and W.
+    widths: channels of each stage; a stage halves the picture, rounding up.
+    blocks: residual blocks of each stage; UserError unless there are as many as widths.
     dropout: share of the last feature map that is dropped in training.
     """
 
@@ -46,6 +48,11 @@ class SmallResNet(nn.Layer):
         dropout: float = 0.0,
     ):
         super().__init__()
+        if len(blocks) != len(widths):
+            raise UserError(
+                f"Model.blocks: must have one number per stage, {len(widths)} as Model.widths has "
+                f"(got {list(blocks)})"
+            )
         channels, height, width = image_shape
         stages = []
         for outputs, depth in zip(widths, blocks):
