@@ -1,0 +1,67 @@
+"""SmallResNet: shapes for any picture, what its options change, and that every parameter learns."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.backbones.small_resnet import SmallResNet
+from plsc.errors import UserError
+
+
+def build(**options):
+    paddle.seed(0)
+    return SmallResNet(**{"embedding_size": 8, "widths": [4, 6], "blocks": [0, 1], **options})
+
+
+@pytest.mark.parametrize("image_shape", [(1, 32, 32), (3, 16, 12), (1, 17, 23), (2, 1, 5)])
+def test_any_picture_becomes_an_embedding(image_shape):
+    net = build(image_shape=image_shape)
+    embeddings = net(paddle.randn([3, *image_shape]))
+    assert embeddings.shape == [3, 8] and embeddings.dtype == paddle.float32
+    assert np.isfinite(embeddings.numpy()).all()
+
+
+@pytest.mark.parametrize(
+    "widths, blocks, side", [([4], [0], 16), ([4, 4], [2, 0], 8), ([4, 4, 5], [0, 0, 1], 4)]
+)
+def test_a_stage_halves_the_picture_and_has_its_blocks(widths, blocks, side):
+    net = build(image_shape=(1, 32, 32), widths=widths, blocks=blocks)
+    assert net.stages(paddle.randn([2, 1, 32, 32])).shape == [2, widths[-1], side, side]
+    kernels = [parameter for parameter in net.parameters() if parameter.ndim == 4]
+    assert len(kernels) == len(widths) + 2 * sum(blocks)
+
+
+@pytest.mark.parametrize("blocks", [[1], [0, 1, 1]])
+def test_as_many_blocks_as_widths(blocks):
+    with pytest.raises(UserError) as raised:
+        build(widths=[4, 6], blocks=blocks)
+    assert str(raised.value) == (
+        f"Model.blocks: must have one number per stage, 2 as Model.widths has (got {blocks})"
+    )
+
+
+def test_every_parameter_gets_a_gradient_and_an_image_its_own_embedding():
+    net = build(image_shape=(1, 16, 16))
+    embeddings = net(paddle.randn([4, 1, 16, 16]))
+    assert len(np.unique(embeddings.numpy(), axis=0)) == 4
+    (embeddings * paddle.randn([4, 8])).sum().backward()
+    for name, parameter in net.named_parameters():
+        if not parameter.stop_gradient:
+            assert np.abs(parameter.grad.numpy()).max() > 0, name
+
+
+def test_dropout_is_for_training_only():
+    images = paddle.randn([4, 1, 16, 16])
+    net = build(image_shape=(1, 16, 16), dropout=0.5)
+    first, second = net(images).numpy(), net(images).numpy()
+    assert not np.array_equal(first, second)
+    net.eval()
+    assert np.array_equal(net(images).numpy(), net(images).numpy())
+
+
+def test_the_seed_decides_the_weights():
+    one, same, other = build(), build(), SmallResNet(8, widths=[4, 6], blocks=[0, 1])
+    names = [name for name, value in one.named_parameters() if value.ndim > 1]
+    for name in names:
+        assert np.array_equal(one.state_dict()[name].numpy(), same.state_dict()[name].numpy())
+        assert not np.array_equal(one.state_dict()[name].numpy(), other.state_dict()[name].numpy())
