@@ -1,0 +1,254 @@
+"""The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it refuses."""
+
+from itertools import islice
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc import log
+from plsc.data.loader import Loader
+from plsc.data.synthetic import Synthetic
+from plsc.errors import UserError
+from plsc.evaluation import verify
+from plsc.trainer import DivergedError, describe
+from tests import reference
+from tests.training import (
+    IMAGE_SHAPE,
+    Linear,
+    arrays,
+    assert_same_arrays,
+    checkpoint,
+    checkpoints,
+    make_trainer,
+    rows,
+    steps,
+    train,
+)
+
+NO_PAIRS = "DataLoader.Eval.dataset=null"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run of 12 steps, all its checkpoints kept."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, "Checkpoint.keep=9")
+    return folder
+
+
+# ---- the step
+
+
+def test_steps_equal_momentum_sgd_in_float64(tmp_path):
+    """Three steps of a linear backbone and the head, with warm-up, decay and momentum, written out in numpy."""
+    paddle.seed(0)
+    net = Linear()
+    weight, bias = (p.numpy().astype(np.float64) for p in (net.linear.weight, net.linear.bias))
+    overrides = ["Global.max_steps=3", "Optimizer.weight_decay=0.1", "LRScheduler.warmup_steps=2", NO_PAIRS]
+    trainer = make_trainer(tmp_path, *overrides, backbone=net)
+    margin = (reference.arcface, 0.5)
+    dense = reference.DenseHead(trainer.head.bank.state()["centres"], None, margin, 16.0, decay=0.1)
+    metrics = log.Metrics(tmp_path)
+    trainer.train(metrics)
+
+    speed_w, speed_b, losses, accuracies = 0.0, 0.0, [], []
+    data = Synthetic(23, 5, IMAGE_SHAPE, seed=3)
+    for step, (images, labels, _) in enumerate(islice(Loader(data, 12, 0, 1, seed=3).epoch(0), 3)):
+        x = (images.reshape(len(images), -1) - 127.5) / 127.5
+        emb = x @ weight + bias
+        loss, demb, dcentres, _ = dense.loss_and_gradients(emb, labels)
+        losses.append(loss.mean())
+        accuracies.append(dense.correct(emb, labels).mean())
+        speed_w = 0.9 * speed_w + x.T @ demb + 0.1 * weight
+        speed_b = 0.9 * speed_b + demb.sum(0)
+        rate = 0.05 * min(1.0, (step + 1) / 3)
+        weight, bias = weight - rate * speed_w, bias - rate * speed_b
+        dense.step(dcentres, None, rate)
+    found = rows(tmp_path)
+    assert [row["lr"] for row in found] == pytest.approx([0.05 / 3, 0.1 / 3, 0.05])
+    assert [row["loss"] for row in found] == pytest.approx(losses, rel=1e-5)
+    assert [row["accuracy"] for row in found] == pytest.approx(accuracies, rel=1e-6)
+    assert net.linear.weight.numpy() == pytest.approx(weight, rel=1e-4, abs=1e-5)
+    assert net.linear.bias.numpy() == pytest.approx(bias, rel=1e-4, abs=1e-5)
+    assert trainer.head.bank.state()["centres"] == pytest.approx(dense.w, rel=1e-4, abs=1e-5)
+
+
+def test_an_optimizer_of_the_users_moves_the_backbone(tmp_path):
+    def frozen(backbone):
+        return paddle.optimizer.SGD(1.0, parameters=[backbone.linear.bias])
+
+    paddle.seed(0)
+    net = Linear()
+    before = [parameter.numpy() for parameter in net.parameters()]
+    train(tmp_path, "Global.max_steps=2", NO_PAIRS, backbone=net, make_optimizer=frozen)
+    weight, bias = (parameter.numpy() for parameter in net.parameters())
+    assert np.array_equal(weight, before[0]) and not np.array_equal(bias, before[1])
+
+
+# ---- the calendar
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",  # steps and epochs of the verifications; an epoch has 10 steps
+    [
+        (["Global.max_steps=12"], [(12, 2)]),
+        (["Global.max_steps=12", "Global.eval_every=1"], [(10, 1), (12, 2)]),
+        (["Global.epochs=2", "Global.eval_every=2"], [(20, 2)]),
+        (["Global.epochs=2", "Global.eval_every=1"], [(10, 1), (20, 2)]),
+        (["Global.max_steps=12", "Global.eval_every_steps=5"], [(5, 1), (10, 1), (12, 2)]),
+        (
+            ["Global.max_steps=12", "Global.eval_every_steps=5", "Global.eval_every=1"],
+            [(5, 1), (10, 1), (12, 2)],
+        ),
+        (["Global.max_steps=12", NO_PAIRS], []),
+    ],
+)
+def test_when_it_verifies(tmp_path, overrides, expected):
+    train(tmp_path, *overrides)
+    found = rows(tmp_path, evaluations=True)
+    assert [(row["step"], row["epoch"]) for row in found] == expected
+    for row in found:
+        assert row["eval"] == "noise pairs" and row["pairs"] == 40
+        assert 0 <= row["accuracy"] <= 1 and row["std"] >= 0 and -1 <= row["threshold"] <= 1
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        (["Checkpoint.keep=9"], [4, 8, 10, 12]),
+        (["Checkpoint.keep=3"], [8, 10, 12]),
+        (["Checkpoint.keep=1", "Checkpoint.every_steps=null"], [12]),
+        (["Checkpoint.keep=9", "Checkpoint.every_steps=null"], [10, 12]),
+    ],
+)
+def test_when_it_saves(tmp_path, overrides, expected):
+    train(tmp_path, NO_PAIRS, *overrides)
+    assert checkpoints(tmp_path) == expected
+
+
+@pytest.mark.parametrize("every, expected", [(1, range(1, 13)), (5, [5, 10, 12])])
+def test_when_it_writes_a_row(tmp_path, every, expected):
+    train(tmp_path, NO_PAIRS, f"Global.log_every={every}")
+    found = rows(tmp_path)
+    assert steps(found) == list(expected)
+    assert [row["epoch"] for row in found] == [1 if step <= 10 else 2 for step in expected]
+    assert set(found[0]) == {"step", "epoch", "loss", "lr", "accuracy"}
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    trainer = train(tmp_path, NO_PAIRS)
+    said = capsys.readouterr().out
+    assert trainer.step == 12 and steps(rows(tmp_path)) == list(range(1, 13))
+    assert "ERROR" in said and "checkpoint of step 12 not written" in said and "; training goes on" in said
+
+
+# ---- the same again
+
+
+def test_a_seed_decides_everything(whole, tmp_path):
+    train(tmp_path / "again")
+    assert rows(tmp_path / "again") == rows(whole)
+    assert_same_arrays(checkpoint(whole), checkpoint(tmp_path / "again"))
+    train(tmp_path / "other", "Global.seed=4")
+    assert not {row["loss"] for row in rows(tmp_path / "other")} & {row["loss"] for row in rows(whole)}
+
+
+@pytest.mark.parametrize("start", [4, 10])  # within an epoch, and at its end
+def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, start):
+    trainer = train(tmp_path, resume=checkpoint(whole, start))
+    assert trainer.step == 12
+    assert rows(tmp_path) == [row for row in rows(whole) if row["step"] > start]
+    assert rows(tmp_path, evaluations=True) == rows(whole, evaluations=True)
+    assert_same_arrays(checkpoint(whole), checkpoint(tmp_path))
+
+
+def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):
+    found = arrays(checkpoint(whole))
+    weights = {name: array.shape for name, array in found.items() if name.startswith("optimizer")}
+    assert weights["optimizer: embed.2.weight:velocity_0"] == found["backbone: embed.2.weight"].shape
+    assert len(weights) == len(make_trainer(whole).optimizer._parameter_list)
+
+
+# ---- what it refuses
+
+
+def refused(*overrides, resume=None):
+    """What building the trainer, or resuming, says."""
+    with pytest.raises(UserError) as raised:
+        make_trainer("unused", *overrides).resume(resume)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        (
+            "DataLoader.Train.num_classes=24",
+            "DataLoader.Train.num_classes: the data has 23 classes (got 24); leave the key out to take what",
+        ),
+        (
+            'DataLoader.Eval.dataset={name: "tests.training:NoisePairs", image_shape: [1, 12, 12]}',
+            "DataLoader.Eval.dataset: its images are {'size': [12, 12], 'channels': 'grey', 'mean': 127.5, ",
+        ),
+        ("Model.blocks=[1]", "Model.blocks: must have one number per stage, 2 as Model.widths has (got [1])"),
+    ],
+)
+def test_parts_that_do_not_fit(override, line):
+    assert refused(override).startswith(line)
+
+
+def test_pairs_of_classes_that_are_trained_on():
+    line = refused(
+        "DataLoader.Train.dataset={name: Glyphs, size: 16, faces: 4, held_out: 0.1}",
+        "DataLoader.Eval.dataset={name: GlyphPairs, size: 16, faces: 4, held_out: 0.2}",
+    )
+    assert line.startswith("DataLoader.Eval.dataset: ")
+    assert "of its classes are trained on (the first is " in line
+    assert line.endswith(
+        "; give both data sets the same held_out, or the accuracy would be of classes seen before"
+    )
+
+
+@pytest.mark.parametrize(
+    "override, difference",
+    [
+        ("DataLoader.Train.dataset.num_classes=24", "has 23 classes, this run has 24: resume with the model"),
+        ("Model.embedding_size=9", "has embedding size 8, this run has 9; has "),
+        ("Model.widths=[4, 7]", "of another shape (embed.2.weight: [54, 8], this run has [63, 8]): resume"),
+        ("Head={name: dist_softmax, bias: true}", "lacks 2 head arrays that this run has (bias): resume"),
+    ],
+)
+def test_a_checkpoint_of_another_problem(whole, override, difference):
+    line = refused(override, resume=checkpoint(whole))
+    assert line.startswith("checkpoint step-00000012 ") and difference in line and "\n" not in line
+
+
+def test_a_checkpoint_of_another_global_batch(whole):
+    assert refused("DataLoader.Train.batch_size=6", resume=checkpoint(whole)) == (
+        "checkpoint step-00000012 was made with a global batch of 12, this run has 6: set "
+        "DataLoader.Train.batch_size so that batch_size x 1 ranks is the same"
+    )
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
+    with pytest.raises(DivergedError) as raised:
+        train(tmp_path, NO_PAIRS, "LRScheduler.learning_rate=1e6")
+    last = rows(tmp_path)[-1]["step"]
+    assert str(raised.value) == (
+        f"the loss is nan at step {last + 1} (learning rate 1e+06): lower LRScheduler.learning_rate, lengthen its warm-up, "
+        "or set Optimizer.clip_norm"
+    )
+
+
+# ---- words
+
+
+def test_the_result_in_words():
+    assert describe(None) == "nothing verified"
+    one = np.eye(2)[:1]
+    assert describe(verify(one, one, np.array([True]))) == "accuracy cannot be computed"
+    emb = np.eye(2)[[0, 0, 1, 0, 0, 1, 1, 1]]
+    other = np.eye(2)[[0, 1, 1, 1, 0, 0, 1, 0]]
+    assert describe(verify(emb, other, np.arange(8) % 2 == 0)) == "accuracy 100.00 % ± 0.00"
