@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from plsc.errors import UserError
+
 
 class Setters:
     """Mixed into Entry. Every call returns the Entry, so calls can be chained; a wrong value raises UserError."""
@@ -73,8 +75,14 @@ class Setters:
         return self._set("Head.name", f"dist_{name}" if spread else name, "set_model_parallel")
 
     def set_with_test(self, verify: bool):
-        """False verifies nothing, neither while training nor at its end."""
-        return self if verify else self._set("DataLoader.Eval.dataset", None, "set_with_test")
+        """False verifies nothing, neither while training nor at its end; True needs a pair set in the config."""
+        if not verify:
+            return self._set("DataLoader.Eval.dataset", None, "set_with_test")
+        if self.config.DataLoader.Eval.dataset is None:
+            raise UserError(
+                "set_with_test: DataLoader.Eval.dataset is null; name a pair set there to verify on"
+            )
+        return self
 
     def set_test_period(self, steps: int):
         """Steps between two verifications."""
