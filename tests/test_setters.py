@@ -1,0 +1,110 @@
+"""The historic set_* calls: each changes its key, says so as the source, and refuses what the config refuses."""
+
+import pytest
+
+from plsc.config import ConfigError
+from plsc.entry import Entry
+from plsc.errors import UserError
+from plsc.setters import Setters
+
+CALLS = [  # method, arguments, the keys it sets
+    ("set_train_batch_size", [32], {"DataLoader.Train.batch_size": 32}),
+    ("set_test_batch_size", [64], {"DataLoader.Eval.batch_size": 64}),
+    ("set_model_save_dir", ["runs/a"], {"Global.output_dir": "runs/a"}),
+    ("set_checkpoint_dir", ["runs/a/checkpoints/step-1"], {"Global.checkpoint": "runs/a/checkpoints/step-1"}),
+    ("set_class_num", [85742], {"DataLoader.Train.num_classes": 85742}),
+    ("set_emb_size", [512], {"Model.embedding_size": 512}),
+    ("set_model_name", ["tests.training:Linear"], {"Model.name": "tests.training:Linear"}),
+    ("set_train_epochs", [4], {"Global.epochs": 4}),
+    ("set_train_steps", [100], {"Global.max_steps": 100}),
+    ("set_warmup_epochs", [0.5], {"LRScheduler.warmup_epochs": 0.5}),
+    (
+        "set_loss_type",
+        ["arcface", 0.4, 32.0],
+        {"Head.name": "arcface", "Head.margin": 0.4, "Head.scale": 32.0},
+    ),
+    ("set_loss_type", ["dist_cosface"], {"Head.name": "dist_cosface"}),
+    ("set_model_parallel", [False], {"Head.name": "arcface"}),
+    ("set_model_parallel", [True], {"Head.name": "dist_arcface"}),
+    ("set_test_period", [500], {"Global.eval_every_steps": 500}),
+    ("set_log_period", [7], {"Global.log_every": 7}),
+    ("set_step_boundaries", [(100, 160)], {"LRScheduler.name": "step", "LRScheduler.boundaries": [100, 160]}),
+    ("set_distfc_attr", [0.02], {"Head.init_std": 0.02}),
+    ("set_max_last_checkpoint_num", [5], {"Checkpoint.keep": 5}),
+]
+
+
+def value(config, key):
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+@pytest.mark.parametrize("method, arguments, changes", CALLS)
+def test_a_call_sets_its_keys_and_no_other(method, arguments, changes):
+    entry = Entry()
+    assert getattr(entry, method)(*arguments) is entry
+    for key, expected in changes.items():
+        assert value(entry.config, key) == expected
+        assert entry.config.source(key) == method
+    assert entry.config == Entry().config.edit(changes, "test")
+
+
+def test_every_call_is_tried_here():
+    tried = {method for method, *_ in CALLS}
+    tried |= {"set_with_test", "set_lr_decay_factor", "set_model", "set_optimizer"}
+    assert tried == {name for name in vars(Setters) if name.startswith("set_")}
+
+
+def test_steps_replace_epochs_and_the_other_way_round():
+    entry = Entry().set_train_steps(100)
+    assert (entry.config.Global.epochs, entry.config.Global.max_steps) == (None, 100)
+    entry.set_train_epochs(3)
+    assert (entry.config.Global.epochs, entry.config.Global.max_steps) == (3, None)
+
+
+def test_calls_can_be_chained_and_the_last_one_wins():
+    head = Entry().set_loss_type("arcface", 0.3).set_model_parallel(True).set_loss_type("cosface").config.Head
+    assert (head.name, head.margin) == ("cosface", 0.3)
+    assert Entry().set_loss_type("arcface", 0.3).set_loss_type("softmax").config.Head.margin is None
+
+
+def test_the_decay_of_the_step_schedule():
+    schedule = Entry().set_step_boundaries([10]).set_lr_decay_factor(0.5).config.LRScheduler
+    assert (schedule.name, schedule.boundaries, schedule.gamma) == ("step", [10], 0.5)
+
+
+def test_verification_is_switched_off_and_never_on_without_pairs():
+    entry = Entry(overrides=["DataLoader.Eval.dataset.num_pairs=100"])
+    assert entry.set_with_test(True).config.DataLoader.Eval.dataset.keywords == {"num_pairs": 100}
+    assert entry.set_with_test(False).config.DataLoader.Eval.dataset is None
+    assert entry.config.source("DataLoader.Eval.dataset") == "set_with_test"
+    with pytest.raises(UserError) as raised:
+        entry.set_with_test(True)
+    assert str(raised.value) == (
+        "set_with_test: DataLoader.Eval.dataset is null; name a pair set there to verify on"
+    )
+
+
+@pytest.mark.parametrize(
+    "method, arguments, line",
+    [
+        (
+            "set_train_batch_size",
+            [0],
+            "set_train_batch_size: DataLoader.Train.batch_size: must be an integer >= 1 (got 0)",
+        ),
+        ("set_emb_size", ["big"], "set_emb_size: Model.embedding_size: must be an integer >= 1 (got 'big')"),
+        (
+            "set_lr_decay_factor",
+            [0.5],
+            "set_lr_decay_factor: LRScheduler.gamma: has no meaning with cosine, only with step (got 0.5)",
+        ),
+    ],
+)
+def test_a_wrong_value_names_the_call_and_changes_nothing(method, arguments, line):
+    entry = Entry()
+    with pytest.raises(ConfigError) as raised:
+        getattr(entry, method)(*arguments)
+    assert str(raised.value) == line
+    assert entry.config == Entry().config
