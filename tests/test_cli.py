@@ -1,0 +1,207 @@
+"""The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of their own."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plsc import cli
+from plsc.errors import UserError
+from tests.training import TINY
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HEADS = "softmax, dist_softmax, arcface, dist_arcface, cosface, dist_cosface"
+WRONG = {  # name -> the file, its overrides, the line
+    "unknown section": ("Glob:\n  epochs: 1", [], "a.yaml:1: Glob: unknown section, did you mean 'Global'?"),
+    "unknown key": ("Head:\n  marge: 1", [], "a.yaml:2: Head.marge: unknown key, did you mean 'margin'?"),
+    "wrong type": (
+        "Global:\n  epochs: ten",
+        [],
+        "a.yaml:2: Global.epochs: must be an integer >= 1 or null (got 'ten')",
+    ),
+    "duplicate key": (
+        "Head:\n  margin: 0.3\n  scale: 3.0\n  margin: 0.4",
+        [],
+        "a.yaml:4: Head.margin: given twice (first on line 2)",
+    ),
+    "bad override": (
+        "",
+        ["-o", "Head.margin"],
+        "-o Head.margin: an override must be Section.key=value (it has no '=')",
+    ),
+    "missing file": (None, [], "a.yaml: no such config file"),
+    "missing data": (
+        "DataLoader:\n  Train:\n    dataset: {name: ImageList, list: faces/list.txt}",
+        [],
+        "a.yaml:3: DataLoader.Train.dataset.list: file 'faces/list.txt' does not exist (looked in {cwd})",
+    ),
+    "epochs and steps": (
+        "Global:\n  epochs: 1\n  max_steps: 2",
+        [],
+        "a.yaml:3: Global.max_steps: cannot be given together with epochs (a.yaml:2), keep one",
+    ),
+    "unknown head": (
+        "Head:\n  name: archface",
+        [],
+        f"a.yaml:2: Head.name: must be one of {HEADS} (got 'archface'), did you mean 'arcface'?",
+    ),
+    "sample rate": (
+        "Head:\n  sample_rate: 1.5",
+        [],
+        "a.yaml:2: Head.sample_rate: must be a number in (0, 1] (got 1.5)",
+    ),
+}
+# As one rank of two sees it; its peer does not exist, so a process group could never start.
+RANK = {
+    "PADDLE_TRAINER_ID": "0",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_LOCAL_SIZE": "2",
+    "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:1",
+    "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2",
+    "PADDLE_MASTER": "127.0.0.1:1",
+}
+
+
+def run(*command, cwd, timeout=120, **env):
+    """A new Python; its result, and the processor time it took, which a busy machine does not stretch."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_config_is_one_line_and_exit_code_2_before_any_group_starts(case, tmp_path):
+    text, overrides, line = WRONG[case]
+    if text is not None:
+        (tmp_path / "a.yaml").write_text(text)
+    done, seconds = run(ROOT / "tools/train.py", "-c", "a.yaml", *overrides, cwd=tmp_path, **RANK)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"ERROR {line.format(cwd=tmp_path)}\n"
+    assert seconds < 5
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"] * (text is not None)
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path, capsys):
+    (tmp_path / "a.yaml").write_text("Head: {marge: 1}\nGlobal: {epochs: 0}")
+    assert cli.run("train", ["-c", str(tmp_path / "a.yaml"), "-o", "Model.embedding_size=x"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(r"ERROR .*a.yaml:1: .*\nERROR .*a.yaml:2: .*\nERROR -o Model.*\n", said.err)
+
+
+def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
+    done, _ = run(
+        ROOT / "tools/train.py", "-c", TINY, "--dry-run", "-o", "Head.margin=0.3", cwd=tmp_path, **RANK
+    )
+    assert done.returncode == 0, done.stderr
+    for key, value, source in [
+        ("max_steps", "12", f"{TINY}:3"),
+        ("learning_rate", "0.05", f"{TINY}:6"),
+        ("margin", "0.3", "-o"),
+        ("momentum", "0.9", "default"),
+    ]:
+        assert re.search(rf"^  {key}: {value} +# {source}$", done.stdout, re.MULTILINE), key
+    *plan, head = done.stdout.splitlines()[-5:]
+    assert plan == [
+        "plan: ranks    2, global batch 24 (12 each)",
+        "plan: data     115 images of 23 classes, shape [1, 12, 10]",
+        "plan: steps    12, 5 an epoch",
+        "plan: backbone SmallResNet, 1,392 parameters",
+    ]
+    assert head.startswith("plan: head     dist_arcface, 12 or 11 classes per rank, 0.0 MB for centres, ")
+    assert not list(tmp_path.iterdir())
+
+
+class Recorder:
+    """Stands for Entry: remembers how it was made and called."""
+
+    calls: list
+
+    def __init__(self, config, overrides):
+        Recorder.calls = [(config, overrides)]
+
+    def __getattr__(self, verb):
+        return lambda *arguments: Recorder.calls.append((verb, *arguments))
+
+
+@pytest.mark.parametrize(
+    "verb, arguments, made, called",
+    [
+        ("train", [], (None, []), ("train",)),
+        (
+            "train",
+            ["-c", "a", "-o", "A.b=1", "C.d=2", "-o", "E.f=3"],
+            ("a", ["A.b=1", "C.d=2", "E.f=3"]),
+            ("train",),
+        ),
+        ("eval", ["--config", "a"], ("a", []), ("test",)),
+        ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
+        ("predict", ["list.txt"], (None, []), ("predict", "list.txt", None)),
+        ("predict", ["a.png"], (None, []), ("predict", ["a.png"], None)),
+        ("predict", ["a.txt", "b.txt", "--output", "o"], (None, []), ("predict", ["a.txt", "b.txt"], "o")),
+    ],
+)
+def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
+    monkeypatch.setattr(cli, "Entry", Recorder)
+    assert cli.main([verb, *arguments]) == 0
+    assert Recorder.calls == [made, called]
+
+
+@pytest.mark.parametrize("error, code", [(UserError("one\ntwo"), 2), (RuntimeError("a defect"), None)])
+def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, capsys, error, code):
+    class Fails(Recorder):
+        def train(self):
+            raise error
+
+    monkeypatch.setattr(cli, "Entry", Fails)
+    if code is None:
+        with pytest.raises(RuntimeError, match="a defect"):
+            cli.run("train", [])
+        return
+    assert cli.run("train", []) == code
+    assert capsys.readouterr().err == "ERROR one\nERROR two\n"
+    with pytest.raises(UserError):
+        cli.run("train", ["--debug"])
+
+
+@pytest.mark.parametrize("arguments, code", [([], 0), (["--help"], 0), (["trane"], 2)])
+def test_without_a_verb_there_is_help(capsys, arguments, code):
+    assert cli.main(arguments) == code
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "usage: python -m plsc VERB ..." and [line.split()[0] for line in said[1:]] == [
+        "train",
+        "eval",
+        "predict",
+        "export",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "predict", "export"])
+def test_each_tool_and_console_script_is_its_verb(monkeypatch, tmp_path, verb):
+    monkeypatch.setattr(cli, "run", lambda name: f"ran {name}")
+    script = {"eval": cli.evaluate}.get(verb) or getattr(cli, verb)
+    assert script() == f"ran {verb}"
+    done, _ = run(ROOT / f"tools/{verb}.py", "--help", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: plsc-{verb} ")
+
+
+def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):
+    """As a file its folder must not lead the import path: plsc/log.py would be everybody's `log`."""
+    (tmp_path / "a.yaml").write_text("Head: {name: x}")
+    for program in (["-m", "plsc"], [ROOT / "plsc/__main__.py"]):
+        done, _ = run(*program, "train", "-c", "a.yaml", cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith("ERROR a.yaml:1: Head.name: must be one of")
