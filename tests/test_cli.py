@@ -1,19 +1,14 @@
 """The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of their own."""
 
-import os
 import re
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from plsc import cli
 from plsc.errors import UserError
+from tests.launch import ROOT, run_python
 from tests.training import TINY
-
-ROOT = Path(__file__).resolve().parents[1]
 
 HEADS = "softmax, dist_softmax, arcface, dist_arcface, cosface, dist_cosface"
 WRONG = {  # name -> the file, its overrides, the line
@@ -67,20 +62,10 @@ RANK = {
 }
 
 
-def run(*command, cwd, timeout=120, **env):
-    """A new Python; its result, and the processor time it took, which a busy machine does not stretch."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def processor_seconds():
+    """Of all child processes so far: a busy machine does not stretch it as it does the clock."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -88,10 +73,12 @@ def test_a_wrong_config_is_one_line_and_exit_code_2_before_any_group_starts(case
     text, overrides, line = WRONG[case]
     if text is not None:
         (tmp_path / "a.yaml").write_text(text)
-    done, seconds = run(ROOT / "tools/train.py", "-c", "a.yaml", *overrides, cwd=tmp_path, **RANK)
+    began = processor_seconds()
+    command = [ROOT / "tools/train.py", "-c", "a.yaml", *overrides]
+    done = run_python(*command, cwd=tmp_path, check=False, timeout=60, **RANK)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"ERROR {line.format(cwd=tmp_path)}\n"
-    assert seconds < 5
+    assert processor_seconds() - began < 5
     assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"] * (text is not None)
 
 
@@ -104,10 +91,8 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path, capsys):
 
 
 def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
-    done, _ = run(
-        ROOT / "tools/train.py", "-c", TINY, "--dry-run", "-o", "Head.margin=0.3", cwd=tmp_path, **RANK
-    )
-    assert done.returncode == 0, done.stderr
+    command = [ROOT / "tools/train.py", "-c", TINY, "--dry-run", "-o", "Head.margin=0.3"]
+    done = run_python(*command, cwd=tmp_path, **RANK)
     for key, value, source in [
         ("max_steps", "12", f"{TINY}:3"),
         ("learning_rate", "0.05", f"{TINY}:6"),
@@ -195,13 +180,13 @@ def test_each_tool_and_console_script_is_its_verb(monkeypatch, tmp_path, verb):
     monkeypatch.setattr(cli, "run", lambda name: f"ran {name}")
     script = {"eval": cli.evaluate}.get(verb) or getattr(cli, verb)
     assert script() == f"ran {verb}"
-    done, _ = run(ROOT / f"tools/{verb}.py", "--help", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith(f"usage: plsc-{verb} ")
+    done = run_python(ROOT / f"tools/{verb}.py", "--help", cwd=tmp_path)
+    assert done.stdout.startswith(f"usage: plsc-{verb} ")
 
 
 def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):
     """As a file its folder must not lead the import path: plsc/log.py would be everybody's `log`."""
     (tmp_path / "a.yaml").write_text("Head: {name: x}")
     for program in (["-m", "plsc"], [ROOT / "plsc/__main__.py"]):
-        done, _ = run(*program, "train", "-c", "a.yaml", cwd=tmp_path)
+        done = run_python(*program, "train", "-c", "a.yaml", cwd=tmp_path, check=False)
         assert done.returncode == 2 and done.stderr.startswith("ERROR a.yaml:1: Head.name: must be one of")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from plsc import environment
+from tests.launch import ROOT
 
 PREPARE = """
 import {first}plsc.environment
@@ -30,7 +31,10 @@ def said_by(*argv, **env):
     """Standard output of a new Python with `env` as the user's own settings."""
     clean = {name: value for name, value in os.environ.items() if name[:4] not in ("OMP_", "MKL_")}
     command = [sys.executable, "-c", *argv]
-    return subprocess.run(command, env={**clean, **env}, check=True, stdout=subprocess.PIPE, text=True).stdout
+    done = subprocess.run(
+        command, cwd=ROOT, env={**clean, **env}, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
 
 
 @pytest.fixture
