@@ -89,6 +89,7 @@ class Entry(Setters):
         distributed.barrier()
         trainer.train(metrics)
         if trainer.pairs and trainer.verification is None:  # resumed after the last step
+            trainer.metrics = None  # which have its row already
             trainer.evaluate()
         result = {**(trainer.verification.row() if trainer.verification else {"accuracy": None})}
         result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
@@ -120,16 +121,19 @@ class Entry(Setters):
         """Embeddings of images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
 
         Args:
-            images: a list file (a path a line, a label may follow), a list of image paths, or uint8 pixels [n, C, H, W].
+            images: a list file (a path a line, a label may follow), an image file, a list of image files, or uint8 pixels
+                [n, C, H, W].
             output: folder for embeddings.npy and names.txt; None: output_dir/predict.
 
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
-        trainer_module = self._start()
+        trainer_module = self._start(reads_data=False)
         from plsc import distributed
 
         saved = self._checkpoint()
         read, names = _pictures(images, saved.contract)
+        if not names:
+            raise UserError("predict: no images given, give at least one")
         emb = trainer_module.embed(
             self._backbone(saved), read, len(names), saved.contract, self.config.DataLoader.Eval.batch_size
         )
@@ -148,7 +152,7 @@ class Entry(Setters):
 
         Returns what plsc.export.export found: files and largest differences.
         """
-        self._start()
+        self._start(reads_data=False)
         from plsc import distributed
         from plsc.export import export
 
@@ -197,10 +201,10 @@ class Entry(Setters):
                 "launch: set_model and set_optimizer hold objects of this process, which new processes cannot have; name a "
                 "class in Model.name as package.module:Class, or start your script with paddle.distributed.launch"
             )
-        self.output_dir.mkdir(parents=True, exist_ok=True)
+        self._make_output_dir()
         config = self.output_dir / "launch.yaml"
         log.replace_file(config, self.config.to_yaml().encode())
-        logs = self.output_dir / "log"
+        logs, program = self.output_dir / "log", {"test": "eval"}.get(verb, verb)
         starter = [
             sys.executable,
             "-m",
@@ -219,7 +223,7 @@ class Entry(Setters):
         ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
             del env["CUDA_VISIBLE_DEVICES"]
         process = subprocess.Popen(
-            [*starter, str(Path(__file__).with_name("__main__.py")), verb, "-c", str(config)],
+            [*starter, str(Path(__file__).with_name("__main__.py")), program, "-c", str(config)],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -237,9 +241,10 @@ class Entry(Setters):
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 
-    def _start(self):
-        """Check the data, set up environment, ranks and log; then import what needs Paddle."""
-        self.config.check_data()
+    def _start(self, reads_data: bool = True):
+        """Check the data sets if the verb reads them, set up environment, ranks and log; then import what needs Paddle."""
+        if reads_data:
+            self.config.check_data()
         threads, notes = environment.prepare(self.config.Global.threads)
         from plsc import distributed, trainer
 
@@ -270,9 +275,15 @@ class Entry(Setters):
         }
         return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
+    def _make_output_dir(self) -> None:
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Global.output_dir: cannot make {self.output_dir}: {error.strerror}") from error
+
     def _set_earlier_run_aside(self) -> None:
         """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed up."""
-        self.output_dir.mkdir(parents=True, exist_ok=True)
+        self._make_output_dir()
         found = [self.output_dir / name for name in RUN_FILES if (self.output_dir / name).exists()]
         if not found:
             return
@@ -365,6 +376,8 @@ def _worst(run) -> list[WorstPair]:
 
 def _pictures(images, contract: dict) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
     """-> (start, stop) -> uint8 [n, C, H, W], and the names."""
+    import cv2
+
     from plsc.data.images import load_image, read_list
 
     if isinstance(images, np.ndarray):
@@ -375,8 +388,8 @@ def _pictures(images, contract: dict) -> tuple[Callable[[int, int], np.ndarray],
                 f"predict: pixels must be uint8 [n, {', '.join(map(str, shape))}], got {images.dtype} {list(images.shape)}"
             )
         return (lambda start, stop: images[start:stop]), [str(number) for number in range(len(images))]
-    paths = (
-        read_list(str(images), labelled=False)[0] if isinstance(images, (str, os.PathLike)) else list(images)
-    )
-    names = [str(path) for path in paths]
+    if isinstance(images, (str, os.PathLike)):
+        one = cv2.haveImageReader(str(images))
+        images = [images] if one else read_list(str(images), labelled=False)[0]
+    names = [str(path) for path in images]
     return (lambda start, stop: np.stack([load_image(path, contract) for path in names[start:stop]])), names
