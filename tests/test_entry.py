@@ -1,0 +1,314 @@
+"""The verbs on one process after one small training: what they return, print, write and refuse."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+
+import cv2
+import numpy as np
+import paddle
+import pytest
+from paddle import inference
+
+from plsc import log
+from plsc.config import load
+from plsc.entry import RUN_FILES, Entry
+from plsc.errors import MissingFileError, UserError
+from tests.training import TINY, Linear, arrays, assert_same_arrays, checkpoint, checkpoints, rows, steps
+
+SHAPE = (1, 12, 10)
+PIXELS = np.random.default_rng(0).integers(0, 256, (5, *SHAPE), np.uint8)
+CAN_ONNX = paddle.__version__.startswith("3") and all(
+    importlib.util.find_spec(name) for name in ("paddle2onnx", "onnx", "onnxruntime")
+)
+FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
+WRITTEN = {"config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "report.html"}
+WRITTEN |= {"curves.png", "roc.png", "histogram.png", "worst_pairs.png"}
+
+
+def entry(output, *overrides):
+    return Entry(TINY, [f"Global.output_dir={output}", f"Export.formats={FORMATS}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Output folder, what train() returned and what it printed."""
+    folder = tmp_path_factory.mktemp("run")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        result = entry(folder).train()
+    log.setup()  # closes train.log
+    return folder, result, said.getvalue()
+
+
+@pytest.fixture
+def trained(run):
+    return run[0]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """PIXELS as files, and a list of them."""
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = [str(folder / f"{number}.png") for number in range(len(PIXELS))]
+    for path, pixels in zip(paths, PIXELS):
+        cv2.imwrite(path, pixels[0])
+    (folder / "list.txt").write_text("".join(f"{number}.png\t0\n" for number in range(len(PIXELS))))
+    return paths, folder / "list.txt"
+
+
+# ---- train
+
+
+def test_training_leaves_its_files(trained):
+    assert {path.name for path in trained.iterdir()} == WRITTEN and set(RUN_FILES) > WRITTEN
+    assert steps(rows(trained)) == list(range(1, 13)) and checkpoints(trained) == [8, 10, 12]
+    resolved = (trained / "config.yaml").read_text()
+    assert load(trained / "config.yaml") == entry(trained).config
+    assert re.search(rf"max_steps: 12 +# {TINY}:3\n", resolved) and re.search(
+        r"momentum: .* # default\n", resolved
+    )
+    logged = (trained / "train.log").read_text()
+    assert "plan: data     115 images of 23 classes" in logged and "epoch 2/2 step 12/12 loss " in logged
+
+
+def test_training_returns_and_prints_the_last_verification(run):
+    folder, result, said = run
+    (last,) = rows(folder, evaluations=True)
+    assert {name: result[name] for name in last.keys() & result.keys()}.items() <= last.items()
+    assert {"accuracy", "std", "threshold", "auc", "eer", "pairs"} <= last.keys() & result.keys()
+    assert result["output_dir"] == str(folder) and result["seconds"] > 0 and 0 <= result["accuracy"] <= 1
+    accuracy = f"accuracy {100 * result['accuracy']:.2f} % ± {100 * result['std']:.2f}"
+    assert re.search(r"^pairs +40 \(20 same, 20 different\)$", said, re.MULTILINE)
+    last_line = f"done: {accuracy} on noise pairs, results in {folder}, report {folder}/report.html\n"
+    assert said.endswith(last_line)
+
+
+def test_the_report_stands_alone_and_shows_the_run(trained):
+    page = (trained / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4 and "<script" not in page and "http" not in page
+    assert "dist_arcface" in page and "max_steps: 12" in page
+
+
+def test_an_earlier_run_is_set_aside(tmp_path, capsys):
+    short = entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null")
+    (tmp_path / "notes.txt").write_text("mine")
+    for number in (1, 2, 3):
+        short.train()
+        (tmp_path / "config.yaml").write_text(f"run {number}")
+    kept = WRITTEN - {"roc.png", "histogram.png", "worst_pairs.png"}  # it verified nothing
+    for number in (1, 2):
+        aside = tmp_path / f"previous-{number}"
+        assert {path.name for path in aside.iterdir()} == kept
+        assert (aside / "config.yaml").read_text() == f"run {number}"
+    assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [1]
+    assert f"{tmp_path} held an earlier run; its files are now in {aside}" in capsys.readouterr().out
+
+
+def test_a_stopped_run_goes_on_where_it_was(trained, tmp_path):
+    entry(tmp_path, "Global.max_steps=8").train()
+    result = entry(tmp_path, "Global.resume=true").train()
+    assert rows(tmp_path) == rows(trained)
+    assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [8, 12]
+    assert rows(tmp_path, evaluations=True)[-1] == rows(trained, evaluations=True)[-1]
+    assert_same_arrays(checkpoint(trained), checkpoint(tmp_path))
+    assert not list(tmp_path.glob("previous-*"))
+    again = entry(
+        tmp_path, "Global.resume=true"
+    ).train()  # nothing is left to do: the same result, no second row
+    assert {**again, "seconds": 0} == {**result, "seconds": 0}
+    assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [8, 12]
+
+
+def test_rows_after_the_checkpoint_are_written_anew(trained, tmp_path):
+    """As after a kill between step 8's checkpoint and the end."""
+    entry(tmp_path, "Global.max_steps=11", "Checkpoint.keep=9").train()
+    for step in (10, 11):
+        checkpoint(tmp_path, step).rename(tmp_path / f"lost-{step}")
+    entry(tmp_path, "Global.resume=true").train()
+    assert rows(tmp_path) == rows(trained)
+
+
+def test_resuming_where_nothing_is_starts_at_the_beginning(tmp_path, capsys):
+    entry(tmp_path, "Global.resume=true", "Global.max_steps=1").train()
+    assert f"nothing to resume in {tmp_path}, starting at step 0" in capsys.readouterr().out
+    assert steps(rows(tmp_path)) == [1]
+
+
+def test_a_model_and_an_optimizer_of_the_users(tmp_path):
+    made = []
+
+    def sgd(backbone):
+        made.append(backbone)
+        return paddle.optimizer.SGD(0.1, parameters=backbone.parameters())
+
+    net = Linear(8, SHAPE)
+    user = (
+        entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null")
+        .set_model(net)
+        .set_optimizer(sgd)
+    )
+    assert user.train() == {
+        "accuracy": None,
+        "seconds": pytest.approx(0, abs=60),
+        "output_dir": str(tmp_path),
+    }
+    assert made == [net] and "backbone: linear.weight" in arrays(checkpoint(tmp_path, 1))
+    expected = (PIXELS.reshape(5, -1) - 127.5) / 127.5 @ net.linear.weight.numpy() + net.linear.bias.numpy()
+    found, _ = user.predict(PIXELS)
+    assert np.allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
+
+
+# ---- test
+
+
+def test_a_checkpoint_tests_as_it_did_in_training(run, capsys):
+    folder, result, _ = run
+    found = entry(folder).test()
+    assert {**result, **found} == result
+    assert (folder / "test" / "report.html").is_file()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("done: accuracy ")
+    assert f"checkpoint {checkpoint(folder)}" in (folder / "test" / "report.html").read_text()
+
+
+def test_another_checkpoint_can_be_named(trained, tmp_path):
+    entry(tmp_path, f"Global.checkpoint={checkpoint(trained, 8)}").predict(PIXELS)
+    eight = np.load(tmp_path / "predict" / "embeddings.npy")
+    twelve, _ = entry(trained).predict(PIXELS, tmp_path / "twelve")
+    assert eight.shape == twelve.shape and not np.allclose(eight, twelve, atol=1e-3)
+
+
+# ---- predict
+
+
+def test_predict_gives_the_same_for_pixels_paths_and_a_list(trained, pictures, tmp_path):
+    paths, listed = pictures
+    kinds = {"pixels": PIXELS, "paths": paths, "list": listed}
+    found = {kind: entry(trained).predict(images, tmp_path / kind) for kind, images in kinds.items()}
+    emb, names = found["pixels"]
+    assert emb.shape == (5, 8) and emb.dtype == np.float32 and names == ["0", "1", "2", "3", "4"]
+    assert np.allclose(np.linalg.norm(emb, axis=1), 1, atol=1e-5)
+    for kind in ("paths", "list"):
+        assert np.array_equal(found[kind][0], emb) and found[kind][1] == paths
+    for kind, (emb, names) in found.items():
+        assert np.array_equal(np.load(tmp_path / kind / "embeddings.npy"), emb)
+        assert (tmp_path / kind / "names.txt").read_text().split() == names
+        assert {path.name for path in (tmp_path / kind).iterdir()} == {"embeddings.npy", "names.txt"}
+    one, names = entry(trained).predict(paths[3], tmp_path / "one")
+    assert np.allclose(one, emb[3:4], atol=1e-6) and names == [paths[3]]
+
+
+@pytest.mark.parametrize(
+    "images, line",
+    [
+        ([], "predict: no images given, give at least one"),
+        (PIXELS[:0], "predict: no images given, give at least one"),
+        (PIXELS / 1.0, "predict: pixels must be uint8 [n, 1, 12, 10], got float64 [5, 1, 12, 10]"),
+        (PIXELS[:, 0], "predict: pixels must be uint8 [n, 1, 12, 10], got uint8 [5, 12, 10]"),
+        (["no.png"], "no.png: no such image"),
+        ("no.txt", f"list: file 'no.txt' does not exist (looked in {os.getcwd()})"),
+    ],
+)
+def test_predict_refuses_what_is_no_picture(trained, tmp_path, images, line):
+    with pytest.raises(UserError) as raised:
+        entry(trained).predict(images, tmp_path / "out")
+    assert str(raised.value) == line and not (tmp_path / "out").exists()
+
+
+def test_predict_and_export_do_without_the_data(trained, tmp_path):
+    gone = entry(trained, "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}")
+    gone.predict(PIXELS, tmp_path / "out")
+    gone.export()
+    with pytest.raises(MissingFileError, match="gone/list.txt"):
+        gone.train()
+
+
+# ---- export
+
+
+def test_an_export_gives_the_embeddings_of_predict(trained, tmp_path):
+    found = entry(trained).export()
+    assert set(found["files"]) == set(FORMATS) and found["folder"] == str(trained / "export")
+    assert {check["format"] for check in found["checks"]} == set(FORMATS)
+    card = json.loads((trained / "export" / "contract.json").read_text())
+    (last,) = rows(trained, evaluations=True)
+    assert card["threshold"] == last["threshold"] and card["contract"]["size"] == [12, 10]
+    expected, _ = entry(trained).predict(PIXELS, tmp_path)
+    names = found["files"]["paddle"]
+    folder = trained / "export"
+    config = inference.Config(str(folder / names["model"]), str(folder / names["params"]))
+    config.disable_glog_info()
+    predictor = inference.create_predictor(config)
+    predictor.get_input_handle("image").copy_from_cpu(PIXELS.astype(np.float32))
+    predictor.run()
+    assert np.allclose(predictor.get_output_handle(names["output"]).copy_to_cpu(), expected, atol=1e-4)
+
+
+@pytest.mark.skipif(not CAN_ONNX, reason="ONNX export needs Paddle 3 and paddle2onnx, onnx, onnxruntime")
+def test_the_onnx_export_gives_the_embeddings_of_predict(trained, tmp_path):
+    import onnxruntime
+
+    entry(trained).export()
+    expected, _ = entry(trained).predict(PIXELS, tmp_path)
+    session = onnxruntime.InferenceSession(str(trained / "export" / "model.onnx"))
+    (found,) = session.run(["embedding"], {"image": PIXELS.astype(np.float32)})
+    assert np.allclose(found, expected, atol=1e-4)
+
+
+# ---- what they refuse
+
+
+@pytest.mark.parametrize(
+    "verb, overrides, line",
+    [
+        (
+            "test",
+            ["DataLoader.Eval.dataset=null"],
+            "DataLoader.Eval.dataset: is null; name a pair set to test on",
+        ),
+        ("test", [], "{folder}/checkpoints: no checkpoint there; train first, or set Global.checkpoint or "),
+        ("export", ["Global.checkpoint=no/such"], "no/such: there is no such checkpoint folder"),
+        ("train", ["Global.output_dir=/dev/null"], "Global.output_dir: cannot make /dev/null: File exists"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
+    with pytest.raises(UserError) as raised:
+        getattr(entry(tmp_path, *overrides), verb)()
+    assert str(raised.value).startswith(line.format(folder=tmp_path)) and "\n" not in str(raised.value)
+
+
+def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
+    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    (checkpoint(tmp_path, 1) / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="none of the 1 checkpoints is usable"):
+        entry(tmp_path, "Global.resume=true").train()
+
+
+def test_a_launch_cannot_take_objects_along(tmp_path):
+    for user in (entry(tmp_path).set_model(Linear()), entry(tmp_path).set_optimizer(lambda net: None)):
+        with pytest.raises(
+            UserError, match="^launch: set_model and set_optimizer hold objects of this process"
+        ):
+            user.launch(ranks=2)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the plan
+
+
+@pytest.mark.parametrize(
+    "name, ranks, classes", [("dist_arcface", 3, "8 or 7"), ("arcface", 3, "23"), ("dist_softmax", 1, "23")]
+)
+def test_the_plan_says_how_the_classes_are_spread(tmp_path, monkeypatch, name, ranks, classes):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
+    plan = (
+        entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=100000").dry_run().splitlines()[-5:]
+    )
+    assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
+    megabytes = 3 * 4 * max(map(int, classes.split(" or "))) * 100_000 / 2**20
+    assert plan[4].startswith(
+        f"plan: head     {name}, {classes} classes per rank, {megabytes:.1f} MB for centres,"
+    )
+    assert not list(tmp_path.iterdir())
