@@ -1,0 +1,49 @@
+"""Installation, by `pip install -e ".[cpu,test]"`.
+
+Paddle is an extra and never a requirement: its GPU builds are other packages (paddlepaddle-gpu), and a requirement on
+paddlepaddle would put the CPU build over the one that you have.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "plsc" / "__init__.py").read_text(), re.MULTILINE
+).group(1)
+
+setup(
+    name="plsc",
+    version=VERSION,
+    description="Training classifiers whose classes do not fit one device, on PaddlePaddle",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.9",
+    packages=find_packages(include=["plsc", "plsc.*"]),
+    install_requires=[
+        "matplotlib>=3.5",  # the report's pictures, and the fonts of the default data set
+        "numpy",
+        "opencv-python-headless>=4.8",
+        "pydantic>=2.7",
+        "pyyaml",
+        "setuptools",  # imported by Paddle; Paddle 2.6 does not ask for it, and a venv of Python 3.12 on has none
+        "tqdm",
+        "visualdl",
+    ],
+    extras_require={
+        "cpu": ["paddlepaddle>=2.6.2"],
+        "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
+        "test": ["pytest", "safetensors"],  # safetensors: the other reader that checkpoints are compared with
+    },
+    entry_points={
+        "console_scripts": [
+            "plsc-train = plsc.cli:train",
+            "plsc-eval = plsc.cli:evaluate",
+            "plsc-predict = plsc.cli:predict",
+            "plsc-export = plsc.cli:export",
+        ]
+    },
+)
