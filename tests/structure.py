@@ -49,6 +49,8 @@ _REFUSED = {
     r"os\.(system|popen)$": "goes through a shell",
 }
 _REFUSED_CALLS = ("eval", "exec", "compile", "__import__")
+# Their tests are elsewhere: on real ranks in tests/distributed, and wherever an error is raised.
+TESTED_ELSEWHERE = ("plsc/distributed.py", "plsc/errors.py")
 # One stated exception: a data worker is our own child, and its data set reaches it as a pickle, as with multiprocessing.
 MAY_PICKLE = "plsc/data/workers.py"
 
@@ -190,3 +192,12 @@ def unsafe(path: str, text: str) -> list[str]:
 def docstrings(path: str, text: str) -> list[str]:
     """A module that does not say what it is (an empty one, that only makes its folder a package, need not)."""
     return [] if not text.strip() or ast.get_docstring(ast.parse(text)) else [f"{path}: has no docstring"]
+
+
+def untested(paths: set[str], tests: set[str]) -> list[str]:
+    """Modules without a test file at the mirrored path: plsc/heads/bank.py -> tests/heads/test_bank.py."""
+    modules = (
+        path for path in sorted(paths - set(TESTED_ELSEWHERE)) if re.match(r"plsc/.*(?<!__)\.py", path)
+    )
+    mirror = {path: re.sub(r"^plsc/(.*/)?(\w+\.py)$", r"tests/\1test_\2", path) for path in modules}
+    return [f"{path}: has no {test}" for path, test in mirror.items() if test not in tests]

@@ -44,6 +44,12 @@ def test_the_tables_name_rooms_that_are_there():
     assert {f"plsc/{module}.py" for module in structure.ROOM_OF if module} <= SOURCES.keys()
 
 
+def test_the_tests_mirror_the_source():
+    tests = {path.relative_to(structure.ROOT).as_posix() for path in structure.ROOT.glob("tests/**/*.py")}
+    assert not structure.untested(set(SOURCES), tests)
+    assert set(structure.TESTED_ELSEWHERE) <= SOURCES.keys()
+
+
 # ---- each rule on a bad example
 
 
@@ -153,6 +159,19 @@ def test_what_is_safe_is_let_through():
 def test_a_module_without_a_docstring_is_found():
     assert structure.docstrings("plsc/x.py", "import os") == ["plsc/x.py: has no docstring"]
     assert structure.docstrings("plsc/x.py", '"""What."""') == structure.docstrings("plsc/x.py", "\n") == []
+
+
+def test_a_module_without_tests_is_found():
+    paths = {
+        "plsc/heads/bank.py",
+        "plsc/heads/__init__.py",
+        "plsc/log.py",
+        "plsc/errors.py",
+        "tools/train.py",
+    }
+    assert structure.untested(paths, {"tests/test_log.py", "tests/test_bank.py"}) == [
+        "plsc/heads/bank.py: has no tests/heads/test_bank.py"
+    ]
 
 
 # ---- everything that is registered
