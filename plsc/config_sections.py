@@ -113,6 +113,7 @@ class ModelCfg(Plug):
 
 
 SOFTMAXES = ("softmax", "dist_softmax")
+SPREAD = ("dist_softmax", "dist_arcface", "dist_cosface")
 MARGINS = ("arcface", "dist_arcface", "cosface", "dist_cosface")
 
 
@@ -120,7 +121,7 @@ class HeadCfg(Section):
     """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
     ranks, `x` keeps all of them on every rank."""
 
-    only_with = {"margin": MARGINS, "scale": MARGINS, "bias": SOFTMAXES}
+    only_with = {"margin": MARGINS, "scale": MARGINS, "bias": SOFTMAXES, "sample_rate": SPREAD}
 
     name: Literal["softmax", "dist_softmax", "arcface", "dist_arcface", "cosface", "dist_cosface"] = (
         "dist_arcface"
@@ -133,8 +134,9 @@ class HeadCfg(Section):
     scale: float = Field(64.0, gt=0)
     """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
     sample_rate: float = Field(1.0, gt=0, le=1)
-    """Fraction of a shard's class centres that take part in a step (Partial FC). Must be 1.0 in this
-    version."""
+    """Fraction of a shard's class centres that take part in a step (Partial FC): all classes of the batch, and
+    others drawn anew each step. 0.1 makes the head about ten times cheaper; worth it from some 100,000 classes
+    on."""
     logits_budget_mb: float = Field(64.0, gt=0)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""
@@ -143,13 +145,6 @@ class HeadCfg(Section):
     init_std: Optional[float] = Field(None, gt=0)
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
-
-    @field_validator("sample_rate")
-    @classmethod
-    def _no_sampling_yet(cls, value: float) -> float:
-        if value != 1.0:
-            raise ValueError("must be 1.0, Partial FC is not in this version")
-        return value
 
 
 class OptimizerCfg(Section):

@@ -188,7 +188,7 @@ class Trainer(Tester):
         paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
         self.model.train()
         emb_BD = self.model(to_input(images, self.dataset.contract))
-        out = self.head(emb_BD, paddle.to_tensor(labels))
+        out = self.head(emb_BD, paddle.to_tensor(labels), self.step)
         if not math.isfinite(out.loss.item()):  # the same number on every rank, so all of them stop here
             raise DivergedError(
                 f"the loss is {out.loss.item()} at step {self.step + 1} (learning rate {learning_rate:.4g}): lower "

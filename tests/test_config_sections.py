@@ -65,8 +65,8 @@ MARGINS = "arcface, dist_arcface, cosface, dist_cosface"
         # combinations
         ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
         (
-            "Head: {sample_rate: 0.1}",
-            "Head.sample_rate: must be 1.0, Partial FC is not in this version (got 0.1)",
+            "Head: {name: arcface, sample_rate: 0.1}",
+            "Head.sample_rate: has no meaning with arcface, only with dist_softmax, dist_arcface, dist_cosface (got 0.1)",
         ),
         (
             "Head: {name: softmax, margin: 0.5}",

@@ -24,6 +24,7 @@ def build_head(
         scale=cfg.scale if margin else 1.0,
         sharded=cfg.name.startswith("dist_"),
         bias=cfg.bias,
+        sample_rate=cfg.sample_rate,
         budget=int(cfg.logits_budget_mb * 2**20),
         init_std=cfg.init_std,
         seed=seed,

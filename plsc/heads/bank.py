@@ -1,8 +1,8 @@
 """Where a shard's class centres and their momentum live, and the one place that changes them.
 
-    S classes in this rank's shard, D embedding size, b rows of a class block
+    S classes in this rank's shard   K of them selected for the step (all: K = S)   D embedding size   b rows of a class block
 
-The bank hands out views of row ranges and applies momentum SGD to them in place:
+A step selects rows, works on them by their numbers 0..K-1, and applies momentum SGD to them alone; the others keep their bytes:
     v <- mu v + g + decay w;  w <- w - lr v        (Paddle's Momentum; the bias, where there is one, is not decayed)
 A row's initial value depends on (seed, row) alone, so any number of ranks starts from the same centres.
 """
@@ -17,6 +17,8 @@ from paddle.utils import dlpack
 from plsc.sharding import ClassShard
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
+
+_UPDATE_ROWS = 4096  # selected rows that are fetched, moved and written back at a time
 
 
 def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
@@ -56,38 +58,64 @@ class DeviceBank:
         self._values = values
         self._momenta = {name: paddle.zeros_like(value) for name, value in values.items()}
         self._grads: dict[str, paddle.Tensor] = {}
+        self._index_K: paddle.Tensor | None = None
 
     @property
     def bias(self) -> bool:
         return "bias" in self._values
 
-    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """A view of rows [start, stop) of "centres" or "bias"; rows are counted inside the shard."""
-        return self._values[name][start:stop]
+    @property
+    def selected(self) -> int:
+        """K, the number of rows that take part in the step."""
+        return self.shard.size if self._index_K is None else len(self._index_K)
 
-    def gather(self, name: str, index_P: paddle.Tensor) -> paddle.Tensor:
-        """A copy of the rows `index_P` (int64 [P]) of "centres" or "bias"."""
+    def select(self, index_K: np.ndarray | None) -> None:
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them."""
+        self._index_K = None if index_K is None else paddle.to_tensor(index_K)
+
+    @property
+    def index(self) -> np.ndarray:
+        """The selected rows, int64 [K], rising."""
+        return np.arange(self.shard.size) if self._index_K is None else self._index_K.numpy()
+
+    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
+        """Selected rows [start, stop) of "centres" or "bias", to read: a view if all are selected, else a copy."""
+        return _cut(self._values[name], self._index_K, start, stop)
+
+    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
+        """A copy of the selected rows with these numbers (int64 [P]) of "centres" or "bias"."""
+        index_P = number_P if self._index_K is None else paddle.gather(self._index_K, number_P)
         return paddle.gather(self._values[name], index_P)
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Keep the gradient of rows [start, stop) for the next `update`. Every row must be set before it."""
-        if name not in self._grads:
-            self._grads[name] = paddle.empty_like(self._values[name])
+        """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be set before it."""
+        if name not in self._grads or self._grads[name].shape[0] != self.selected:
+            self._grads[name] = paddle.empty([self.selected, *self._values[name].shape[1:]])
         paddle.assign(grad, output=self._grads[name][start:stop])
 
     def gradients(self) -> dict[str, paddle.Tensor]:
-        """Gradients by name, [S, D] and [S]; empty before the first backward."""
+        """Gradients of the selected rows by name, [K, D] and [K]; empty before the first backward."""
         return self._grads
 
     def update(self, lr: float) -> None:
-        """One momentum SGD step on all rows, with the gradients set since the last one."""
-        assert self._grads or not self.shard.size, "update() before a backward pass"
+        """One momentum SGD step on the selected rows, with the gradients set since they were selected."""
+        assert self._grads or not self.selected, "update() before a backward pass"
         rate = paddle.to_tensor(lr, dtype="float32")
+        block = max(1, self.selected) if self._index_K is None else _UPDATE_ROWS
         for name, grad in self._grads.items():
             decay = ("l2_decay", self._decay) if name == "centres" and self._decay else ("", 0.0)
-            _C_ops.momentum_(
-                self._values[name], grad, self._momenta[name], rate, None, self._mu, False, *decay, False, 1.0
-            )
+            for start in range(0, self.selected, block):
+                stop = min(start + block, self.selected)
+                value, momentum = (
+                    _cut(x[name], self._index_K, start, stop) for x in (self._values, self._momenta)
+                )
+                _C_ops.momentum_(
+                    value, grad[start:stop], momentum, rate, None, self._mu, False, *decay, False, 1.0
+                )
+                if self._index_K is not None:
+                    index = self._index_K[start:stop]
+                    paddle.scatter_(self._values[name], index, value)
+                    paddle.scatter_(self._momenta[name], index, momentum)
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything that a checkpoint needs, by name, first axis the shard's classes. On the CPU these are views, not copies:
@@ -102,6 +130,10 @@ class DeviceBank:
             for target, source in ((value, name), (self._momenta[name], _momentum_of(name))):
                 if stop > start:
                     paddle.assign(paddle.to_tensor(rows[source]), output=target[start:stop])
+
+
+def _cut(x: paddle.Tensor, index_K: paddle.Tensor | None, start: int, stop: int) -> paddle.Tensor:
+    return x[start:stop] if index_K is None else paddle.gather(x, index_K[start:stop])
 
 
 def _momentum_of(name: str) -> str:

@@ -1,9 +1,10 @@
 """Softmax cross entropy over classes that are spread over ranks; the margin losses are this with a margin on the target.
 
     B samples of this rank   N samples of all ranks   W ranks   D embedding size
-    C classes   S classes in this rank's shard   b classes of a block   P targets in this rank's shard
+    C classes   S classes in this rank's shard   K of them sampled for this step (all: K = S)   b classes of a block
+    P samples whose class is in this rank's shard
 
-The [N, S] logits never exist. The shard is worked through in blocks of classes, and what leaves a block is the row maximum and
+The [N, K] logits never exist. The shard is worked through in blocks of classes, and what leaves a block is the row maximum and
 the row sum of exponentials of its *other* logits, those that are not the sample's target. With M the maximum over all ranks and
 R = sum exp(other - M), and t the target logit after the margin,
 
@@ -30,6 +31,7 @@ from plsc import distributed
 from plsc.errors import UserError
 from plsc.heads.bank import DeviceBank
 from plsc.heads.margins import Margin
+from plsc.heads.sampling import choose_classes
 from plsc.sharding import ClassShard
 
 _LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
@@ -59,17 +61,17 @@ class ShardInfo:
     shard_dim: int
 
 
-def plan_blocks(num_samples: int, shard_size: int, width: int, budget: int) -> tuple[int, bool]:
+def plan_blocks(num_samples: int, num_classes: int, width: int, budget: int) -> tuple[int, bool]:
     """Classes per block, and whether all exponentials are kept, so that the temporaries stay within `budget` bytes.
 
     A class costs a block 3 numbers per sample (logits, their exponentials, one temporary) and 4 rows of the centres' width.
     """
     per_class = 4 * (3 * num_samples + 4 * width)
-    kept = 4 * num_samples * shard_size
-    least = min(shard_size, 256) * per_class
+    kept = 4 * num_samples * num_classes
+    least = min(num_classes, 256) * per_class
     keep = kept + least <= budget
     block = (budget - kept * keep) // per_class
-    return max(1, min(shard_size, _CACHED_ROWS, block)), keep
+    return max(1, min(num_classes, _CACHED_ROWS, block)), keep
 
 
 def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -94,6 +96,8 @@ class SoftmaxHead:
         sharded: True spreads the classes over the ranks (`dist_*`); False keeps all of them on each rank, which then sees its
             own B samples only, and sums the centres' gradients over the ranks.
         bias: one number per class added to the logit.
+        sample_rate: share of the shard's classes that take part in a step (Partial FC): all positives of the step, the rest drawn
+            anew each step; 1.0 takes all. Only with `sharded`.
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
         momentum, weight_decay: of the centres' momentum SGD.
@@ -108,6 +112,7 @@ class SoftmaxHead:
         scale: float = 1.0,
         sharded: bool = True,
         bias: bool = False,
+        sample_rate: float = 1.0,
         budget: int = 64 << 20,
         init_std: float | None = None,
         seed: int = 0,
@@ -116,7 +121,11 @@ class SoftmaxHead:
     ):
         assert margin is None or not bias, "a bias is no part of a cosine"
         assert margin is not None or scale == 1.0, "the plain softmax has no scale"
+        assert 0 < sample_rate <= 1 and (sharded or sample_rate == 1), (
+            "ranks that share centres must sample the same"
+        )
         self.margin, self.scale, self.sharded, self.budget = margin, scale, sharded, budget
+        self.sample_rate, self.seed = sample_rate, seed
         self.shard = (
             ClassShard.of_rank(num_classes, distributed.world_size(), distributed.rank())
             if sharded
@@ -134,12 +143,14 @@ class SoftmaxHead:
             weight_decay=weight_decay,
         )
 
-    def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> HeadOutput:
+    def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
         """Embeddings [B, D] (or [B, D, 1, 1]) float and labels [B] int64 of this rank -> HeadOutput. Every rank calls it.
+
+        number: of the training step; with the seed and the rank it decides which classes are sampled.
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
-        step = _Step(self, emb.flatten(1), label_B)
+        step = _Step(self, emb.flatten(1), label_B, number)
         loss = _SoftmaxLoss.apply(step.emb_BD, step)
         return HeadOutput(loss, step.accuracy, step.own(step.loss_N), step.own(step.correct_N))
 
@@ -150,7 +161,7 @@ class SoftmaxHead:
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
         """The pieces of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
-        step = _Step(self, emb.flatten(1), label_B)
+        step = _Step(self, emb.flatten(1), label_B, number=None)
         step.forward(keep=False)
         logit_NS = step.logits(0, self.shard.size)
         step.put(logit_NS, 0, self.shard.size, self.scale * step.target_P)
@@ -172,8 +183,9 @@ class _SoftmaxLoss(PyLayer):
 class _Step:
     """One forward and backward of the head; holds what backward needs and dies with the graph."""
 
-    def __init__(self, head: SoftmaxHead, emb_BD: paddle.Tensor, label_B: paddle.Tensor):
+    def __init__(self, head: SoftmaxHead, emb_BD: paddle.Tensor, label_B: paddle.Tensor, number: int | None):
         self.head, self.bank, self.emb_BD = head, head.bank, emb_BD
+        self.number = number  # None: all classes take part, whatever the sample rate
         self.label_B = label_B.flatten()
         self.counts = distributed.gather_counts(emb_BD.shape[0])
         self.num_samples = sum(self.counts)  # of all ranks: what the mean is over
@@ -208,7 +220,7 @@ class _Step:
         """Plain target logits (without scale) of the P samples whose class is in this shard, and with margin."""
         local_N = self.local_N.numpy()
         self.row_P = np.flatnonzero(local_N >= 0)
-        self.column_P = local_N[self.row_P]
+        self.column_P = self._sample(local_N[self.row_P])
         order = np.argsort(self.column_P, kind="stable")  # so that a block's targets are one run
         self.row_P, self.column_P = self.row_P[order], self.column_P[order]
         if not len(self.row_P):
@@ -224,6 +236,19 @@ class _Step:
         self.plain_P = (paddle.gather(self.x_ND, rows) * unit_rows(centres_PD)[0]).sum(axis=1)
         norm_P = _inverse(paddle.gather(self.inverse_N1, rows).flatten())
         self.target_P, self.slope_P = self.head.margin(self.plain_P, norm_P)
+
+    def _sample(self, class_P: np.ndarray) -> np.ndarray:
+        """Choose the classes of this step; the targets' classes as those are numbered."""
+        head = self.head
+        if head.sample_rate == 1 or self.number is None:
+            self.bank.select(None)
+            return class_P
+        positives = np.unique(class_P)
+        index_K = choose_classes(
+            positives, head.shard.size, head.sample_rate, head.seed, self.number, distributed.rank()
+        )
+        self.bank.select(index_K)
+        return np.searchsorted(index_K, class_P)
 
     def logits(self, start: int, stop: int) -> paddle.Tensor:
         """Scaled logits of a block of classes, without margin, [N, b]."""
@@ -248,11 +273,11 @@ class _Step:
         x_Nb.index_put_(index, value)
 
     def _walk_others(self, keep: bool | None) -> None:
-        """Row maximum and row sum of exponentials over the shard's logits that are nobody's target."""
-        shard, scale = self.head.shard, self.head.scale
+        """Row maximum and row sum of exponentials over the shard's sampled logits that are not the sample's target."""
+        selected, scale = self.bank.selected, self.head.scale
         self.scaled_ND = self.x_ND * scale if scale != 1.0 else self.x_ND
-        block, fits = plan_blocks(self.x_ND.shape[0], shard.size, self.bank.width, self.head.budget)
-        self.blocks = [(start, min(start + block, shard.size)) for start in range(0, shard.size, block)]
+        block, fits = plan_blocks(self.x_ND.shape[0], selected, self.bank.width, self.head.budget)
+        self.blocks = [(start, min(start + block, selected)) for start in range(0, selected, block)]
         self.kept: list | None = [] if (fits if keep is None else keep) else None
         maxima, sums = [], []
         for start, stop in self.blocks:
