@@ -10,7 +10,7 @@ import math
 
 import paddle
 
-from plsc.heads.margins import Margin, Target, add_angle, angle
+from plsc.heads.margins import Margin, Target, Wrapped, add_angle, angle
 
 
 class AdaFace(Margin):
@@ -126,18 +126,16 @@ class CurricularFace(Margin):
         self.t = state["t"]
 
 
-class InterClassFilter(Margin):
+class InterClassFilter(Wrapped):
     """Another margin, with the cosines of other classes above `threshold` set to 0: they are likely the same person under two
     names (An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code). No gradient flows where it is set."""
 
-    has_others = True
+    def __init__(self, inner: Margin, threshold: float):
+        assert not inner.has_others, "one margin at a time changes the other classes"
+        super().__init__(inner)
+        self.has_others, self.threshold = True, threshold
+        self.others = self._filter
 
-    def __init__(self, margin: Margin, threshold: float):
-        self.inner, self.threshold = margin, threshold
-
-    def __call__(self, cos_P, norm_P):
-        return self.inner(cos_P, norm_P)
-
-    def others(self, cos_Nb, plain_N1, target_N1):
+    def _filter(self, cos_Nb, plain_N1, target_N1):
         stays_Nb = (cos_Nb <= self.threshold).astype("float32")
         return cos_Nb * stays_Nb, stays_Nb

@@ -133,12 +133,24 @@ class SphereFace(CombinedMargin):
         super().__init__(margin, 0.0, 0.0)
 
 
-class StraightThrough(Margin):
+class Wrapped(Margin):
+    """A margin around another one, which keeps its memory and its hooks."""
+
+    def __init__(self, inner: Margin):
+        self.inner = inner
+        self.has_others, self.trains_norm = inner.has_others, inner.trains_norm
+        self.observe, self.observe_targets = inner.observe, inner.observe_targets
+        self.others, self.penalty = inner.others, inner.penalty
+        self.state, self.load_state = inner.state, inner.load_state
+
+    def __call__(self, cos_P, norm_P):
+        return self.inner(cos_P, norm_P)
+
+
+class StraightThrough(Wrapped):
     """Another margin's value with the gradient of none: slope 1, as InsightFace's published ArcFace, which changes the target
     under no_grad. For comparing runs; the exact gradient is the default."""
 
-    def __init__(self, margin: Margin):
-        self.inner = margin
-
     def __call__(self, cos_P, norm_P):
-        return Target(self.inner(cos_P, norm_P).cosine, paddle.ones_like(cos_P))
+        found = self.inner(cos_P, norm_P)
+        return Target(found.cosine, paddle.ones_like(cos_P), found.norm_slope)
