@@ -101,7 +101,7 @@ class Step:
         """[P] each -> [how many, N], 0 where the sample's class is in another shard."""
         values = paddle.stack(values_P, axis=1)
         zeros = paddle.zeros([self.x_ND.shape[0], len(values_P)])
-        return paddle.scatter(zeros, self.rows, values).transpose([1, 0])
+        return paddle.scatter(zeros, self.rows, values).transpose([1, 0]).contiguous()
 
     def _share_targets(self) -> None:
         """Target cosines of all N samples on every rank, for a margin whose other logits depend on them. One SUM."""

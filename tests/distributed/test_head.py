@@ -11,3 +11,9 @@ from tests.launch import launch
 def test_equals_the_dense_reference(ranks, tmp_path):
     said = launch(Path(__file__).with_name("run_head.py"), ranks, tmp_path).stdout
     assert said.count(": 76 cases, worst relative errors") == ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_margin_equals_dense_autograd(ranks, tmp_path):
+    said = launch(Path(__file__).with_name("run_margins.py"), ranks, tmp_path).stdout
+    assert said.count(": 20 margins, worst relative error") == ranks
