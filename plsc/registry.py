@@ -101,6 +101,7 @@ DATASETS = Registry(
     {
         "Glyphs": "plsc.data.glyphs:Glyphs",
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
+        "IdxImages": "plsc.data.idx:IdxImages",
         "ImageList": "plsc.data.images:ImageList",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
