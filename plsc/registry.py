@@ -94,7 +94,10 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-BACKBONES = Registry("backbone", {"SmallResNet": "plsc.backbones.small_resnet:SmallResNet"})
+BACKBONES = Registry(
+    "backbone",
+    {"LeNet": "plsc.backbones.lenet:LeNet", "SmallResNet": "plsc.backbones.small_resnet:SmallResNet"},
+)
 
 DATASETS = Registry(
     "dataset",
