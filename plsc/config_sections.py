@@ -172,6 +172,9 @@ class HeadCfg(Section):
     """Fraction of a shard's class centres that take part in a step (Partial FC): all classes of the batch, and
     others drawn anew each step. 0.1 makes the head about ten times cheaper; worth it from some 100,000 classes
     on."""
+    bank: Literal["device", "host"] = "device"
+    """Where class centres and momentum live. host keeps them in the machine's memory, where more fit than on a
+    GPU, and carries over the rows that a step needs: pair it with a `sample_rate` below 1."""
     logits_budget_mb: float = Field(64.0, gt=0)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""

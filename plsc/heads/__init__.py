@@ -44,6 +44,7 @@ def build_head(
         bias=cfg.bias,
         sub_centres=cfg.sub_centres,
         sample_rate=cfg.sample_rate,
+        bank=cfg.bank,
         budget=int(cfg.logits_budget_mb * 2**20),
         init_std=cfg.init_std,
         seed=seed,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import paddle
 
-from plsc.heads.bank import DeviceBank
+from plsc.heads.bank import Bank
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes
 
@@ -52,7 +52,7 @@ def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.T
 class Similarity:
     """Inner products (plus bias) or cosines of embeddings with the selected rows of a bank."""
 
-    def __init__(self, bank: DeviceBank, cosine: bool, sub_centres: int):
+    def __init__(self, bank: Bank, cosine: bool, sub_centres: int):
         self.bank, self.cosine, self.sub_centres = bank, cosine, sub_centres
 
     def _centres(self, start: int, stop: int) -> tuple[paddle.Tensor, paddle.Tensor | None]:

@@ -26,7 +26,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
-from plsc.heads.bank import DeviceBank
+from plsc.heads.bank import BANKS
 from plsc.heads.blocks import Similarity
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
@@ -69,6 +69,7 @@ class SoftmaxHead:
         sub_centres: centres of each class, of which the nearest counts; more than 1 takes up label noise. Only with a margin.
         sample_rate: share of the shard's classes that take part in a step (Partial FC): all positives of the step, the rest drawn
             anew each step; 1.0 takes all. Only with `sharded`.
+        bank: where the centres live, "device" or "host" (see bank.py).
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
         momentum, weight_decay: of the centres' momentum SGD.
@@ -85,6 +86,7 @@ class SoftmaxHead:
         bias: bool = False,
         sub_centres: int = 1,
         sample_rate: float = 1.0,
+        bank: str = "device",
         budget: int = 64 << 20,
         init_std: float | None = None,
         seed: int = 0,
@@ -107,7 +109,7 @@ class SoftmaxHead:
         )
         if init_std is None:
             init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
-        self.bank = DeviceBank(
+        self.bank = BANKS[bank](
             self.shard,
             embedding_size * sub_centres,
             bias=bias,

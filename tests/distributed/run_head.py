@@ -22,6 +22,11 @@ cases += [
     for C in (1, 10, 53, 1003)
     for rate in (0.5, 0.1, 0.001)
 ]
+cases += [
+    {"name": "arcface", "num_classes": C, "counts": uneven, "rate": rate, "bank": "host"}
+    for C in (1, 1003)
+    for rate in (1.0, 0.1)
+]
 for case in cases:
     errors = head_equals_reference(**case)
     for key, error in errors.items():

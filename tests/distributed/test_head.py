@@ -10,7 +10,7 @@ from tests.launch import launch
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_equals_the_dense_reference(ranks, tmp_path):
     said = launch(Path(__file__).with_name("run_head.py"), ranks, tmp_path).stdout
-    assert said.count(": 76 cases, worst relative errors") == ranks
+    assert said.count(": 80 cases, worst relative errors") == ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -46,6 +46,7 @@ def head_equals_reference(
     steps=10,
     sharded=True,
     rate=1.0,
+    bank="device",
     budget=64 << 20,
     lr=0.01,
 ):
@@ -60,6 +61,7 @@ def head_equals_reference(
         sharded=sharded,
         bias=bias,
         sample_rate=rate,
+        bank=bank,
         budget=budget,
         init_std=std,
         seed=3,
