@@ -34,8 +34,9 @@ def head(args: argparse.Namespace) -> dict:
     import paddle
 
     from plsc import distributed
+    from plsc.heads.blocks import plan_blocks
     from plsc.heads.margins import ArcFace
-    from plsc.heads.softmax import SoftmaxHead, plan_blocks
+    from plsc.heads.softmax import SoftmaxHead
 
     distributed.init("cpu", threads)
     rng = np.random.default_rng(0)
@@ -58,7 +59,7 @@ def head(args: argparse.Namespace) -> dict:
         step(measured)
     peak = resident_bytes("VmHWM") - base
     bank = 3 * 4 * args.classes * args.dim
-    block, kept = plan_blocks(args.batch, args.classes, args.dim, budget)
+    block, kept = plan_blocks(args.batch, args.classes, args.dim, 1, budget)
     seconds = alternate(args.runs, {"step": lambda: step(measured), "products": bare_products(args)})
     return {
         **{key: value for key, value in vars(args).items() if key not in ("part", "json")},

@@ -35,6 +35,7 @@ from plsc.config_sections import (
     Plug,
     Section,
     TrainDatasetCfg,
+    listed,
 )
 from plsc.config_yaml import KeyPath, dump
 from plsc.errors import MissingFileError, UserError
@@ -305,7 +306,7 @@ def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
         yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
     for key in values:
         field = type(section).model_fields[key]
-        only = f" Only with {', '.join(section.only_with[key])}." if key in section.only_with else ""
+        only = f" Only with {listed(section.only_with[key])}." if key in section.only_with else ""
         rule, default = describe(field.annotation, field.metadata), dump(getattr(section, key))
         yield f"| `{key}` | {rule} | `{default}` | {_one_line(field.description)}{only} |\n"
     for key, value in section:

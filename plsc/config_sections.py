@@ -22,9 +22,15 @@ from pydantic import (
 )
 
 from plsc.config_errors import takes
-from plsc.registry import BACKBONES, DATASETS, Registry
+from plsc.registry import BACKBONES, DATASETS, Registry, did_you_mean
 
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Names for a message; x and dist_x together as [dist_]x."""
+    short = [name for name in names if name.removeprefix("dist_") == name or name[5:] not in names]
+    return ", ".join(f"[dist_]{name}" if f"dist_{name}" in names else name for name in short)
 
 
 class Section(BaseModel):
@@ -40,7 +46,7 @@ class Section(BaseModel):
     def _has_meaning(cls, value: Any, info: ValidationInfo) -> Any:
         names = cls.only_with.get(info.field_name)
         if names and value is not None and info.data.get("name", names[0]) not in names:
-            raise ValueError(f"has no meaning with {info.data['name']}, only with {', '.join(names)}")
+            raise ValueError(f"has no meaning with {info.data['name']}, only with {listed(names)}")
         return value
 
 
@@ -112,29 +118,63 @@ class ModelCfg(Plug):
     classes."""
 
 
+_KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
 SOFTMAXES = ("softmax", "dist_softmax")
-MARGINS = ("arcface", "dist_arcface", "cosface", "dist_cosface")
+SPREAD = tuple(f"dist_{kind}" for kind in _KINDS)
+MARGINS = tuple(prefix + kind for kind in _KINDS[1:] for prefix in ("", "dist_"))
+_ONE_MARGIN = tuple(name for name in MARGINS if not name.endswith(("combined", "magface")))
+# The further constants of a margin, keyword arguments of its class in plsc/heads.
+OPTIONS = {
+    "combined": ("margin1", "margin2", "margin3"),
+    "adaface": ("h", "momentum"),
+    "magface": ("low", "high", "low_margin", "high_margin", "weight"),
+    "curricularface": ("momentum",),
+}
+_WITH_OPTIONS = tuple(prefix + kind for kind in OPTIONS for prefix in ("", "dist_"))
 
 
 class HeadCfg(Section):
     """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
     ranks, `x` keeps all of them on every rank."""
 
-    only_with = {"margin": MARGINS, "scale": MARGINS, "bias": SOFTMAXES}
+    only_with = {
+        "margin": _ONE_MARGIN,
+        "options": _WITH_OPTIONS,
+        "scale": MARGINS,
+        "gradient": MARGINS,
+        "sub_centres": MARGINS,
+        "filter_above": tuple(name for name in MARGINS if not name.endswith("curricularface")),
+        "bias": SOFTMAXES,
+        "sample_rate": SPREAD,
+    }
 
-    name: Literal["softmax", "dist_softmax", "arcface", "dist_arcface", "cosface", "dist_cosface"] = (
-        "dist_arcface"
-    )
-    """The loss. arcface adds an angle to the target's angle, cosface subtracts from its cosine, softmax does
-    neither and normalises nothing."""
-    margin: Optional[float] = Field(None, ge=0, le=1.5)
-    """arcface: in radians, not degrees; null is 0.5. cosface: in units of cosine; null is 0.35. Lower it when
-    the loss stays on a plateau at the start."""
+    name: Literal[("softmax", "dist_softmax", *MARGINS)] = "dist_arcface"
+    """The loss. softmax normalises nothing; the others work on cosines and make the target's harder to reach:
+    docs/margins.md says how and when to use which."""
+    margin: Optional[float] = Field(None, ge=0, le=4)
+    """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4
+    for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at the start."""
+    options: dict[str, float] = {}
+    """Further constants of a margin, `{low: 10, high: 110}`: margin1, margin2, margin3 of combined; h, momentum
+    of adaface; low, high, low_margin, high_margin, weight of magface; momentum of curricularface."""
+    gradient: Literal["exact", "straight_through"] = "exact"
+    """straight_through gives the target logit the gradient that it would have without a margin, as
+    InsightFace's published ArcFace does. For comparing runs with theirs."""
+    sub_centres: int = Field(1, ge=1, le=16)
+    """Centres per class, of which the nearest counts. 3 takes up noisy labels, at three times the memory of the
+    head."""
+    filter_above: Optional[float] = Field(None, gt=-1, le=1)
+    """Cosines with other classes above this count as 0: they are likely the same person under two names. null
+    filters nothing; try 0.4 after some epochs."""
     scale: float = Field(64.0, gt=0)
     """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
     sample_rate: float = Field(1.0, gt=0, le=1)
-    """Fraction of a shard's class centres that take part in a step (Partial FC). Must be 1.0 in this
-    version."""
+    """Fraction of a shard's class centres that take part in a step (Partial FC): all classes of the batch, and
+    others drawn anew each step. 0.1 makes the head about ten times cheaper; worth it from some 100,000 classes
+    on."""
+    bank: Literal["device", "host"] = "device"
+    """Where class centres and momentum live. host keeps them in the machine's memory, where more fit than on a
+    GPU, and carries over the rows that a step needs: pair it with a `sample_rate` below 1."""
     logits_budget_mb: float = Field(64.0, gt=0)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""
@@ -144,11 +184,13 @@ class HeadCfg(Section):
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
 
-    @field_validator("sample_rate")
+    @field_validator("options")
     @classmethod
-    def _no_sampling_yet(cls, value: float) -> float:
-        if value != 1.0:
-            raise ValueError("must be 1.0, Partial FC is not in this version")
+    def _known_options(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        known = OPTIONS.get(info.data.get("name", "").removeprefix("dist_"), ())
+        for key in value:
+            if known and key not in known:
+                raise ValueError(f"has no '{key}'{did_you_mean(key, known)} (one of {', '.join(known)})")
         return value
 
 

@@ -88,6 +88,7 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
 
     Gloo's max drops a NaN that sits on any rank but 0; agree on failures with a sum.
     """
+    assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order and say nothing"
     if world_size() > 1:
         dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
     return x

@@ -11,15 +11,13 @@ that a wrong config is refused at once. The historic `set_*` calls are edits of 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from plsc import environment, log
+from plsc import environment, launcher, log
 from plsc.config import Config, load
 from plsc.errors import MissingFileError, UserError
 from plsc.evaluation import worst_pairs
@@ -205,36 +203,11 @@ class Entry(Setters):
         config = self.output_dir / "launch.yaml"
         log.replace_file(config, self.config.to_yaml().encode())
         logs, program = self.output_dir / "log", {"test": "eval"}.get(verb, verb)
-        starter = [
-            sys.executable,
-            "-m",
-            "paddle.distributed.launch",
-            "--nproc_per_node",
-            str(ranks),
-            "--log_dir",
-            str(logs),
-        ]
-        env = {
-            **environment.for_ranks(),
-            "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
-        }
-        if (
-            env.get("CUDA_VISIBLE_DEVICES") == ""
-        ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
-            del env["CUDA_VISIBLE_DEVICES"]
-        process = subprocess.Popen(
-            [*starter, str(Path(__file__).with_name("__main__.py")), program, "-c", str(config)],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        code = launcher.launch(
+            [program, "-c", str(config)], ranks, logs, say=lambda line: print(line, end="")
         )
-        for line in process.stdout:
-            print(line, end="")  # not inherited: a notebook shows what Python prints only
-        if process.wait() != 0:
-            raise UserError(
-                f"launch: {verb} on {ranks} ranks ended with exit code {process.returncode}; see {logs}"
-            )
+        if code != 0:
+            raise UserError(f"launch: {verb} on {ranks} ranks ended with exit code {code}; see {logs}")
         metrics = self.output_dir / "metrics.jsonl"
         rows = log.read_metrics(metrics) if metrics.is_file() else []
         return next((row for row in reversed(rows) if "eval" in row), {})

@@ -94,13 +94,17 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-BACKBONES = Registry("backbone", {"SmallResNet": "plsc.backbones.small_resnet:SmallResNet"})
+BACKBONES = Registry(
+    "backbone",
+    {"LeNet": "plsc.backbones.lenet:LeNet", "SmallResNet": "plsc.backbones.small_resnet:SmallResNet"},
+)
 
 DATASETS = Registry(
     "dataset",
     {
         "Glyphs": "plsc.data.glyphs:Glyphs",
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
+        "IdxImages": "plsc.data.idx:IdxImages",
         "ImageList": "plsc.data.images:ImageList",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },

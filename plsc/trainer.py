@@ -188,7 +188,7 @@ class Trainer(Tester):
         paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
         self.model.train()
         emb_BD = self.model(to_input(images, self.dataset.contract))
-        out = self.head(emb_BD, paddle.to_tensor(labels))
+        out = self.head(emb_BD, paddle.to_tensor(labels), self.step)
         if not math.isfinite(out.loss.item()):  # the same number on every rank, so all of them stop here
             raise DivergedError(
                 f"the loss is {out.loss.item()} at step {self.step + 1} (learning rate {learning_rate:.4g}): lower "
@@ -245,6 +245,7 @@ class Trainer(Tester):
                     "global_batch": self.global_batch,
                     "steps_per_epoch": self.steps_per_epoch,
                     "image_shape": list(self.dataset.image_shape),
+                    "margin": self.head.margin.state() if self.head.margin else {},
                     "threshold": self.verification.threshold if self.verification else None,
                 },
                 config_yaml=self.cfg.to_yaml(),
@@ -263,7 +264,7 @@ class Trainer(Tester):
         saved = checkpoint.Checkpoint.open(path, verify=False)  # whoever found it has verified it
         saved.check_matches(
             self.head.shard.num_classes,
-            self.cfg.Model.embedding_size,
+            self.head.bank.width,
             backbone=self.backbone.state_dict(),
             head=self.head.bank.state(),
         )
@@ -274,6 +275,8 @@ class Trainer(Tester):
             )
         load_backbone(self.backbone, saved)
         self._load_optimizer(saved.optimizer())
+        if self.head.margin:
+            self.head.margin.load_state(saved.state["margin"])
         for start in range(self.head.shard.start, self.head.shard.stop, _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, self.head.shard.stop)
             self.head.bank.load_rows(start - self.head.shard.start, saved.head(start, stop))

@@ -28,7 +28,10 @@ def cosface(cos: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 class DenseHead:
-    """C classes, mean loss over N samples, momentum SGD. margin: None, or (function, m)."""
+    """C classes, mean loss over N samples, momentum SGD. margin: None, or (function, m).
+
+    `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row for each of them.
+    """
 
     def __init__(self, centres, bias=None, margin=None, scale=1.0, momentum=0.9, decay=0.0):
         self.w = centres.astype(np.float64)
@@ -36,41 +39,43 @@ class DenseHead:
         self.margin, self.scale, self.mu, self.decay = margin, scale, momentum, decay
         self.vw = np.zeros_like(self.w)
         self.vb = None if bias is None else np.zeros_like(self.b)
+        self.taken = np.arange(len(self.w))
 
     def logits(self, x, label):
-        """With margin and scale; and the slope of the target logit by the plain cosine (or inner product)."""
-        rows = np.arange(len(x))
-        plain = unit(x)[0] @ unit(self.w)[0].T if self.margin else x @ self.w.T
+        """With margin and scale; the slope of the target logit by the plain cosine (or inner product); the plain ones."""
+        rows, target, w = np.arange(len(x)), np.searchsorted(self.taken, label), self.w[self.taken]
+        plain = unit(x)[0] @ unit(w)[0].T if self.margin else x @ w.T
         if self.b is not None:
-            plain = plain + self.b
+            plain = plain + self.b[self.taken]
         logits, slope = plain.copy(), np.ones(len(x))
         if self.margin:
             function, m = self.margin
-            logits[rows, label], slope = function(plain[rows, label], m)
+            logits[rows, target], slope = function(plain[rows, target], m)
         return logits * self.scale, slope, plain
 
     def loss_and_gradients(self, x, label):
         """-> losses [N], gradients of their mean by x, centres and bias."""
         x = x.astype(np.float64)
-        rows = np.arange(len(x))
+        rows, target, w = np.arange(len(x)), np.searchsorted(self.taken, label), self.w[self.taken]
         logits, slope, _ = self.logits(x, label)
         top = logits.max(1, keepdims=True)
         lse = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
-        losses = lse[:, 0] - logits[rows, label]
+        losses = lse[:, 0] - logits[rows, target]
         d = np.exp(logits - lse)
-        d[rows, label] = (d[rows, label] - 1.0) * slope
+        d[rows, target] = (d[rows, target] - 1.0) * slope
         d *= self.scale / len(x)
         if not self.margin:
-            return losses, d @ self.w, d.T @ x, d.sum(0)
-        dx = through_unit(d @ unit(self.w)[0], x)
-        return losses, dx, through_unit(d.T @ unit(x)[0], self.w), d.sum(0)
+            return losses, d @ w, d.T @ x, d.sum(0)
+        dx = through_unit(d @ unit(w)[0], x)
+        return losses, dx, through_unit(d.T @ unit(x)[0], w), d.sum(0)
 
     def correct(self, x, label):
-        return self.logits(x.astype(np.float64), label)[2].argmax(1) == label
+        return self.taken[self.logits(x.astype(np.float64), label)[2].argmax(1)] == label
 
     def step(self, dw, db, lr):
-        self.vw = self.mu * self.vw + dw + self.decay * self.w
-        self.w = self.w - lr * self.vw
+        t = self.taken
+        self.vw[t] = self.mu * self.vw[t] + dw + self.decay * self.w[t]
+        self.w[t] -= lr * self.vw[t]
         if self.b is not None:
-            self.vb = self.mu * self.vb + db
-            self.b = self.b - lr * self.vb
+            self.vb[t] = self.mu * self.vb[t] + db
+            self.b[t] -= lr * self.vb[t]

@@ -257,7 +257,7 @@ def test_edit_makes_a_new_config():
 
 def test_wrong_edits():
     with pytest.raises(
-        ConfigError, match=r"^set_margin: Head.margin: must be a number in \[0, 1.5\] or null \(got 28.6\)$"
+        ConfigError, match=r"^set_margin: Head.margin: must be a number in \[0, 4\] or null \(got 28.6\)$"
     ):
         load().edit({"Head.margin": 28.6}, source="set_margin")
     with pytest.raises(UserError, match=r"^a config holds plain values, not object \(got <object"):
@@ -292,7 +292,8 @@ def test_check_data(write, tmp_path):
 
 # ---- what is refused; more in test_config_sections.py and test_config_layers.py
 
-HEADS = "softmax, dist_softmax, arcface, dist_arcface, cosface, dist_cosface"
+KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,11 @@ import pytest
 from plsc.config import Config, ConfigError, load
 from plsc.config_sections import EvalCfg, Section, TrainCfg
 
-MARGINS = "arcface, dist_arcface, cosface, dist_cosface"
+ONE_MARGIN = ", ".join(
+    f"[dist_]{kind}" for kind in ("arcface", "cosface", "sphereface", "adaface", "curricularface")
+)
+KINDS = ("arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+MARGINS = ", ".join(f"[dist_]{kind}" for kind in KINDS)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +42,7 @@ MARGINS = "arcface, dist_arcface, cosface, dist_cosface"
         # numbers are finite and bounded
         ("Head: {scale: .nan}", "Head.scale: must be a number > 0 (got .nan)"),
         ("Head: {scale: 1e999}", "Head.scale: must be a number > 0 (got .inf)"),
-        ("Head: {margin: 28.6}", "Head.margin: must be a number in [0, 1.5] or null (got 28.6)"),
+        ("Head: {margin: 28.6}", "Head.margin: must be a number in [0, 4] or null (got 28.6)"),
         ("Head: {logits_budget_mb: 0}", "Head.logits_budget_mb: must be a number > 0 (got 0)"),
         ("Optimizer: {momentum: 1}", "Optimizer.momentum: must be a number in [0, 1) (got 1)"),
         ("LRScheduler: {warmup_epochs: -1}", "LRScheduler.warmup_epochs: must be a number >= 0 (got -1)"),
@@ -65,12 +69,15 @@ MARGINS = "arcface, dist_arcface, cosface, dist_cosface"
         # combinations
         ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
         (
-            "Head: {sample_rate: 0.1}",
-            "Head.sample_rate: must be 1.0, Partial FC is not in this version (got 0.1)",
+            "Head: {name: arcface, sample_rate: 0.1}",
+            (
+                "Head.sample_rate: has no meaning with arcface, only with dist_softmax, "
+                f"{', '.join(f'dist_{kind}' for kind in KINDS)} (got 0.1)"
+            ),
         ),
         (
             "Head: {name: softmax, margin: 0.5}",
-            f"Head.margin: has no meaning with softmax, only with {MARGINS} (got 0.5)",
+            f"Head.margin: has no meaning with softmax, only with {ONE_MARGIN} (got 0.5)",
         ),
         (
             "Head: {name: dist_softmax, scale: 64}",
@@ -78,7 +85,21 @@ MARGINS = "arcface, dist_arcface, cosface, dist_cosface"
         ),
         (
             "Head: {bias: true}",
-            "Head.bias: has no meaning with dist_arcface, only with softmax, dist_softmax (got true)",
+            "Head.bias: has no meaning with dist_arcface, only with [dist_]softmax (got true)",
+        ),
+        (
+            "Head: {name: magface, options: {lo: 3}}",
+            (
+                "Head.options: has no 'lo', did you mean 'low'? (one of low, high, low_margin, high_margin, weight) "
+                "(got {lo: 3})"
+            ),
+        ),
+        (
+            "Head: {name: cosface, options: {h: 3}}",
+            (
+                "Head.options: has no meaning with cosface, only with [dist_]combined, [dist_]adaface, [dist_]magface, "
+                "[dist_]curricularface (got {h: 3})"
+            ),
         ),
         (
             "LRScheduler: {gamma: 0.1}",

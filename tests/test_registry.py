@@ -103,5 +103,5 @@ def test_did_you_mean_ignores_case_and_keeps_silent_when_nothing_is_near():
 
 
 def test_builtin_names():
-    assert BACKBONES.names() == ["SmallResNet"]
-    assert DATASETS.names() == ["GlyphPairs", "Glyphs", "ImageList", "Synthetic"]
+    assert BACKBONES.names() == ["LeNet", "SmallResNet"]
+    assert DATASETS.names() == ["GlyphPairs", "Glyphs", "IdxImages", "ImageList", "Synthetic"]

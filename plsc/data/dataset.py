@@ -1,10 +1,11 @@
 """What the trainer and the loader ask of a data set, and nothing more. Numpy only; no ranks, no Paddle.
 
-Your own: derive from Dataset (training) or PairSet (verification), set the attributes in __init__, write the
-abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The arguments of __init__,
-with their annotations and defaults, are what the config accepts; one that takes `seed` is given the run's. A
-classmethod `check(**kwargs)` may raise UserError about the arguments that the user wrote. It is called before
-any process starts, so it looks at values and whether paths exist, and reads nothing large.
+Your own: derive from Dataset (training, classification) or PairSet (verification), set the attributes in
+__init__, write the abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The
+arguments of __init__, with their annotations and defaults, are what the config accepts; one that takes `seed`
+is given the run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user
+wrote. It is called before any process starts, so it looks at values and whether paths exist, and reads
+nothing large.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 MEAN, SCALE = 127.5, 1 / 127.5  # (pixel - MEAN) * SCALE lies in [-1, 1]
+EVALUATION = 2**32  # the epoch of the images that are evaluated
 
 
-def preprocessing(image_shape: tuple[int, int, int]) -> dict:
+def preprocessing(image_shape: tuple[int, int, int], mean: float = MEAN, scale: float = SCALE) -> dict:
     """The contract between pictures and network, saved with checkpoints and exports: uint8 pictures of this
     `size` [H, W] and these `channels` ("grey" or "RGB"); the network's input is (pixel - mean) * scale."""
     channels, height, width = image_shape
@@ -24,17 +26,18 @@ def preprocessing(image_shape: tuple[int, int, int]) -> dict:
     return {
         "size": [height, width],
         "channels": names.get(channels, str(channels)),
-        "mean": MEAN,
-        "scale": SCALE,
+        "mean": mean,
+        "scale": scale,
     }
 
 
 class Dataset(ABC):
-    """Labelled images to train on. The labels run from 0 to num_classes - 1."""
+    """Labelled images, to train on or to classify. The labels run from 0 to num_classes - 1."""
 
     num_classes: int
     labels: np.ndarray  # int64 [len(self)]
     image_shape: tuple[int, int, int]  # C, H, W
+    mean, scale = MEAN, SCALE  # of the contract
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,9 +51,18 @@ class Dataset(ABC):
         return f"sample {index}"
 
     @property
+    def title(self) -> str:
+        """What logs and reports call the set."""
+        return type(self).__name__
+
+    def images(self, start: int, stop: int) -> np.ndarray:
+        """Samples [start, stop) to evaluate on, uint8 [n, C, H, W]: as augmented in an epoch that training never has."""
+        return np.stack([self.sample(index, EVALUATION) for index in range(start, stop)])
+
+    @property
     def contract(self) -> dict:
         """See preprocessing()."""
-        return preprocessing(self.image_shape)
+        return preprocessing(self.image_shape, self.mean, self.scale)
 
 
 class PairSet(ABC):
@@ -65,6 +77,11 @@ class PairSet(ABC):
     @abstractmethod
     def image(self, index: int) -> np.ndarray:
         """uint8 [C, H, W]; the same bytes each time."""
+
+    @property
+    def title(self) -> str:
+        """What logs and reports call the set, as with a Dataset."""
+        return self.name
 
     def image_name(self, index: int) -> str:
         """What a person would call the image, for the report's worst pairs."""

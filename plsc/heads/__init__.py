@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from plsc.config_sections import HeadCfg, OptimizerCfg
-from plsc.heads.margins import ArcFace, CosFace
+from plsc.heads.adaptive import AdaFace, CurricularFace, InterClassFilter, MagFace
+from plsc.heads.margins import ArcFace, CombinedMargin, CosFace, Margin, SphereFace, StraightThrough
 from plsc.heads.softmax import SoftmaxHead
 
-_MARGINS = {"softmax": None, "arcface": ArcFace, "cosface": CosFace}
+MARGINS = {
+    "arcface": ArcFace,
+    "cosface": CosFace,
+    "sphereface": SphereFace,
+    "combined": CombinedMargin,
+    "adaface": AdaFace,
+    "magface": MagFace,
+    "curricularface": CurricularFace,
+}
+
+
+def build_margin(cfg: HeadCfg) -> Margin | None:
+    """The margin that the config asks for; None for the plain softmax."""
+    kind = cfg.name.removeprefix("dist_")
+    if kind == "softmax":
+        return None
+    given = {} if cfg.margin is None else {"margin": cfg.margin}
+    margin = MARGINS[kind](**given, **cfg.options)
+    if cfg.gradient == "straight_through":
+        margin = StraightThrough(margin)
+    return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)
 
 
 def build_head(
     cfg: HeadCfg, optimizer: OptimizerCfg, num_classes: int, embedding_size: int, seed: int
 ) -> SoftmaxHead:
     """The head that the config asks for, with its centres initialised from `seed`."""
-    margin_class = _MARGINS[cfg.name.removeprefix("dist_")]
-    margin = None
-    if margin_class is not None:
-        margin = margin_class() if cfg.margin is None else margin_class(cfg.margin)
+    margin = build_margin(cfg)
     return SoftmaxHead(
         num_classes,
         embedding_size,
@@ -24,6 +42,9 @@ def build_head(
         scale=cfg.scale if margin else 1.0,
         sharded=cfg.name.startswith("dist_"),
         bias=cfg.bias,
+        sub_centres=cfg.sub_centres,
+        sample_rate=cfg.sample_rate,
+        bank=cfg.bank,
         budget=int(cfg.logits_budget_mb * 2**20),
         init_std=cfg.init_std,
         seed=seed,

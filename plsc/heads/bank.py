@@ -1,10 +1,11 @@
 """Where a shard's class centres and their momentum live, and the one place that changes them.
 
-    S classes in this rank's shard, D embedding size, b rows of a class block
+    S classes in this rank's shard   K of them selected for the step (all: K = S)   D embedding size   b rows of a class block
 
-The bank hands out views of row ranges and applies momentum SGD to them in place:
+A step selects rows, works on them by their numbers 0..K-1, and applies momentum SGD to them alone; the others keep their bytes:
     v <- mu v + g + decay w;  w <- w - lr v        (Paddle's Momentum; the bias, where there is one, is not decayed)
-A row's initial value depends on (seed, row) alone, so any number of ranks starts from the same centres.
+`DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more of them fit; a step then carries the
+selected rows over and their gradients back. A row's initial value depends on (seed, row) alone, so any number of ranks starts from the same centres.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from paddle.utils import dlpack
 from plsc.sharding import ClassShard
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
+
+_UPDATE_ROWS = 4096  # selected rows that are fetched, moved and written back at a time
 
 
 def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
@@ -31,10 +34,11 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
     return rows
 
 
-class DeviceBank:
-    """Centres [S, D] and optionally a bias [S], with their momentum and gradient, on the device that Paddle computes on.
+class Bank:
+    """Centres [S, width] and optionally a bias [S], with their momentum, and the gradient of the selected rows.
 
-    Memory: three arrays (value, momentum, gradient) of S * (D + bias) float32. `momentum` and `weight_decay` are per step.
+    Memory: value and momentum, S * (width + bias) float32 each, where the kind of bank keeps them; the gradient, K of these rows,
+    on the device. `momentum` and `weight_decay` are per step.
     """
 
     def __init__(
@@ -48,60 +52,166 @@ class DeviceBank:
         momentum: float,
         weight_decay: float,
     ):
-        self.shard, self.width = shard, width
+        self.shard, self.width, self.bias = shard, width, bias
         self._mu, self._decay = momentum, weight_decay
-        values = {"centres": paddle.to_tensor(initial_rows(seed, shard.start, shard.stop, width, std))}
+        first = {"centres": initial_rows(seed, shard.start, shard.stop, width, std)}
         if bias:
-            values["bias"] = paddle.zeros([shard.size])
-        self._values = values
-        self._momenta = {name: paddle.zeros_like(value) for name, value in values.items()}
+            first["bias"] = np.zeros(shard.size, np.float32)
+        self._values = {name: self._keep(rows) for name, rows in first.items()}
+        self._momenta = {name: self._keep(np.zeros_like(rows)) for name, rows in first.items()}
         self._grads: dict[str, paddle.Tensor] = {}
+        self.select(None)
+
+    # What the kinds do differently: a store is one of the arrays in self._values and self._momenta.
+
+    def _keep(self, rows: np.ndarray):
+        """A store with these rows."""
+        raise NotImplementedError
+
+    def _read(self, store, start: int, stop: int) -> paddle.Tensor:
+        """Selected rows [start, stop) of a store on the device: a view where that is possible."""
+        raise NotImplementedError
+
+    def _pick(self, store, number_P: paddle.Tensor) -> paddle.Tensor:
+        """A copy of the selected rows with these numbers on the device."""
+        raise NotImplementedError
+
+    def _move(self, name: str, start: int, stop: int, grad: paddle.Tensor, lr: float, decay: float) -> None:
+        """Momentum SGD on selected rows [start, stop)."""
+        raise NotImplementedError
+
+    def _put(self, store, start: int, rows: np.ndarray) -> None:
+        """Overwrite rows of the shard, from `start` on."""
+        raise NotImplementedError
+
+    def _look(self, store) -> np.ndarray:
+        """A store as numpy, without a copy where that is possible."""
+        raise NotImplementedError
 
     @property
-    def bias(self) -> bool:
-        return "bias" in self._values
+    def selected(self) -> int:
+        """K, the number of rows that take part in the step."""
+        return self.shard.size if self._chosen is None else len(self._chosen)
+
+    @property
+    def index(self) -> np.ndarray:
+        """The selected rows, int64 [K], rising."""
+        return np.arange(self.shard.size) if self._chosen is None else self._chosen
+
+    def select(self, index_K: np.ndarray | None) -> None:
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them."""
+        self._chosen = index_K
 
     def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """A view of rows [start, stop) of "centres" or "bias"; rows are counted inside the shard."""
-        return self._values[name][start:stop]
+        """Selected rows [start, stop) of "centres" or "bias", to read."""
+        return self._read(self._values[name], start, stop)
 
-    def gather(self, name: str, index_P: paddle.Tensor) -> paddle.Tensor:
-        """A copy of the rows `index_P` (int64 [P]) of "centres" or "bias"."""
-        return paddle.gather(self._values[name], index_P)
+    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
+        """A copy of the selected rows with these numbers (int64 [P]) of "centres" or "bias"."""
+        return self._pick(self._values[name], number_P)
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Keep the gradient of rows [start, stop) for the next `update`. Every row must be set before it."""
-        if name not in self._grads:
-            self._grads[name] = paddle.empty_like(self._values[name])
+        """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be set before it."""
+        shape = [self.selected, self.width] if name == "centres" else [self.selected]
+        if name not in self._grads or self._grads[name].shape != shape:
+            self._grads[name] = paddle.empty(shape)
         paddle.assign(grad, output=self._grads[name][start:stop])
 
     def gradients(self) -> dict[str, paddle.Tensor]:
-        """Gradients by name, [S, D] and [S]; empty before the first backward."""
+        """Gradients of the selected rows by name, [K, width] and [K]; empty before the first backward."""
         return self._grads
 
     def update(self, lr: float) -> None:
-        """One momentum SGD step on all rows, with the gradients set since the last one."""
-        assert self._grads or not self.shard.size, "update() before a backward pass"
-        rate = paddle.to_tensor(lr, dtype="float32")
+        """One momentum SGD step on the selected rows, with the gradients set since they were selected."""
+        assert self._grads or not self.selected, "update() before a backward pass"
         for name, grad in self._grads.items():
-            decay = ("l2_decay", self._decay) if name == "centres" and self._decay else ("", 0.0)
-            _C_ops.momentum_(
-                self._values[name], grad, self._momenta[name], rate, None, self._mu, False, *decay, False, 1.0
-            )
+            decay = self._decay if name == "centres" else 0.0
+            for start in range(0, self.selected, _UPDATE_ROWS):
+                stop = min(start + _UPDATE_ROWS, self.selected)
+                self._move(name, start, stop, grad[start:stop], lr, decay)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that a checkpoint needs, by name, first axis the shard's classes. On the CPU these are views, not copies:
-        they change with the next update."""
+        """Everything that a checkpoint needs, by name, first axis the shard's classes. In host memory these are views, not
+        copies: they change with the next update."""
         momenta = {_momentum_of(name): momentum for name, momentum in self._momenta.items()}
-        return {name: _host_view(tensor) for name, tensor in {**self._values, **momenta}.items()}
+        return {name: self._look(store) for name, store in {**self._values, **momenta}.items()}
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Take over `rows`, cut from what `state()` gave on any split of the classes; they go to [start, start + len)."""
-        for name, value in self._values.items():
-            stop = start + len(rows[name])
-            for target, source in ((value, name), (self._momenta[name], _momentum_of(name))):
-                if stop > start:
-                    paddle.assign(paddle.to_tensor(rows[source]), output=target[start:stop])
+        for name in self._values:
+            if len(rows[name]):
+                self._put(self._values[name], start, rows[name])
+                self._put(self._momenta[name], start, rows[_momentum_of(name)])
+
+
+class DeviceBank(Bank):
+    """Rows on the device that Paddle computes on; without sampling they are used in place."""
+
+    def select(self, index_K):
+        super().select(index_K)
+        self._index_K = None if index_K is None else paddle.to_tensor(index_K)
+
+    def _keep(self, rows):
+        return paddle.to_tensor(rows)
+
+    def _read(self, store, start, stop):
+        return store[start:stop] if self._index_K is None else paddle.gather(store, self._index_K[start:stop])
+
+    def _pick(self, store, number_P):
+        return paddle.gather(
+            store, number_P if self._index_K is None else paddle.gather(self._index_K, number_P)
+        )
+
+    def _move(self, name, start, stop, grad, lr, decay):
+        stores = self._values[name], self._momenta[name]
+        value, momentum = (self._read(store, start, stop) for store in stores)
+        rate = paddle.to_tensor(lr, dtype="float32")
+        rule = ("l2_decay", decay) if decay else ("", 0.0)
+        _C_ops.momentum_(value, grad, momentum, rate, None, self._mu, False, *rule, False, 1.0)
+        if self._index_K is not None:
+            for store, moved in zip(stores, (value, momentum)):
+                paddle.scatter_(store, self._index_K[start:stop], moved)
+
+    def _put(self, store, start, rows):
+        paddle.assign(paddle.to_tensor(rows), output=store[start : start + len(rows)])
+
+    def _look(self, store):
+        return _host_view(store)
+
+
+class HostBank(Bank):
+    """Rows in host memory, moved by the CPU; the device sees those of the block that it works on."""
+
+    def _keep(self, rows):
+        return rows
+
+    def _of_shard(self, start: int, stop: int):
+        return slice(start, stop) if self._chosen is None else self._chosen[start:stop]
+
+    def _read(self, store, start, stop):
+        return paddle.to_tensor(store[self._of_shard(start, stop)])
+
+    def _pick(self, store, number_P):
+        number_P = number_P.numpy()
+        return paddle.to_tensor(store[number_P if self._chosen is None else self._chosen[number_P]])
+
+    def _move(self, name, start, stop, grad, lr, decay):
+        rows = self._of_shard(start, stop)
+        value, momentum = self._values[name][rows], self._momenta[name][rows]
+        momentum *= np.float32(self._mu)
+        momentum += grad.numpy()
+        momentum += np.float32(decay) * value
+        value -= np.float32(lr) * momentum
+        self._values[name][rows], self._momenta[name][rows] = value, momentum
+
+    def _put(self, store, start, rows):
+        store[start : start + len(rows)] = rows
+
+    def _look(self, store):
+        return store
+
+
+BANKS = {"device": DeviceBank, "host": HostBank}
 
 
 def _momentum_of(name: str) -> str:

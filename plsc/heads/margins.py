@@ -1,8 +1,8 @@
 """Margins: what the head does to the target logit, and the exact derivative of it.
 
 One seam: a margin sees the P target cosines that fall into this rank's shard and the norms of their embeddings, at most N
-numbers, and answers with the target's new cosine and its slope. The head scales both; all other logits stay as they are.
-To write your own, subclass `Margin` and give it to the head (docs/extend.md).
+numbers, and answers with the targets' new cosines and their slopes. The head scales them; all other logits stay as they are,
+unless the margin has the second hook, `others`. adaptive.py has the margins with a memory. To write your own, see docs/extend.md.
 
 Angles in radians. theta is the angle between an embedding and the centre of its own class.
 """
@@ -10,6 +10,7 @@ Angles in radians. theta is the angle between an embedding and the centre of its
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import paddle
 
@@ -18,15 +19,55 @@ import paddle
 _SMALLEST_SINE = 1e-4
 
 
+@dataclass
+class Target:
+    """cosine: the targets' new cosines [P]. slope: their derivatives by the old ones [P]. norm_slope: by the embeddings'
+    norms [P], None where the margin does not depend on them."""
+
+    cosine: paddle.Tensor
+    slope: paddle.Tensor
+    norm_slope: paddle.Tensor | None = None
+
+
 class Margin:
-    """The seam. A margin object has no state of its own beyond its constants."""
+    """The seam. Every method but the call has a default that does nothing."""
 
-    def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Target cosines [P] float32 in [-1, 1] and embedding norms [P] -> (new target cosine [P], its slope [P]).
+    has_others = (
+        False  # whether there is `others`: it costs a collective and an elementwise pass over all logits
+    )
+    trains_norm = False  # whether there is `penalty`, and a norm_slope in Target
 
-        The slope is d(new cosine) / d(cosine), exact; the head multiplies it into the gradient.
-        """
+    def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
+        """Target cosines [P] float32 in [-1, 1] and embedding norms [P] -> Target. Slopes are exact."""
         raise NotImplementedError
+
+    def observe(self, norm_N: paddle.Tensor) -> None:
+        """Sees the norms of all ranks' samples before the call of a training step."""
+
+    def observe_targets(self, plain_N: paddle.Tensor) -> None:
+        """With `others`: sees the plain target cosines of all ranks' samples before them."""
+
+    def others(self, cos_Nb: paddle.Tensor, plain_N1: paddle.Tensor, target_N1: paddle.Tensor):
+        """Cosines of a block with classes that are not the target [N, b], and each sample's own target cosine without and
+        with margin [N, 1] -> (new cosines [N, b], their slopes by the old ones [N, b])."""
+        raise NotImplementedError
+
+    def penalty(self, norm_B: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """A term of each sample's loss that depends on its embedding's norm [B] -> (value [B], slope by the norm [B])."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, float]:
+        """What a resumed run needs; JSON."""
+        return {}
+
+    def load_state(self, state: dict[str, float]) -> None:
+        """Take over `state()`."""
+
+
+def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """theta in [0, pi], and sin(theta) kept away from 0 for dividing by it."""
+    cos = cos.clip(-1.0, 1.0)
+    return cos.acos(), (1.0 - cos * cos).sqrt().clip(min=_SMALLEST_SINE)
 
 
 class CosFace(Margin):
@@ -36,27 +77,80 @@ class CosFace(Margin):
         self.margin = margin
 
     def __call__(self, cos_P, norm_P):
-        return cos_P - self.margin, paddle.ones_like(cos_P)
+        return Target(cos_P - self.margin, paddle.ones_like(cos_P))
+
+
+def add_angle(cos_P: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """cos(theta + m), and cos(theta) - m sin(m) where theta + m passes pi: there the cosine would rise again (the authors'
+    code of ArcFace does the same). -> (value, slope); m a number or [P]."""
+    cos_P = cos_P.clip(-1.0, 1.0)
+    sin_P = (1.0 - cos_P * cos_P).sqrt()
+    margin = paddle.full_like(cos_P, margin) if isinstance(margin, float) else margin
+    cos_m, sin_m = margin.cos(), margin.sin()
+    slope_P = cos_m + sin_m * cos_P / sin_P.clip(min=_SMALLEST_SINE)
+    past_pi = cos_P <= -cos_m
+    value_P = paddle.where(past_pi, cos_P - margin * sin_m, cos_P * cos_m - sin_P * sin_m)
+    return value_P, paddle.where(past_pi, paddle.ones_like(slope_P), slope_P)
 
 
 class ArcFace(Margin):
-    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3).
-
-    Where theta + m would pass pi the cosine would rise again; there the target becomes cos(theta) - m sin(m), as in the
-    authors' code: still falling with theta.
-    """
+    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3), falling with theta beyond pi too (see add_angle)."""
 
     def __init__(self, margin: float = 0.5):
         self.margin = margin
-        self._cos, self._sin = math.cos(margin), math.sin(margin)
 
     def __call__(self, cos_P, norm_P):
-        cos_P = cos_P.clip(-1.0, 1.0)
-        sin_P = (1.0 - cos_P * cos_P).sqrt()
-        target_P = cos_P * self._cos - sin_P * self._sin
-        slope_P = self._cos + self._sin * cos_P / sin_P.clip(min=_SMALLEST_SINE)
-        past_pi = cos_P <= -self._cos  # theta >= pi - m
-        return (
-            paddle.where(past_pi, cos_P - self.margin * self._sin, target_P),
-            paddle.where(past_pi, paddle.ones_like(slope_P), slope_P),
-        )
+        return Target(*add_angle(cos_P, self.margin))
+
+
+class CombinedMargin(Margin):
+    """cos(m1 theta + m2) - m3 (Deng et al., ArcFace, CVPR 2019, equation 4).
+
+    Where m1 theta + m2 passes k pi it goes on falling: (-1)^k cos(m1 theta + m2) - 2 k - m3, as SphereFace's psi does.
+    """
+
+    def __init__(self, margin1: float = 1.0, margin2: float = 0.3, margin3: float = 0.2):
+        self.margin1, self.margin2, self.margin3 = margin1, margin2, margin3
+
+    def __call__(self, cos_P, norm_P):
+        theta_P, sin_P = angle(cos_P)
+        phi_P = self.margin1 * theta_P + self.margin2
+        k_P = (phi_P / math.pi).floor()
+        sign_P = 1.0 - 2.0 * (k_P % 2.0)
+        # On the axis itself (theta 0 or pi) m1 sin(m1 theta) / sin(theta) has a limit that the cut-off would miss.
+        limit = self.margin1 * self.margin1 if self.margin2 == 0 else None
+        slope_P = sign_P * self.margin1 * phi_P.sin() / sin_P
+        if limit is not None:
+            slope_P = paddle.where(cos_P >= 1.0, paddle.full_like(slope_P, limit), slope_P)
+        return Target(sign_P * phi_P.cos() - 2.0 * k_P - self.margin3, slope_P)
+
+
+class SphereFace(CombinedMargin):
+    """psi(theta) = (-1)^k cos(m theta) - 2 k for theta in [k pi / m, (k + 1) pi / m] (Liu et al., SphereFace, CVPR 2017,
+    equation 7), on normalised embeddings."""
+
+    def __init__(self, margin: float = 1.7):
+        super().__init__(margin, 0.0, 0.0)
+
+
+class Wrapped(Margin):
+    """A margin around another one, which keeps its memory and its hooks."""
+
+    def __init__(self, inner: Margin):
+        self.inner = inner
+        self.has_others, self.trains_norm = inner.has_others, inner.trains_norm
+        self.observe, self.observe_targets = inner.observe, inner.observe_targets
+        self.others, self.penalty = inner.others, inner.penalty
+        self.state, self.load_state = inner.state, inner.load_state
+
+    def __call__(self, cos_P, norm_P):
+        return self.inner(cos_P, norm_P)
+
+
+class StraightThrough(Wrapped):
+    """Another margin's value with the gradient of none: slope 1, as InsightFace's published ArcFace, which changes the target
+    under no_grad. For comparing runs; the exact gradient is the default."""
+
+    def __call__(self, cos_P, norm_P):
+        found = self.inner(cos_P, norm_P)
+        return Target(found.cosine, paddle.ones_like(cos_P), found.norm_slope)

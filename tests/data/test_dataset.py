@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from plsc.data.dataset import Dataset, PairSet, preprocessing
+from plsc.data.dataset import EVALUATION, Dataset, PairSet, preprocessing
+from plsc.data.synthetic import Synthetic
 
 
 class Ramp(Dataset):
@@ -12,6 +13,7 @@ class Ramp(Dataset):
 
 
 class RampPairs(PairSet):
+    name = "ramps"
     num_images, image_shape = 4, (1, 2, 2)
 
     def image(self, index):
@@ -20,14 +22,31 @@ class RampPairs(PairSet):
 
 def test_a_data_set_of_your_own_needs_little():
     assert len(Ramp()) == 3
-    assert Ramp().name(2) == "sample 2"
+    assert Ramp().name(2) == "sample 2" and Ramp().title == "Ramp"
     assert Ramp().contract == {"size": [4, 5], "channels": "RGB", "mean": 127.5, "scale": 1 / 127.5}
     with pytest.raises(TypeError, match="sample"):
         Dataset()
 
 
+def test_the_contract_is_the_data_sets_own():
+    class FromZeroToOne(Ramp):
+        mean, scale = 0.0, 1 / 255
+
+    assert FromZeroToOne().contract == {**Ramp().contract, "mean": 0.0, "scale": 1 / 255}
+
+
+def test_images_to_evaluate_on_are_augmented_as_no_epoch_of_training_does():
+    data = Synthetic(num_classes=2, images_per_class=3)
+    images = data.images(1, 4)
+    assert images.shape == (3, *data.image_shape)
+    for index, image in enumerate(images, start=1):
+        assert np.array_equal(image, data.sample(index, EVALUATION))
+        assert not any(np.array_equal(image, data.sample(index, epoch)) for epoch in range(3))
+
+
 def test_a_pair_set_of_your_own_needs_little():
     pairs = RampPairs()
+    assert pairs.title == "ramps"
     assert pairs.images().shape == (4, 1, 2, 2)
     assert pairs.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2]
     assert pairs.image_name(3) == "image 3"

@@ -10,4 +10,10 @@ from tests.launch import launch
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_equals_the_dense_reference(ranks, tmp_path):
     said = launch(Path(__file__).with_name("run_head.py"), ranks, tmp_path).stdout
-    assert said.count(": 40 cases, worst relative errors") == ranks
+    assert said.count(": 80 cases, worst relative errors") == ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_margin_equals_dense_autograd(ranks, tmp_path):
+    said = launch(Path(__file__).with_name("run_margins.py"), ranks, tmp_path).stdout
+    assert said.count(": 20 margins, worst relative error") == ranks

@@ -37,7 +37,18 @@ def labels_for(kind: str, num_samples: int, num_classes: int, rng) -> np.ndarray
 
 
 def head_equals_reference(
-    name, num_classes, counts, *, bias=False, labels="any", steps=10, sharded=True, budget=64 << 20, lr=0.01
+    name,
+    num_classes,
+    counts,
+    *,
+    bias=False,
+    labels="any",
+    steps=10,
+    sharded=True,
+    rate=1.0,
+    bank="device",
+    budget=64 << 20,
+    lr=0.01,
 ):
     """Train the head alone for `steps` steps; the largest relative error of loss, gradients and parameters on this rank."""
     margin, dense_margin, scale = MARGINS[name]
@@ -49,6 +60,8 @@ def head_equals_reference(
         scale=scale,
         sharded=sharded,
         bias=bias,
+        sample_rate=rate,
+        bank=bank,
         budget=budget,
         init_std=std,
         seed=3,
@@ -77,26 +90,33 @@ def head_equals_reference(
     def note(key, got, want):
         errors[key] = max(errors[key], relative(got, want))
 
-    for _ in range(steps):
+    for number in range(steps):
         x = rng.standard_normal((sum(counts), D)).astype(np.float32)
         label = labels_for(labels, sum(counts), num_classes, rng)
         emb = paddle.to_tensor(x[own], stop_gradient=False)
-        out = head(emb, paddle.to_tensor(label[own]))
+        out = head(emb, paddle.to_tensor(label[own]), number)
         out.loss.backward()
+        taken = head.bank.index
+        assert len(taken) == max(
+            int(rate * head.shard.size), len(np.intersect1d(label, np.arange(rows.start, rows.stop)))
+        )
+        if sharded:
+            dense.taken = np.concatenate(distributed.gather_objects(taken + rows.start))
+        mine = np.searchsorted(dense.taken, taken + rows.start)
         losses, dx, dw, db = dense.loss_and_gradients(x, label)
         note("loss", out.loss.item(), losses.mean())
         note("losses", out.losses_B.numpy(), losses[own])
         assert (out.correct_B.numpy() == dense.correct(x, label)[own]).all()
         note("accuracy", out.accuracy.item() + 1, dense.correct(x, label).mean() + 1)
         note("embedding gradient", emb.grad.numpy() / distributed.world_size(), dx[own])
-        if head.shard.size:
+        if len(taken):
             # in units of the whole matrix's largest gradient: a shard without positives has next to none of its own
-            got = head.bank.gradients()["centres"].numpy() - dw[rows]
+            got = head.bank.gradients()["centres"].numpy() - dw[mine]
             errors["centre gradient"] = max(
                 errors["centre gradient"], np.abs(got).max() / max(np.abs(dw).max(), 1e-12)
             )
             if bias:
-                note("centre gradient", head.bank.gradients()["bias"].numpy(), db[rows])
+                note("centre gradient", head.bank.gradients()["bias"].numpy(), db[mine])
         head.step(lr)
         dense.step(dw, db, lr)
     state = head.bank.state()

@@ -5,13 +5,17 @@ import paddle
 import pytest
 
 from plsc.heads import bank as bank_module
-from plsc.heads.bank import DeviceBank, initial_rows
+from plsc.heads.bank import BANKS, initial_rows
 from plsc.sharding import ClassShard, split
 
 
-def make(shard=None, **options):
-    options = {"bias": True, "std": 0.5, "seed": 1, "momentum": 0.9, "weight_decay": 1e-2, **options}
-    return DeviceBank(shard or ClassShard.whole(11), 4, **options)
+@pytest.fixture(params=list(BANKS))
+def make(request):
+    def made(shard=None, **options):
+        options = {"bias": True, "std": 0.5, "seed": 1, "momentum": 0.9, "weight_decay": 1e-2, **options}
+        return BANKS[request.param](shard or ClassShard.whole(11), 4, **options)
+
+    return made
 
 
 @pytest.mark.parametrize("parts", [1, 3, 4, 16])
@@ -28,7 +32,7 @@ def test_initial_rows_have_the_asked_deviation():
     assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
 
 
-def test_update_is_momentum_sgd_and_the_bias_is_not_decayed():
+def test_update_is_momentum_sgd_and_the_bias_is_not_decayed(make):
     bank = make()
     w, b = bank.state()["centres"].astype(np.float64), np.zeros(11)
     vw, vb = np.zeros_like(w), np.zeros(11)
@@ -47,7 +51,7 @@ def test_update_is_momentum_sgd_and_the_bias_is_not_decayed():
         assert np.abs(state[name] - want).max() < 1e-5, name
 
 
-def test_state_goes_there_and_back():
+def test_state_goes_there_and_back(make):
     bank, other = make(), make(seed=2)
     bank.set_gradient("centres", 0, 11, paddle.ones([11, 4]))
     bank.set_gradient("bias", 0, 11, paddle.ones([11]))
@@ -57,7 +61,22 @@ def test_state_goes_there_and_back():
         assert value.tobytes() == other.state()[name].tobytes() and value.shape[0] == 11
 
 
-def test_a_shard_without_classes():
+def test_a_shard_without_classes(make):
     bank = make(ClassShard(2, 2, 2), bias=False)
     bank.update(0.1)
     assert bank.state()["centres"].shape == (0, 4)
+
+
+def test_selected_rows_alone_are_read_and_moved(make):
+    bank = make(bias=False)
+    before = {name: rows.copy() for name, rows in bank.state().items()}
+    bank.select(np.array([2, 5, 9]))
+    assert bank.selected == 3 and bank.index.tolist() == [2, 5, 9]
+    assert bank.rows("centres", 1, 3).numpy().tobytes() == before["centres"][[5, 9]].tobytes()
+    picked = bank.gather("centres", paddle.to_tensor([2, 0, 0])).numpy()
+    assert picked.tobytes() == before["centres"][[9, 2, 2]].tobytes()
+    bank.set_gradient("centres", 0, 3, paddle.ones([3, 4]))
+    bank.update(0.1)
+    moved = bank.state()["centres"] != before["centres"]
+    assert np.flatnonzero(moved.all(axis=1)).tolist() == [2, 5, 9] and moved.sum() == 12
+    assert np.flatnonzero(bank.state()["momentum"].any(axis=1)).tolist() == [2, 5, 9]

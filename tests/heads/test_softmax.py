@@ -5,9 +5,10 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads import softmax
+from plsc.heads import step as step_module
+from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.softmax import SoftmaxHead, plan_blocks
+from plsc.heads.softmax import SoftmaxHead
 from tests import reference
 from tests.heads.cases import MARGINS, head_equals_reference, relative
 
@@ -36,7 +37,7 @@ def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
     for block in (53, 52, 26, 7, 2, 1):
         of_mode = {}
         for keep in (True, False):
-            monkeypatch.setattr(softmax, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
+            monkeypatch.setattr(step_module, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
             head = SoftmaxHead(53, 16, margin, scale=scale, init_std=0.5)
             largest = (
                 head.inspect(paddle.to_tensor(x), paddle.to_tensor(label)).shard_logit.abs().max().item()
@@ -60,7 +61,7 @@ def test_kept_mode_runs_three_products_and_recomputing_four(monkeypatch):
         calls.clear()
         head = SoftmaxHead(53, 16, budget=budget)
         run(head, np.ones((8, 16), np.float32), np.arange(8))
-        blocks = -(-53 // plan_blocks(8, 53, 16, budget)[0])
+        blocks = -(-53 // plan_blocks(8, 53, 16, 1, budget)[0])
         assert len(calls) == products * blocks
 
 
@@ -69,7 +70,7 @@ def test_kept_mode_runs_three_products_and_recomputing_four(monkeypatch):
     [(256, 100_000, 512, 64 << 20), (256, 10_000, 128, 64 << 20), (8, 3, 16, 1)],
 )
 def test_plan_stays_within_the_budget(num_samples, size, width, budget):
-    block, keep = plan_blocks(num_samples, size, width, budget)
+    block, keep = plan_blocks(num_samples, size, width, 1, budget)
     assert 1 <= block <= size
     need = 4 * block * (3 * num_samples + 4 * width) + keep * 4 * num_samples * size
     assert need <= budget or block == 1  # less than one class at a time does not go

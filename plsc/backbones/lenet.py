@@ -1,0 +1,58 @@
+"""LeNet for small pictures: two convolutions with average pooling, then a fully connected layer.
+
+    [B, 1, 28, 28] -> 20 @ 26 x 26 -> pool 13 x 13 -> 50 @ 9 x 9 -> pool 4 x 4 -> 800 -> embeddings [B, 128]
+
+LeCun et al., "Gradient-based learning applied to document recognition" (1998), with the sizes and the ReLUs of "Dive into Deep
+Learning". That network's last layer, 128 -> 10 classes, is the head here: `softmax` with a bias, its [10, 128] centres the
+transpose of the layer's weights. Six tensors of 127,778 numbers and two of 1,290 are LeNet's eight tensors, 129,068 numbers.
+Single-device code; it knows no ranks. Try it: `python tools/train.py -c configs/fashion_mnist_lenet.yaml`.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from plsc.errors import UserError
+
+SMALLEST = 14  # pixels: leaves one number a channel after the second pooling
+
+
+class LeNet(nn.Layer):
+    """Args:
+    embedding_size: D, outputs of the fully connected layer; after its ReLU they are the embedding, so none is negative.
+    image_shape: (channels, H, W) of the images; UserError below 14 x 14.
+    init_std: the initial weights are drawn from N(0, init_std), the biases are 0.
+    """
+
+    def __init__(
+        self,
+        embedding_size: int = 128,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        init_std: float = 0.01,
+    ):
+        super().__init__()
+        channels, height, width = image_shape
+        if min(height, width) < SMALLEST:
+            raise UserError(
+                f"Model.name: LeNet needs images of at least {SMALLEST} x {SMALLEST} pixels (got {height} x {width})"
+            )
+        height, width = (((side - 2) // 2 - 4) // 2 for side in (height, width))
+        parameters = {
+            "weight_attr": nn.initializer.Normal(0.0, init_std),
+            "bias_attr": nn.initializer.Constant(0.0),
+        }
+        self.layers = nn.Sequential(
+            nn.Conv2D(channels, 20, 3, **parameters),
+            nn.ReLU(),
+            nn.AvgPool2D(2, 2),
+            nn.Conv2D(20, 50, 5, **parameters),
+            nn.ReLU(),
+            nn.AvgPool2D(2, 2),
+            nn.Flatten(),
+            nn.Linear(50 * height * width, embedding_size, **parameters),
+            nn.ReLU(),
+        )
+
+    def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
+        return self.layers(images_BCHW)

@@ -1,0 +1,111 @@
+"""The idx files of the MNIST family (MNIST, Fashion-MNIST, KMNIST, ...), plain or as .gz.
+
+A file is a big-endian header (two zero bytes, the type 0x08 of uint8, the number of axes, each axis' length)
+and the bytes. The format is described on http://yann.lecun.com/exdb/mnist. Nothing is downloaded here; the
+error of a missing file says how to have Paddle fetch MNIST and Fashion-MNIST. Try it:
+
+    read_idx("train-images-idx3-ubyte.gz", axes=3).shape    # (60000, 28, 28)
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from plsc.data.dataset import Dataset
+from plsc.errors import MissingFileError, UserError
+
+# Where Paddle's own download puts the files -> its class in paddle.vision.datasets.
+_PADDLES = {"paddle/dataset/mnist": "MNIST", "paddle/dataset/fashion-mnist": "FashionMNIST"}
+
+
+def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
+    """The array in an idx file of bytes: uint8 with `axes` axes, read-only; 3 for images, 1 for labels.
+
+    Raises MissingFileError, and UserError for a file that is damaged, cut off, or of another kind.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"{path}: is a damaged or cut off .gz ({error}); fetch it again") from error
+    magic, header = int.from_bytes(data[:4], "big"), 4 + 4 * axes
+    if len(data) < header or magic != 0x0800 + axes:
+        kind = {1: "labels", 3: "images"}.get(axes, f"bytes with {axes} axes")
+        raise UserError(
+            f"{path}: is no idx file of {kind}: it begins with {magic:#010x}, must be {0x0800 + axes:#010x}"
+        )
+    shape = np.frombuffer(data, ">u4", axes, offset=4).tolist()
+    if len(data) - header != math.prod(shape):
+        raise UserError(
+            f"{path}: has {len(data) - header:,} bytes after its header, which promises "
+            f"{' x '.join(map(str, shape))}; cut off, or not whole? fetch it again"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+class IdxImages(Dataset):
+    """Grey images and their labels from two idx files, .gz or plain; the network's input is pixel / 255.
+
+    `images`, `labels`: the files; `~` is your home. `title`: what logs and reports call the set; empty = the
+    name of the images' file.
+    """
+
+    mean, scale = 0.0, 1 / 255  # the network sees numbers from 0 to 1
+
+    def __init__(self, images: str, labels: str, title: str = ""):
+        self.check(images=images, labels=labels)
+        pixels = read_idx(os.path.expanduser(images), axes=3)
+        self.labels = read_idx(os.path.expanduser(labels), axes=1).astype(np.int64)
+        if len(pixels) != len(self.labels) or not pixels.size:
+            raise UserError(
+                f"{images} has {len(pixels):,} images, {labels} {len(self.labels):,} labels; "
+                "give two files that belong together and are not empty"
+            )
+        present = np.unique(self.labels)
+        self.num_classes = len(present)
+        if present[-1] != self.num_classes - 1:
+            gap = int(np.argmax(present != np.arange(len(present))))
+            raise UserError(
+                f"{labels}: no image has label {gap}, but one has label {present[-1]}; "
+                "the labels must be 0, 1, 2, ... without gaps"
+            )
+        self.image_shape = (1, *pixels.shape[1:])
+        self._pixels, self._title = pixels[:, np.newaxis], title or Path(images).name
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        for key in kwargs.keys() & {"images", "labels"}:
+            path = Path(kwargs[key]).expanduser()
+            if not path.is_file():
+                raise MissingFileError(
+                    f"{key}: file '{path}' does not exist (looked in {Path.cwd()}){_remedy(path)}"
+                )
+
+    @property
+    def title(self) -> str:
+        return self._title
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        return self._pixels[index]
+
+    def images(self, start: int, stop: int) -> np.ndarray:
+        return self._pixels[start:stop]
+
+
+def _remedy(path: Path) -> str:
+    """How to get a missing file, if it is one that Paddle downloads."""
+    name = _PADDLES.get("/".join(path.parent.parts[-3:]))
+    code = f'from paddle.vision.datasets import {name} as D; D(mode="train"); D(mode="test")'
+    return f"; have Paddle download it: python -c '{code}'" if name else ""

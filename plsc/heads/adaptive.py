@@ -1,0 +1,141 @@
+"""Margins that look at more than the target's angle: at the embedding's norm, at the other logits, at the run so far.
+
+Each keeps the same numbers on every rank, because it is shown the whole global batch, and gives them to the checkpoint.
+Seam, symbols and the plain margins: margins.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import paddle
+
+from plsc.heads.margins import Margin, Target, Wrapped, add_angle, angle
+
+
+class AdaFace(Margin):
+    """cos(theta + g_angle) - g_add with g_angle = -m z, g_add = m z + m (Kim et al., AdaFace, CVPR 2022, equation 14).
+
+    z = clip((norm - mean) / (deviation / h), -1, 1) says how good the picture is, by running statistics of the norms. As in the
+    paper no gradient flows through z. theta + g_angle is kept inside [0.001, pi - 0.001], as in the authors' code.
+    """
+
+    EDGE = 1e-3
+
+    def __init__(self, margin: float = 0.4, h: float = 0.333, momentum: float = 0.99):
+        self.margin, self.h, self.momentum = margin, h, momentum
+        self.mean, self.deviation = 20.0, 100.0
+
+    def observe(self, norm_N):
+        norm_N = norm_N.clip(self.EDGE, 100.0)
+        if norm_N.shape[0] < 2:
+            return  # one sample has no deviation
+        keep = self.momentum
+        self.mean = keep * self.mean + (1 - keep) * norm_N.mean().item()
+        self.deviation = keep * self.deviation + (1 - keep) * norm_N.std().item()
+
+    def __call__(self, cos_P, norm_P):
+        z_P = ((norm_P.clip(self.EDGE, 100.0) - self.mean) / (self.deviation + self.EDGE) * self.h).clip(
+            -1.0, 1.0
+        )
+        theta_P, sin_P = angle(cos_P)
+        raw_P = theta_P - self.margin * z_P
+        moved_P = raw_P.clip(self.EDGE, math.pi - self.EDGE)
+        inside_P = (raw_P == moved_P).astype("float32")
+        return Target(moved_P.cos() - self.margin * (z_P + 1.0), inside_P * moved_P.sin() / sin_P)
+
+    def state(self):
+        return {"mean": self.mean, "deviation": self.deviation}
+
+    def load_state(self, state):
+        self.mean, self.deviation = state["mean"], state["deviation"]
+
+
+class MagFace(Margin):
+    """cos(theta + m(a)), m linear from `low_margin` at norm a = `low` to `high_margin` at `high`, and a penalty
+    weight * (a / high^2 + 1 / a) that pulls norms upwards (Meng et al., MagFace, CVPR 2021, equations 5 and 6).
+
+    Norms are clipped to [low, high]; outside, no gradient flows through them, as in the authors' code.
+    """
+
+    trains_norm = True
+
+    def __init__(
+        self,
+        low: float = 10.0,
+        high: float = 110.0,
+        low_margin: float = 0.45,
+        high_margin: float = 0.8,
+        weight: float = 35.0,
+    ):
+        self.low, self.high, self.low_margin, self.weight = low, high, low_margin, weight
+        self.rise = (high_margin - low_margin) / (high - low)
+
+    def _inside(self, norm):
+        return ((norm >= self.low) & (norm <= self.high)).astype("float32")
+
+    def __call__(self, cos_P, norm_P):
+        margin_P = self.low_margin + self.rise * (norm_P.clip(self.low, self.high) - self.low)
+        value_P, slope_P = add_angle(cos_P, margin_P)
+        cos_P = cos_P.clip(-1.0, 1.0)
+        sin_P = (1.0 - cos_P * cos_P).sqrt()
+        past_pi = cos_P <= -margin_P.cos()
+        by_margin_P = paddle.where(
+            past_pi,
+            -(margin_P.sin() + margin_P * margin_P.cos()),
+            -(cos_P * margin_P.sin() + sin_P * margin_P.cos()),
+        )
+        return Target(value_P, slope_P, by_margin_P * self.rise * self._inside(norm_P))
+
+    def penalty(self, norm_B):
+        a_B = norm_B.clip(self.low, self.high)
+        value_B = self.weight * (a_B / self.high**2 + 1.0 / a_B)
+        return value_B, self.weight * (1.0 / self.high**2 - 1.0 / (a_B * a_B)) * self._inside(norm_B)
+
+
+class CurricularFace(Margin):
+    """The target as in ArcFace; another class's cosine c above the target's becomes c (t + c), t the running mean of the plain
+    target cosines (Huang et al., CurricularFace, CVPR 2020, equations 5, 6 and 8).
+
+    No gradient flows through t, nor through the comparison.
+    """
+
+    has_others = True
+
+    def __init__(self, margin: float = 0.5, momentum: float = 0.99):
+        self.margin, self.momentum = margin, momentum
+        self.t = 0.0
+
+    def __call__(self, cos_P, norm_P):
+        return Target(*add_angle(cos_P, self.margin))
+
+    def observe_targets(self, plain_N):
+        self.t = self.momentum * self.t + (1 - self.momentum) * plain_N.mean().item()
+
+    def others(self, cos_Nb, plain_N1, target_N1):
+        hard_Nb = cos_Nb > target_N1
+        return (
+            paddle.where(hard_Nb, cos_Nb * (self.t + cos_Nb), cos_Nb),
+            paddle.where(hard_Nb, self.t + 2.0 * cos_Nb, paddle.ones_like(cos_Nb)),
+        )
+
+    def state(self):
+        return {"t": self.t}
+
+    def load_state(self, state):
+        self.t = state["t"]
+
+
+class InterClassFilter(Wrapped):
+    """Another margin, with the cosines of other classes above `threshold` set to 0: they are likely the same person under two
+    names (An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code). No gradient flows where it is set."""
+
+    def __init__(self, inner: Margin, threshold: float):
+        assert not inner.has_others, "one margin at a time changes the other classes"
+        super().__init__(inner)
+        self.has_others, self.threshold = True, threshold
+        self.others = self._filter
+
+    def _filter(self, cos_Nb, plain_N1, target_N1):
+        stays_Nb = (cos_Nb <= self.threshold).astype("float32")
+        return cos_Nb * stays_Nb, stays_Nb

@@ -1,0 +1,107 @@
+"""One block of classes: from its centres to logits and back, and how large a block may be.
+
+    N samples   D embedding size   b classes of the block   J sub-centres of a class (1 but for sub-centre ArcFace)
+    P samples whose class is in this rank's shard
+
+With a margin, embeddings and centres are compared by cosine; rows of the bank are never stored normalised. With J > 1 a bank row
+holds J centres one after the other, and a class is as near as the nearest of them (Deng et al., Sub-center ArcFace, ECCV 2020).
+"""
+
+from __future__ import annotations
+
+import paddle
+
+from plsc.heads.bank import Bank
+
+_CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes
+
+
+def plan_blocks(
+    num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int
+) -> tuple[int, bool]:
+    """Classes per block, and whether all exponentials are kept, so that the temporaries stay within `budget` bytes.
+
+    A class costs a block 3 numbers per sample and sub-centre (logits, their exponentials, one temporary) and 4 rows of the
+    bank's `width`.
+    """
+    per_class = 4 * (3 * num_samples * sub_centres + 4 * width)
+    kept = 4 * num_samples * num_classes
+    least = min(num_classes, 256) * per_class
+    keep = kept + least <= budget
+    block = (budget - kept * keep) // per_class
+    return max(1, min(num_classes, _CACHED_ROWS, block)), keep
+
+
+def inverse(x: paddle.Tensor) -> paddle.Tensor:
+    """1 / x, and 0 for 0."""
+    return paddle.where(x > 0, 1.0 / x, x)
+
+
+def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Rows of `x` [n, D] divided by their length, and 1 / length [n, 1]; a zero row stays zero, and so does its gradient:
+    it has no direction to turn."""
+    scale = inverse((x * x).sum(axis=1, keepdim=True).sqrt())
+    return x * scale, scale
+
+
+def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.Tensor) -> paddle.Tensor:
+    """Gradient of `unit_rows`: what `grad` [n, D] by the unit rows is by the rows themselves."""
+    return (grad - (grad * unit).sum(axis=1, keepdim=True) * unit).multiply_(scale)
+
+
+class Similarity:
+    """Inner products (plus bias) or cosines of embeddings with the selected rows of a bank."""
+
+    def __init__(self, bank: Bank, cosine: bool, sub_centres: int):
+        self.bank, self.cosine, self.sub_centres = bank, cosine, sub_centres
+
+    def _centres(self, start: int, stop: int) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """[b J, D], and 1 / length if they are normalised."""
+        centres = self.bank.rows("centres", start, stop)
+        if self.sub_centres > 1:
+            centres = centres.reshape([(stop - start) * self.sub_centres, -1])
+        return unit_rows(centres) if self.cosine else (centres, None)
+
+    def logits(
+        self, x_ND: paddle.Tensor, start: int, stop: int
+    ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """-> similarities of x with the block's classes [N, b], and which sub-centre was the nearest, [N, b, J] 0 or 1
+        (None for J = 1)."""
+        logit = paddle.matmul(x_ND, self._centres(start, stop)[0], transpose_y=True)
+        if self.sub_centres > 1:
+            logit_NbJ = logit.reshape([len(x_ND), stop - start, self.sub_centres])
+            nearest_NbJ = paddle.nn.functional.one_hot(logit_NbJ.argmax(axis=2), self.sub_centres)
+            return logit_NbJ.max(axis=2), nearest_NbJ
+        if self.bank.bias:
+            logit.add_(self.bank.rows("bias", start, stop))
+        return logit, None
+
+    def targets(self, x_PD: paddle.Tensor, column_P: paddle.Tensor) -> paddle.Tensor:
+        """Similarity of each x with the one class of its own, [P]."""
+        centres = self.bank.gather("centres", column_P)
+        if self.sub_centres > 1:
+            units = unit_rows(centres.reshape([len(x_PD) * self.sub_centres, -1]))[0]
+            products = units.reshape([len(x_PD), self.sub_centres, -1]) * x_PD.unsqueeze(1)
+            return products.sum(axis=2).max(axis=1)
+        plain_P = (x_PD * (unit_rows(centres)[0] if self.cosine else centres)).sum(axis=1)
+        return plain_P + self.bank.gather("bias", column_P) if self.bank.bias else plain_P
+
+    def gradient(
+        self,
+        dlogit_Nb: paddle.Tensor,
+        nearest_NbJ: paddle.Tensor | None,
+        x_ND: paddle.Tensor,
+        start: int,
+        stop: int,
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """-> the block's part of the gradient by the embeddings [N, D], and the gradient by its bank rows [b, J D].
+
+        Both lack the factors of the loss's mean and scale: the second has them if `x_ND` brings them along.
+        """
+        if nearest_NbJ is not None:
+            dlogit_Nb = (dlogit_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)
+        centres, scale = self._centres(start, stop)
+        grad = paddle.matmul(dlogit_Nb, x_ND, transpose_x=True)
+        if self.cosine:
+            grad = unit_rows_gradient(grad, centres, scale)
+        return paddle.matmul(dlogit_Nb, centres), grad.reshape([stop - start, -1])

@@ -1,0 +1,260 @@
+"""One forward and backward of the softmax head: where the order of its operations lives. Symbols and method: softmax.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from plsc import distributed
+from plsc.errors import UserError
+from plsc.heads.blocks import inverse, plan_blocks, unit_rows, unit_rows_gradient
+from plsc.heads.sampling import choose_classes
+
+_LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
+
+
+class Step:
+    """Holds what backward needs of forward, and dies with the graph.
+
+    Args:
+        head: the SoftmaxHead. emb_BD, label_B: this rank's samples.
+        number: of the training step, for the sampling; None: an inspection, in which all classes take part and nothing is
+            remembered.
+    """
+
+    def __init__(self, head, emb_BD: paddle.Tensor, label_B: paddle.Tensor, number: int | None):
+        self.head, self.margin, self.bank, self.emb_BD = head, head.margin, head.bank, emb_BD
+        self.number, self.label_B = number, label_B.flatten()
+        self.counts = distributed.gather_counts(emb_BD.shape[0])
+        self.num_samples = sum(self.counts)  # of all ranks: what the mean is over
+
+    def own(self, x_N: paddle.Tensor) -> paddle.Tensor:
+        """This rank's part of a per-sample tensor [N] -> [B]."""
+        if not self.head.sharded:
+            return x_N
+        start = sum(self.counts[: distributed.rank()])
+        return x_N[start : start + self.counts[distributed.rank()]]
+
+    def gather(self, x_B: paddle.Tensor) -> paddle.Tensor:
+        """Every sample that this rank's shard must judge: all ranks' if the classes are spread, its own if not."""
+        return distributed.gather_rows(x_B, self.counts) if self.head.sharded else x_B
+
+    def of_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
+        """A per-sample tensor of all ranks' samples, for what a margin remembers: it must be the same everywhere."""
+        return x_N if self.head.sharded else distributed.gather_rows(x_N, self.counts)
+
+    # -- forward ------------------------------------------------------------------------------------------------------------
+
+    def forward(self, keep: bool | None = None) -> paddle.Tensor:
+        self.x_ND = self.gather(self.emb_BD.astype("float32"))
+        if self.margin:
+            self.x_ND, self.inverse_N1 = unit_rows(self.x_ND)
+            self.norm_N = inverse(self.inverse_N1).flatten()
+            if self.number is not None:
+                self.margin.observe(self.of_all(self.norm_N))
+        self.scaled_ND = self.x_ND * self.head.scale if self.head.scale != 1.0 else self.x_ND
+        shard = self.head.shard
+        self.local_N = distributed.shard_index(self.gather(self.label_B), shard.start, shard.stop)
+        self._find_targets()
+        if self.margin and self.margin.has_others:
+            self._share_targets()
+        self._walk_others(keep)
+        self._join_ranks()
+        if self.margin and self.margin.trains_norm:
+            value_N, self.penalty_slope_N = self.margin.penalty(self.norm_N)
+            self.loss_N = self.loss_N + value_N
+        loss, self.accuracy = self._means(self.loss_N, self.correct_N.astype("float32"))
+        return loss
+
+    def _find_targets(self) -> None:
+        """Of the P samples whose class is in this shard: their rows and columns, target logits without and with margin."""
+        local_N = self.local_N.numpy()
+        self.row_P = np.flatnonzero(local_N >= 0)
+        self.column_P = self._sample(local_N[self.row_P])
+        order = np.argsort(self.column_P, kind="stable")  # so that a block's targets are one run
+        self.row_P, self.column_P = self.row_P[order], self.column_P[order]
+        self.rows = paddle.to_tensor(self.row_P)
+        if not len(self.row_P):
+            return
+        self.plain_P = self.head.similarity.targets(
+            paddle.gather(self.x_ND, self.rows), paddle.to_tensor(self.column_P)
+        )
+        self.target_P, self.slope_P, self.norm_slope_P = self.plain_P, paddle.ones_like(self.plain_P), None
+        if self.margin:
+            found = self.margin(self.plain_P, paddle.gather(self.norm_N, self.rows))
+            self.target_P, self.slope_P, self.norm_slope_P = found.cosine, found.slope, found.norm_slope
+
+    def _sample(self, class_P: np.ndarray) -> np.ndarray:
+        """Choose the classes of this step; the targets' classes as those are numbered."""
+        head = self.head
+        if head.sample_rate == 1 or self.number is None:
+            self.bank.select(None)
+            return class_P
+        index_K = choose_classes(
+            np.unique(class_P), head.shard.size, head.sample_rate, head.seed, self.number, distributed.rank()
+        )
+        self.bank.select(index_K)
+        return np.searchsorted(index_K, class_P)
+
+    def _spread(self, *values_P: paddle.Tensor) -> paddle.Tensor:
+        """[P] each -> [how many, N], 0 where the sample's class is in another shard."""
+        values = paddle.stack(values_P, axis=1)
+        zeros = paddle.zeros([self.x_ND.shape[0], len(values_P)])
+        return paddle.scatter(zeros, self.rows, values).transpose([1, 0]).contiguous()
+
+    def _share_targets(self) -> None:
+        """Target cosines of all N samples on every rank, for a margin whose other logits depend on them. One SUM."""
+        shared_2N = paddle.zeros([2, self.x_ND.shape[0]])
+        if len(self.row_P):
+            shared_2N = self._spread(self.plain_P, self.target_P)
+        if self.head.sharded:
+            distributed.all_reduce(shared_2N)
+        if self.number is not None:
+            self.margin.observe_targets(self.of_all(shared_2N[0]))
+        self.cosines = tuple(row_N.unsqueeze(1) for row_N in shared_2N.unbind())
+
+    def logits(self, start: int, stop: int):
+        """A block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook [N]; the hook's slopes
+        [N, b] and the nearest sub-centres [N, b, J], None where there is nothing of the kind."""
+        logit_Nb, nearest_NbJ = self.head.similarity.logits(self.scaled_ND, start, stop)
+        # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
+        self.put(logit_Nb, start, stop, float("-inf"))
+        max_N = logit_Nb.max(axis=1).clip(min=_LOWEST)
+        if not (self.margin and self.margin.has_others):
+            return logit_Nb, max_N, None, nearest_NbJ
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.cosines)
+        return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
+
+    def put(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
+        """Overwrite the block's target entries in place with their part of `value_P` (or with one number)."""
+        first, last = np.searchsorted(self.column_P, [start, stop])
+        if first == last:
+            return
+        columns = paddle.to_tensor(self.column_P[first:last] - start)
+        value = paddle.to_tensor(value_P) if isinstance(value_P, float) else value_P[first:last]
+        x_Nb.index_put_((self.rows[first:last], columns), value)
+
+    def _walk_others(self, keep: bool | None) -> None:
+        """Row maximum and row sum of exponentials over the shard's sampled logits that are not the sample's target."""
+        head, samples = self.head, self.x_ND.shape[0]
+        block, fits = plan_blocks(samples, self.bank.selected, self.bank.width, head.sub_centres, head.budget)
+        hooked = self.margin is not None and self.margin.has_others
+        if hooked or head.sub_centres > 1:
+            keep = False  # backward needs the slopes and the nearest sub-centres again, not the exponentials alone
+        self.blocks = [
+            (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
+        ]
+        self.kept: list | None = [] if (fits if keep is None else keep) else None
+        # As if of one block without classes, for a shard that has none.
+        plain, maxima, sums = [[paddle.full([samples], value)] for value in (_LOWEST, _LOWEST, 0.0)]
+        for start, stop in self.blocks:
+            exp_Nb, plain_N, _, _ = self.logits(start, stop)
+            max_N = exp_Nb.max(axis=1).clip(min=_LOWEST) if hooked else plain_N
+            exp_Nb.subtract_(max_N.unsqueeze(1)).exp_()
+            plain.append(plain_N)
+            maxima.append(max_N)
+            sums.append(exp_Nb.sum(axis=1))
+            if self.kept is not None:
+                self.kept.append((exp_Nb, max_N))
+        maxima_N, sums_N = paddle.stack(maxima), paddle.stack(sums)
+        largest_2N = paddle.stack([maxima_N.max(axis=0), paddle.stack(plain).max(axis=0)])
+        if head.sharded:
+            distributed.all_reduce(largest_2N, "max")
+        self.max_N, self.plain_max_N = largest_2N.unbind()
+        self.rest_N = (sums_N * (maxima_N - self.max_N).exp()).sum(axis=0)
+
+    def _join_ranks(self) -> None:
+        """One SUM makes the losses of all N samples known to every rank, and shows labels that no rank owns."""
+        packed_4N = paddle.stack([self.rest_N, *[paddle.zeros_like(self.rest_N)] * 3])
+        if len(self.row_P):
+            scale = self.head.scale
+            packed_4N[1:] = self._spread(
+                scale * self.plain_P, scale * self.target_P, paddle.ones_like(self.plain_P)
+            )
+        if self.head.sharded:
+            distributed.all_reduce(packed_4N)
+        rest_N, plain_N, target_N, owned_N = packed_4N.unbind()
+        self._refuse_strays(owned_N)
+        z_N = self.max_N + rest_N.log() - target_N
+        self.loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
+        self.lse_N = target_N + self.loss_N
+        self.miss_N = F.sigmoid(z_N)  # 1 - p(target)
+        self.correct_N = plain_N >= self.plain_max_N
+
+    def _refuse_strays(self, owned_N: paddle.Tensor) -> None:
+        stray = np.flatnonzero(owned_N.numpy() != 1.0)
+        if not len(stray):
+            return
+        label = int(self.gather(self.label_B)[int(stray[0])])
+        raise UserError(
+            f"sample {int(stray[0])} of the {len(owned_N)} in this step has label {label}, but labels must be in "
+            f"[0, {self.head.shard.num_classes}); {len(stray)} such samples in the step"
+        )
+
+    def _means(self, *values_N: paddle.Tensor) -> list[paddle.Tensor]:
+        """Means over the samples of all ranks."""
+        totals = paddle.stack([value.sum() for value in values_N])
+        if not self.head.sharded:
+            distributed.all_reduce(totals)
+        return (totals / self.num_samples).unbind()
+
+    # -- backward -----------------------------------------------------------------------------------------------------------
+
+    def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
+        """Gradient of the loss by this rank's embeddings, times W (see `distributed`); centre gradients go to the bank."""
+        factor = grad.astype("float32") / self.num_samples
+        x_ND = self.scaled_ND * factor
+        miss_P = paddle.gather(self.miss_N, self.rows) if len(self.row_P) else None
+        grad_ND = paddle.zeros_like(self.x_ND)
+        for number, (start, stop) in enumerate(self.blocks):
+            dlogit_Nb, nearest_NbJ = self._probabilities(number)
+            if miss_P is not None:
+                self.put(dlogit_Nb, start, stop, -miss_P * self.slope_P)
+            part_ND, centre_grad = self.head.similarity.gradient(dlogit_Nb, nearest_NbJ, x_ND, start, stop)
+            grad_ND += part_ND
+            self._to_bank("centres", start, stop, centre_grad)
+            if self.bank.bias:
+                self._to_bank("bias", start, stop, dlogit_Nb.sum(axis=0) * factor)
+        self.kept = None
+        grad_ND = grad_ND * (factor * self.head.scale)
+        if self.margin and self.margin.trains_norm:
+            grad_ND = paddle.concat([grad_ND, self._norm_gradient(miss_P, factor).unsqueeze(1)], axis=1)
+        return self._embedding_gradient(grad_ND, factor).astype(self.emb_BD.dtype)
+
+    def _probabilities(self, number: int) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """Softmax of block `number` times the hook's slopes, [N, b], 0 at the targets; the nearest sub-centres."""
+        if self.kept is not None:
+            exp_Nb, max_N = self.kept[number]
+            self.kept[number] = None
+            return exp_Nb.multiply_((max_N - self.lse_N).exp().unsqueeze(1)), None
+        logit_Nb, _, slope_Nb, nearest_NbJ = self.logits(*self.blocks[number])
+        prob_Nb = logit_Nb.subtract_(self.lse_N.unsqueeze(1)).exp_()
+        if slope_Nb is not None:
+            # At the targets, 0 times a slope of -inf: they are overwritten, but NaN would not be.
+            prob_Nb = prob_Nb * slope_Nb.clip(min=_LOWEST)
+        return prob_Nb, nearest_NbJ
+
+    def _to_bank(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
+        if not self.head.sharded:
+            distributed.all_reduce(grad)
+        self.bank.set_gradient(name, start, stop, grad)
+
+    def _norm_gradient(self, miss_P: paddle.Tensor | None, factor: paddle.Tensor) -> paddle.Tensor:
+        """Gradient of this shard's target logits by the embeddings' norms, [N]."""
+        if miss_P is None:
+            return paddle.zeros_like(self.norm_N)
+        return self._spread(-miss_P * self.norm_slope_P)[0] * (factor * self.head.scale)
+
+    def _embedding_gradient(self, grad_ND: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
+        grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.head.sharded else grad_ND
+        grad_BD = grad_BD * distributed.world_size()
+        if not self.margin:
+            return grad_BD
+        unit_BD = self.own(self.x_ND)
+        if not self.margin.trains_norm:
+            return unit_rows_gradient(grad_BD, unit_BD, self.own(self.inverse_N1))
+        grad_BD, norm_grad_B1 = grad_BD[:, :-1], grad_BD[:, -1:]
+        penalty_B1 = (self.own(self.penalty_slope_N) * (factor * distributed.world_size())).unsqueeze(1)
+        turned_BD = unit_rows_gradient(grad_BD, unit_BD, self.own(self.inverse_N1))
+        return turned_BD + (norm_grad_B1 + penalty_B1) * unit_BD

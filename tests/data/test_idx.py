@@ -1,0 +1,154 @@
+"""idx files: what is read, and one line for each way in which they can be wrong."""
+
+import gzip
+import json
+import shlex
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plsc.config import load
+from plsc.data.idx import IdxImages, read_idx
+from plsc.data.loader import Loader
+from plsc.errors import MissingFileError, UserError
+from tests.idx_files import DATA, NAMES, needs_fashion_mnist, write_family, write_idx
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3, 5), np.uint8)
+LABELS = np.array([2, 0, 1, 1], np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [str(write_idx(tmp_path / "images", PIXELS)), str(write_idx(tmp_path / "labels", LABELS))]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_images_and_labels_plain_or_compressed(suffix, tmp_path):
+    images = str(write_idx(tmp_path / f"images{suffix}", PIXELS))
+    labels = str(write_idx(tmp_path / f"labels{suffix}", LABELS))
+    data = IdxImages(images, labels)
+    assert len(data) == 4 and data.num_classes == 3 and data.image_shape == (1, 3, 5)
+    assert data.labels.dtype == np.int64 and data.labels.tolist() == [2, 0, 1, 1]
+    assert data.sample(1, 7).dtype == np.uint8 and data.sample(1, 7).tobytes() == PIXELS[1].tobytes()
+    assert data.images(1, 3).shape == (2, 1, 3, 5) and np.array_equal(data.images(1, 3)[:, 0], PIXELS[1:3])
+    assert data.title == f"images{suffix}" and IdxImages(images, labels, "mine").title == "mine"
+
+
+def test_the_network_sees_numbers_from_0_to_1(files):
+    contract = IdxImages(*files).contract
+    assert contract == {"size": [3, 5], "channels": "grey", "mean": 0.0, "scale": 1 / 255}
+
+
+def header(*numbers):
+    return struct.pack(f">{len(numbers)}I", *numbers)
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        (b"", "is no idx file of images: it begins with 0x00000000, must be 0x00000803"),
+        (header(0x803, 4, 3), "is no idx file of images: it begins with 0x00000803, must be 0x00000803"),
+        (header(0x801, 4) + bytes(60), "is no idx file of images: it begins with 0x00000801, must be"),
+        (b"\x89PNG" + bytes(60), "is no idx file of images: it begins with 0x89504e47, must be"),
+        (
+            header(0x803, 4, 3, 5) + bytes(59),
+            "has 59 bytes after its header, which promises 4 x 3 x 5; cut off, or not whole? fetch it again",
+        ),
+        (header(0x803, 4, 3, 5) + bytes(61), "has 61 bytes after its header, which promises 4 x 3 x 5"),
+        (header(0x803, *[2**32 - 1] * 3) + bytes(9), "which promises 4294967295 x 4294967295 x 4294967295"),
+        (
+            gzip.compress(header(0x803, 4, 3, 5) + bytes(60))[:-9],
+            "is a damaged or cut off .gz (Compressed file ended before the end-of-stream marker was reached);",
+        ),
+        (gzip.compress(bytes(99))[:12] + b"\xff" * 40, "is a damaged or cut off .gz ("),
+    ],
+)
+def test_a_file_that_is_not_whole_or_of_another_kind(data, said, files):
+    Path(files[0]).write_bytes(data)
+    with pytest.raises(UserError) as raised:
+        IdxImages(*files)
+    assert str(raised.value).startswith(f"{files[0]}: ") and said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "labels, said",
+    [
+        (
+            [0, 1, 2],
+            "{images} has 4 images, {labels} 3 labels; give two files that belong together and are not empty",
+        ),
+        (
+            [1, 2, 3, 3],
+            "{labels}: no image has label 0, but one has label 3; the labels must be 0, 1, 2, ... without gaps",
+        ),
+        (
+            [0, 1, 9, 1],
+            "{labels}: no image has label 2, but one has label 9; the labels must be 0, 1, 2, ... without gaps",
+        ),
+    ],
+)
+def test_labels_that_do_not_fit(labels, said, files):
+    write_idx(Path(files[1]), np.array(labels, np.uint8))
+    with pytest.raises(UserError) as raised:
+        IdxImages(*files)
+    assert str(raised.value) == said.format(images=files[0], labels=files[1])
+
+
+def test_files_without_a_single_image(files):
+    for path, empty in zip(files, (PIXELS[:0], LABELS[:0])):
+        write_idx(Path(path), empty)
+    with pytest.raises(UserError, match="has 0 images, .* 0 labels; give two files that .* are not empty"):
+        IdxImages(*files)
+
+
+def test_labels_given_as_images(files):
+    with pytest.raises(UserError, match="labels: is no idx file of images: it begins with 0x00000801"):
+        IdxImages(files[1], files[0])
+
+
+def test_a_missing_file_is_named_with_its_key_before_anything_starts(files, tmp_path):
+    keys = {"images": files[0], "labels": str(tmp_path / "nowhere")}
+    with pytest.raises(MissingFileError) as raised:
+        load(None, [f"DataLoader.Train.dataset={json.dumps({'name': 'IdxImages', **keys})}"]).check_data()
+    assert str(raised.value).endswith(
+        f"DataLoader.Train.dataset.labels: file '{tmp_path}/nowhere' does not exist (looked in {Path.cwd()})"
+    )
+    assert "\n" not in str(raised.value)
+    with pytest.raises(MissingFileError, match="nowhere: no such file"):
+        read_idx(tmp_path / "nowhere", axes=1)
+
+
+def test_the_error_says_how_paddle_downloads_what_it_can(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(MissingFileError) as raised:
+        IdxImages.check(images="~/.cache/paddle/dataset/fashion-mnist/train-images-idx3-ubyte.gz")
+    said, command = str(raised.value).split("; have Paddle download it: ")
+    assert said.startswith(f"images: file '{tmp_path}/.cache/paddle/dataset/fashion-mnist/train-images")
+    code = shlex.split(command)[2]
+    compile(code, "", "exec")
+    assert "FashionMNIST" in code
+
+
+def test_batches_of_any_number_of_workers_are_the_same(tmp_path):
+    folder = write_family(tmp_path)
+    data = IdxImages(*(str(folder / name) for name in NAMES["train"]))
+    assert data.num_classes == 10 and len(data) == 300
+    for workers in (0, 1):
+        loader = Loader(data, 128, 0, 1, seed=0, num_workers=workers)
+        images, labels, indices = next(batches := loader.epoch(0))
+        batches.close()
+        loader.close()
+        assert images.shape == (128, 1, 28, 28) and np.array_equal(labels, data.labels[indices])
+        assert all(image.tobytes() == data.sample(i, 0).tobytes() for image, i in zip(images, indices))
+
+
+@needs_fashion_mnist
+def test_fashion_mnist():
+    for part, count in (("train", 60_000), ("test", 10_000)):
+        data = IdxImages(*(str(DATA / "fashion_mnist" / name) for name in NAMES[part]))
+        assert len(data) == count and data.image_shape == (1, 28, 28) and data.num_classes == 10
+        assert np.bincount(data.labels).tolist() == [count // 10] * 10
+        assert data.images(0, 100).max() == 255 and data.images(0, 100).min() == 0

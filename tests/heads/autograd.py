@@ -1,0 +1,79 @@
+"""Every margin once more, written as its paper has it: dense, float64, gradients by Paddle's autograd. Slow and obvious."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+
+def angular(cos, m, paste=True):
+    """cos(theta + m), continued beyond pi as ArcFace's authors do."""
+    inside = (cos.acos() + m).cos()
+    m = m if isinstance(m, paddle.Tensor) else paddle.full_like(cos, m)
+    return paddle.where(cos > (math.pi - m).cos(), inside, cos - m * m.sin()) if paste else inside
+
+
+def falling(cos, m1, m2, m3):
+    phi = m1 * cos.acos() + m2
+    k = (phi / math.pi).floor().detach()
+    return (-1.0) ** k * phi.cos() - 2 * k - m3
+
+
+def adaface(cos, norm, m=0.4, h=0.333, keep=0.99):
+    norm = norm.detach().clip(1e-3, 100.0)
+    mean = keep * 20.0 + (1 - keep) * norm.mean()
+    deviation = keep * 100.0 + (1 - keep) * norm.std()
+    z = ((norm - mean) / (deviation + 1e-3) * h).clip(-1, 1)
+    return (cos.acos() - m * z).clip(1e-3, math.pi - 1e-3).cos() - (m + m * z)
+
+
+def magface(cos, norm, low=10.0, high=110.0, low_margin=0.45, high_margin=0.8):
+    m = (high_margin - low_margin) / (high - low) * (norm.clip(low, high) - low) + low_margin
+    return angular(cos, m)
+
+
+TARGETS = {
+    "arcface": lambda cos, norm: angular(cos, 0.5),
+    "cosface": lambda cos, norm: cos - 0.35,
+    "sphereface": lambda cos, norm: falling(cos, 1.7, 0.0, 0.0),
+    "combined": lambda cos, norm: falling(cos, 0.9, 0.4, 0.15),
+    "adaface": adaface,
+    "magface": magface,
+    "curricularface": lambda cos, norm: angular(cos, 0.5),
+}
+
+
+def dense_loss(kind, x, w, label, scale=64.0, sub_centres=1, filter_above=None):
+    """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N, C])."""
+    norm = (x * x).sum(axis=1).sqrt()
+    unit_x = x / norm.unsqueeze(1)
+    w = w.reshape([len(w) * sub_centres, -1])
+    cos = paddle.matmul(unit_x, w / (w * w).sum(axis=1, keepdim=True).sqrt(), transpose_y=True)
+    cos = cos.reshape([len(x), -1, sub_centres]).max(axis=2)
+    hot = F.one_hot(paddle.to_tensor(label), cos.shape[1]).astype("float64")
+    own = (cos * hot).sum(axis=1)
+    target = TARGETS[kind](own, norm)
+    others = cos
+    if kind == "curricularface":
+        t = 0.01 * own.mean().detach()
+        others = paddle.where(cos.detach() > target.detach().unsqueeze(1), cos * (t + cos), cos)
+    if filter_above is not None:
+        others = paddle.where(cos.detach() > filter_above, paddle.zeros_like(cos), cos)
+    logits = scale * (others * (1 - hot) + target.unsqueeze(1) * hot)
+    losses = paddle.logsumexp(logits, axis=1) - (logits * hot).sum(axis=1)
+    if kind == "magface":
+        a = norm.clip(10.0, 110.0)
+        losses = losses + 35.0 * (a / 110.0**2 + 1.0 / a)
+    return losses, cos
+
+
+def dense_gradients(kind, x, w, label, **options):
+    """Float64 numpy: losses [N], and the gradients of their mean by x and by w."""
+    x = paddle.to_tensor(np.asarray(x, np.float64), stop_gradient=False)
+    w = paddle.to_tensor(np.asarray(w, np.float64), stop_gradient=False)
+    losses, _ = dense_loss(kind, x, w, label, **options)
+    losses.mean().backward()
+    return losses.numpy(), x.grad.numpy(), w.grad.numpy()
