@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plsc import benchmark
-from plsc.heads.softmax import plan_blocks
+from plsc.heads.blocks import plan_blocks
 from tests.launch import ROOT, run_python
 
 
@@ -19,7 +19,7 @@ def test_the_numbers_add_up(tmp_path, capsys):
     asked = {"classes": 300, "dim": 16, "batch": 8, "budget_mb": 0.05, "threads": 1, "runs": 2}
     assert found.items() >= asked.items()
     bank, budget = 3 * 4 * 300 * 16, int(0.05 * 2**20)
-    block, kept = plan_blocks(8, 300, 16, budget)
+    block, kept = plan_blocks(8, 300, 16, 1, budget)
     assert (found["block"], found["exponentials"]) == (block, "kept" if kept else "recomputed")
     assert found["bank_mb"] * 2**20 == bank
     assert found["allowed_mb"] * 2**20 == pytest.approx(1.1 * (bank + budget))

@@ -54,11 +54,10 @@ class Bank:
     ):
         self.shard, self.width, self.bias = shard, width, bias
         self._mu, self._decay = momentum, weight_decay
-        first = {"centres": initial_rows(seed, shard.start, shard.stop, width, std)}
+        self._values = {"centres": self._keep(initial_rows(seed, shard.start, shard.stop, width, std))}
         if bias:
-            first["bias"] = np.zeros(shard.size, np.float32)
-        self._values = {name: self._keep(rows) for name, rows in first.items()}
-        self._momenta = {name: self._keep(np.zeros_like(rows)) for name, rows in first.items()}
+            self._values["bias"] = self._keep(np.zeros(shard.size, np.float32))
+        self._momenta = {name: self._zeros_like(store) for name, store in self._values.items()}
         self._grads: dict[str, paddle.Tensor] = {}
         self.select(None)
 
@@ -66,6 +65,10 @@ class Bank:
 
     def _keep(self, rows: np.ndarray):
         """A store with these rows."""
+        raise NotImplementedError
+
+    def _zeros_like(self, store):
+        """A store of that shape, all zero."""
         raise NotImplementedError
 
     def _read(self, store, start: int, stop: int) -> paddle.Tensor:
@@ -154,6 +157,9 @@ class DeviceBank(Bank):
     def _keep(self, rows):
         return paddle.to_tensor(rows)
 
+    def _zeros_like(self, store):
+        return paddle.zeros_like(store)
+
     def _read(self, store, start, stop):
         return store[start:stop] if self._index_K is None else paddle.gather(store, self._index_K[start:stop])
 
@@ -184,6 +190,9 @@ class HostBank(Bank):
 
     def _keep(self, rows):
         return rows
+
+    def _zeros_like(self, store):
+        return np.zeros_like(store)
 
     def _of_shard(self, start: int, stop: int):
         return slice(start, stop) if self._chosen is None else self._chosen[start:stop]

@@ -8,6 +8,10 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
+from plsc.config import load
+from plsc.heads import build_head
+from tests.heads.cases import relative
+
 
 def angular(cos, m, paste=True):
     """cos(theta + m), continued beyond pi as ArcFace's authors do."""
@@ -77,3 +81,35 @@ def dense_gradients(kind, x, w, label, **options):
     losses, _ = dense_loss(kind, x, w, label, **options)
     losses.mean().backward()
     return losses.numpy(), x.grad.numpy(), w.grad.numpy()
+
+
+D = 16
+COMBINED = {"options": {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}}
+
+
+def head_of(kind, num_classes=37, scale=16.0, **more):
+    more = {**(COMBINED if kind == "combined" else {}), **more}
+    cfg = load(None, [f"Head.name=dist_{kind}", f"Head.scale={scale}", "Head.init_std=0.5"])
+    cfg = cfg.edit({f"Head.{key}": value for key, value in more.items()})
+    return build_head(cfg.Head, cfg.Optimizer, num_classes, D, seed=3)
+
+
+def gradients(head, x, label):
+    emb = paddle.to_tensor(x, dtype="float32", stop_gradient=False)
+    out = head(emb, paddle.to_tensor(label))
+    out.loss.backward()
+    return out.losses_B.numpy(), emb.grad.numpy(), head.bank.gradients()["centres"].numpy()
+
+
+def assert_equal_to_dense(kind, head, x, label, **options):
+    want = dense_gradients(kind, x, head.bank.state()["centres"], label, scale=head.scale, **options)
+    for got, wanted in zip(gradients(head, x, label), want):
+        assert relative(got, wanted) < 1e-5
+
+
+def samples(seed=0, norm=30.0, count=24):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, D)).astype(np.float32)
+    return x * np.float32(norm / 4) * rng.uniform(0.2, 3, (count, 1)).astype(np.float32), rng.integers(
+        0, 37, count
+    )

@@ -125,3 +125,11 @@ def head_equals_reference(
     if bias:
         note("parameters", state["bias"], dense.b[rows])
     return errors
+
+
+def run(head, x, label):
+    """-> HeadOutput, gradient by x, gradient by the centres."""
+    emb = paddle.to_tensor(x, stop_gradient=False)
+    out = head(emb, paddle.to_tensor(label))
+    out.loss.backward()
+    return out, emb.grad.numpy(), head.bank.gradients()["centres"].numpy()

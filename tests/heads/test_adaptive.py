@@ -1,0 +1,69 @@
+"""What the margins with a memory remember, and the filter; their formulas: test_margins.py."""
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.heads.adaptive import AdaFace, CurricularFace
+from plsc.heads.margins import ArcFace
+from plsc.heads.softmax import SoftmaxHead
+from tests.heads.autograd import D, assert_equal_to_dense, gradients, head_of, samples
+
+
+@pytest.mark.parametrize("kind", ["arcface", "magface"])
+def test_inter_class_filtering(kind):
+    head = head_of(kind, filter_above=0.2)
+    assert_equal_to_dense(kind, head, *samples(), filter_above=0.2)
+
+
+def test_adaface_follows_the_norms_and_gives_them_to_a_checkpoint():
+    margin = AdaFace()
+    norms = np.random.default_rng(0).uniform(5, 60, 64)
+    for _ in range(3):
+        margin.observe(paddle.to_tensor(norms, dtype="float32"))
+    keep = 0.99**3
+    assert margin.mean == pytest.approx(keep * 20 + (1 - keep) * norms.mean(), rel=1e-5)
+    assert margin.deviation == pytest.approx(keep * 100 + (1 - keep) * norms.std(ddof=1), rel=1e-5)
+    other = AdaFace()
+    other.load_state(margin.state())
+    assert other.state() == margin.state()
+
+
+def test_a_good_picture_gets_an_angle_and_a_bad_one_an_addition():
+    margin = AdaFace(margin=0.4)
+    margin.mean, margin.deviation = 20.0, 1.0
+    cos = paddle.full([2], 0.5)
+    good, bad = margin(cos, paddle.to_tensor([90.0, 0.1])).cosine.numpy()
+    assert good == pytest.approx(math.cos(math.acos(0.5) - 0.4) - 0.8, abs=1e-5)
+    assert bad == pytest.approx(math.cos(math.acos(0.5) + 0.4), abs=1e-5)
+
+
+def test_curricularface_remembers_the_mean_target_cosine():
+    head = head_of("curricularface")
+    x, label = samples()
+    cos = np.sum(x * head.bank.state()["centres"][label], axis=1)
+    cos /= np.linalg.norm(x, axis=1) * np.linalg.norm(head.bank.state()["centres"][label], axis=1)
+    gradients(head, x, label)
+    assert head.margin.t == pytest.approx(0.01 * cos.mean(), abs=1e-7)
+    other = CurricularFace()
+    other.load_state(head.margin.state())
+    assert other.t == head.margin.t
+
+
+def test_an_inspection_leaves_a_margins_memory_alone():
+    for kind in ("adaface", "curricularface"):
+        head = head_of(kind)
+        before = head.margin.state()
+        x, label = samples()
+        head.inspect(paddle.to_tensor(x), paddle.to_tensor(label))
+        assert head.margin.state() == before
+
+
+def test_top_1_looks_at_the_plain_cosines_where_others_are_changed():
+    x, label = samples()
+    plain = SoftmaxHead(37, D, ArcFace(0.5), scale=16.0, init_std=0.5, seed=3)
+    want = plain(paddle.to_tensor(x), paddle.to_tensor(label)).correct_B.numpy()
+    for head in (head_of("curricularface"), head_of("arcface", filter_above=0.0)):
+        assert np.array_equal(head(paddle.to_tensor(x), paddle.to_tensor(label)).correct_B.numpy(), want)
