@@ -6,6 +6,7 @@ They read argv and call one verb of Entry. A UserError is printed, one line a mi
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -46,6 +47,8 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 def run(verb: str, argv: Sequence[str] | None = None) -> int:
     """One verb with its arguments; the exit code."""
     args = _parser(verb).parse_args(argv)
+    # Read when Paddle is imported. Its 2.6 would else log the end of a launch after our last line.
+    os.environ.setdefault("GLOG_minloglevel", "1")
     try:
         entry = Entry(args.config, args.override)
         if verb == "train" and args.dry_run:

@@ -10,7 +10,7 @@ from plsc import log
 from plsc.entry import RUN_FILES
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ("PADDLE_", "OMP_", "MKL_")  # of the environment, which launches hand on
+SETTINGS = ("PADDLE_", "OMP_", "MKL_", "GLOG_")  # of the environment, which launches hand on
 LEFTOVERS = {"output", "log", "launch.yaml", *RUN_FILES}  # of a run with relative paths
 
 

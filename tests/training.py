@@ -8,10 +8,11 @@ import numpy as np
 import paddle
 from safetensors.numpy import load_file
 
-from plsc import log
+from plsc import distributed, log
 from plsc.config import load
 from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
+from plsc.errors import UserError
 from plsc.trainer import Trainer
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -34,6 +35,15 @@ class NoisePairs(PairSet):
         return self.source.sample(index, epoch=0)
 
 
+class OneBadSample(Synthetic):
+    """Its sample 7 cannot be read; in a step of several ranks that is one rank's trouble."""
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        if index == 7:
+            raise UserError("sample 7: the picture is broken")
+        return super().sample(index, epoch)
+
+
 class Linear(paddle.nn.Layer):
     """A backbone without batch norm: training it does not depend on how a global batch is spread over ranks."""
 
@@ -53,14 +63,33 @@ def make_trainer(output: Path, *overrides: str, **parts) -> Trainer:
 
 
 def train(output: Path, *overrides: str, resume: Path | None = None, **parts) -> Trainer:
-    """A whole training by the Trainer alone; the log stays as it is."""
+    """A whole training by the Trainer alone, on one process or, called by every rank, on several."""
     trainer = make_trainer(output, *overrides, **parts)
     if resume:
         trainer.resume(resume)
-    metrics = log.Metrics(output)
+    metrics = log.Metrics(output) if distributed.rank() == 0 else None
     trainer.train(metrics)
-    metrics.close()
+    if metrics:
+        metrics.close()
     return trainer
+
+
+def train_linear(output: Path, head: str, batch_size: int) -> None:
+    """Three steps that come out the same, but for rounding, on any number of ranks with the same global batch."""
+    paddle.seed(0)
+    overrides = [f"Head.name={head}", f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3"]
+    train(output, *overrides, "DataLoader.Eval.dataset=null", backbone=Linear())
+
+
+def assert_takes_over(trainer: Trainer, path: Path) -> None:
+    """Right after `resume`, this rank holds exactly its classes' rows of the checkpoint, the backbone and the step."""
+    trainer.resume(path)
+    saved, shard = arrays(path), trainer.head.shard
+    assert trainer.step == int(path.name[5:]) and shard.num_classes == len(saved["head: centres"])
+    for name, rows_of_rank in trainer.head.bank.state().items():
+        assert rows_of_rank.tobytes() == saved[f"head: {name}"][shard.start : shard.stop].tobytes(), name
+    for name, value in trainer.backbone.state_dict().items():
+        assert value.numpy().tobytes() == saved[f"backbone: {name}"].tobytes(), name
 
 
 def rows(output: Path, evaluations: bool = False) -> list[dict]:

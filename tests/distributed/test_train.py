@@ -1,0 +1,160 @@
+"""Real launches: through tools/train.py and Entry.launch, resumed, on other numbers of ranks, and ended by a mistake."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plsc.config_sections import MARGINS, SOFTMAXES
+from plsc.entry import Entry
+from plsc.errors import UserError
+from tests.launch import ROOT, launch, run_python
+from tests.training import (
+    TINY,
+    arrays,
+    assert_same_arrays,
+    assert_takes_over,
+    checkpoint,
+    checkpoints,
+    make_trainer,
+    rows,
+    steps,
+    train_linear,
+)
+
+TRAIN = ROOT / "tools/train.py"
+HALF = "DataLoader.Train.batch_size=6"  # on two ranks, the global batch of one
+IN_A_PROCESS_WITH_PADDLE = """
+import sys, paddle
+from plsc import Entry
+print("returned", Entry(sys.argv[1], sys.argv[2:]).launch(ranks=2)["step"])
+"""
+
+
+def said_by(folder, rank=0):
+    return (folder / f"log/workerlog.{rank}").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two ranks, 12 steps without a break; the output folder, and what rank 0 said."""
+    folder = tmp_path_factory.mktemp("whole")
+    launch(TRAIN, 2, folder, "-c", TINY, "-o", HALF, "Global.output_dir=out")
+    return folder / "out", said_by(folder)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The same for 8 steps, launched from a Python process; the folder of the process, and what it printed."""
+    folder = tmp_path_factory.mktemp("stopped")
+    overrides = [HALF, "Global.output_dir=out", "Global.max_steps=8"]
+    return folder, run_python("-c", IN_A_PROCESS_WITH_PADDLE, TINY, *overrides, cwd=folder).stdout
+
+
+def test_a_launch_ends_with_report_rows_and_a_last_line(whole):
+    output, said = whole
+    assert (output / "report.html").is_file() and checkpoints(output) == [8, 10, 12]
+    found = rows(output)
+    assert steps(found) == list(range(1, 13)) and {"step", "epoch", "loss", "lr"} <= found[0].keys()
+    (last,) = rows(output, evaluations=True)
+    assert last["eval"] == "noise pairs" and {"accuracy", "std", "threshold"} <= last.keys()
+    accuracy = f"{100 * last['accuracy']:.2f} % ± {100 * last['std']:.2f}"
+    last_line = f"done: accuracy {accuracy} on noise pairs, results in out, report out/report.html\n"
+    assert said.endswith(last_line) and said.count("done: ") == 1
+    assert "12 or 11 classes per rank" in said
+    assert re.search(r"CPU threads? per rank \(\d+ processors for 2 ranks\)", said)
+
+
+def test_entry_launches_from_a_process_that_has_imported_paddle(stopped):
+    """Which has put OMP_NUM_THREADS=1 into its environment."""
+    folder, said = stopped
+    assert re.search(r"CPU threads? per rank \(\d+ processors for 2 ranks\)", said)
+    assert "\ndone: accuracy " in said and said.endswith("returned 8\n")
+    assert "step 8/8 loss" in said_by(folder / "out")
+
+
+def test_a_resumed_launch_equals_an_uninterrupted_one(whole, stopped):
+    """Bit for bit; and the stopped run has shown before that a seed decides a launch."""
+    output = stopped[0] / "out"
+    assert rows(output) == rows(whole[0])[:8]
+    assert_same_arrays(checkpoint(output, 8), checkpoint(whole[0], 8))
+    command = ["-c", TINY, "-o", HALF, "Global.output_dir=out", "Global.resume=true"]
+    assert "resuming at step 8 from" in launch(TRAIN, 2, stopped[0], *command).stdout
+    assert rows(output) == rows(whole[0])
+    assert_same_arrays(checkpoint(output), checkpoint(whole[0]))
+
+
+def test_what_is_verified_is_what_is_saved(whole):
+    """Each rank's batch norm has statistics of its own; the checkpoint's must be those of the verification."""
+    found = Entry(TINY, [f"Global.output_dir={whole[0]}"]).test()
+    (last,) = rows(whole[0], evaluations=True)
+    assert {name: last[name] for name in found} == pytest.approx(found, abs=1e-6)
+
+
+def test_one_process_takes_over_two_ranks(whole, tmp_path):
+    assert_takes_over(make_trainer(tmp_path), checkpoint(whole[0]))
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """Three steps of every head on one process."""
+    folder = tmp_path_factory.mktemp("one")
+    for name in (*SOFTMAXES, *MARGINS):
+        train_linear(folder / name, name, 12)
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path, ranks):
+    """run_training.py holds further checks, which every rank makes for itself."""
+    script = Path(__file__).with_name("run_training.py")
+    said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
+    assert said.count("training ok") == ranks
+    for name in (*SOFTMAXES, *MARGINS):
+        found, expected = rows(tmp_path / "runs" / name), rows(one_process / name)
+        assert steps(found) == [1, 2, 3]
+        for key in ("loss", "accuracy"):
+            assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=1e-4), (
+                name
+            )
+        saved, others = (arrays(checkpoint(folder / name, 3)) for folder in (tmp_path / "runs", one_process))
+        assert saved.keys() == others.keys()
+        for key in saved:
+            assert np.allclose(saved[key], others[key], rtol=1e-3, atol=1e-5), (name, key)
+
+
+def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):
+    """All of one process, so both trainings must end with the same numbers."""
+    short = ["-c", TINY, "-o", "Global.max_steps=2"]
+    plain = run_python(TRAIN, *short, "Global.output_dir=plain", cwd=tmp_path)
+    assert plain.stdout.splitlines()[-1].startswith("done: accuracy ")
+    (tmp_path / "list.txt").write_text("plain/roc.png\n")
+    command = ["-c", TINY, "list.txt", "-o", "Global.output_dir=plain"]
+    said = run_python(ROOT / "tools/predict.py", *command, cwd=tmp_path).stdout
+    assert said.endswith("done: 1 embeddings of 8 numbers in plain/predict/embeddings.npy\n")
+    assert np.load(tmp_path / "plain/predict/embeddings.npy").shape == (1, 8)
+    launch(TRAIN, None, tmp_path, *short, "Global.output_dir=launched")
+    assert "plan: ranks    1," in said_by(tmp_path)
+    assert_same_arrays(checkpoint(tmp_path / "plain", 2), checkpoint(tmp_path / "launched", 2))
+
+
+def test_a_diverging_run_ends_every_rank(tmp_path):
+    entry = Entry(TINY, [HALF, f"Global.output_dir={tmp_path}", "LRScheduler.learning_rate=1e6"])
+    with pytest.raises(UserError) as raised:
+        entry.launch(ranks=2)
+    assert str(raised.value) == f"launch: train on 2 ranks ended with exit code 2; see {tmp_path}/log"
+    for rank in (0, 1):
+        last = said_by(tmp_path, rank).splitlines()[-1]
+        assert re.fullmatch(r"ERROR the loss is nan at step \d+ \(learning rate 1e\+06\): lower .*", last)
+
+
+def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
+    """With a code that the launcher picks: the other rank has lost its peer, or is terminated."""
+    shape = "num_classes: 23, image_shape: [1, 12, 10]"
+    broken = f'DataLoader.Train.dataset={{name: "tests.training:OneBadSample", {shape}}}'
+    command = ["-c", TINY, "-o", HALF, "Global.output_dir=out", broken]
+    done = launch(TRAIN, 2, tmp_path, *command, check=False, timeout=60, OMP_NUM_THREADS="1")
+    assert done.returncode != 0 and "done: " not in done.stdout
+    assert said_by(tmp_path, 1).splitlines()[-1] == "ERROR sample 7: the picture is broken"
+    assert "1 CPU thread per rank (OMP_NUM_THREADS as set by you)" in said_by(tmp_path)
