@@ -26,7 +26,9 @@ def launch(arguments: Sequence[str], ranks: int, logs: Path, say: Callable[[str]
     """
     starter = ["-m", "paddle.distributed.launch", "--nproc_per_node", str(ranks), "--log_dir", str(logs)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
-    if env.get("CUDA_VISIBLE_DEVICES") == "":  # the usual way to hide GPUs; Paddle's launcher stumbles over it
+    if (
+        env.get("CUDA_VISIBLE_DEVICES") == ""
+    ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
         del env["CUDA_VISIBLE_DEVICES"]
     process = subprocess.Popen(
         [sys.executable, *starter, str(Path(__file__).with_name("__main__.py")), *arguments],

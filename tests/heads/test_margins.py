@@ -13,8 +13,8 @@ from plsc.heads import MARGINS, build_head, build_margin
 from plsc.heads.adaptive import AdaFace, CurricularFace
 from plsc.heads.margins import ArcFace, CombinedMargin
 from plsc.heads.softmax import SoftmaxHead
+from plsc.selftest_parts import relative
 from tests.heads.autograd import TARGETS, dense_gradients
-from tests.heads.cases import relative
 
 D, GRID = 16, np.linspace(-1, 1, 2001)
 COMBINED = {"options": {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}}

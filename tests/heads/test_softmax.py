@@ -4,13 +4,13 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc import reference
 from plsc.errors import UserError
 from plsc.heads import step as step_module
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.softmax import SoftmaxHead
-from tests import reference
-from tests.heads.cases import MARGINS, head_equals_reference, relative
+from plsc.selftest_parts import MARGINS, head_errors, relative
 
 
 def run(head, x, label, grad=True):
@@ -22,7 +22,7 @@ def run(head, x, label, grad=True):
 
 @pytest.mark.parametrize("name", list(MARGINS))
 def test_equals_the_dense_reference(name):
-    errors = head_equals_reference(name, 37, [9])
+    errors = head_errors(name, 37, [9])
     assert max(errors.values()) < 1e-5, errors
 
 
