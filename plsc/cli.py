@@ -1,6 +1,6 @@
 """The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, and `python -m plsc VERB`; tools/*.py call these too.
 
-They read argv and call one verb of Entry. A UserError is printed, one line a mistake, and the exit code is 2.
+They read argv and call one verb of Entry (plsc-selftest: the self-test). A UserError is printed, one line a mistake, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from plsc import environment
 from plsc.entry import Entry
 from plsc.errors import UserError
 
@@ -72,10 +73,13 @@ def run(verb: str, argv: Sequence[str] | None = None) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["selftest"]:
+        return selftest(argv[1:])
     if not argv or argv[0] not in _VERBS:
+        verbs = {**_VERBS, "selftest": "check this machine"}
         print(
             "usage: python -m plsc VERB ...\n"
-            + "\n".join(f"  {verb:9}{what}" for verb, what in _VERBS.items())
+            + "\n".join(f"  {verb:9}{what}" for verb, what in verbs.items())
         )
         return 0 if argv in ([], ["-h"], ["--help"]) else 2
     return run(argv[0], argv[1:])
@@ -95,3 +99,11 @@ def predict() -> int:
 
 def export() -> int:
     return run("export")
+
+
+def selftest(argv: Sequence[str] | None = None) -> int:
+    """`plsc-selftest`; exit code 1 if a part failed."""
+    threads, _ = environment.prepare()
+    from plsc.selftest import main  # here: it imports Paddle
+
+    return main(argv, threads)

@@ -6,13 +6,12 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc import log
+from plsc import log, reference
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 from plsc.evaluation import verify
 from plsc.trainer import DivergedError, describe
-from tests import reference
 from tests.training import (
     IMAGE_SHAPE,
     Linear,

@@ -6,8 +6,8 @@ import paddle
 from plsc import distributed
 from plsc.config import load
 from plsc.heads import MARGINS, build_head
+from plsc.selftest_parts import relative
 from tests.heads.autograd import dense_gradients
-from tests.heads.cases import relative
 
 distributed.init("cpu", threads=1)
 W, rank = distributed.world_size(), distributed.rank()

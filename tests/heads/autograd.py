@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 
 from plsc.config import load
 from plsc.heads import build_head
-from tests.heads.cases import relative
+from plsc.selftest_parts import relative
 
 
 def angular(cos, m, paste=True):

@@ -5,8 +5,8 @@ import paddle
 import pytest
 
 from plsc.heads.blocks import plan_blocks, unit_rows, unit_rows_gradient
+from plsc.selftest_parts import relative
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
-from tests.heads.cases import relative
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from plsc.config import load
 from plsc.config_sections import OPTIONS
 from plsc.heads import MARGINS, build_margin
 from plsc.heads.margins import CombinedMargin
+from plsc.selftest_parts import relative
 from tests.heads.autograd import (
     COMBINED,
     TARGETS,
@@ -20,7 +21,6 @@ from tests.heads.autograd import (
     head_of,
     samples,
 )
-from tests.heads.cases import relative
 
 GRID = np.linspace(-1, 1, 2001)
 

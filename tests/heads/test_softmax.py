@@ -4,16 +4,17 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc import reference
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.softmax import SoftmaxHead
-from tests import reference
-from tests.heads.cases import MARGINS, head_equals_reference, relative, run
+from plsc.selftest_parts import MARGINS, head_errors, relative
+from tests.heads.cases import run
 from tests.heads.classify_cases import classify_equals_argmax
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
 def test_equals_the_dense_reference(name):
-    errors = head_equals_reference(name, 37, [9])
+    errors = head_errors(name, 37, [9])
     assert max(errors.values()) < 1e-5, errors
 
 

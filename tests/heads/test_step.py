@@ -9,7 +9,8 @@ from plsc.heads import step as step_module
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
 from plsc.heads.softmax import SoftmaxHead
-from tests.heads.cases import MARGINS, relative, run
+from plsc.selftest_parts import MARGINS, relative
+from tests.heads.cases import run
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
