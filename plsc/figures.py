@@ -126,6 +126,28 @@ def _png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
+def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], across: str, up: str) -> bytes:
+    """A PNG of line charts beside each other, for the docs: title -> {label: (x, y)}; the first line of each is the grey one.
+
+    Args:
+        across, up: what x and y are, for all charts.
+    """
+    with _style():
+        figure = _figure(3.6)
+        for axes, (title, lines) in zip(
+            np.ravel(figure.subplots(1, len(titles), sharey=True)), titles.items()
+        ):
+            for colour, (label, (x, y)) in zip((FAINT, *COLOURS), lines.items()):
+                axes.plot(x, y, color=colour, label=label, linestyle="--" if colour == FAINT else "-")
+            axes.set(
+                title=title, xlabel=across, xlim=(x.min(), x.max()), xticks=np.linspace(x.min(), x.max(), 5)
+            )
+            axes.legend(loc="lower left", fontsize=8)
+        figure.axes[0].set_ylabel(up)
+        matplotlib.rcParams["savefig.dpi"] = 110  # a page's width, and a small file in the repository
+        return _png(figure)
+
+
 # Curves
 
 

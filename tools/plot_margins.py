@@ -1,0 +1,30 @@
+"""The picture of docs/margins.md: python tools/plot_margins.py docs/pictures/margins.png"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from plsc.figures import panels
+from plsc.heads import MARGINS
+
+DEGREES = np.linspace(0, 180, 361)
+COS = paddle.to_tensor(np.cos(np.deg2rad(DEGREES)), dtype="float32").unsqueeze(1)
+
+
+def curve(name: str, norm: float = 20.0, t: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """The own class's cosine after the margin; with t, another class's, where the own one is at 60 degrees."""
+    margin, own = MARGINS[name](), paddle.full_like(COS, 0.5)
+    margin.t, margin.mean, margin.deviation = t, 20.0, 1.0
+    found = margin.others(COS, own, own)[0] if t else margin(COS, paddle.full_like(COS, norm)).cosine
+    return DEGREES, found.numpy()
+
+
+same = {name: curve(name) for name in ("arcface", "cosface", "sphereface", "combined")}
+ada = {f"adaface, norm {norm}": curve("adaface", norm) for norm in (10, 30)}
+mag = {f"magface, norm {norm}": curve("magface", norm) for norm in (10, 110)}
+others = {f"curricularface, t = {t}": curve("curricularface", t=t) for t in (0.1, 0.5)}
+titles = {"Same for every sample": same, "By the norm": {**ada, **mag}, "Another class, own at 60°": others}
+drawn = {title: {"no margin": (DEGREES, COS.numpy()), **lines} for title, lines in titles.items()}
+Path(sys.argv[1]).write_bytes(panels(drawn, "angle in degrees", "cosine"))
