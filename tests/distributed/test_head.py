@@ -17,3 +17,9 @@ def test_equals_the_dense_reference(ranks, tmp_path):
 def test_every_margin_equals_dense_autograd(ranks, tmp_path):
     said = launch(Path(__file__).with_name("run_margins.py"), ranks, tmp_path).stdout
     assert said.count(": 20 margins, worst relative error") == ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_classify_equals_argmax(ranks, tmp_path):
+    said = launch(Path(__file__).with_name("run_classify.py"), ranks, tmp_path).stdout
+    assert said.count(": 48 cases classified") == ranks

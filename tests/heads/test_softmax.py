@@ -11,6 +11,7 @@ from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.softmax import SoftmaxHead
 from plsc.selftest_parts import MARGINS, head_errors, relative
+from tests.heads.classify_cases import classify_equals_argmax
 
 
 def run(head, x, label, grad=True):
@@ -152,3 +153,19 @@ def test_inspect_publishes_the_four_pieces(name):
     prob = np.exp(want - want.max(1, keepdims=True))
     assert relative(info.shard_prob.numpy(), prob / prob.sum(1, keepdims=True)) < 1e-5
     assert info.shard_label.numpy().tolist() == label.tolist() and info.shard_dim == 12
+
+
+def test_classify_equals_argmax():
+    assert classify_equals_argmax() == 48
+
+
+def test_classify_with_sub_centres_takes_the_nearest_of_each_class():
+    head = SoftmaxHead(2, 2, ArcFace(0.5), scale=64.0, sub_centres=2)
+    centres = np.array([[1, 0, -1, 0], [0, 1, 0, 1]], np.float32)  # class 0 at both ends of the first axis
+    head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
+    x = paddle.to_tensor([[3.0, 1.0], [-3.0, 1.0], [1.0, 3.0]])
+    assert head.classify(x).numpy().tolist() == [0, 0, 1]
+
+
+def test_classify_without_a_finite_logit():
+    assert SoftmaxHead(3, 2).classify(paddle.to_tensor([[float("nan"), 1.0]])).numpy().tolist() == [3]

@@ -1,0 +1,48 @@
+"""`SoftmaxHead.classify` on W ranks against NumPy's argmax over all logits at once; one rank and many run the same cases."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import paddle
+
+from plsc.heads.margins import ArcFace
+from plsc.heads.softmax import SoftmaxHead
+
+D = 8
+
+
+def classify_equals_argmax() -> int:
+    """Asserts every case on this rank; how many there were."""
+    cases = list(
+        itertools.product((1, 2, 37, 1003), (True, False), (64 << 20, 4000), ("ties", "bias", "cosine"))
+    )
+    for C, sharded, budget, kind in cases:
+        rng = np.random.default_rng(C)
+        x, centres = rng.standard_normal((50, D), np.float32), rng.standard_normal((C, D), np.float32)
+        if kind == "ties":
+            # Small whole numbers: exact products, many of them equal, within and between blocks and shards.
+            x, centres = x.round(), centres.round()
+        bias = rng.standard_normal(C, np.float32)
+        head = SoftmaxHead(
+            C,
+            D,
+            ArcFace(0.5) if kind == "cosine" else None,
+            scale=64.0 if kind == "cosine" else 1.0,
+            sharded=sharded,
+            bias=kind == "bias",
+            sample_rate=0.1 if sharded else 1.0,
+            budget=budget,
+        )
+        rows = slice(head.shard.start, head.shard.stop)
+        head.bank.load_rows(0, {**head.bank.state(), "centres": centres[rows], "bias": bias[rows]})
+        logits = x.astype(np.float64) @ centres.T.astype(np.float64)
+        if kind == "bias":
+            logits += bias
+        if kind == "cosine":
+            logits /= np.linalg.norm(centres.astype(np.float64), axis=1)
+        found = head.classify(paddle.to_tensor(x))
+        assert found.dtype == paddle.int64
+        assert np.array_equal(found.numpy(), logits.argmax(axis=1)), (C, sharded, budget, kind)
+    return len(cases)
