@@ -80,6 +80,8 @@ class Progress:
 
         epoch 1/8 step 150/2000 loss 7.000 acc 0.1200 lr 0.1 1512 img/s eta 0:10:22
 
+    and at the end of an epoch `epoch 1, time 20.4 sec`: of its steps in this run, pauses left out.
+
     img/s: over the steps since the line before, pauses left out. eta: from the mean time of a step in this
     run, pauses (evaluations, checkpoints) counted, because they will come again.
     """
@@ -101,7 +103,7 @@ class Progress:
             start_step,
             clock,
         )
-        self._start = self._window = clock()
+        self._start = self._window = self._epoch_start = clock()
         self._paused = 0.0
         self._images = 0
         self._epoch = 0
@@ -131,8 +133,18 @@ class Progress:
         """
         self._images += self._global_batch if images is None else images
         self._draw(step, epoch)
-        if step % self._every and step != self._total:
-            return None
+        row = None
+        if step % self._every == 0 or step == self._total:
+            row = self._say(step, epoch, loss, lr, extra)
+        if step % self._per_epoch == 0:
+            now = self._clock()
+            get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec")
+            self._epoch_start = now
+        return row
+
+    def _say(
+        self, step: int, epoch: int, loss: SupportsFloat, lr: float, extra: Mapping[str, SupportsFloat]
+    ) -> dict[str, Any]:
         now = self._clock()
         rate = self._images / max(now - self._window - self._paused, 1e-9)
         left = (now - self._start) / max(step - self._start_step, 1) * (self._total - step)
@@ -157,12 +169,14 @@ class Progress:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """What happens inside (an evaluation, a checkpoint) does not count as training time in images/s."""
+        """What happens inside (an evaluation, a checkpoint) does not count as training time in images/s and epochs."""
         start = self._clock()
         try:
             yield
         finally:
-            self._paused += self._clock() - start
+            paused = self._clock() - start
+            self._paused += paused
+            self._epoch_start += paused
 
     def close(self) -> None:
         """Take the bar away."""

@@ -100,7 +100,22 @@ def test_images_per_second_and_eta_by_hand(capsys):
     assert lines[0].endswith(
         "INFO epoch 2/4 step 50/100 loss 6.500 acc 0.2500 lr 0.1 128.0 img/s eta 0:00:25"
     )
-    assert lines[1].endswith("eta 0:01:20")  # 40 steps at (10 + 30) s / 20 steps
+    assert lines[1].endswith("INFO epoch 2, time 5.0 sec")  # the 10 steps of the epoch in this run
+    assert lines[2].endswith("eta 0:01:20")  # 40 steps at (10 + 30) s / 20 steps
+
+
+def test_the_time_of_an_epoch_is_that_of_its_steps(capsys):
+    clock = Clock()
+    progress = Progress(total_steps=7, steps_per_epoch=3, epochs=3, global_batch=8, every=100, clock=clock)
+    for step in range(1, 8):
+        clock.now += float(step)
+        progress.update(step, -(-step // 3), loss=1.0, lr=0.1)
+        if step in (2, 3):  # an evaluation within an epoch, and one after its end
+            with progress.pause():
+                clock.now += 50.0
+    lines = [line.partition("INFO ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == ["epoch 1, time 6.0 sec", "epoch 2, time 15.0 sec"]
+    assert len(lines) == 3 and lines[2].startswith("epoch 3/3 step 7/7")
 
 
 def test_the_last_step_and_smaller_batches_are_counted(capsys):
@@ -151,7 +166,8 @@ def check_run(lines):
     steps = [line for line in lines if LINE.fullmatch(line)]
     assert [re.search(r"step (\d+)", line)[1] for line in steps] == ["10", "20", "30", "40", "50", "60"]
     rest = [line for line in lines if line not in steps]
-    assert len(rest) == 2 and rest[0].endswith("WARNING evaluated") and rest[1] == "the end"
+    said = ("INFO epoch 1, time ", "WARNING evaluated", "INFO epoch 2, time ", "the end")
+    assert len(rest) == 4 and all(part in line for part, line in zip(said, rest))
 
 
 def test_a_pipe_gets_whole_lines_and_nothing_else():
