@@ -62,10 +62,10 @@ class Plug(Section, extra="allow"):
         return dict(self.model_extra)
 
     def build(self, **supplied: Any) -> Any:
-        """The class called with its keywords, and with those of the `supplied` arguments that it takes."""
+        """The class called with its keywords, and with those of the `supplied` arguments that it takes and lacks."""
         cls = self.registry.get(self.name)
         taken = {name: value for name, value in supplied.items() if takes(cls, name)}
-        return cls(**self.keywords, **taken)
+        return cls(**{**taken, **self.keywords})
 
 
 class GlobalCfg(Section):
@@ -95,9 +95,9 @@ class GlobalCfg(Section):
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
-    """Epochs between two verifications; 0 verifies only at the end. Raise it when verification takes long."""
+    """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
     eval_every_steps: Optional[int] = Field(None, ge=1)
-    """Steps between two verifications, besides those of `eval_every`. Set it when an epoch takes hours."""
+    """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""
@@ -111,8 +111,8 @@ class ModelCfg(Plug):
     supplied = {"embedding_size": "Model.embedding_size", "image_shape": "the data"}
 
     name: str = "SmallResNet"
-    """`SmallResNet`, a residual network for small pictures; a name that you registered; or your own class as
-    `package.module:Class`."""
+    """`SmallResNet`, a residual network for small pictures; `LeNet`; a name that you registered; or your own
+    class as `package.module:Class`."""
     embedding_size: int = Field(128, ge=1)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
     classes."""
@@ -265,21 +265,23 @@ class TrainDatasetCfg(DatasetCfg):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
     them."""
 
-    supplied = {"seed": "Global.seed"}  # pair sets get none: results of two seeds must be comparable
+    # An Eval set's seed may be written besides: results of two runs with different seeds must be comparable.
+    supplied = {"seed": "Global.seed"}
 
     name: str = "Glyphs"
-    """`Glyphs`, characters drawn at run time; `ImageList`, your images named in a list file; `Synthetic`,
-    noise for measuring speed; a name that you registered; or your own class as `package.module:Class`. The
-    number of classes is read from the data."""
+    """`Glyphs`, characters drawn at run time; `ImageList`, your images named in a list file; `IdxImages`, the
+    files of MNIST and Fashion-MNIST; `Synthetic`, noise for measuring speed; a name that you registered; or
+    your own class as `package.module:Class`. The number of classes is read from the data."""
 
 
 class EvalDatasetCfg(DatasetCfg):
-    """The pairs to verify on. Further keys are keyword arguments of the class; its docstring explains them.
-    `dataset: null` verifies nothing."""
+    """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose classes
+    the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
+    `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
-    """`GlyphPairs`, pairs of characters that training never sees; a name that you registered; or your own
-    class as `package.module:Class`."""
+    """`GlyphPairs`, pairs of characters that training never sees; any data set that `Train.dataset` may name; a
+    name that you registered; or your own class as `package.module:Class`."""
 
 
 class TrainCfg(Section):
@@ -296,7 +298,7 @@ class TrainCfg(Section):
 
 
 class EvalCfg(Section):
-    """Verification data."""
+    """Evaluation data."""
 
     dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
     batch_size: int = Field(256, ge=1)

@@ -34,6 +34,7 @@ RUN_FILES = (
         "roc.png",
         "histogram.png",
         "worst_pairs.png",
+        "confusion.png",
         "export",
         "test",
         "predict",
@@ -64,9 +65,9 @@ class Entry(Setters):
     # -- verbs --------------------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
-        """Train to the end, verify, write the report. Every rank calls it in a launch.
+        """Train to the end, evaluate, write the report. Every rank calls it in a launch.
 
-        Returns {"accuracy", "threshold", ..., "seconds", "output_dir"} of the last verification (accuracies None without pairs).
+        Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set for it).
         """
         trainer_module = self._start()
         from plsc import distributed
@@ -86,9 +87,9 @@ class Entry(Setters):
             metrics = log.Metrics(self.output_dir, from_step=trainer.step)
         distributed.barrier()
         trainer.train(metrics)
-        if trainer.pairs and trainer.verification is None:  # resumed after the last step
+        if trainer.eval_set is not None and trainer.result is None:  # resumed after the last step
             trainer.evaluate()
-        result = {**(trainer.verification.row() if trainer.verification else {"accuracy": None})}
+        result = {**(trainer.result.row() if trainer.result else {"accuracy": None})}
         result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
         if metrics:
             metrics.close()
@@ -96,7 +97,7 @@ class Entry(Setters):
         return result
 
     def test(self) -> dict[str, Any]:
-        """Verify a checkpoint (Global.checkpoint, or the newest in output_dir) on DataLoader.Eval's pairs.
+        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on DataLoader.Eval's set.
 
         Prints the table and writes the report to output_dir/test. Returns the numbers.
         """
@@ -104,13 +105,15 @@ class Entry(Setters):
         from plsc import distributed
 
         if self.config.DataLoader.Eval.dataset is None:
-            raise UserError("DataLoader.Eval.dataset: is null; name a pair set to test on")
+            raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
         saved = self._checkpoint()
-        tester = trainer_module.Tester(self.config, self._backbone(saved))
+        tester = trainer_module.Tester(self.config, self._backbone(saved), saved.contract, saved.num_classes)
+        if tester.classifies:
+            tester.head = trainer_module.build_saved_head(self.config, saved)
         tester.evaluate()
         if distributed.rank() == 0:
             self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}")
-        return tester.verification.row()
+        return tester.result.row()
 
     def predict(
         self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
@@ -187,7 +190,7 @@ class Entry(Setters):
         paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed; what this process can
         import, the ranks can.
 
-        Returns the last verification's row of metrics.jsonl ({} if there is none). Raises UserError when a rank failed; the
+        Returns the last evaluation's row of metrics.jsonl ({} if there is none). Raises UserError when a rank failed; the
         logs are in output_dir/log.
         """
         if self._model is not None or self._make_optimizer is not None:
@@ -298,29 +301,27 @@ class Entry(Setters):
 
     def _finish(self, run, folder: Path, how: str) -> None:
         """Table, report and the last line; rank 0."""
-        from plsc.trainer import describe
-
-        name = run.pairs.name if run.pairs else ""
-        verifications = {name: run.verification} if run.verification else {}
-        worst = {name: _worst(run)} if run.verification else {}
+        found = run.result
+        results = {run.eval_set.title: found} if found else {}
+        worst = {name: _worst(run) for name in results if not run.classifies}
         metrics = self.output_dir / "metrics.jsonl"
         rows = log.read_metrics(metrics) if metrics.is_file() else []
         summary = {
-            "verification": describe(run.verification),
+            found.kind if found else "evaluation": found.headline if found else "none",
             "run": how,
             "ranks": environment.world_size_from_env(),
             "head": self.config.Head.name,
             "backbone": self.config.Model.name,
         }
-        page = write_report(folder, "plsc run", rows, verifications, worst, self.config.to_yaml(), summary)
-        for found in verifications.values():
-            print(log.table(list(found.results().items()), ["verification", name]))
-        said = f"{describe(run.verification)} on {name}" if run.verification else describe(None)
+        page = write_report(folder, "plsc run", rows, results, worst, self.config.to_yaml(), summary)
+        for name in results:
+            print(log.table(list(found.results().items()), [found.kind, name]))
+        said = f"{found.headline} on {run.eval_set.title}" if found else "nothing evaluated"
         print(f"done: {said}, results in {folder}, report {page}", flush=True)
 
 
 def _worst(run) -> list[WorstPair]:
-    found, pairs = run.verification, run.pairs
+    found, pairs = run.result, run.eval_set
     indices = worst_pairs(found.similarity, found.same, found.threshold, WORST_PAIRS)
     return [
         WorstPair(

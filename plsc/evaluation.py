@@ -1,4 +1,5 @@
-"""Verification: are two images of the same class? Embeddings of pairs in, numbers and curves out.
+"""Verification: are two images of the same class? Embeddings of pairs in, numbers and curves out. And
+classification of images of the trained classes: predictions in, accuracy out.
 
 The 10-fold accuracy is LFW's protocol as InsightFace's published verification code computes it: squared L2
 distances of normalised embeddings, contiguous folds, the best threshold of nine folds judges the tenth. ROC,
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,9 +39,52 @@ class Roc:
 
 
 @dataclass(frozen=True)
+class Classification:
+    """What was predicted for images whose classes were trained on."""
+
+    kind: ClassVar[str] = "classification"
+    label: np.ndarray  # [n] int64 in [0, C)
+    predicted: np.ndarray  # [n] int64 in [0, C)
+    num_classes: int  # C
+    notes: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1: the share of images whose predicted class is theirs."""
+        return float(np.mean(self.predicted == self.label))
+
+    @property
+    def headline(self) -> str:
+        """The result in a few words."""
+        return f"accuracy {_percent(self.accuracy)}"
+
+    def confusion(self) -> np.ndarray:
+        """How many images of each class were taken for each: int64 [C, C], rows are the true classes."""
+        cell = self.label * self.num_classes + self.predicted
+        return np.bincount(cell, minlength=self.num_classes**2).reshape(self.num_classes, -1)
+
+    def row(self) -> dict[str, float]:
+        """For metrics.jsonl: {"accuracy", "images"}."""
+        return {"accuracy": self.accuracy, "images": len(self.label)}
+
+    def results(self) -> dict[str, str]:
+        """The same numbers for people: label -> value with its unit."""
+        right = np.bincount(self.label[self.predicted == self.label], minlength=self.num_classes)
+        images = np.bincount(self.label, minlength=self.num_classes)
+        share = np.divide(right, images, where=images > 0, out=np.full(self.num_classes, np.inf))
+        worst = int(np.argmin(share))
+        return {
+            "images": f"{len(self.label):,} of {np.count_nonzero(images):,} classes",
+            "accuracy (top-1)": _percent(self.accuracy),
+            "worst class": f"{worst}: {_percent(share[worst])} of {images[worst]:,}",
+        }
+
+
+@dataclass(frozen=True)
 class Verification:
     """What `verify` found. Rates are fractions in [0, 1]; what the pairs do not allow is None."""
 
+    kind: ClassVar[str] = "verification"
     similarity: np.ndarray  # [P] float64, cosine
     same: np.ndarray  # [P] bool
     accuracy: float | None  # mean over the folds
@@ -51,6 +96,13 @@ class Verification:
     tar_at_far: dict[float, float | None]
     roc: Roc | None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def headline(self) -> str:
+        """The result in a few words."""
+        if self.accuracy is None:
+            return "accuracy cannot be computed"
+        return f"accuracy {_percent(self.accuracy)} ± {100 * self.std:.2f}"
 
     def row(self) -> dict[str, float | None]:
         """For metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ..., "pairs"}."""
@@ -80,6 +132,22 @@ class Verification:
                     both if self.roc is None else f"needs at least {_needed_negatives(far):,} negatives"
                 )
         return labels
+
+
+def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Classification:
+    """Judge predictions: label, predicted [n] int64; the head gives `num_classes` where it has no finite logit.
+
+    UserError: no images, no prediction.
+    """
+    if len(label) == 0:
+        raise UserError("classification: the set has 0 images, give at least one")
+    lost = np.flatnonzero((predicted < 0) | (predicted >= num_classes))
+    if len(lost):
+        raise UserError(
+            f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network has"
+            " diverged or its images are broken, lower the learning rate or check them"
+        )
+    return Classification(label, predicted, num_classes)
 
 
 def verify(

@@ -1,4 +1,5 @@
-"""The report's pictures: curves of a run, ROC, histogram of similarities, worst pairs; one style for all.
+"""The report's pictures: curves of a run; ROC, histogram of similarities and worst pairs of a verification, confusion matrix of
+a classification; one style for all.
 
 Drawn with matplotlib's own font and without pyplot: the same numbers give the same picture, and nothing of a
 user's matplotlib settings is read or changed. What cannot be drawn is a sentence that says why.
@@ -55,13 +56,9 @@ STYLE = {
 
 
 class Result(Protocol):
-    """What the report reads of a verification; see plsc.evaluation.Verification."""
+    """What the report reads of an evaluation; see plsc.evaluation for what else a kind has."""
 
-    similarity: np.ndarray  # [P] cosine
-    same: np.ndarray  # [P] bool
-    threshold: float | None
-    tar_at_far: Mapping[float, float | None]
-    roc: Any  # .far, .tar [K], or None
+    kind: str  # "verification" or "classification"
     notes: Sequence[str]
 
     def results(self) -> Mapping[str, str]: ...
@@ -89,16 +86,19 @@ class Picture:
 
 def draw(
     rows: Sequence[Mapping[str, Any]],
-    verifications: Mapping[str, Result],
+    results: Mapping[str, Result],
     worst: Mapping[str, Sequence[WorstPair]],
 ) -> list[Picture]:
     """All pictures of a report in reading order; the arguments are those of plsc.report.write_report."""
+    pairs = {name: result for name, result in results.items() if result.kind == "verification"}
+    classes = {name: result for name, result in results.items() if result.kind == "classification"}
     with _style():
         drawn = {
             ("Training", "curves.png"): draw_curves(rows),
-            ("ROC", "roc.png"): draw_roc(verifications),
-            ("Similarities", "histogram.png"): draw_histogram(verifications),
-            ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(verifications, worst),
+            ("Confusion", "confusion.png"): draw_confusion(classes),
+            ("ROC", "roc.png"): draw_roc(pairs),
+            ("Similarities", "histogram.png"): draw_histogram(pairs),
+            ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(pairs, worst),
         }
         return [
             Picture(heading, file, _png(figure) if figure else None, text)
@@ -152,7 +152,7 @@ def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], ac
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
-    """Loss, accuracy and learning rate of training, and accuracy of verification, over the steps."""
+    """Loss, accuracy and learning rate of training, and accuracy of the evaluations, over the steps."""
     training = [row for row in rows if "eval" not in row]
     evaluations = [row for row in rows if "eval" in row and row.get("accuracy") is not None]
     panels = [
@@ -166,7 +166,12 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
     ]
     if evaluations:
         plot = partial(_plot_evaluations, rows=evaluations)
-        panels.insert(1, ("Verification accuracy", "10-fold accuracy (%)", plot))
+        folds = any("std" in row for row in evaluations)
+        of_pairs, of_classes = (
+            ("Verification accuracy", "10-fold accuracy (%)"),
+            ("Validation accuracy", "top-1 accuracy (%)"),
+        )
+        panels.insert(1, (*(of_pairs if folds else of_classes), plot))
     if not panels:
         return None, "No curves: the run logged no finite number."
     lines, columns = (len(panels) + 1) // 2, min(len(panels), 2)
@@ -177,7 +182,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
         axes.set(title=title, xlabel="step", ylabel=unit, xlim=(0, 1.03 * max(last, 1)))
         plot(axes)
     text = "Left to right is time in steps; pale lines are the logged steps, strong ones their running mean."
-    if evaluations:
+    if evaluations and folds:
         text += " Bars on the verification accuracy are one standard deviation over the folds."
     lost = [row["step"] for row in training if "loss" in row.get("nonfinite", ())]
     if lost:
@@ -223,6 +228,40 @@ def _legend_above(axes: Axes) -> None:
 
 def _colours(count: int) -> list[str]:
     return [COLOURS[k % len(COLOURS)] for k in range(count)]
+
+
+# Classification
+
+MOST_CLASSES = 20  # whose confusions are drawn
+
+
+def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None, str]:
+    """Which classes are taken for which, in percent of the true class's images; one panel a set."""
+    small = {name: r for name, r in classifications.items() if r.num_classes <= MOST_CLASSES}
+    if not small:
+        why = f"it is drawn for up to {MOST_CLASSES} classes" if classifications else "nothing was classified"
+        return None, f"No confusion matrix: {why}."
+    figure = _figure(6.2 * len(small))
+    for axes, (name, result) in zip(figure.subplots(len(small), squeeze=False).flat, small.items()):
+        confusion = result.confusion()
+        percent = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+        decimals = 1 if result.num_classes <= 12 else 0  # as many as there is room for
+        axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
+        for (row, column), share in np.ndenumerate(percent):
+            if confusion[row, column]:
+                colour = "white" if share > 50 else INK
+                axes.text(
+                    column, row, f"{share:.{decimals}f}", ha="center", va="center", color=colour, fontsize=7.5
+                )
+        ticks = range(result.num_classes)
+        axes.set(
+            title=drawable(name), xlabel="predicted class", ylabel="true class", xticks=ticks, yticks=ticks
+        )
+        axes.grid(visible=False)
+    return (
+        figure,
+        "Percent of each true class's images that were taken for each class: a line adds up to 100 %.",
+    )
 
 
 # ROC and histogram

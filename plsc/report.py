@@ -1,7 +1,7 @@
 """The report of a run: report.html, a page that stands alone, without scripts, and its pictures.
 
-curves.png, roc.png, histogram.png and worst_pairs.png lie beside the page, which has them inside. What a run
-cannot show (nothing logged, no pairs, no negatives) has no picture; the page says why. Try it:
+curves.png and, of a verification, roc.png, histogram.png and worst_pairs.png, of a classification, confusion.png lie beside the
+page, which has them inside. What a run cannot show (nothing logged, no pairs, no negatives) has no picture; the page says why. Try it:
 
     pytest tests/test_report.py --basetemp=/tmp/report    # then open a report.html below that folder
 """
@@ -55,33 +55,33 @@ def write_report(
     folder: str | Path,
     title: str,
     rows: Sequence[Mapping[str, Any]],
-    verifications: Mapping[str, Result],
+    results: Mapping[str, Result],
     worst: Mapping[str, Sequence[WorstPair]],
     config_yaml: str,
     summary: Mapping[str, Any],
 ) -> Path:
     """Write the pictures and report.html into `folder`; the page's path.
 
-    rows: of metrics.jsonl. verifications (plsc.evaluation.Verification) and worst: by the name of the pair
-    set, the main one first. config_yaml: the resolved config. summary: the facts at the top of the page,
+    rows: of metrics.jsonl. results (plsc.evaluation.Verification or Classification) and worst: by the title of the set,
+    the main one first. config_yaml: the resolved config. summary: the facts at the top of the page,
     name -> value with units in one of them; the first fact is set large.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = draw(rows, verifications, worst)
+    pictures = draw(rows, results, worst)
     for picture in pictures:
         if picture.png is None:
             (folder / picture.file).unlink(missing_ok=True)  # an earlier report's would contradict the page
         else:
             replace_file(folder / picture.file, picture.png)
     page = folder / "report.html"
-    replace_file(page, _page(title, verifications, pictures, config_yaml, summary).encode())
+    replace_file(page, _page(title, results, pictures, config_yaml, summary).encode())
     return page
 
 
 def _page(
     title: str,
-    verifications: Mapping[str, Result],
+    results: Mapping[str, Result],
     pictures: Sequence[Picture],
     config_yaml: str,
     summary: Mapping[str, Any],
@@ -90,7 +90,7 @@ def _page(
     facts = "".join(
         f"<div><dt>{e(name)}</dt><dd>{e(_value(value))}</dd></div>" for name, value in summary.items()
     )
-    parts = [f"<h1>{e(title)}</h1>", f"<dl>{facts}</dl>", "<h2>Verification</h2>", _results(verifications)]
+    parts = [f"<h1>{e(title)}</h1>", f"<dl>{facts}</dl>", "<h2>Evaluation</h2>", _results(results)]
     for picture in pictures:
         parts.append(f"<h2>{e(picture.heading)}</h2>")
         if picture.png is None:
@@ -109,12 +109,12 @@ def _page(
     )
 
 
-def _results(verifications: Mapping[str, Result]) -> str:
-    """A table, a line each number and a column each set of pairs, and what could not be computed."""
+def _results(results: Mapping[str, Result]) -> str:
+    """A table, a line each number and a column each set, and what could not be computed."""
     e = html.escape
-    if not verifications:
-        return '<p class="note">No verification: the run had no set of pairs.</p>'
-    columns = {name: result.results() for name, result in verifications.items()}
+    if not results:
+        return '<p class="note">No evaluation: the run had no set for it.</p>'
+    columns = {name: result.results() for name, result in results.items()}
     labels = dict.fromkeys(label for column in columns.values() for label in column)
     head = "<tr><th></th>" + "".join(f"<th>{e(name)}</th>" for name in columns) + "</tr>"
     body = "".join(
@@ -125,7 +125,7 @@ def _results(verifications: Mapping[str, Result]) -> str:
     )
     notes = "".join(
         f'<p class="note">{e(name)}: {e(note)}</p>'
-        for name, result in verifications.items()
+        for name, result in results.items()
         for note in result.notes
     )
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}"

@@ -2,7 +2,7 @@
 
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> optimizer and bank
 
-Verification, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function of the step, the
+Evaluation, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function of the step, the
 order of the data of (seed, epoch), and Paddle's own random numbers (dropout) of (seed, step, rank), so step and parameters are
 all that a resumed run has to be given.
 """
@@ -18,12 +18,13 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
+from plsc.data.dataset import Dataset
 from plsc.data.loader import Loader
 from plsc.embed import embed, to_input
 from plsc.errors import UserError
-from plsc.evaluation import Verification, verify
+from plsc.evaluation import Classification, Verification, classify, verify
 from plsc.heads import build_head
-from plsc.heads.softmax import HeadOutput
+from plsc.heads.softmax import HeadOutput, SoftmaxHead
 
 _ROWS_AT_ONCE = 65_536  # of the centres, when a checkpoint is read: no second copy of the shard in memory
 
@@ -46,46 +47,78 @@ def load_backbone(backbone: paddle.nn.Layer, saved: checkpoint.Checkpoint) -> No
         own[name].set_value(array)
 
 
-def describe(found: Verification | None) -> str:
-    """The result in a few words, for the log and the last line."""
-    if found is None:
-        return "nothing verified"
-    if found.accuracy is None:
-        return "accuracy cannot be computed"
-    return f"accuracy {100 * found.accuracy:.2f} % ± {100 * found.std:.2f}"
+def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:
+    """Put this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another head."""
+    state, shard = head.bank.state(), head.shard
+    saved.check_matches(shard.num_classes, head.bank.width, head=state)
+    if head.margin:
+        head.margin.load_state(saved.state["margin"])
+    for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
+        rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
+        head.bank.load_rows(start - shard.start, rows)
+
+
+def build_saved_head(cfg: Config, saved: checkpoint.Checkpoint) -> SoftmaxHead:
+    """The config's head with a checkpoint's classes."""
+    head = build_head(cfg.Head, cfg.Optimizer, saved.num_classes, cfg.Model.embedding_size, cfg.Global.seed)
+    load_head(head, saved)
+    return head
 
 
 class Tester:
-    """A backbone and the pairs to verify it on: what training and testing share. Every rank makes one."""
+    """A network and the set that it is evaluated on: what training and testing share. Every rank makes one.
 
+    Args:
+        contract, num_classes: preprocessing and number of classes of the training set.
+    """
+
+    head: SoftmaxHead  # needed to classify, not to verify
     metrics: log.Metrics | None = None  # rank 0's, while training
     step = 0
 
-    def __init__(self, cfg: Config, backbone: paddle.nn.Layer):
+    def __init__(self, cfg: Config, backbone: paddle.nn.Layer, contract: dict, num_classes: int):
         self.cfg, self.backbone = cfg, backbone
         section = cfg.DataLoader.Eval.dataset
-        self.pairs = section.build(seed=cfg.Global.seed) if section else None
-        self.verification: Verification | None = None
+        self.eval_set = section.build(seed=cfg.Global.seed) if section else None
+        self.result: Verification | Classification | None = None
+        if self.eval_set is not None and self.eval_set.contract != contract:
+            raise UserError(
+                f"DataLoader.Eval.dataset: its images are {self.eval_set.contract}, those trained on {contract}; "
+                "the network needs the same"
+            )
+        if self.classifies and self.eval_set.num_classes > num_classes:
+            raise UserError(
+                f"DataLoader.Eval.dataset: its images are of {self.eval_set.num_classes} classes, but the head has learned "
+                f"{num_classes}; give images of the classes that are trained on, or pairs to verify"
+            )
 
-    def evaluate(self, epoch: int | None = None) -> Verification:
-        """Verify on the pairs; the embeddings of their images are made by all ranks. Logs and records the result."""
+    @property
+    def classifies(self) -> bool:
+        """Whether the set is of labelled images, not of pairs."""
+        return isinstance(self.eval_set, Dataset)
+
+    def evaluate(self, epoch: int | None = None) -> Verification | Classification:
+        """Verify the pairs, or predict the images' classes, all ranks together. Logs and records the result."""
         for tensor in self.backbone.state_dict().values():
             if tensor.stop_gradient:
                 # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.
                 distributed.broadcast(tensor)
-        embeddings = embed(
-            self.backbone,
-            self.pairs.images,
-            self.pairs.num_images,
-            self.pairs.contract,
-            self.cfg.DataLoader.Eval.batch_size,
-        )
-        first, second = self.pairs.pairs.T
-        self.verification = verify(embeddings[first], embeddings[second], self.pairs.same)
-        found = self.verification
-        log.get_logger().info(f"verification: {describe(found)} on {len(found.same):,} {self.pairs.name}")
+        data, batch = self.eval_set, self.cfg.DataLoader.Eval.batch_size
+        count = len(data) if self.classifies else data.num_images
+        embeddings = embed(self.backbone, data.images, count, data.contract, batch)
+        if self.classifies:
+            parts = [embeddings[start : start + batch] for start in range(0, count, batch)]
+            predicted = [self.head.classify(paddle.to_tensor(part)).numpy() for part in parts]
+            found = classify(data.labels, np.concatenate(predicted), self.head.shard.num_classes)
+        else:
+            first, second = data.pairs.T
+            found = verify(embeddings[first], embeddings[second], data.same)
+        self.result = found
+        what = "validation" if self.classifies else "verification"
+        of = f"{count:,} images of" if self.classifies else f"{len(data.same):,}"
+        log.get_logger().info(f"{what}: {found.headline} on {of} {data.title}")
         if self.metrics:
-            self.metrics.write({"eval": self.pairs.name, "step": self.step, "epoch": epoch, **found.row()})
+            self.metrics.write({"eval": data.title, "step": self.step, "epoch": epoch, **found.row()})
         return found
 
 
@@ -112,9 +145,13 @@ class Trainer(Tester):
                 f"DataLoader.Train.num_classes: the data has {self.dataset.num_classes} classes (got {train.num_classes}); "
                 "leave the key out to take what the data has"
             )
-        super().__init__(cfg, backbone or build_backbone(cfg, self.dataset.image_shape))
-        if self.pairs:
-            self._check_pairs()
+        super().__init__(
+            cfg,
+            backbone or build_backbone(cfg, self.dataset.image_shape),
+            self.dataset.contract,
+            self.dataset.num_classes,
+        )
+        self._refuse_seen_classes()
         self.loader = Loader(
             self.dataset, train.batch_size, self.rank, self.world_size, cfg.Global.seed, train.num_workers
         )
@@ -130,16 +167,12 @@ class Trainer(Tester):
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
         self.step = 0
-        self.seconds = 0.0  # of training and verification, this process
+        self.seconds = 0.0  # of training and evaluation, this process
 
-    def _check_pairs(self) -> None:
-        """The pairs must be of the same kind of picture, and of classes that are not trained on."""
-        if self.pairs.contract != self.dataset.contract:
-            raise UserError(
-                f"DataLoader.Eval.dataset: its images are {self.pairs.contract}, those of DataLoader.Train.dataset "
-                f"{self.dataset.contract}; the network needs the same"
-            )
-        seen = np.intersect1d(getattr(self.dataset, "identities", ()), getattr(self.pairs, "identities", ()))
+    def _refuse_seen_classes(self) -> None:
+        """Pairs must be of classes that are not trained on."""
+        pairs = None if self.classifies else self.eval_set
+        seen = np.intersect1d(getattr(self.dataset, "identities", ()), getattr(pairs, "identities", ()))
         if len(seen):
             raise UserError(
                 f"DataLoader.Eval.dataset: {len(seen)} of its classes are trained on (the first is {seen[0]}); give both data "
@@ -212,7 +245,7 @@ class Trainer(Tester):
         of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
         every = cfg.Global.eval_every_steps
         due = of_epoch or (every and step % every == 0)
-        if self.pairs and (due or end):
+        if self.eval_set is not None and (due or end):
             with self.progress.pause():
                 self.evaluate(epoch)
         every = cfg.Checkpoint.every_steps
@@ -246,7 +279,7 @@ class Trainer(Tester):
                     "steps_per_epoch": self.steps_per_epoch,
                     "image_shape": list(self.dataset.image_shape),
                     "margin": self.head.margin.state() if self.head.margin else {},
-                    "threshold": self.verification.threshold if self.verification else None,
+                    "threshold": getattr(self.result, "threshold", None),
                 },
                 config_yaml=self.cfg.to_yaml(),
                 contract=self.dataset.contract,
@@ -275,11 +308,7 @@ class Trainer(Tester):
             )
         load_backbone(self.backbone, saved)
         self._load_optimizer(saved.optimizer())
-        if self.head.margin:
-            self.head.margin.load_state(saved.state["margin"])
-        for start in range(self.head.shard.start, self.head.shard.stop, _ROWS_AT_ONCE):
-            stop = min(start + _ROWS_AT_ONCE, self.head.shard.stop)
-            self.head.bank.load_rows(start - self.head.shard.start, saved.head(start, stop))
+        load_head(self.head, saved)
         self.step = saved.step
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
 

@@ -185,6 +185,12 @@ def test_supplied_arguments_go_only_to_classes_that_take_them():
     assert cfg.DataLoader.Train.dataset.build(seed=7).count == 10
 
 
+def test_an_evaluation_set_may_have_a_seed_of_its_own():
+    name = "DataLoader.Eval.dataset={name: DummyImages, root: here"
+    for written, seed in (("}", 7), (", seed: 3}", 3)):
+        assert load(None, [name + written]).DataLoader.Eval.dataset.build(seed=7).seed == seed
+
+
 def test_wrong_keywords(write):
     path = write(
         "Model:\n  name: DummyNet\n  widths: 8\n  depht: 3\n"

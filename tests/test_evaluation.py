@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.errors import UserError
-from plsc.evaluation import roc_curve, verify, verify_distances, worst_pairs
+from plsc.evaluation import classify, roc_curve, verify, verify_distances, worst_pairs
 
 
 def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):
@@ -181,3 +181,46 @@ def test_worst_pairs_are_the_extreme_errors_only():
     assert rejects.tolist() == [2, 1, 6] and accepts.tolist() == [3, 5]  # 0.4 itself is not accepted
     assert [part.tolist() for part in worst_pairs(similarity, same, 0.4, 1)] == [[2], [3]]
     assert [part.tolist() for part in worst_pairs(similarity, same, None, 4)] == [[2, 1, 6, 0], [3, 5, 4]]
+
+
+# Classification
+
+
+def test_classification_by_hand():
+    label = np.array([0, 0, 0, 2, 2, 1])
+    found = classify(label, np.array([0, 0, 2, 2, 2, 2]), num_classes=4)
+    assert found.kind == "classification" and found.headline == "accuracy 66.67 %"
+    assert found.row() == {"accuracy": 4 / 6, "images": 6}
+    assert found.results() == {
+        "images": "6 of 3 classes",
+        "accuracy (top-1)": "66.67 %",
+        "worst class": "1: 0.00 % of 1",
+    }
+    assert found.confusion().tolist() == [[2, 0, 1, 0], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 0, 0]]
+
+
+def test_a_class_without_images_is_not_the_worst():
+    found = classify(np.array([1, 1, 2]), np.array([1, 1, 2]), num_classes=3)
+    assert found.headline == "accuracy 100.00 %" and found.results()["worst class"] == "1: 100.00 % of 2"
+
+
+def test_nothing_to_classify():
+    with pytest.raises(UserError) as raised:
+        classify(np.empty(0, np.int64), np.empty(0, np.int64), 3)
+    assert str(raised.value) == "classification: the set has 0 images, give at least one"
+
+
+@pytest.mark.parametrize("lost", [3, -1])
+def test_an_image_without_a_prediction(lost):
+    with pytest.raises(UserError) as raised:
+        classify(np.array([0, 1, 2]), np.array([0, lost, lost]), 3)
+    assert str(raised.value) == (
+        "classification: image 1 has no finite logit (2 such images); the network has diverged or its images "
+        "are broken, lower the learning rate or check them"
+    )
+
+
+def test_headlines_of_verifications():
+    same = np.arange(20) % 2 == 0
+    assert verify(np.eye(20), np.eye(20), same).headline.startswith("accuracy 50.00 % ± ")
+    assert verify(np.ones((1, 2)), np.ones((1, 2)), same[:1]).headline == "accuracy cannot be computed"

@@ -8,11 +8,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from plsc.evaluation import verify_distances
+from plsc.evaluation import classify, verify_distances
 from plsc.figures import (
     STYLE,
     WorstPair,
     draw,
+    draw_confusion,
     draw_curves,
     draw_histogram,
     draw_roc,
@@ -69,6 +70,43 @@ def test_curves_show_the_rows():
     assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in shown.values())
     assert shown["Training loss"].get_ylabel() == "loss (nats)"
     assert "one standard deviation" in text
+
+
+def test_curves_of_a_classification():
+    rows = [*training([10, 20]), {"eval": "clothes", "step": 20, "epoch": 1, "accuracy": 0.8, "images": 10}]
+    figure, text = draw_curves(rows)
+    shown = panels(figure)["Validation accuracy"]
+    assert shown.get_ylabel() == "top-1 accuracy (%)" and "deviation" not in text
+    np.testing.assert_allclose(shown.lines[0].get_xydata(), [[20, 80]])
+
+
+def confused(classes, images=50):
+    rng = np.random.default_rng(classes)
+    label = np.repeat(np.arange(classes), images)
+    return classify(label, np.where(rng.random(len(label)) < 0.7, label, rng.permutation(label)), classes)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 12, 13, 20])
+def test_confusion_shows_the_share_of_each_true_class(classes):
+    found = confused(classes)
+    figure, text = draw_confusion({"clothes": found})
+    axes = panels(figure)["clothes"]
+    percent = 100 * found.confusion() / 50
+    np.testing.assert_allclose(axes.images[0].get_array(), percent)
+    shown = {(int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in axes.texts}
+    assert shown.keys() == set(zip(*np.nonzero(percent)))
+    assert all(abs(float(said) - percent[cell]) <= 0.5 for cell, said in shown.items())
+    FigureCanvasAgg(figure).draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    for a, b in itertools.combinations(boxes, 2):
+        assert min(a.x1, b.x1) <= max(a.x0, b.x0) or min(a.y1, b.y1) <= max(a.y0, b.y0)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class") and "100 %" in text
+
+
+def test_confusion_of_many_classes_or_of_none_is_a_sentence():
+    many = {"faces": confused(21, images=2)}
+    assert draw_confusion(many) == (None, "No confusion matrix: it is drawn for up to 20 classes.")
+    assert draw_confusion({}) == (None, "No confusion matrix: nothing was classified.")
 
 
 def test_many_rows_get_a_running_mean():

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from plsc.evaluation import verify
+from plsc.evaluation import classify, verify
 from plsc.report import WorstPair, write_report
 
 PICTURES = ["curves.png", "roc.png", "histogram.png", "worst_pairs.png"]
@@ -45,7 +45,7 @@ def write(folder, **changes):
     arguments = {
         "title": "A run",
         "rows": [{"step": s, "epoch": 1, "loss": 5.0, "lr": 0.1, "images_per_second": 9.0} for s in (10, 20)],
-        "verifications": {"glyph pairs": result},
+        "results": {"glyph pairs": result},
         "worst": {"glyph pairs": [WorstPair("false reject", 0.1, (image, image), ("U+0416 Ж", "U+0417 З"))]},
         "config_yaml": "Global:\n  seed: 0  # default\n",
         "summary": {"accuracy": "97.50 %", "classes": 2437, "images per second": 1511.6, "resumed": False},
@@ -89,17 +89,29 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 
 def test_nothing_at_all_is_still_a_report_and_removes_the_old_pictures(tmp_path):
     write(tmp_path)
-    path = write(tmp_path, rows=[], verifications={}, worst={}, summary={}, config_yaml="")
+    path = write(tmp_path, rows=[], results={}, worst={}, summary={}, config_yaml="")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     page = Page(path)
     assert "img" not in page.tags
-    for what in ("No verification", "No curves", "No ROC", "No histogram", "No worst pairs"):
+    for what in ("No evaluation", "No curves", "No ROC", "No histogram", "No worst pairs"):
         assert what in page.text
+
+
+def test_a_classification_has_a_confusion_matrix_and_says_what_it_has_not(tmp_path):
+    write(tmp_path)  # a verification's pictures must not stay beside the page
+    label = np.arange(60) % 3
+    path = write(tmp_path, results={"clothes": classify(label, label // 2, 3)}, worst={})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["confusion.png", "curves.png", "report.html"]
+    page = Page(path)
+    for text in ("accuracy (top-1)", "33.33 %", "worst class", "1: 0.00 % of 20"):
+        assert text in page.text
+    for kind in ("ROC", "histogram", "worst pairs"):
+        assert f"No {kind}: no pairs were verified." in page.text
 
 
 def test_a_set_without_negatives_says_so(tmp_path):
     result = verify(np.ones((3, 4)), np.ones((3, 4)), np.array([True] * 3))
-    page = Page(write(tmp_path, verifications={"tiny": result}, worst={"tiny": []}))
+    page = Page(write(tmp_path, results={"tiny": result}, worst={"tiny": []}))
     assert "tiny: All pairs are of the same class" in page.text
     assert "No ROC: all pairs are of one kind." in page.text
     assert "No worst pairs: no pair is on the wrong side of the threshold." in page.text
@@ -113,7 +125,7 @@ def test_names_are_text(tmp_path, name):
         write(
             tmp_path,
             title=name,
-            verifications={name: result},
+            results={name: result},
             worst={},
             summary={name: name},
             config_yaml=name,
@@ -125,6 +137,6 @@ def test_names_are_text(tmp_path, name):
 
 def test_several_sets_stand_side_by_side(tmp_path):
     result = verify(np.eye(4), np.eye(4)[::-1], np.array([True, False, True, False]))
-    page = Page(write(tmp_path, verifications={"lfw": result, "agedb": result}, worst={}))
+    page = Page(write(tmp_path, results={"lfw": result, "agedb": result}, worst={}))
     assert "lfw" in page.text and "agedb" in page.text
     assert page.tags.count("td") == 2 * len(result.results())
