@@ -1,0 +1,134 @@
+"""configs/fashion_mnist_lenet.yaml: trains on any number of ranks to the same parameters, and is judged by classification.
+
+On the real files where they are, else on ten easy classes in files of the same names; see idx_files.py.
+"""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from plsc.data.idx import IdxImages
+from plsc.data.synthetic import Synthetic
+from plsc.entry import Entry
+from plsc.errors import UserError
+from plsc.log import read_metrics
+from tests.idx_files import DATA, NAMES, ROOT, write_family
+from tests.launch import launch
+
+CONFIG = ROOT / "configs" / "fashion_mnist_lenet.yaml"
+
+
+class Eleven(Synthetic):
+    """Like the small files, with a class more."""
+
+    mean, scale = IdxImages.mean, IdxImages.scale
+
+    def __init__(self):
+        super().__init__(num_classes=11, images_per_class=2, image_shape=(1, 28, 28))
+
+
+def files(folder):
+    return [
+        f"DataLoader.{section}.dataset.{key}={folder / name}"
+        for section, part in (("Train", "train"), ("Eval", "test"))
+        for key, name in zip(("images", "labels"), NAMES[part])
+    ]
+
+
+def arrays(output):
+    """The parameters in the only checkpoint of a run."""
+    (folder,) = (output / "checkpoints").iterdir()
+    found = load_file(folder / "backbone.safetensors")
+    (head,) = folder.glob("head-*.safetensors")
+    return {**found, **{f"head {name}": value for name, value in load_file(head).items()}}
+
+
+def test_ten_steps_on_1_2_and_4_ranks_end_in_the_same_parameters(tmp_path):
+    folder = DATA / "fashion_mnist"
+    if not folder.is_dir():
+        folder = write_family(tmp_path, train=300, test=1)
+    ends = []
+    for ranks in (1, 2, 4):
+        output = tmp_path / str(ranks)
+        overrides = ["Global.max_steps=10", f"Global.output_dir={output}", "DataLoader.Eval.dataset=null"]
+        overrides += ["Global.threads=1", f"DataLoader.Train.batch_size={256 // ranks}", *files(folder)[:2]]
+        launch(ROOT / "tools" / "train.py", ranks, tmp_path, "-c", str(CONFIG), "-o", *overrides)
+        ends.append(arrays(output))
+    parameters = {name for name in ends[0] if not name.endswith("momentum")}
+    assert sum(ends[0][name].size for name in parameters) == 129_068
+    for other in ends[1:]:
+        differences = {name: np.abs(ends[0][name] - other[name]).max() for name in parameters}
+        assert max(differences.values()) <= 1e-5, differences
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A training on the small files: its output folder, files' folder, overrides and result."""
+    folder = tmp_path_factory.mktemp("run")
+    write_family(folder)
+    overrides = [f"Global.output_dir={folder / 'out'}", "Global.threads=1", *files(folder)]
+    overrides += ["Global.epochs=8", "DataLoader.Train.batch_size=20", "DataLoader.Eval.batch_size=30"]
+    return folder / "out", overrides, Entry(CONFIG, overrides).train()
+
+
+def test_a_training_is_judged_by_the_heads_predictions(run):
+    output, _, result = run
+    assert result["accuracy"] > 0.5 and result["images"] == 100
+    rows = [row for row in read_metrics(output / "metrics.jsonl") if "eval" in row]
+    assert [row["epoch"] for row in rows] == list(range(1, 9))
+    assert rows[-1] == {
+        "eval": "Fashion-MNIST test",
+        "step": 8 * 15,
+        "epoch": 8,
+        "accuracy": result["accuracy"],
+        "images": 100,
+    }
+    said = (output / "train.log").read_text()
+    percent = f"{100 * result['accuracy']:.2f} %"
+    assert f"INFO validation: accuracy {percent} on 100 images of Fashion-MNIST test\n" in said
+    assert said.count("INFO epoch ") == 8 + said.count("/8 step "), "a line with its time for each epoch"
+    page = (output / "report.html").read_text()
+    assert "accuracy (top-1)" in page and "No ROC: no pairs were verified." in page
+    assert (output / "confusion.png").is_file() and not (output / "roc.png").exists()
+
+
+@pytest.mark.parametrize("head", ["softmax", "dist_softmax"])
+def test_a_checkpoint_is_judged_the_same_on_any_number_of_ranks(head, run, tmp_path, capsys):
+    output, overrides, result = run
+    more = [*overrides, f"Head.name={head}"]
+    assert Entry(CONFIG, more).test() == {"accuracy": result["accuracy"], "images": 100}
+    last = capsys.readouterr().out.splitlines()[-1]
+    done = (
+        f"done: accuracy {100 * result['accuracy']:.2f} % on Fashion-MNIST test, results in {output / 'test'}"
+    )
+    assert last.startswith(done)
+    said = launch(ROOT / "tools" / "eval.py", 3, tmp_path, "-c", str(CONFIG), "-o", *more).stdout
+    assert said.count(done) == 1
+
+
+def test_a_head_that_the_checkpoint_has_not(run):
+    with pytest.raises(UserError, match="has 2 head arrays that this run lacks"):
+        Entry(CONFIG, [*run[1], "Head.bias=false"]).test()
+
+
+@pytest.mark.parametrize(
+    "dataset, said",
+    [
+        (
+            "{name: Synthetic, num_classes: 11, images_per_class: 2, image_shape: [1, 28, 28]}",
+            "its images are {'size': [28, 28], 'channels': 'grey', 'mean': 127.5, ",
+        ),
+        (
+            "{name: tests.test_fashion_mnist:Eleven}",
+            "its images are of 11 classes, but the head has learned 10; give images of the classes that are trained on, ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "test"])
+def test_a_set_that_cannot_be_classified(verb, dataset, said, run, tmp_path):
+    overrides = [*run[1], f"DataLoader.Eval.dataset={dataset}"]
+    if verb == "train":
+        overrides.append(f"Global.output_dir={tmp_path}")
+    with pytest.raises(UserError) as raised:
+        getattr(Entry(CONFIG, overrides), verb)()
+    assert str(raised.value).startswith(f"DataLoader.Eval.dataset: {said}") and "\n" not in str(raised.value)
