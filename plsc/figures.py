@@ -1,5 +1,4 @@
-"""The report's pictures: curves of a run; ROC, histogram of similarities and worst pairs of a verification, confusion matrix of
-a classification; one style for all.
+"""The report's pictures, in one style: curves, ROC, similarities, worst pairs, confusion matrix.
 
 Drawn with matplotlib's own font and without pyplot: the same numbers give the same picture, and nothing of a
 user's matplotlib settings is read or changed. What cannot be drawn is a sentence that says why.
@@ -134,14 +133,12 @@ def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], ac
     """
     with _style():
         figure = _figure(3.6)
-        for axes, (title, lines) in zip(
-            np.ravel(figure.subplots(1, len(titles), sharey=True)), titles.items()
-        ):
+        charts = np.ravel(figure.subplots(1, len(titles), sharey=True))
+        for axes, (title, lines) in zip(charts, titles.items()):
             for colour, (label, (x, y)) in zip((FAINT, *COLOURS), lines.items()):
                 axes.plot(x, y, color=colour, label=label, linestyle="--" if colour == FAINT else "-")
-            axes.set(
-                title=title, xlabel=across, xlim=(x.min(), x.max()), xticks=np.linspace(x.min(), x.max(), 5)
-            )
+            ticks = np.linspace(x.min(), x.max(), 5)
+            axes.set(title=title, xlabel=across, xlim=(x.min(), x.max()), xticks=ticks)
             axes.legend(loc="lower left", fontsize=8)
         figure.axes[0].set_ylabel(up)
         matplotlib.rcParams["savefig.dpi"] = 110  # a page's width, and a small file in the repository
@@ -254,14 +251,9 @@ def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None
                     column, row, f"{share:.{decimals}f}", ha="center", va="center", color=colour, fontsize=7.5
                 )
         ticks = range(result.num_classes)
-        axes.set(
-            title=drawable(name), xlabel="predicted class", ylabel="true class", xticks=ticks, yticks=ticks
-        )
+        axes.set(title=drawable(name), xlabel="predicted", ylabel="true", xticks=ticks, yticks=ticks)
         axes.grid(visible=False)
-    return (
-        figure,
-        "Percent of each true class's images that were taken for each class: a line adds up to 100 %.",
-    )
+    return figure, "Percent of each true class's images taken for each class: a line adds up to 100 %."
 
 
 # ROC and histogram

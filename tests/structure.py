@@ -19,10 +19,10 @@ FLOORS = (
     "__main__",
     "cli door",
     "entry",
-    "trainer setters benchmark",
+    "trainer setters benchmark selftest",
     "backbones heads data embed optim evaluation report checkpoint export",
-    "config distributed",
-    "registry sharding environment log",
+    "config distributed launcher",
+    "reference registry sharding environment log",
     "errors",
 )
 # A package is a room, and so is a module; these rooms have more modules than one. The door is plsc/__init__.py.
@@ -31,6 +31,7 @@ ROOM_OF = {
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
     "figures": "report",
+    "selftest_parts": "selftest",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = (

@@ -10,7 +10,8 @@ from plsc.errors import UserError
 from tests.launch import ROOT, run_python
 from tests.training import TINY
 
-HEADS = "softmax, dist_softmax, arcface, dist_arcface, cosface, dist_cosface"
+KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 WRONG = {  # name -> the file, its overrides, the line
     "unknown section": ("Glob:\n  epochs: 1", [], "a.yaml:1: Glob: unknown section, did you mean 'Global'?"),
     "unknown key": ("Head:\n  marge: 1", [], "a.yaml:2: Head.marge: unknown key, did you mean 'margin'?"),
@@ -172,6 +173,7 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
         "eval",
         "predict",
         "export",
+        "selftest",
     ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from plsc.data.dataset import Dataset, PairSet, preprocessing
 from plsc.registry import BACKBONES, DATASETS
 from tests import structure
+from tests.idx_files import write_idx
 
 SOURCES = structure.sources()
 
@@ -203,7 +204,12 @@ def examples(tmp_path):
     for number in range(4):
         cv2.imwrite(str(tmp_path / f"{number}.png"), np.full((10, 10, 3), 60 * number, np.uint8))
     (tmp_path / "list.txt").write_text("".join(f"{number}.png\t{number // 2}\n" for number in range(4)))
+    idx = {
+        "images": str(write_idx(tmp_path / "images", np.zeros((4, 5, 6), np.uint8))),
+        "labels": str(write_idx(tmp_path / "labels", np.array([1, 0, 1, 0], np.uint8))),
+    }
     return {
+        "IdxImages": idx,
         "Glyphs": {"faces": 4},
         "GlyphPairs": {"num_pairs": 50},
         "ImageList": {"list": str(tmp_path / "list.txt"), "size": (16, 12), "flip": True},

@@ -10,8 +10,7 @@ from plsc import log, reference
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
-from plsc.evaluation import verify
-from plsc.trainer import DivergedError, describe
+from plsc.trainer import DivergedError
 from tests.training import (
     IMAGE_SHAPE,
     Linear,
@@ -239,15 +238,3 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
         f"the loss is nan at step {last + 1} (learning rate 1e+06): lower LRScheduler.learning_rate, lengthen its warm-up, "
         "or set Optimizer.clip_norm"
     )
-
-
-# ---- words
-
-
-def test_the_result_in_words():
-    assert describe(None) == "nothing verified"
-    one = np.eye(2)[:1]
-    assert describe(verify(one, one, np.array([True]))) == "accuracy cannot be computed"
-    emb = np.eye(2)[[0, 0, 1, 0, 0, 1, 1, 1]]
-    other = np.eye(2)[[0, 1, 1, 1, 0, 0, 1, 0]]
-    assert describe(verify(emb, other, np.arange(8) % 2 == 0)) == "accuracy 100.00 % ± 0.00"
