@@ -195,7 +195,7 @@ def test_the_snippets_of_the_extend_page_run(tmp_path):
     for name in files:
         if name.endswith(".py"):
             run_python(name, cwd=tmp_path)
-    for run in ("tiny", "object", "combined", "stripes"):
+    for run in ("tiny", "object", "halved", "stripes"):
         assert list((tmp_path / "output" / run / "checkpoints").glob("step-*4")), run
 
 
