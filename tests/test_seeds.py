@@ -225,9 +225,10 @@ def test_the_page_has_all_rows_in_order_each_with_a_test():
 def test_the_tests_of_a_row_are_there_and_run(row):
     for file, name, parameters in TESTS[row]:
         assert name in functions(file), f"{file} has no {name}"
-        found = ast.unparse(functions(file)[name])
-        assert not parameters or "parametrize" in found, f"{name} takes no parameters"
-        assert "skip" not in found, f"{name} may be skipped"
+        marks = [ast.unparse(mark) for mark in functions(file)[name].decorator_list]
+        assert not parameters or any("parametrize" in mark for mark in marks), f"{name} takes no parameters"
+        assert all(mark.startswith(("pytest.mark.parametrize", "pytest.mark.slow")) for mark in marks), marks
+        assert "skip" not in ast.unparse(functions(file)[name]), f"{name} may be skipped"
 
 
 def test_a_row_on_ranks_is_named_with_its_own_number():
