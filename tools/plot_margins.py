@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc.figures import panels
+from plsc.drawing import panels
 from plsc.heads import MARGINS
 
 DEGREES = np.linspace(0, 180, 361)
