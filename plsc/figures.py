@@ -1,57 +1,27 @@
-"""The report's pictures, in one style: curves, ROC, similarities, worst pairs, confusion matrix.
+"""The report's pictures: curves of a run; ROC, histogram of similarities and worst pairs of a verification, confusion matrix of
+a classification.
 
-Drawn with matplotlib's own font and without pyplot: the same numbers give the same picture, and nothing of a
-user's matplotlib settings is read or changed. What cannot be drawn is a sentence that says why.
+What cannot be drawn is a sentence that says why. The style: drawing.py.
 Try it: `pytest tests/test_report.py --basetemp=/tmp/report` and look below that folder.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-WIDTH = 9.0  # inches; the page shows 100 pixels of it an inch, so 9 points are 12.5 pixels
-INK, FAINT, LINE = "#1d2129", "#5f6670", "#e3e6ea"
-# Okabe and Ito's colours, told apart by people with any kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+from plsc.drawing import COLOURS, FAINT, INK, LINE, WIDTH, new_figure, png_of, styled
+
 SAME, DIFFERENT = COLOURS[0], COLOURS[1]
-STYLE = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
-    "font.size": 9,
-    "text.parse_math": False,  # names of images and sets are not formulas, whatever signs they hold
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": LINE,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "legend.frameon": False,
-    "lines.linewidth": 1.7,
-    "lines.solid_capstyle": "round",
-    "savefig.dpi": 200,
-}
 
 
 class Result(Protocol):
@@ -91,7 +61,7 @@ def draw(
     """All pictures of a report in reading order; the arguments are those of plsc.report.write_report."""
     pairs = {name: result for name, result in results.items() if result.kind == "verification"}
     classes = {name: result for name, result in results.items() if result.kind == "classification"}
-    with _style():
+    with styled():
         drawn = {
             ("Training", "curves.png"): draw_curves(rows),
             ("Confusion", "confusion.png"): draw_confusion(classes),
@@ -100,49 +70,9 @@ def draw(
             ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(pairs, worst),
         }
         return [
-            Picture(heading, file, _png(figure) if figure else None, text)
+            Picture(heading, file, png_of(figure) if figure else None, text)
             for (heading, file), (figure, text) in drawn.items()
         ]
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
-        matplotlib.rcParams.update(STYLE)
-        yield
-
-
-def _figure(height: float) -> Figure:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
-    return figure
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
-
-
-def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], across: str, up: str) -> bytes:
-    """A PNG of line charts beside each other, for the docs: title -> {label: (x, y)}; the first line of each is the grey one.
-
-    Args:
-        across, up: what x and y are, for all charts.
-    """
-    with _style():
-        figure = _figure(3.6)
-        charts = np.ravel(figure.subplots(1, len(titles), sharey=True))
-        for axes, (title, lines) in zip(charts, titles.items()):
-            for colour, (label, (x, y)) in zip((FAINT, *COLOURS), lines.items()):
-                axes.plot(x, y, color=colour, label=label, linestyle="--" if colour == FAINT else "-")
-            ticks = np.linspace(x.min(), x.max(), 5)
-            axes.set(title=title, xlabel=across, xlim=(x.min(), x.max()), xticks=ticks)
-            axes.legend(loc="lower left", fontsize=8)
-        figure.axes[0].set_ylabel(up)
-        matplotlib.rcParams["savefig.dpi"] = 110  # a page's width, and a small file in the repository
-        return _png(figure)
 
 
 # Curves
@@ -172,7 +102,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
     if not panels:
         return None, "No curves: the run logged no finite number."
     lines, columns = (len(panels) + 1) // 2, min(len(panels), 2)
-    figure = _figure(2.75 * lines + 0.1)
+    figure = new_figure(2.75 * lines + 0.1)
     last = max(row["step"] for row in rows)
     for k, (title, unit, plot) in enumerate(panels):
         axes = figure.add_subplot(lines, columns, k + 1)
@@ -238,7 +168,7 @@ def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None
     if not small:
         why = f"it is drawn for up to {MOST_CLASSES} classes" if classifications else "nothing was classified"
         return None, f"No confusion matrix: {why}."
-    figure = _figure(6.2 * len(small))
+    figure = new_figure(6.2 * len(small))
     for axes, (name, result) in zip(figure.subplots(len(small), squeeze=False).flat, small.items()):
         confusion = result.confusion()
         percent = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
@@ -251,9 +181,14 @@ def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None
                     column, row, f"{share:.{decimals}f}", ha="center", va="center", color=colour, fontsize=7.5
                 )
         ticks = range(result.num_classes)
-        axes.set(title=drawable(name), xlabel="predicted", ylabel="true", xticks=ticks, yticks=ticks)
+        axes.set(
+            title=drawable(name), xlabel="predicted class", ylabel="true class", xticks=ticks, yticks=ticks
+        )
         axes.grid(visible=False)
-    return figure, "Percent of each true class's images taken for each class: a line adds up to 100 %."
+    return (
+        figure,
+        "Percent of each true class's images that were taken for each class: a line adds up to 100 %.",
+    )
 
 
 # ROC and histogram
@@ -265,7 +200,7 @@ def draw_roc(verifications: Mapping[str, Result]) -> tuple[Figure | None, str]:
     if not curves:
         why = "all pairs are of one kind" if verifications else "no pairs were verified"
         return None, f"No ROC: {why}."
-    figure = _figure(4.2)
+    figure = new_figure(4.2)
     axes = figure.subplots()
     axes.set(title="ROC of verification", xscale="log")
     axes.set(xlabel="false accept rate (fraction, logarithmic)", ylabel="true accept rate (%)")
@@ -299,7 +234,7 @@ def draw_histogram(verifications: Mapping[str, Result]) -> tuple[Figure | None, 
     """Cosines of pairs of one class and of different classes, with the threshold; one panel a set."""
     if not verifications:
         return None, "No histogram: no pairs were verified."
-    figure = _figure(0.4 + 3.1 * len(verifications))
+    figure = new_figure(0.4 + 3.1 * len(verifications))
     for axes, (name, result) in zip(
         figure.subplots(len(verifications), squeeze=False).flat, verifications.items()
     ):

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from plsc.drawing import STYLE
 from plsc.evaluation import classify, verify_distances
 from plsc.figures import (
-    STYLE,
     WorstPair,
     draw,
     draw_confusion,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc.figures import panels
+from plsc.drawing import panels
 from plsc.heads import MARGINS
 
 DEGREES = np.linspace(0, 180, 361)
@@ -22,9 +22,8 @@ def curve(name: str, norm: float = 20.0, t: float = 0.0) -> tuple[np.ndarray, np
 
 
 same = {name: curve(name) for name in ("arcface", "cosface", "sphereface", "combined")}
-ada = {f"adaface, norm {norm}": curve("adaface", norm) for norm in (10, 30)}
-mag = {f"magface, norm {norm}": curve("magface", norm) for norm in (10, 110)}
+norms = {f"{name}, norm {norm}": curve(name, norm) for name in ("adaface", "magface") for norm in (10, 110)}
 others = {f"curricularface, t = {t}": curve("curricularface", t=t) for t in (0.1, 0.5)}
-titles = {"Same for every sample": same, "By the norm": {**ada, **mag}, "Another class, own at 60°": others}
+titles = {"Same for every sample": same, "By the norm": norms, "Another class, own at 60°": others}
 drawn = {title: {"no margin": (DEGREES, COS.numpy()), **lines} for title, lines in titles.items()}
 Path(sys.argv[1]).write_bytes(panels(drawn, "angle in degrees", "cosine"))

@@ -1,0 +1,92 @@
+"""One style for all pictures, of reports and of the docs.
+
+Drawn with matplotlib's own font and without pyplot: the same numbers give the same picture, and nothing of a user's matplotlib
+settings is read or changed.
+
+    panels({"a title": {"a line": (x, y)}}, "across", "up")          -> PNG bytes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+WIDTH = 9.0  # inches; the page shows 100 pixels of it an inch, so 9 points are 12.5 pixels
+INK, FAINT, LINE = "#1d2129", "#5f6670", "#e3e6ea"
+# Okabe and Ito's colours, told apart by people with any kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLE = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
+    "font.size": 9,
+    "text.parse_math": False,  # names of images and sets are not formulas, whatever signs they hold
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": LINE,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "legend.frameon": False,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "savefig.dpi": 200,
+}
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Inside, matplotlib draws in our style; outside, as the user has it."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def new_figure(height: float) -> Figure:
+    """An empty figure as wide as a page, `height` in inches. Make it inside `styled`, and save it there."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    return figure
+
+
+def png_of(figure: Figure) -> bytes:
+    """The figure as a PNG file, which does not say what drew it."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()
+
+
+def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], across: str, up: str) -> bytes:
+    """A PNG of line charts beside each other, for the docs: title -> {label: (x, y)}; the first line of each is the grey one.
+
+    Args:
+        across, up: what x and y are, for all charts.
+    """
+    with styled():
+        figure = new_figure(3.6)
+        for axes, (title, lines) in zip(
+            np.ravel(figure.subplots(1, len(titles), sharey=True)), titles.items()
+        ):
+            for colour, (label, (x, y)) in zip((FAINT, *COLOURS), lines.items()):
+                axes.plot(x, y, color=colour, label=label, linestyle="--" if colour == FAINT else "-")
+            axes.set(
+                title=title, xlabel=across, xlim=(x.min(), x.max()), xticks=np.linspace(x.min(), x.max(), 5)
+            )
+            axes.legend(loc="lower left", fontsize=8)
+        figure.axes[0].set_ylabel(up)
+        matplotlib.rcParams["savefig.dpi"] = 110  # a page's width, and a small file in the repository
+        return png_of(figure)

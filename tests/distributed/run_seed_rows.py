@@ -1,0 +1,222 @@
+"""Rows of docs/seeds.md that speak of ranks, on any number of them: each row is a function that asserts it on this rank.
+
+Run by tests/test_seeds.py on 1, 2 and 4 ranks. N samples of all ranks, B of this one; C classes, S in this shard; D embedding size.
+"""
+
+from unittest.mock import patch
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from plsc import distributed, reference
+from plsc.heads.bank import initial_rows
+from plsc.heads.margins import ArcFace, CosFace
+from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.step import Step
+from plsc.selftest_parts import relative
+
+B, C, D = 6, 23, 16
+
+
+class Case:
+    """A head, the batch of this rank, and the same dense: logits [N, C], log-probabilities, losses [N]."""
+
+    def __init__(self, margin=None, dense_margin=None, scale=1.0, num_classes=C, **options):
+        self.world_size, self.rank = distributed.world_size(), distributed.rank()
+        rng = np.random.default_rng(0)
+        num_samples = B * self.world_size
+        self.own = slice(B * self.rank, B * (self.rank + 1))
+        self.x = rng.standard_normal((num_samples, D)).astype(np.float32)
+        self.label = rng.integers(0, num_classes, num_samples)
+        self.emb = paddle.to_tensor(self.x[self.own], stop_gradient=False)
+        self.label_B = paddle.to_tensor(self.label[self.own])
+        self.head = SoftmaxHead(num_classes, D, margin, scale=scale, init_std=0.5, seed=3, **options)
+        self.rows = slice(self.head.shard.start, self.head.shard.stop)
+        self.dense = reference.DenseHead(initial_rows(3, 0, num_classes, D, 0.5), None, dense_margin, scale)
+        self.logits = self.dense.logits(self.x.astype(np.float64), self.label)[0]
+        top = self.logits.max(axis=1, keepdims=True)
+        self.log_prob = self.logits - top - np.log(np.exp(self.logits - top).sum(axis=1, keepdims=True))
+        self.losses = -self.log_prob[np.arange(num_samples), self.label]
+        inside = (self.label >= self.rows.start) & (self.label < self.rows.stop)
+        self.local = np.where(inside, self.label - self.rows.start, -1)
+        self.one_hot = (self.local[:, None] == np.arange(self.head.shard.size)).astype(np.float32)
+
+    def forward(self, keep=None):
+        step = Step(self.head, self.emb, self.label_B, 0)
+        step.forward(keep)
+        return step
+
+    def info(self):
+        return self.head.inspect(self.emb, self.label_B)
+
+
+def row_2_1():
+    """W and b are this rank's own: no collective of a step carries anything of their size, nor do the ranks hold the same."""
+    case, carried = Case(bias=True, num_classes=1003), []
+
+    def counting(original):
+        def collective(*args, **kwargs):
+            carried.extend(x.shape for x in args if isinstance(x, paddle.Tensor))
+            return original(*args, **kwargs)
+
+        return collective
+
+    names = ("all_reduce", "all_gather", "broadcast")
+    patches = [patch.object(dist, name, counting(getattr(dist, name))) for name in names]
+    for one in patches:
+        one.start()
+    case.head(case.emb, case.label_B).loss.backward()
+    case.head.step(0.1)
+    for one in patches:
+        one.stop()
+    assert bool(carried) == (case.world_size > 1)
+    assert not any(max(shape) >= case.head.shard.size for shape in carried), carried
+    centres = distributed.gather_objects(case.head.bank.state()["centres"])
+    assert len({rows.tobytes() for rows in centres}) == case.world_size
+    assert sum(map(len, centres)) == 1003
+
+
+def row_2_3():
+    case = Case()
+    labels = distributed.gather_rows(case.label_B, [B] * case.world_size)
+    assert labels.numpy().tolist() == case.label.tolist() and labels.stop_gradient
+    assert labels.dtype == paddle.int64
+
+
+def row_2_4():
+    case = Case()
+    info = case.head.inspect(case.emb.reshape([B, D, 1, 1]), case.label_B)
+    parts = distributed.gather_objects(info.shard_logit.numpy())
+    assert relative(np.concatenate(parts, axis=1), case.x.astype(np.float64) @ case.dense.w.T) < 1e-5
+
+
+def row_2_5():
+    case = Case()
+    local = distributed.gather_objects(case.info().shard_label.numpy())
+    assert local[case.rank].tolist() == case.local.tolist()
+    assert ((np.stack(local) >= 0).sum(axis=0) == 1).all()
+
+
+def row_2_6():
+    """The maximum of this shard survives the all_reduce; logits 10,000 higher leave the loss as it is."""
+    case = Case()
+    step = case.forward(keep=True)
+    others = np.where(np.arange(C) == case.label[:, None], -np.inf, case.logits)
+    assert relative(step.max_N.numpy(), others.max(axis=1)) < 1e-5
+    assert relative(step.kept[0][1].numpy(), others[:, case.rows].max(axis=1)) < 1e-5
+    losses = []
+    for shift in (0.0, 1e4):
+        moved = Case(bias=True)
+        state = moved.head.bank.state()
+        moved.head.bank.load_rows(0, {**state, "bias": state["bias"] + np.float32(shift)})
+        losses.append(moved.head(moved.emb, moved.label_B).loss.item())
+    assert np.isfinite(losses).all() and abs(losses[0] - losses[1]) < 1e-3
+
+
+def row_2_7():
+    case = Case()
+    prob = np.concatenate(distributed.gather_objects(case.info().shard_prob.numpy()), axis=1)
+    assert np.abs(prob.astype(np.float64).sum(axis=1) - 1).max() < 1e-6
+    assert (np.log(prob) <= 1e-6).all()
+
+
+def row_2_8():
+    """The head's one-hot: it never exists, but what `put` writes into a block of zeros is it."""
+    case = Case()
+    step = case.forward()
+    block = paddle.zeros([len(case.x), case.head.shard.size])
+    if len(step.row_P):
+        step.put(block, 0, case.head.shard.size, paddle.ones([len(step.row_P)]))
+    assert np.array_equal(block.numpy(), case.one_hot)
+    assert not block.numpy()[case.local == -1].any()
+
+
+def row_2_9():
+    """The head's place of the min trick: each sample's own value where its class is, exactly 0 elsewhere."""
+    case = Case()
+    step = case.forward()
+    picked = step._spread(step.target_P)[0].numpy() if len(step.row_P) else np.zeros(len(case.x))
+    assert relative(picked, (case.logits[:, case.rows] * case.one_hot).sum(axis=1)) < 1e-5
+    assert (picked[case.local == -1] == 0).all()
+
+
+def row_2_10():
+    case = Case()
+    info = case.info()
+    shard_loss = -(info.shard_prob.numpy() * case.one_hot).sum(axis=1, keepdims=True)
+    shard_loss = np.log(-shard_loss, out=np.zeros_like(shard_loss), where=shard_loss < 0)
+    mine = distributed._c_reducescatter(paddle.to_tensor(-shard_loss), [B] * case.world_size)
+    assert mine.shape == [B, 1] and relative(mine.numpy().flatten(), case.losses[case.own]) < 1e-5
+    out = case.head(case.emb, case.label_B)
+    assert relative(out.losses_B.numpy(), case.losses[case.own]) < 1e-5
+
+
+def row_2_11():
+    case = Case()
+    out = case.head(case.emb, case.label_B)
+    means = distributed.gather_objects(out.losses_B.mean().item())
+    assert relative(np.mean(means), case.losses.mean()) < 1e-5
+    assert relative(out.loss.item(), case.losses.mean()) < 1e-5
+
+
+def row_2_12():
+    case = Case()
+    info, size = case.info(), case.head.shard.size
+    assert info.shard_logit.shape == info.shard_prob.shape == [len(case.x), size]
+    assert info.shard_label.shape == [len(case.x)] and info.shard_dim == size
+
+
+def row_2_15():
+    """All labels on rank 0: gradients are the dense ones, on the ranks without a positive too."""
+    case = Case()
+    label = case.label % len(distributed.gather_objects(case.head.shard.size))
+    out = case.head(case.emb, paddle.to_tensor(label[case.own]))
+    out.loss.backward()
+    losses, dx, dw, _ = case.dense.loss_and_gradients(case.x, label)
+    assert label.max() < distributed.gather_objects(case.head.shard.size)[0]
+    assert relative(out.loss.item(), losses.mean()) < 1e-5
+    assert relative(case.emb.grad.numpy() / case.world_size, dx[case.own]) < 1e-5
+    assert (
+        np.abs(case.head.bank.gradients()["centres"].numpy() - dw[case.rows]).max() < 1e-5 * np.abs(dw).max()
+    )
+
+
+def row_3_10():
+    """Only the entries of own classes feel the margin: rows of other shards' samples are scale times the cosine."""
+    case = Case(ArcFace(0.5), (reference.arcface, 0.5), 64.0)
+    plain = Case(CosFace(0.0), (reference.cosface, 0.0), 64.0)
+    with_margin, without = (one.info().shard_logit.numpy() for one in (case, plain))
+    assert relative(without, plain.logits[:, case.rows]) < 1e-5
+    assert np.array_equal(with_margin[case.local == -1], without[case.local == -1])
+    assert np.array_equal(with_margin != without, case.one_hot == 1)
+
+
+def row_3_12():
+    case = Case(ArcFace(0.5), (reference.arcface, 0.5), 64.0)
+    loss = case.head(case.emb, case.label_B).loss.numpy()
+    assert len({other.tobytes() for other in distributed.gather_objects(loss)}) == 1
+    assert relative(float(loss), case.losses.mean()) < 1e-5
+
+
+def row_3_14():
+    """After data parallel's average a linear backbone has the gradient of one process with the global batch."""
+    paddle.seed(1)
+    layer = paddle.nn.Linear(4, D)
+    model = distributed.data_parallel(layer)
+    case = Case(ArcFace(0.5), (reference.arcface, 0.5), 64.0)
+    pictures = np.random.default_rng(2).standard_normal((len(case.x), 4)).astype(np.float32)
+    case.head(model(paddle.to_tensor(pictures[case.own])), case.label_B).loss.backward()
+    weight, bias = (parameter.numpy().astype(np.float64) for parameter in layer.parameters())
+    _, dx, _, _ = case.dense.loss_and_gradients(pictures @ weight + bias, case.label)
+    for parameter, want in zip(layer.parameters(), (pictures.T.astype(np.float64) @ dx, dx.sum(axis=0))):
+        assert relative(parameter.grad.numpy(), want) < 1e-5
+
+
+ROWS = {name[4:].replace("_", "."): row for name, row in list(globals().items()) if name.startswith("row_")}
+
+if __name__ == "__main__":
+    distributed.init("cpu", threads=1)
+    for number, row in ROWS.items():
+        row()
+        print(f"row {number} ok", flush=True)

@@ -1,0 +1,240 @@
+"""Rows of docs/seeds.md that no other test shows, and the page itself: 47 rows, each with tests that are there and run."""
+
+import ast
+import re
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.config import ConfigError, load
+from plsc.heads import step as step_module
+from plsc.heads.margins import ArcFace, CosFace
+from plsc.heads.sampling import choose_classes
+from plsc.heads.softmax import SoftmaxHead
+from plsc.selftest_parts import relative
+from plsc.sharding import ClassShard
+from tests.distributed import run_seed_rows
+from tests.launch import ROOT, launch
+
+D = 16
+
+
+def batch(count=6, num_classes=20, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, D)).astype(np.float32)
+    return paddle.to_tensor(x, stop_gradient=False), paddle.to_tensor(rng.integers(0, num_classes, count))
+
+
+# ---- rows that speak of ranks
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def said(request, tmp_path_factory):
+    """What the ranks print, in a launch that all the rows share."""
+    script = Path(run_seed_rows.__file__)
+    return request.param, launch(script, request.param, tmp_path_factory.mktemp("rows"), check=False).stdout
+
+
+@pytest.mark.parametrize("row", list(run_seed_rows.ROWS))
+def test_row_on_ranks(row, said):
+    ranks, text = said
+    assert text.count(f"row {row} ok") == ranks, text[-3000:]
+
+
+@pytest.mark.parametrize("row", list(run_seed_rows.ROWS))
+def test_row_on_one_process(row):
+    run_seed_rows.ROWS[row]()
+
+
+# ---- seed 2
+
+
+def test_row_2_1_initial_centres():
+    head = SoftmaxHead(4000, 64)
+    assert head.bank.state()["centres"].std() == pytest.approx((2 / 4064) ** 0.5, rel=1e-2)
+    assert not SoftmaxHead(10, D, bias=True).bank.state()["bias"].any()
+    assert SoftmaxHead(4000, 64, init_std=0.3).bank.state()["centres"].std() == pytest.approx(0.3, rel=1e-2)
+    for num_classes in (1, 2, 15, 1003):
+        for ranks in range(1, 17):
+            sizes = [ClassShard.of_rank(num_classes, ranks, rank).size for rank in range(ranks)]
+            assert sum(sizes) == num_classes
+
+
+def test_row_2_9_a_sure_sample_costs_nothing():
+    head = SoftmaxHead(2, 2)
+    centres = np.array([[1000, 0], [0, 0]], np.float32)
+    head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
+    assert head(paddle.to_tensor([[1.0, 0.0]]), paddle.to_tensor([0])).losses_B.numpy().tolist() == [0.0]
+
+
+# ---- seed 3
+
+
+@pytest.mark.parametrize("num_classes,ranks", [(10, 4), (1003, 3), (2, 4), (1, 16), (12, 3)])
+def test_row_3_1_the_split_is_the_documents_formula(num_classes, ranks):
+    for rank in range(ranks):
+        shard = ClassShard.of_rank(num_classes, ranks, rank)
+        assert shard.size == num_classes // ranks + (rank < num_classes % ranks)
+        assert shard.start == num_classes // ranks * rank + min(rank, num_classes % ranks)
+
+
+def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():
+    head = SoftmaxHead(2000, D, CosFace(), sample_rate=0.999)
+    head(*batch())
+    assert head.bank.selected == 1998
+    for rate in (1.5, 0, -0.1):
+        with pytest.raises(ConfigError, match=r"Head.sample_rate: must be a number in \(0, 1\]"):
+            load(None, [f"Head.sample_rate={rate}"])
+
+
+def test_row_3_3_the_bank_is_two_arrays_and_grows_with_the_shard():
+    head = SoftmaxHead(500, D, ArcFace())
+    state = head.bank.state()
+    assert (
+        set(state) == {"centres", "momentum"}
+        and sum(rows.nbytes for rows in state.values()) == 2 * 500 * D * 4
+    )
+    assert not state["momentum"].any() and state["centres"].std() == pytest.approx(0.01, rel=0.05)
+    for num_classes in (7, 1000, 1001):
+        sizes = [ClassShard.of_rank(num_classes * n, 2 * n, 0).size for n in (1, 2, 4)]
+        assert len(set(sizes)) == 1
+
+
+def test_row_3_5_sampling_leaves_the_callers_labels_alone():
+    emb, label = batch()
+    before = label.numpy().copy()
+    SoftmaxHead(20, D, CosFace(), sample_rate=0.3)(emb, label).loss.backward()
+    assert np.array_equal(label.numpy(), before)
+
+
+@pytest.mark.parametrize("rate", [0.7, 0.3, 0.01])
+def test_row_3_6_a_remapped_label_is_the_old_one(rate):
+    head = SoftmaxHead(20, D, CosFace(), sample_rate=rate)
+    emb, label = batch()
+    step = step_module.Step(head, emb, label, 5)
+    step.forward()
+    assert np.array_equal(head.bank.index[step.column_P], label.numpy()[step.row_P])
+
+
+def test_row_3_8_one_head_state_whatever_is_sampled():
+    head = SoftmaxHead(200, D, CosFace(), sample_rate=0.1)
+    seen = set()
+    for number in range(100):
+        head(*batch(seed=number), number).loss.backward()
+        head.step(0.1)
+        state = {name: rows.shape for name, rows in head.bank.state().items()}
+        seen.add((tuple(state.items()), tuple(head.bank.gradients())))
+    assert seen == {((("centres", (200, D)), ("momentum", (200, D))), ("centres",))}
+
+
+def test_row_3_9_logits_are_cosines_of_any_embedding():
+    """The head normalises both sides itself, so an embedding that nobody normalised has logits in [-1, 1] too."""
+    head = SoftmaxHead(20, D, CosFace(0.0), init_std=3.0)
+    emb, label = batch()
+    logits = [
+        head.inspect(x, label).shard_logit.numpy()
+        for x in (emb, emb * 100, emb / emb.norm(axis=1, keepdim=True))
+    ]
+    assert all(np.abs(found).max() <= 1 + 1e-6 and relative(found, logits[0]) < 1e-6 for found in logits)
+
+
+def test_row_3_12_the_loss_has_no_cap():
+    """InsightFace's clamp of the probability at 1e-30 caps a sample's loss at 69.08."""
+    head = SoftmaxHead(2, 2)
+    centres = np.array([[500, 0], [0, 0]], np.float32)
+    head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
+    emb = paddle.to_tensor([[1.0, 0.0]], stop_gradient=False)
+    loss = head(emb, paddle.to_tensor([1])).loss
+    loss.backward()
+    assert loss.item() == 500 and emb.grad.numpy().tolist() == [[500, 0]]
+
+
+def test_row_3_15_forward_and_backward_in_our_calls():
+    """forward_backward(label, features, optimizer) -> (x_grad, loss) is head(), loss.backward() and emb.grad."""
+    head = SoftmaxHead(20, D, ArcFace(), scale=64.0)
+    before = head.bank.state()["centres"].copy()
+    emb, label = batch()
+    out = head(emb, label)
+    out.loss.backward()
+    assert emb.grad.shape == emb.shape and out.loss.shape == []
+    assert head.bank.gradients()["centres"].shape == [20, D]
+    assert np.array_equal(head.bank.state()["centres"], before)  # nothing moves before head.step
+    head.step(0.1)
+    assert not np.array_equal(head.bank.state()["centres"], before)
+
+
+def test_row_3_16_without_sampling_the_rows_are_used_in_place():
+    head = SoftmaxHead(20, D, CosFace(), sample_rate=1.0)
+    head(*batch())
+    rows = head.bank.rows("centres", 0, 20)
+    rows.zero_()
+    assert head.bank.selected == 20 and not head.bank.state()["centres"].any()
+
+
+def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
+    """plsc has no side stream: a draw depends on (seed, step, rank), so one made beforehand in a thread gives the same bytes."""
+
+    def train():
+        head = SoftmaxHead(200, D, CosFace(), sample_rate=0.1, seed=7)
+        for number in range(5):
+            head(*batch(seed=number, num_classes=200), number).loss.backward()
+            head.step(0.1)
+        return head.bank.state()["centres"].tobytes()
+
+    in_the_step = train()
+    drawn = {}
+
+    def draw():
+        for number in reversed(range(5)):
+            positives = np.unique(batch(seed=number, num_classes=200)[1].numpy())
+            drawn[number] = choose_classes(positives, 200, 0.1, 7, number, 0)
+
+    beside = threading.Thread(target=draw)
+    beside.start()
+    beside.join()
+    monkeypatch.setattr(step_module, "choose_classes", lambda *arguments: drawn[arguments[4]])
+    assert train() == in_the_step
+
+
+# ---- the page
+
+PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
+TESTS = {
+    match[1]: re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)(\[[^`]*\])?`", match[0])
+    for match in re.finditer(r"^\| (\d\.\d+) \|.*$", PAGE, re.MULTILINE)
+}
+IDS = [f"{seed}.{row}" for seed, rows in ((1, 13), (2, 15), (3, 19)) for row in range(1, rows + 1)]
+
+
+@lru_cache
+def functions(file):
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_page_has_all_rows_in_order_each_with_a_test():
+    assert list(TESTS) == IDS
+    assert all(TESTS.values())
+
+
+@pytest.mark.parametrize("row", IDS)
+def test_the_tests_of_a_row_are_there_and_run(row):
+    for file, name, parameters in TESTS[row]:
+        assert name in functions(file), f"{file} has no {name}"
+        marks = [ast.unparse(mark) for mark in functions(file)[name].decorator_list]
+        assert not parameters or any("parametrize" in mark for mark in marks), f"{name} takes no parameters"
+        assert all(mark.startswith(("pytest.mark.parametrize", "pytest.mark.slow")) for mark in marks), marks
+        assert "skip" not in ast.unparse(functions(file)[name]), f"{name} may be skipped"
+
+
+def test_a_row_on_ranks_is_named_with_its_own_number():
+    for row in run_seed_rows.ROWS:
+        assert ("tests/test_seeds.py", "test_row_on_ranks", f"[2-{row}]") in TESTS[row]
+    named = {
+        parameters for tests in TESTS.values() for _, name, parameters in tests if name == "test_row_on_ranks"
+    }
+    assert named == {f"[{ranks}-{row}]" for ranks in (2, 4) for row in run_seed_rows.ROWS}
