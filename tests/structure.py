@@ -30,7 +30,7 @@ ROOM_OF = {
     "": "door",
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
-    "figures": "report",
+    **dict.fromkeys(["figures", "drawing"], "report"),
     "selftest_parts": "selftest",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
