@@ -167,16 +167,23 @@ def main(argv: Sequence[str] | None, threads: int) -> int:
         if len(rows) == len(args.parts) and not rows[-1].failure:
             distributed.barrier()  # the launcher ends the other ranks once one says 1
         return int(bool(failed))
-    folder = Path(tempfile.mkdtemp(prefix="plsc-selftest-"))
-    for ranks in sorted({2, args.ranks} - {1} if args.ranks > 1 else ()):
+    if args.ranks > 1:
+        failed += _launch_all(args.parts, sorted({2, args.ranks}), device)
+    print(f"\nFAILED: {'; '.join(failed)}" if failed else "\nall parts passed")
+    return int(bool(failed))
+
+
+def _launch_all(parts: Sequence[str], numbers: Sequence[int], device: str) -> list[str]:
+    """The tables of each number of ranks; what failed. The ranks' logs are kept then."""
+    folder, failed = Path(tempfile.mkdtemp(prefix="plsc-selftest-")), []
+    for ranks in numbers:
         here = _device_for(ranks, device)
-        failed += _show(f"{ranks} ranks on {here}", launch_parts(args.parts, ranks, here, folder))
+        failed += _show(f"{ranks} ranks on {here}", launch_parts(parts, ranks, here, folder))
     if failed:
-        print(f"\nFAILED: {'; '.join(failed)}\nlogs of the ranks: {folder}")
-        return 1
-    shutil.rmtree(folder)
-    print("\nall parts passed")
-    return 0
+        print(f"\nlogs of the ranks: {folder}")
+    else:
+        shutil.rmtree(folder)
+    return failed
 
 
 def _device_for(ranks: int, device: str) -> str:
