@@ -17,13 +17,13 @@ cases = [
     for C, labels in [(10, "any"), (11, "one rank"), (1003, "any"), (1003, "gap"), (max(1, W - 1), "any")]
 ]
 cases += [
-    {"name": name, "num_classes": C, "counts": uneven, "sample_rate": rate}
+    {"name": name, "num_classes": C, "counts": uneven, "sample_rate": rate, "steps": 4}
     for name in ("softmax", "arcface", "cosface")
     for C in (1, 10, 53, 1003)
     for rate in (0.5, 0.1, 0.001)
 ]
 cases += [
-    {"name": "arcface", "num_classes": C, "counts": uneven, "sample_rate": rate, "bank": "host"}
+    {"name": "arcface", "num_classes": C, "counts": uneven, "sample_rate": rate, "bank": "host", "steps": 4}
     for C in (1, 1003)
     for rate in (1.0, 0.1)
 ]
