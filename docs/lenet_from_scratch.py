@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import zlib  # noqa: F401 (before Paddle: version 2.6 brings a zlib along that the files' would stumble over)
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
