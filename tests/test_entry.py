@@ -13,7 +13,7 @@ import paddle
 import pytest
 from paddle import inference
 
-from plsc import log
+from plsc import cli, log
 from plsc.config import load
 from plsc.entry import RUN_FILES, Entry
 from plsc.errors import MissingFileError, UserError
@@ -284,6 +284,27 @@ def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
     (checkpoint(tmp_path, 1) / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="none of the 1 checkpoints is usable"):
         entry(tmp_path, "Global.resume=true").train()
+
+
+class Started:
+    """Stands for a process that prints one line and ends well."""
+
+    stdout, returncode = ("hello\n",), 0
+
+    def __init__(self, command, **_):
+        Started.command = command
+
+    def wait(self):
+        return self.returncode
+
+
+@pytest.mark.parametrize("verb, program", [("train", "train"), ("test", "eval"), ("export", "export")])
+def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeypatch, capsys, verb, program):
+    monkeypatch.setattr("plsc.entry.subprocess.Popen", Started)
+    assert entry(tmp_path).launch(ranks=3, verb=verb) == {} and capsys.readouterr().out == "hello\n"
+    assert Started.command[1:5] == ["-m", "paddle.distributed.launch", "--nproc_per_node", "3"]
+    assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli._VERBS
+    assert load(tmp_path / "launch.yaml") == entry(tmp_path).config
 
 
 def test_a_launch_cannot_take_objects_along(tmp_path):
