@@ -300,7 +300,7 @@ class Started:
 
 @pytest.mark.parametrize("verb, program", [("train", "train"), ("test", "eval"), ("export", "export")])
 def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeypatch, capsys, verb, program):
-    monkeypatch.setattr("plsc.entry.subprocess.Popen", Started)
+    monkeypatch.setattr("plsc.launcher.subprocess.Popen", Started)
     assert entry(tmp_path).launch(ranks=3, verb=verb) == {} and capsys.readouterr().out == "hello\n"
     assert Started.command[1:5] == ["-m", "paddle.distributed.launch", "--nproc_per_node", "3"]
     assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli._VERBS
