@@ -10,6 +10,8 @@ selected rows over and their gradients back. A row's initial value depends on (s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import paddle
 from paddle import _C_ops
@@ -34,7 +36,7 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
     return rows
 
 
-class Bank:
+class Bank(ABC):
     """Centres [S, width] and optionally a bias [S], with their momentum, and the gradient of the selected rows.
 
     Memory: value and momentum, S * (width + bias) float32 each, where the kind of bank keeps them; the gradient, K of these rows,
@@ -63,33 +65,33 @@ class Bank:
 
     # What the kinds do differently: a store is one of the arrays in self._values and self._momenta.
 
+    @abstractmethod
     def _keep(self, rows: np.ndarray):
         """A store with these rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _zeros_like(self, store):
         """A store of that shape, all zero."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, store, start: int, stop: int) -> paddle.Tensor:
         """Selected rows [start, stop) of a store on the device: a view where that is possible."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _pick(self, store, number_P: paddle.Tensor) -> paddle.Tensor:
         """A copy of the selected rows with these numbers on the device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _move(self, name: str, start: int, stop: int, grad: paddle.Tensor, lr: float, decay: float) -> None:
         """Momentum SGD on selected rows [start, stop)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _put(self, store, start: int, rows: np.ndarray) -> None:
         """Overwrite rows of the shard, from `start` on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _look(self, store) -> np.ndarray:
         """A store as numpy, without a copy where that is possible."""
-        raise NotImplementedError
 
     @property
     def selected(self) -> int:
