@@ -1,5 +1,7 @@
 """Training classifiers whose classes do not fit one device, on PaddlePaddle: `from plsc import Entry`."""
 
+import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
+
 __version__ = "0.1.0"
 __all__ = ["BACKBONES", "DATASETS", "Entry", "__version__"]
 

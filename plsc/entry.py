@@ -194,8 +194,8 @@ class Entry(Setters):
         paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed; what this process can
         import, the ranks can.
 
-        Returns the last evaluation's row of metrics.jsonl ({} if there is none). Raises UserError when a rank failed; the
-        logs are in output_dir/log.
+        Returns the last evaluation's row of metrics.jsonl after "train"; {} if there is none, and after the other verbs.
+        Raises UserError when a rank failed; the logs are in output_dir/log.
         """
         if self._model is not None or self._make_optimizer is not None:
             raise UserError(
@@ -212,7 +212,7 @@ class Entry(Setters):
         if code != 0:
             raise UserError(f"launch: {verb} on {ranks} ranks ended with exit code {code}; see {logs}")
         metrics = self.output_dir / "metrics.jsonl"
-        rows = log.read_metrics(metrics) if metrics.is_file() else []
+        rows = log.read_metrics(metrics) if verb == "train" and metrics.is_file() else []
         return next((row for row in reversed(rows) if "eval" in row), {})
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
