@@ -144,9 +144,9 @@ def test_a_diverging_run_ends_every_rank(tmp_path):
     with pytest.raises(UserError) as raised:
         entry.launch(ranks=2)
     assert str(raised.value) == f"launch: train on 2 ranks ended with exit code 2; see {tmp_path}/log"
-    for rank in (0, 1):
-        last = said_by(tmp_path, rank).splitlines()[-1]
-        assert re.fullmatch(r"ERROR the loss is nan at step \d+ \(learning rate 1e\+06\): lower .*", last)
+    for rank in (0, 1):  # the launcher may terminate one that has said so and is about to end: no last line
+        line = r"^ERROR the loss is nan at step \d+ \(learning rate 1e\+06\): lower "
+        assert re.search(line, said_by(tmp_path, rank), re.MULTILINE)
 
 
 def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
@@ -156,5 +156,5 @@ def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
     command = ["-c", TINY, "-o", HALF, "Global.output_dir=out", broken]
     done = launch(TRAIN, 2, tmp_path, *command, check=False, timeout=60, OMP_NUM_THREADS="1")
     assert done.returncode != 0 and "done: " not in done.stdout
-    assert said_by(tmp_path, 1).splitlines()[-1] == "ERROR sample 7: the picture is broken"
+    assert "ERROR sample 7: the picture is broken" in said_by(tmp_path, 1).splitlines()
     assert "1 CPU thread per rank (OMP_NUM_THREADS as set by you)" in said_by(tmp_path)
