@@ -194,10 +194,30 @@ def check_keywords(
 
 
 def arguments_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The keyword arguments that a class names, and whether it takes any others too."""
-    parameters = inspect.signature(cls).parameters
-    named = {name: p for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    """The keyword arguments that a class names, and whether it takes any others too.
+
+    An __init__ that ends in `**options` passes them on to its base class, whose arguments are then its own too.
+    """
+    named: dict[str, inspect.Parameter] = {}
+    parameters: list[inspect.Parameter] = []
+    for init in _inits(cls):
+        parameters = list(inspect.signature(init).parameters.values())[1:]  # without self
+        for p in parameters:
+            if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
+                named.setdefault(p.name, p)
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _inits(cls: type) -> list[Any]:
+    """The __init__ of a class, and those of its bases that `**options` lead to."""
+    found = []
+    for base in cls.__mro__[:-1]:  # without object
+        if "__init__" in vars(base):
+            found.append(base.__init__)
+            options = inspect.signature(base.__init__).parameters.get("options")
+            if options is None or options.kind is not options.VAR_KEYWORD:
+                break
+    return found
 
 
 def takes(cls: type, name: str) -> bool:
@@ -207,9 +227,12 @@ def takes(cls: type, name: str) -> bool:
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """The annotations of `cls.__init__`, as far as they can be resolved."""
-    try:
-        return typing.get_type_hints(cls.__init__, include_extras=True)
-    except (NameError, TypeError):  # a name imported for type checkers only; `int | None` on Python 3.9
-        hints = cls.__init__.__annotations__
-        return {name: hint for name, hint in hints.items() if not isinstance(hint, str)}
+    """The annotations of the arguments, as far as they can be resolved."""
+    found: dict[str, Any] = {}
+    for init in reversed(_inits(cls)):
+        try:
+            found.update(typing.get_type_hints(init, include_extras=True))
+        except (NameError, TypeError):  # a name imported for type checkers only; `int | None` on Python 3.9
+            hints = init.__annotations__
+            found.update((name, hint) for name, hint in hints.items() if not isinstance(hint, str))
+    return found

@@ -352,7 +352,8 @@ def _pictures(images, contract: dict) -> tuple[Callable[[int, int], np.ndarray],
     """-> (start, stop) -> uint8 [n, C, H, W], and the names."""
     import cv2
 
-    from plsc.data.images import load_image, read_list
+    from plsc.data.images import load_image
+    from plsc.data.lists import read_list
 
     if isinstance(images, np.ndarray):
         height, width = contract["size"]

@@ -105,7 +105,7 @@ DATASETS = Registry(
         "Glyphs": "plsc.data.glyphs:Glyphs",
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
         "IdxImages": "plsc.data.idx:IdxImages",
-        "ImageList": "plsc.data.images:ImageList",
+        "ImageList": "plsc.data.lists:ImageList",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
 )

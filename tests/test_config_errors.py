@@ -8,7 +8,7 @@ from typing import Any, Literal, Union
 import pytest
 from pydantic import Field
 
-from plsc.config_errors import ConfigError, check_keywords, describe, shown
+from plsc.config_errors import ConfigError, check_keywords, describe, shown, takes
 from plsc.config_sections import ModelCfg, TrainDatasetCfg
 from plsc.errors import UserError
 
@@ -143,3 +143,37 @@ def test_what_plsc_passes():
         ("seed", "comes from Global.seed, set that (got 3)")
     ]
     assert check(Narrow, {"width": 3}, TrainDatasetCfg) == ({"width": 3}, [])
+
+
+class Base:
+    def __init__(self, size: tuple[int, int] = (8, 8), seed: int = 0):
+        """seed is given by the run."""
+
+
+class Derived(Base):
+    def __init__(self, path: str, **options):
+        super().__init__(**options)
+
+
+class Last(Derived):
+    def __init__(self, path: str, share: float = 0.5, **options):
+        super().__init__(path, **options)
+
+
+def test_options_are_the_arguments_of_the_base_class():
+    assert check(Last, {"path": "x", "size": [4, 5], "share": 1}, TrainDatasetCfg) == (
+        {"path": "x", "size": (4, 5), "share": 1.0},
+        [],
+    )
+    _, complaints = check(Last, {"path": "x", "sise": [4, 5]}, TrainDatasetCfg)
+    assert complaints == [("sise", "unknown key, did you mean 'size'?")]
+    _, complaints = check(Derived, {"path": "x", "size": 4}, TrainDatasetCfg)
+    assert complaints == [("size", "must be a list of 2 values (got 4)")]
+    assert takes(Last, "seed") and not takes(Last, "steps")
+
+
+def test_a_class_without_init_takes_nothing():
+    class Plain:
+        pass
+
+    assert check(Plain, {"width": 1}, TrainDatasetCfg)[1] == [("width", "unknown key (one of name)")]

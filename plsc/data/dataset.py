@@ -18,17 +18,15 @@ MEAN, SCALE = 127.5, 1 / 127.5  # (pixel - MEAN) * SCALE lies in [-1, 1]
 EVALUATION = 2**32  # the epoch of the images that are evaluated
 
 
-def preprocessing(image_shape: tuple[int, int, int], mean: float = MEAN, scale: float = SCALE) -> dict:
+def preprocessing(
+    image_shape: tuple[int, int, int], mean: float = MEAN, scale: float = SCALE, channels: str | None = None
+) -> dict:
     """The contract between pictures and network, saved with checkpoints and exports: uint8 pictures of this
-    `size` [H, W] and these `channels` ("grey" or "RGB"); the network's input is (pixel - mean) * scale."""
-    channels, height, width = image_shape
-    names = {1: "grey", 3: "RGB"}
-    return {
-        "size": [height, width],
-        "channels": names.get(channels, str(channels)),
-        "mean": mean,
-        "scale": scale,
-    }
+    `size` [H, W] and these `channels` ("grey", "RGB" or "BGR"; None: grey for one, RGB for three); the network's
+    input is (pixel - mean) * scale."""
+    count, height, width = image_shape
+    channels = channels or {1: "grey", 3: "RGB"}.get(count, str(count))
+    return {"size": [height, width], "channels": channels, "mean": mean, "scale": scale}
 
 
 class Dataset(ABC):
@@ -37,7 +35,7 @@ class Dataset(ABC):
     num_classes: int
     labels: np.ndarray  # int64 [len(self)]
     image_shape: tuple[int, int, int]  # C, H, W
-    mean, scale = MEAN, SCALE  # of the contract
+    mean, scale, channels = MEAN, SCALE, None  # of the contract, see preprocessing()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,7 +60,7 @@ class Dataset(ABC):
     @property
     def contract(self) -> dict:
         """See preprocessing()."""
-        return preprocessing(self.image_shape, self.mean, self.scale)
+        return preprocessing(self.image_shape, self.mean, self.scale, self.channels)
 
 
 class PairSet(ABC):
@@ -73,6 +71,7 @@ class PairSet(ABC):
     pairs: np.ndarray  # int64 [P, 2], indices of images
     same: np.ndarray  # bool [P], True where both images are of one class
     image_shape: tuple[int, int, int]  # C, H, W
+    mean, scale, channels = MEAN, SCALE, None  # of the contract, see preprocessing()
 
     @abstractmethod
     def image(self, index: int) -> np.ndarray:
@@ -95,4 +94,4 @@ class PairSet(ABC):
     @property
     def contract(self) -> dict:
         """See preprocessing()."""
-        return preprocessing(self.image_shape)
+        return preprocessing(self.image_shape, self.mean, self.scale, self.channels)

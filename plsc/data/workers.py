@@ -29,7 +29,7 @@ import cv2
 import numpy as np
 
 from plsc.data.dataset import Dataset
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import CorruptImageError, MissingFileError, UserError
 
 SLOTS = 2  # batches under way per worker
 ALIGNMENT = 64  # of the data set's arrays in shared memory
@@ -244,7 +244,7 @@ def _serve(pipe: Connection, dataset_file: int, memory_file: int) -> None:
 
 def _portable(error: Exception) -> Exception:
     """The error as one of our own kinds: another class might not survive the pipe."""
-    for kind in (MissingFileError, UserError, SampleError):
+    for kind in (MissingFileError, CorruptImageError, UserError, SampleError):
         if isinstance(error, kind):
             return kind(str(error))
     return SampleError(f"{type(error).__name__}: {error}")

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from plsc.data.dataset import preprocessing
-from plsc.data.images import ImageList, load_image, read_list
-from plsc.errors import MissingFileError, UserError
+from plsc.data.images import load_image
+from plsc.data.lists import ImageList
+from plsc.errors import CorruptImageError, MissingFileError, UserError
 
 
 @pytest.fixture
@@ -26,53 +27,7 @@ def write(folder, text):
     return str(path)
 
 
-def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
-    paths, labels = read_list(
-        write(folder, b"\xef\xbb\xbfa.png\t0\r\nb c.png\t1\r\nb c.png 1\n\xc3\xa4.png  0")
-    )
-    assert labels.tolist() == [0, 1, 1, 0] and labels.dtype == np.int64
-    assert list(paths) == [str(folder / name) for name in ("a.png", "b c.png", "b c.png", "ä.png")]
-    assert paths[-1] == paths[3] and len(paths) == 4
-    with pytest.raises(IndexError):
-        paths[4]
-
-
-def test_paths_start_at_the_root(folder, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("lists")
-    paths, _ = read_list(write(elsewhere, "a.png\t0\n/b.png\t0\n"), root=str(folder))
-    assert list(paths) == [str(folder / "a.png"), "/b.png"]
-
-
-def test_a_list_for_prediction_needs_no_labels(folder):
-    paths, labels = read_list(write(folder, "a.png\nb c.png\nä.png\t7\n"), labelled=False)
-    assert [path.rsplit("/", 1)[1] for path in paths] == ["a.png", "b c.png", "ä.png"]
-    assert labels.tolist() == [-1, -1, 7]
-
-
-def test_bad_lines_are_all_reported(folder):
-    path = write(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
-    with pytest.raises(UserError) as raised:
-        read_list(path)
-    assert str(raised.value) == (
-        f"{path}: each line must be 'path<TAB>label'; line 2: label 'a b' is not a whole number from 0 up; "
-        "line 3: empty; line 4: 'a.png' is not both a path and a label; "
-        "line 5: label '-1' is not a whole number from 0 up"
-    )
-    with pytest.raises(UserError, match=r"line 5: .*'e'.*; 7 bad lines in all$") as raised:
-        read_list(write(folder, "\n".join("abcdefg")))
-    assert "line 6" not in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_an_empty_list_is_refused(folder):
-    with pytest.raises(UserError, match="list.txt: the list is empty; it needs one image a line$"):
-        read_list(write(folder, ""))
-
-
-def test_missing_files_are_named(folder):
-    with pytest.raises(MissingFileError, match=r"^list: file 'no.txt' does not exist \(looked in "):
-        ImageList.check(list="no.txt")
-    with pytest.raises(MissingFileError, match=r"^root: folder 'nowhere' does not exist \(looked in "):
-        ImageList.check(list=write(folder, "a.png\t0\n"), root="nowhere")
+def test_a_missing_image_is_named(folder):
     with pytest.raises(MissingFileError, match=r"x.png: no such image$"):
         load_image(str(folder / "x.png"), preprocessing((3, 8, 8)))
 
@@ -80,7 +35,9 @@ def test_missing_files_are_named(folder):
 def test_an_image_that_cannot_be_decoded_is_named(folder):
     (folder / "empty.png").write_bytes(b"")
     for name, size in (("broken.jpg", 12), ("empty.png", 0)):
-        with pytest.raises(UserError, match=rf"{name}: not an image that OpenCV can decode \({size} bytes\)"):
+        with pytest.raises(
+            CorruptImageError, match=rf"{name}: not an image that OpenCV can decode \({size} bytes\)"
+        ):
             load_image(str(folder / name), preprocessing((3, 8, 8)))
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         load_image(str(folder), preprocessing((3, 8, 8)))
@@ -95,13 +52,13 @@ def test_an_image_follows_the_contract(folder):
     assert np.array_equal(half, whole[:, ::2, ::2])
     grey = load_image(path, preprocessing((1, 24, 32)))
     assert grey.shape == (1, 24, 32) and grey[0, 0, 0] == 76  # 0.299 of 255
+    blue_first = load_image(path, preprocessing((3, 12, 16), channels="BGR"))
+    assert np.array_equal(blue_first, whole[::-1])
 
 
-def test_image_list_is_a_data_set(folder):
-    data = ImageList(write(folder, "a.png\t0\nb c.png\t1\nä.png\t1\n"), size=(12, 16), channels="grey")
-    assert len(data) == 3 and data.num_classes == 2 and data.labels.tolist() == [0, 1, 1]
-    assert data.image_shape == (1, 12, 16) and data.sample(1, 0).shape == (1, 12, 16)
-    assert data.name(1) == str(folder / "b c.png")
+def test_mean_and_scale_are_in_the_contract(folder):
+    data = ImageList(write(folder, "a.png\t0\n"), size=(12, 16), channels="BGR", mean=127.5, scale=1 / 128)
+    assert data.contract == {"size": [12, 16], "channels": "BGR", "mean": 127.5, "scale": 1 / 128}
 
 
 def test_flip_mirrors_about_half_anew_each_epoch(folder):
@@ -115,15 +72,10 @@ def test_flip_mirrors_about_half_anew_each_epoch(folder):
     assert 8 < sum(mirrored[0]) < 32 and mirrored[0] != mirrored[1]
 
 
-def test_gaps_between_labels_are_refused(folder):
-    with pytest.raises(
-        UserError, match=r"list.txt: no image has label 1 \(2 of the labels 0 to 3 are missing\)"
-    ):
-        ImageList(write(folder, "a.png\t0\na.png\t3\n"))
-
-
 def test_wrong_arguments_are_named(folder):
     with pytest.raises(UserError, match=r"^size: must be \[height, width\] of at least 1, got \[0, 16\]$"):
         ImageList.check(size=(0, 16))
-    with pytest.raises(UserError, match="^channels: must be 'RGB' or 'grey', got 'BGR'$"):
-        ImageList.check(channels="BGR")
+    with pytest.raises(UserError, match="^channels: must be one of RGB, BGR, grey, got 'YUV'$"):
+        ImageList.check(channels="YUV")
+    with pytest.raises(UserError, match="^scale: must be more than 0, got 0$"):
+        ImageList.check(scale=0)

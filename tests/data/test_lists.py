@@ -1,0 +1,88 @@
+import cv2
+import numpy as np
+import pytest
+
+from plsc.data.lists import ImageList, read_list
+from plsc.errors import MissingFileError, UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three images of 12 x 16 (height x width), red at the left and green at the right; and one file that is
+    none."""
+    picture = np.zeros((12, 16, 3), np.uint8)
+    picture[:, :8, 2] = 255  # OpenCV writes BGR
+    picture[:, 8:, 1] = 255
+    for name in ("a.png", "b c.png", "ä.png"):
+        (tmp_path / name).write_bytes(cv2.imencode(".png", picture)[1].tobytes())
+    (tmp_path / "broken.jpg").write_bytes(b"not an image")
+    return tmp_path
+
+
+def write(folder, text):
+    path = folder / "list.txt"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
+    paths, labels = read_list(
+        write(folder, b"\xef\xbb\xbfa.png\t0\r\nb c.png\t1\r\nb c.png 1\n\xc3\xa4.png  0")
+    )
+    assert labels.tolist() == [0, 1, 1, 0] and labels.dtype == np.int64
+    assert list(paths) == [str(folder / name) for name in ("a.png", "b c.png", "b c.png", "ä.png")]
+    assert paths[-1] == paths[3] and len(paths) == 4
+    with pytest.raises(IndexError):
+        paths[4]
+
+
+def test_paths_start_at_the_root(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("lists")
+    paths, _ = read_list(write(elsewhere, "a.png\t0\n/b.png\t0\n"), root=str(folder))
+    assert list(paths) == [str(folder / "a.png"), "/b.png"]
+
+
+def test_a_list_for_prediction_needs_no_labels(folder):
+    paths, labels = read_list(write(folder, "a.png\nb c.png\nä.png\t7\n"), labelled=False)
+    assert [path.rsplit("/", 1)[1] for path in paths] == ["a.png", "b c.png", "ä.png"]
+    assert labels.tolist() == [-1, -1, 7]
+
+
+def test_bad_lines_are_all_reported(folder):
+    path = write(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
+    with pytest.raises(UserError) as raised:
+        read_list(path)
+    assert str(raised.value) == (
+        f"{path}: each line must be 'path<TAB>label'; line 2: label 'a b' is not a whole number from 0 up; "
+        "line 3: empty; line 4: 'a.png' is not both a path and a label; "
+        "line 5: label '-1' is not a whole number from 0 up"
+    )
+    with pytest.raises(UserError, match=r"line 5: .*'e'.*; 7 bad lines in all$") as raised:
+        read_list(write(folder, "\n".join("abcdefg")))
+    assert "line 6" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_empty_list_is_refused(folder):
+    with pytest.raises(UserError, match="list.txt: the list is empty; it needs one image a line$"):
+        read_list(write(folder, ""))
+
+
+def test_missing_files_are_named(folder):
+    with pytest.raises(MissingFileError, match=r"^list: file 'no.txt' does not exist \(looked in "):
+        ImageList.check(list="no.txt")
+    with pytest.raises(MissingFileError, match=r"^root: folder 'nowhere' does not exist \(looked in "):
+        ImageList.check(list=write(folder, "a.png\t0\n"), root="nowhere")
+
+
+def test_image_list_is_a_data_set(folder):
+    data = ImageList(write(folder, "a.png\t0\nb c.png\t1\nä.png\t1\n"), size=(12, 16), channels="grey")
+    assert len(data) == 3 and data.num_classes == 2 and data.labels.tolist() == [0, 1, 1]
+    assert data.image_shape == (1, 12, 16) and data.sample(1, 0).shape == (1, 12, 16)
+    assert data.name(1) == str(folder / "b c.png")
+
+
+def test_gaps_between_labels_are_refused(folder):
+    with pytest.raises(
+        UserError, match=r"list.txt: no image has label 1 \(2 of the labels 0 to 3 are missing\)"
+    ):
+        ImageList(write(folder, "a.png\t0\na.png\t3\n"))
