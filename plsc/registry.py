@@ -106,6 +106,7 @@ DATASETS = Registry(
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
         "IdxImages": "plsc.data.idx:IdxImages",
         "ImageList": "plsc.data.lists:ImageList",
+        "RecImages": "plsc.data.rec:RecImages",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
 )

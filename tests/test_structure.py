@@ -14,6 +14,7 @@ from plsc.data.dataset import Dataset, PairSet, preprocessing
 from plsc.registry import BACKBONES, DATASETS
 from tests import structure
 from tests.idx_files import write_idx
+from tests.image_files import write_rec
 
 SOURCES = structure.sources()
 
@@ -214,6 +215,7 @@ def examples(tmp_path):
         "Glyphs": {"faces": 4},
         "GlyphPairs": {"num_pairs": 50},
         "ImageList": {"list": str(tmp_path / "list.txt"), "size": (16, 12), "flip": True},
+        "RecImages": {"path": str(write_rec(tmp_path / "a.rec", [0, 0, 1, 1])), "flip": True},
         "Synthetic": {"num_classes": 3},
     }
 

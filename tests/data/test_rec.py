@@ -1,0 +1,132 @@
+import os
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc.data.rec import RecImages
+from plsc.data.recordio import RecordWriter, pack_image
+from plsc.errors import MissingFileError, UserError
+from tests.image_files import INSIGHTFACE, needs_insightface_files, png, write_rec
+
+LABELS = [0, 0, (1.0, 0.0), 2, (2.0, 7.0)]
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("index", [True, False])
+def test_both_layouts_give_the_images_and_their_labels(header, index, tmp_path):
+    path = write_rec(tmp_path / "a.rec", LABELS, header)
+    if not index:
+        path.with_suffix(".idx").unlink()
+    data = RecImages(str(path), size=(12, 10), channels="BGR")
+    assert data.labels.tolist() == [0, 0, 1, 2, 2] and data.labels.dtype == np.int64 and data.num_classes == 3
+    for number in range(5):
+        assert data.encoded(number).tobytes() == png(number)
+        pixels = cv2.imdecode(data.encoded(number), cv2.IMREAD_COLOR).transpose(2, 0, 1)
+        assert np.array_equal(data.sample(number, 0), pixels)
+    assert data.title == "a.rec" and data.name(0) == (
+        "record 1 (a.rec @ 40)" if header else "record 0 (a.rec @ 0)"
+    )
+    assert pickle.loads(pickle.dumps(data)).sample(4, 0).tobytes() == data.sample(4, 0).tobytes()
+
+
+def test_a_scan_is_said(tmp_path, capsys):
+    write_rec(tmp_path / "a.rec", LABELS).with_suffix(".idx").unlink()
+    RecImages(str(tmp_path / "a.rec"))
+    assert "a.rec: no a.idx, found 9 records by a scan\n" in capsys.readouterr().out
+
+
+def test_keys_out_of_order_give_the_order_of_the_keys(tmp_path):
+    path = write_rec(tmp_path / "a.rec", [0, 1, 2], header=False)
+    offsets = [line.split()[1] for line in path.with_suffix(".idx").read_text().splitlines()]
+    path.with_suffix(".idx").write_text(
+        "".join(f"{key}\t{offset}\n" for key, offset in zip((7, 0, 3), offsets))
+    )
+    data = RecImages(str(path))
+    assert data.labels.tolist() == [1, 2, 0] and data.name(0).startswith("record 0 (a.rec @ ")
+
+
+def refusal(path, **options):
+    with pytest.raises(UserError) as raised:
+        RecImages(str(path), **options)
+    said = str(raised.value).replace(f"{path.parent}/", "")
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    "label, shown", [(0.5, "0.5"), (-1, "-1"), (float("nan"), "nan"), (float("inf"), "inf"), (3e9, "3e+09")]
+)
+def test_labels_that_are_no_whole_numbers_name_the_record(label, shown, tmp_path):
+    path = write_rec(tmp_path / "a.rec", [0, 1, label, label], header=False)
+    said = refusal(path)
+    assert said.startswith("a.rec: record 2 (a.rec @ ")
+    assert said.endswith(f" has label {shown}, which is not a whole number from 0 up (2 such labels in all)")
+
+
+def test_gaps_between_labels_are_refused(tmp_path):
+    said = refusal(write_rec(tmp_path / "a.rec", [0, 2]))
+    assert said.startswith(
+        "a.rec: no image has label 1 (1 of the labels 0 to 2 are missing); number the classes"
+    )
+
+
+def test_an_index_that_counts_from_1_is_refused(tmp_path):
+    path = write_rec(tmp_path / "a.rec", LABELS)
+    offsets = [line.split()[1] for line in path.with_suffix(".idx").read_text().splitlines()]
+    path.with_suffix(".idx").write_text(
+        "".join(f"{key}\t{offset}\n" for key, offset in enumerate(offsets, start=1))
+    )
+    assert refusal(path) == (
+        "a.idx: its first key is 1, must be 0 in a file that begins with a header record; delete it, and the records are found by "
+        "a scan"
+    )
+
+
+def test_a_header_that_promises_other_images_is_refused(tmp_path):
+    with RecordWriter(str(tmp_path / "a.rec")) as writer:
+        writer.write(pack_image(b"", (5.0, 6.0)))
+        for number in range(2):
+            writer.write(pack_image(png(number), 0.0, number))
+    assert refusal(tmp_path / "a.rec").startswith(
+        "a.rec: its header record promises 4 images, the index has 2 of them; "
+    )
+
+
+def test_a_record_without_an_image_is_refused(tmp_path):
+    with RecordWriter(str(tmp_path / "a.rec")) as writer:
+        writer.write(pack_image(png(0), 0.0))
+        writer.write(pack_image(b"", 0.0))
+    assert refusal(
+        tmp_path / "a.rec"
+    ) == "a.rec: record 1 (a.rec @ {}) has no image (1 such records in all)".format(
+        os.path.getsize(tmp_path / "a.rec") - 32
+    )
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(MissingFileError, match=r"^path: file 'no.rec' does not exist \(looked in "):
+        RecImages.check(path="no.rec")
+    path = write_rec(tmp_path / "a.rec", [0])
+    with pytest.raises(MissingFileError, match=r"^index: file 'no.idx' does not exist"):
+        RecImages.check(path=str(path), index="no.idx")
+
+
+@needs_insightface_files
+def test_mxnets_own_file_holds_868_images_of_100_people():
+    data = RecImages(str(INSIGHTFACE / "lfw_mxnet" / "train.rec"))
+    assert (len(data), data.num_classes) == (868, 100) and data.name(0) == "record 1 (train.rec @ 40)"
+    assert data.sample(867, 0).shape == (3, 112, 112)
+    assert all(data.encoded(index)[:2].tobytes() == b"\xff\xd8" for index in range(868))
+
+
+@needs_insightface_files
+def test_im2recs_own_file_gives_the_labels_of_its_list():
+    folder = INSIGHTFACE / "popkorn_adaface"
+    data = RecImages(str(folder / "train.rec"))
+    rows = sorted(
+        map(str.split, (folder / "train.lst").read_text().splitlines()), key=lambda row: int(row[0])
+    )
+    assert data.labels.tolist() == [int(float(row[1])) for row in rows]
+    assert data.name(1).startswith("record 1 (") and data.records.keys.tolist() == [0, 4, 7, 5, 1, 6, 3, 2]

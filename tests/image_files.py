@@ -1,0 +1,51 @@
+"""Small sets of encoded images in the formats that people have, made up for a test; and where the real ones are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc.data.recordio import RecordWriter, pack_image
+from tests.idx_files import DATA
+
+INSIGHTFACE = DATA / "insightface_format"
+needs_insightface_files = pytest.mark.skipif(
+    not (INSIGHTFACE / "lfw_mxnet" / "train.rec").is_file(),
+    reason="needs the folder insightface_format of the test data in $PLSC_TEST_DATA",
+)
+
+
+def png(number: int) -> bytes:
+    """A picture of 12 x 10 that no other number has."""
+    pixels = np.random.default_rng(number).integers(0, 256, (12, 10, 3), np.uint8)
+    return cv2.imencode(".png", pixels)[1].tobytes()
+
+
+def write_rec(path: Path, labels: list, header: bool = True) -> Path:
+    """A .rec with picture i of label labels[i] (a number, or a tuple of several); header: InsightFace's layout."""
+    firsts = [label[0] if isinstance(label, tuple) else label for label in labels]
+    identities = sorted(set(firsts))
+    with RecordWriter(str(path)) as writer:
+        if header:
+            end = len(labels) + 1
+            writer.write(pack_image(b"", (float(end), float(end + len(identities))), 0))
+        for number, label in enumerate(labels):
+            writer.write(pack_image(png(number), label, number + header))
+        for number, identity in enumerate(identities if header else ()):
+            first = firsts.index(identity) + 1
+            writer.write(pack_image(b"", (float(first), float(first + firsts.count(identity))), end + number))
+    return path
+
+
+def write_folder(folder: Path, counts: dict[str, int]) -> Path:
+    """A folder for each identity, with so many pictures."""
+    number = 0
+    for identity, count in counts.items():
+        (folder / identity).mkdir(parents=True)
+        for index in range(1, count + 1):
+            (folder / identity / f"{identity}_{index:04}.png").write_bytes(png(number))
+            number += 1
+    return folder
