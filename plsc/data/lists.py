@@ -1,39 +1,61 @@
 """List files: one image and its label a line, `path<TAB>label`.
 
-`ImageList` trains on them; `read_list` also serves prediction and validation sets. Indexes are numpy arrays: as Python
-strings, 5 million paths would take 600 MB, and so in each worker.
+`ImageList` trains on them; `read_list` also serves prediction and validation sets; `ImageFiles` is what all sets share
+whose images are files of their own. Indexes are numpy arrays: as Python strings, 5 million paths would take 600 MB, and
+so in each worker. A list of 5 million lines is read in 2 s.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from plsc import log
 from plsc.data.images import EncodedImages, read_file
 from plsc.errors import MissingFileError, UserError
 
-BAD_LINES_SHOWN = 5
+SHOWN = 5  # bad lines and missing images that a message names
+CHECKED = 1_000_000  # images of a list that are looked for at the start; the identities of longer lists stay unknown
+_CHUNK = 2**24  # bytes of a list that are worked on together
+_LABEL_DIGITS = 18  # fit into an int64
 
 
 class Paths(Sequence):
-    """Many paths in two arrays: as a list of strings, 5 million would take 600 MB, and so in each worker."""
+    """Many paths in two arrays: `text` uint8, all paths one after the other, and `stops` int64 [N], where each ends."""
 
-    def __init__(self, root: str, text: bytearray, stops: array):
-        self.root = root
-        self._text = np.frombuffer(text, np.uint8)
-        self._stops = np.frombuffer(stops, np.int64)
+    def __init__(self, root: str, text: np.ndarray, stops: np.ndarray):
+        self.root, self._text, self._stops = root, text, stops
+
+    @classmethod
+    def of(cls, root: str, paths: Iterable[str]) -> Paths:
+        text, stops = bytearray(), array("q")
+        for path in paths:
+            text += os.fsencode(path)
+            stops.append(len(text))
+        return cls(root, np.frombuffer(text, np.uint8), np.frombuffer(stops, np.int64))
 
     def __len__(self) -> int:
         return len(self._stops)
 
     def __getitem__(self, index: int) -> str:
+        return os.path.join(self.root, self.written(index))
+
+    def written(self, index: int) -> str:
+        """The path as it was given, without the root."""
         index = range(len(self))[index]
         start = self._stops[index - 1] if index else 0
-        return os.path.join(self.root, os.fsdecode(self._text[start : self._stops[index]].tobytes()))
+        return os.fsdecode(self._text[start : self._stops[index]].tobytes())
+
+    def where(self, keep: np.ndarray) -> Paths:
+        """Those for which `keep`, bool [N], is True."""
+        lengths = np.diff(self._stops, prepend=0)
+        return Paths(self.root, self._text[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
 
 
 def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, np.ndarray]:
@@ -45,42 +67,123 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
     the bad lines.
     """
     check_list(path, root)
-    text, stops, labels = bytearray(), array("q"), array("q")
-    bad: list[str] = []
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            line = line.strip(b"\r\n")
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
-            image, label = image.strip(), label.strip()
-            if not labelled and not (image and label.isdigit()):
-                image, label = line.strip(), None
-            fault = _fault(line, image, label)
+    texts, lengths, labels, bad = [], [], [], []
+    count = 0
+    for chunk in whole_lines(path):
+        begin, stop, label = _split_fast(chunk)
+        for row in np.flatnonzero(label < 0).tolist():
+            fault = _split_slowly(chunk, row, begin, stop, label, labelled)
             if fault:
-                bad.append(f"line {number}: {fault}")
-                continue
-            text += image
-            stops.append(len(text))
-            labels.append(-1 if label is None else int(label))
+                bad.append(f"line {count + row + 1}: {fault}")
+        count += len(label)
+        texts.append(chunk[_covered(begin, stop, len(chunk))])
+        lengths.append(stop - begin)
+        labels.append(label)
     if bad:
-        more = f"; {len(bad)} bad lines in all" if len(bad) > BAD_LINES_SHOWN else ""
+        more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
         wanted = "'path<TAB>label'" if labelled else "'path' or 'path<TAB>label'"
-        raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:BAD_LINES_SHOWN])}{more}")
+        raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}")
     if not labels:
         raise UserError(f"{path}: the list is empty; it needs one image a line")
-    return Paths(root or os.path.dirname(path), text, stops), np.array(labels, np.int64)
+    paths = Paths(root or os.path.dirname(path), np.concatenate(texts), np.cumsum(np.concatenate(lengths)))
+    return paths, np.concatenate(labels)
 
 
-def _fault(line: bytes, image: bytes, label: bytes | None) -> str | None:
-    """What is wrong with a line, or None."""
+def whole_lines(path: str) -> Iterator[np.ndarray]:
+    """The file in pieces of whole lines, each with its \\n: uint8 [n]."""
+    with open(path, "rb") as file:
+        rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
+        while data := file.read(_CHUNK):
+            rest += data
+            end = rest.rfind(b"\n") + 1
+            if end:
+                yield np.frombuffer(rest, np.uint8, end)
+                rest = rest[end:]
+        if rest:
+            yield np.frombuffer(rest + b"\n" * (not rest.endswith(b"\n")), np.uint8)
+
+
+def _split_fast(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the paths of the lines begin and stop, and their labels, int64 [lines] each.
+
+    A line that is not clearly `path<separator>digits` has the label -1, and its path is empty.
+    """
+    begin, ends = find_lines(chunk)
+    separator = last_before(chunk == ord("\t"), ends)
+    no_tab = separator < begin
+    separator[no_tab] = last_before(chunk == ord(" "), ends[no_tab])
+    label = read_numbers(chunk, separator + 1, ends)
+    good = (separator > begin) & (label >= 0)
+    good &= ~_is_space(chunk[begin]) & ~_is_space(chunk[separator - 1])
+    label[~good] = -1
+    return begin, np.where(good, separator, begin), label
+
+
+def read_numbers(text: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """The whole numbers from 0 up that are written in text[start:stop], int64 [N]; -1 where there is something else."""
+    digits = stop - start
+    good = (digits > 0) & (digits <= _LABEL_DIGITS)
+    numbers = np.zeros(len(start), np.int64)
+    for place in range(int(digits[good].max(initial=0))):
+        rows = np.flatnonzero(good & (place < digits))
+        digit = text[start[rows] + place] - np.uint8(ord("0"))
+        numbers[rows] = 10 * numbers[rows] + digit
+        good[rows[digit > 9]] = False
+    return np.where(good, numbers, -1)
+
+
+def find_lines(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where lines begin, and where they end without \\n and \\r\\n: int64 [lines] each."""
+    ends = np.flatnonzero(chunk == ord("\n"))
+    begin = np.append(0, ends[:-1] + 1)
+    return begin, ends - ((ends > begin) & (chunk[ends - 1] == ord("\r")))
+
+
+def last_before(found: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The last position before each of `ends` where `found` is True; -1 if there is none."""
+    positions = np.append(-1, np.flatnonzero(found))
+    return positions[np.searchsorted(positions, ends) - 1]
+
+
+def _is_space(characters: np.ndarray) -> np.ndarray:
+    return (characters == ord(" ")) | ((characters >= ord("\t")) & (characters <= ord("\r")))
+
+
+def _covered(begin: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
+    """bool [length]: the bytes in [begin, stop) of any line."""
+    change = np.zeros(length + 1, np.int8)
+    change[begin] += 1
+    np.subtract.at(change, stop, 1)
+    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
+
+
+def _split_slowly(
+    chunk: np.ndarray, row: int, begin: np.ndarray, stop: np.ndarray, label: np.ndarray, labelled: bool
+) -> str | None:
+    """Split one line with care for its spaces, and note the result in `begin`, `stop`, `label`; or say what is wrong."""
+    start = int(begin[row])
+    end = int(begin[row + 1]) if row + 1 < len(begin) else len(chunk)
+    line = chunk[start:end].tobytes().strip(b"\r\n")
+    image, _, number = line.rpartition(b"\t" if b"\t" in line else b" ")
+    image, number = image.strip(), number.strip()
+    if not labelled and not (image and number.isdigit()):
+        image, number = line.strip(), None
     if not line.strip():
         return "empty"
     if not image:
-        return f"'{os.fsdecode(line)}' is not both a path and a label"
-    if label is not None and not (label.isdigit() and len(label) < 19):
-        return f"label '{os.fsdecode(label)}' is not a whole number from 0 up"
+        return f"'{_shown(line)}' is not both a path and a label"
+    if number is not None and not (number.isdigit() and len(number) <= _LABEL_DIGITS):
+        return f"label '{_shown(number)}' is not a whole number from 0 up"
+    begin[row] = start + line.index(image)
+    stop[row] = begin[row] + len(image)
+    label[row] = -1 if number is None else int(number)
     return None
+
+
+def _shown(text: bytes) -> str:
+    """What a message quotes: the start, printable, whatever the bytes are."""
+    start = text[:200].decode("utf-8", "backslashreplace")
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in start)
 
 
 def check_list(path: str, root: str = "") -> None:
@@ -91,18 +194,110 @@ def check_list(path: str, root: str = "") -> None:
         raise MissingFileError(f"root: folder '{root}' does not exist (looked in {Path.cwd()})")
 
 
-class ImageList(EncodedImages):
+def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = None) -> None:
+    """Raise MissingFileError, which begins with `where`, if one of the images is not there.
+
+    `lines`: index -> the line that names it; None: index + 1.
+
+    Of more than CHECKED images, so many are looked for, evenly spaced, and the log says so.
+    """
+    count = len(paths)
+    looked_at = range(count)
+    if count > CHECKED:
+        looked_at = np.linspace(0, count - 1, CHECKED).astype(np.int64).tolist()
+        log.get_logger().info(f"{where}: {count:,} images; looked for {CHECKED:,} of them, evenly spaced")
+    missing = [index for index in looked_at if not os.path.exists(paths[index])]
+    if missing:
+        named = "; ".join(
+            f"line {lines[index] if lines else index + 1}: {_shown(os.fsencode(paths.written(index)))} does not exist"
+            for index in missing[:SHOWN]
+        )
+        raise MissingFileError(
+            f"{where}: {named}; {len(missing):,} missing images in all (relative paths start at {os.path.abspath(paths.root)})"
+        )
+
+
+def identity_names(folders: Sequence[str]) -> np.ndarray:
+    """What the identities of these folders are called, text [N]: by the folder's own name.
+
+    Names that differ in nothing but a number (0001, person_7) mean something in their own set only; there it is the whole path.
+    """
+    names = [os.path.basename(folder) for folder in folders]
+    stems = {re.sub(r"\d+", "#", name) for name in names}
+    numbered = len(stems) == 1 and "#" in stems.pop()
+    return np.array([os.path.abspath(folder) for folder in folders] if numbered else names)
+
+
+class ImageFiles(EncodedImages):
+    """Labelled images in files of their own; the base of ImageList and ImageFolder.
+
+    `classes`: [start, stop] keeps the classes start to stop - 1, numbered from 0 again; []: all.
+    """
+
+    paths: Paths
+
+    def __init__(self, classes: tuple[int, ...] = (), **options):
+        super().__init__(**options)
+        self.classes = classes
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        check_classes(kwargs.get("classes", ()))
+
+    def _set_files(self, paths: Paths, labels: np.ndarray, where: str) -> None:
+        self._set_labels(labels, where)
+        if self.classes:
+            keep = in_classes(labels, self.num_classes, self.classes, where)
+            paths, labels = paths.where(keep), labels[keep] - self.classes[0]
+            self._set_labels(labels, where)
+        self.paths = paths
+
+    def encoded(self, index: int) -> np.ndarray:
+        return read_file(self.paths[index])
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    @functools.cached_property
+    def identities(self) -> np.ndarray | None:
+        """The folders' names, if each class has a folder of its own; of more than CHECKED images it is not found out."""
+        if len(self) > CHECKED:
+            return None
+        pairs = {(label, os.path.dirname(path)) for label, path in zip(self.labels.tolist(), self.paths)}
+        one_to_one = len(pairs) == self.num_classes == len({folder for _, folder in pairs})
+        return identity_names([folder for _, folder in sorted(pairs)]) if one_to_one else None
+
+
+def check_classes(classes: Sequence[int]) -> None:
+    """Raise UserError unless `classes` is [start, stop], or empty."""
+    if classes and not (len(classes) == 2 and 0 <= classes[0] < classes[1]):
+        raise UserError(f"classes: must be [start, stop] with 0 <= start < stop, got {[*classes]}")
+
+
+def in_classes(labels: np.ndarray, num_classes: int, classes: Sequence[int], where: str) -> np.ndarray:
+    """bool [N]: the images of the classes [start, stop); UserError if there are not so many."""
+    if classes[1] > num_classes:
+        raise UserError(
+            f"classes: must be [start, stop] with stop <= {num_classes}, the classes of {where}, got {[*classes]}"
+        )
+    return (labels >= classes[0]) & (labels < classes[1])
+
+
+class ImageList(ImageFiles):
     """The images of a list file (`path<TAB>label` a line; the labels are 0, 1, ... without gaps).
 
     `list`: the list file. `root`: where its relative paths start; empty = the list's own folder. Further keys:
-    those of all image formats, see plsc.data.images.EncodedImages.
+    those of plsc.data.lists.ImageFiles, and of all image formats, see plsc.data.images.EncodedImages.
     """
 
     def __init__(self, list: str, root: str = "", **options):
         self.check(list=list, root=root, **options)
         super().__init__(**options)
-        self.paths, labels = read_list(list, root)
-        self._set_labels(labels, list)
+        paths, labels = read_list(list, root)
+        refuse_missing(paths, list)
+        self._set_files(paths, labels, list)
+        self._title = os.path.basename(list)
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -110,8 +305,6 @@ class ImageList(EncodedImages):
         if "list" in kwargs:
             check_list(kwargs["list"], kwargs.get("root", ""))
 
-    def encoded(self, index: int) -> np.ndarray:
-        return read_file(self.paths[index])
-
-    def name(self, index: int) -> str:
-        return self.paths[index]
+    @property
+    def title(self) -> str:
+        return self._title

@@ -2,7 +2,8 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data.lists import ImageList, read_list
+from plsc.data import lists
+from plsc.data.lists import ImageList, Paths, identity_names, read_list
 from plsc.errors import MissingFileError, UserError
 
 
@@ -86,3 +87,113 @@ def test_gaps_between_labels_are_refused(folder):
         UserError, match=r"list.txt: no image has label 1 \(2 of the labels 0 to 3 are missing\)"
     ):
         ImageList(write(folder, "a.png\t0\na.png\t3\n"))
+
+
+def slow_reading(text):
+    """What read_list's docstring says, line by line."""
+    found = []
+    for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        line = line.strip(b"\r")
+        image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
+        found.append((image.strip().decode(), int(label)))
+    return found
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 2**24])
+def test_any_mixture_of_lines_is_read_alike(folder, chunk, monkeypatch):
+    monkeypatch.setattr(lists, "_CHUNK", chunk)
+    rng = np.random.default_rng(chunk)
+    forms = [
+        "{0}.png\t{1}",
+        "{0}.png\t{1}\r",
+        "{0} b.png\t{1}",
+        "{0}.png {1}",
+        " {0}.png\t {1} ",
+        "{0}\tb.png\t{1}",
+        "{0}.png  {1}",
+    ]
+    for _ in range(20):
+        numbers = rng.integers(0, 10 ** rng.integers(1, 18), (30, 2))
+        text = "\n".join(
+            forms[number % 7].format(*pair) for number, pair in zip(rng.integers(0, 7, 30), numbers.tolist())
+        )
+        text = b"\xef\xbb\xbf" * int(rng.integers(0, 2)) + text.encode()
+        paths, labels = read_list(write(folder, text + b"\n" * int(rng.integers(0, 2))))
+        assert [*zip(map(paths.written, range(30)), labels.tolist())] == slow_reading(text)
+
+
+def test_some_of_many_paths():
+    names = ["a", "", "bcd", "ä", "e"]
+    some = Paths.of("root", names).where(np.array([True, False, True, True, False]))
+    assert list(some) == ["root/a", "root/bcd", "root/ä"] and some.written(1) == "bcd"
+
+
+def test_missing_images_are_counted_and_named_before_the_first_step(folder):
+    path = write(folder, "a.png\t0\nx.png\t0\n" + "".join(f"y{n}.png\t0\n" for n in range(3)))
+    with pytest.raises(MissingFileError) as raised:
+        ImageList(path)
+    assert str(raised.value) == (
+        f"{path}: line 2: x.png does not exist; line 3: y0.png does not exist; line 4: y1.png does not exist; "
+        f"line 5: y2.png does not exist; 4 missing images in all (relative paths start at {folder})"
+    )
+    with pytest.raises(MissingFileError, match="line 5: n does not exist; 7 missing images in all"):
+        ImageList(write(folder, "n\t0\n" * 7))
+
+
+def test_of_very_many_images_some_are_looked_for(folder, monkeypatch, capsys):
+    monkeypatch.setattr(lists, "CHECKED", 3)
+    path = write(folder, "a.png\t0\nno.png\t0\na.png\t0\na.png\t0\na.png\t0\n")
+    data = ImageList(path)
+    assert len(data) == 5 and data.identities is None
+    assert f"{path}: 5 images; looked for 3 of them, evenly spaced\n" in capsys.readouterr().out
+    with pytest.raises(
+        MissingFileError, match=r"list.txt: line 5: no.png does not exist; 1 missing images in all"
+    ):
+        ImageList(write(folder, "a.png\t0\n" * 4 + "no.png\t0"))
+
+
+def test_a_range_of_the_classes(folder):
+    path = write(folder, "a.png\t0\nb c.png\t1\nä.png\t2\na.png\t3\nä.png\t1\n")
+    data = ImageList(path, classes=(1, 3))
+    assert data.labels.tolist() == [0, 1, 0] and data.num_classes == 2
+    assert [data.name(index).rpartition("/")[2] for index in range(3)] == ["b c.png", "ä.png", "ä.png"]
+    for classes in ((1, 1), (-1, 2), (1,), (0, 1, 2)):
+        with pytest.raises(
+            UserError, match=r"^classes: must be \[start, stop\] with 0 <= start < stop, got \["
+        ):
+            ImageList.check(classes=classes)
+    with pytest.raises(
+        UserError,
+        match=r"^classes: must be \[start, stop\] with stop <= 4, the classes of .*list.txt, got \[2, 5\]$",
+    ):
+        ImageList(path, classes=(2, 5))
+
+
+def test_folders_are_the_identities_where_each_class_has_its_own(folder):
+    for name in ("Ann", "Bob"):
+        (folder / name).mkdir()
+        for number in (1, 2):
+            (folder / name / f"{number}.png").write_bytes((folder / "a.png").read_bytes())
+    own = write(folder, "Bob/1.png\t0\nAnn/1.png\t1\nBob/2.png\t0\n")
+    assert ImageList(own).identities.tolist() == ["Bob", "Ann"]
+    assert ImageList(own, classes=(1, 2)).identities.tolist() == ["Ann"]
+    assert ImageList(write(folder, "Bob/1.png\t0\nAnn/1.png\t0\n")).identities is None
+    assert ImageList(write(folder, "Bob/1.png\t0\nBob/2.png\t1\n")).identities is None
+
+
+def test_numbered_folders_are_identities_of_their_own_set_only():
+    assert identity_names(["/a/Ann_1", "/a/Bob_2"]).tolist() == ["Ann_1", "Bob_2"]
+    assert identity_names(["/a/0001", "/a/0002"]).tolist() == ["/a/0001", "/a/0002"]
+    assert identity_names(["/a/id7"]).tolist() == ["/a/id7"]
+
+
+def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
+    with pytest.raises(UserError) as raised:
+        read_list(write(folder, (folder / "a.png").read_bytes()))
+    assert (
+        "line 1: '\\x89PNG' is not both a path and a label" in str(raised.value)
+        and str(raised.value).isprintable()
+    )
+    with pytest.raises(MissingFileError) as raised:
+        ImageList(write(folder, b"\xff.png\t0\n"))
+    assert r"line 1: \xff.png does not exist" in str(raised.value)
