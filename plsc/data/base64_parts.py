@@ -1,0 +1,123 @@
+"""PLSC's base64 parts: text files with an image and its label a line, `base64<TAB>label` or `label<TAB>base64`.
+
+PLSC's documentation had the one order and its tool the other; the first line of each file tells. The files are walked
+through once at the start for where the lines are. Try it: `Base64Parts("parts/").num_classes`.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from plsc.data.images import EncodedImages
+from plsc.data.lists import SHOWN, find_lines, last_before, read_numbers, whole_lines
+from plsc.errors import CorruptImageError, MissingFileError, UserError
+
+_TAB = ord("\t")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
+
+
+class Base64Parts(EncodedImages):
+    """The images of PLSC's base64 text parts.
+
+    `path`: a part, or a folder of parts, which are read in the order of their names. Further keys: those of all image
+    formats, see plsc.data.images.EncodedImages.
+    """
+
+    def __init__(self, path: str, **options):
+        self.check(path=path, **options)
+        super().__init__(**options)
+        self.path = path
+        self.parts = part_files(path)
+        self._files: dict[int, BinaryIO] = {}
+        found = [read_part(part) for part in self.parts]
+        self._part = np.repeat(np.arange(len(found), dtype=np.int32), [len(labels) for _, _, labels in found])
+        self._starts, self._lengths, labels = (np.concatenate(columns) for columns in zip(*found))
+        self._set_labels(labels, path)
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        if "path" in kwargs and not os.path.exists(kwargs["path"]):
+            raise MissingFileError(f"path: '{kwargs['path']}' does not exist (looked in {Path.cwd()})")
+
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_files": {}}  # each process opens the files itself
+
+    @property
+    def title(self) -> str:
+        return os.path.basename(os.path.abspath(self.path))
+
+    def encoded(self, index: int) -> np.ndarray:
+        part = int(self._part[index])
+        if part not in self._files:
+            self._files[part] = open(self.parts[part], "rb", buffering=0)  # noqa: SIM115 - closed with this object
+        text = os.pread(self._files[part].fileno(), int(self._lengths[index]), int(self._starts[index]))
+        try:
+            return np.frombuffer(binascii.a2b_base64(text), np.uint8)
+        except binascii.Error as error:
+            raise CorruptImageError(f"{self.name(index)}: not base64 ({error})") from None
+
+    def name(self, index: int) -> str:
+        """The part, and the image's line in it."""
+        part = int(self._part[index])
+        return f"{self.parts[part]}: line {index - int(np.searchsorted(self._part, part)) + 1}"
+
+
+def part_files(path: str) -> list[str]:
+    """The parts: `path` itself, or the files in it in the order of their names, without those that begin with a dot."""
+    if os.path.isfile(path):
+        return [path]
+    files = sorted(
+        entry.path for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith(".")
+    )
+    if not files:
+        raise UserError(f"{path}: has no files; give a base64 part, or a folder of them")
+    return files
+
+
+def label_is_first(line: bytes) -> bool | None:
+    """Whether the line is `label<TAB>base64`; None if it is that neither way round."""
+    first, tab, second = line.strip(b"\r\n").partition(b"\t")
+    if not tab or not first or not second or b"\t" in second:
+        return None
+    # "1234" is good base64 too, but no image is shorter than its label.
+    label, data = (first, second) if len(first) < len(second) else (second, first)
+    return label is first if label.isdigit() and _BASE64.fullmatch(data) else None
+
+
+def read_part(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the base64 texts start, their lengths, and the labels: int64 [lines] each. UserError names bad lines."""
+    starts, lengths, labels, bad = [], [], [], []
+    count, label_first = 0, None
+    with open(path, "rb") as file:
+        offset = 3 if file.read(3) == b"\xef\xbb\xbf" else 0
+    for chunk in whole_lines(path):
+        begin, end = find_lines(chunk)
+        tab = last_before(chunk == _TAB, end)
+        if count == 0:
+            label_first = label_is_first(chunk[: end[0]].tobytes())
+        if label_first is None:
+            raise UserError(f"{path}: line 1 is neither 'base64<TAB>label' nor 'label<TAB>base64'")
+        label = read_numbers(chunk, *((begin, tab) if label_first else (tab + 1, end)))
+        start, stop = (tab + 1, end) if label_first else (begin, tab)
+        wrong = np.flatnonzero((label < 0) | (tab <= begin) | (stop <= start))
+        bad += (wrong + count + 1).tolist()
+        starts.append(start + offset)
+        lengths.append(stop - start)
+        labels.append(label)
+        count, offset = count + len(label), offset + len(chunk)
+    if bad or not count:
+        wanted = "label<TAB>base64" if label_first else "base64<TAB>label"
+        what = (
+            f"line {', '.join(map(str, bad[:SHOWN]))}: must be '{wanted}'; {len(bad):,} bad lines in all"
+            if bad
+            else "is empty"
+        )
+        raise UserError(f"{path}: {what}")
+    return np.concatenate(starts), np.concatenate(lengths), np.concatenate(labels)
