@@ -102,10 +102,17 @@ BACKBONES = Registry(
 DATASETS = Registry(
     "dataset",
     {
+        "Base64Parts": "plsc.data.base64_parts:Base64Parts",
+        "BinPairs": "plsc.data.packs:BinPairs",
+        "GalleryProbe": "plsc.data.templates:GalleryProbe",
         "Glyphs": "plsc.data.glyphs:Glyphs",
         "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
         "IdxImages": "plsc.data.idx:IdxImages",
+        "IjbPairs": "plsc.data.templates:IjbPairs",
+        "ImageFolder": "plsc.data.folder:ImageFolder",
         "ImageList": "plsc.data.lists:ImageList",
+        "ImagePairs": "plsc.data.pairs:ImagePairs",
+        "PairList": "plsc.data.pairs:PairList",
         "RecImages": "plsc.data.rec:RecImages",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },

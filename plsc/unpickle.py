@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import collections
+import os
 import pickle
 import pickletools
 import re
@@ -128,3 +129,10 @@ def _check_memo(file: BinaryIO) -> None:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > count:
             raise _Refused(f"memo entry {argument} at its operation {count}")
+
+
+def save_pickle(path: str, value: object) -> None:
+    """Write lists, tuples, bytes, bools, numbers and arrays as a pickle (protocol 4), beside `path` and renamed."""
+    with open(f"{path}.tmp", "wb") as file:
+        pickle.dump(value, file, protocol=4)
+    os.replace(f"{path}.tmp", path)

@@ -104,4 +104,16 @@ def test_did_you_mean_ignores_case_and_keeps_silent_when_nothing_is_near():
 
 def test_builtin_names():
     assert BACKBONES.names() == ["LeNet", "SmallResNet"]
-    assert DATASETS.names() == ["GlyphPairs", "Glyphs", "IdxImages", "ImageList", "RecImages", "Synthetic"]
+    assert DATASETS.names() == [
+        *(
+            "Base64Parts",
+            "BinPairs",
+            "GalleryProbe",
+            "GlyphPairs",
+            "Glyphs",
+            "IdxImages",
+            "IjbPairs",
+            "ImageFolder",
+        ),
+        *("ImageList", "ImagePairs", "PairList", "RecImages", "Synthetic"),
+    ]

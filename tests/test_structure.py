@@ -4,17 +4,19 @@ A rule that fails names file, line and what to do. To allow an exception, change
 place where the next reader looks for it.
 """
 
+import base64
 import inspect
 
 import cv2
 import numpy as np
 import pytest
 
-from plsc.data.dataset import Dataset, PairSet, preprocessing
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet, preprocessing
+from plsc.data.packs import write_pack
 from plsc.registry import BACKBONES, DATASETS
 from tests import structure
 from tests.idx_files import write_idx
-from tests.image_files import write_rec
+from tests.image_files import png, write_folder, write_rec
 
 SOURCES = structure.sources()
 
@@ -210,7 +212,22 @@ def examples(tmp_path):
         "images": str(write_idx(tmp_path / "images", np.zeros((4, 5, 6), np.uint8))),
         "labels": str(write_idx(tmp_path / "labels", np.array([1, 0, 1, 0], np.uint8))),
     }
+    faces = str(write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 3}))
+    write_pack(str(tmp_path / "a.bin"), map(png, range(6)), [True, False, True])
+    (tmp_path / "parts").write_bytes(
+        b"".join(base64.b64encode(png(n)) + b"\t%d\n" % (n // 2) for n in range(4))
+    )
+    (tmp_path / "pairs.csv").write_text("0.png,1.png,1\n1.png,2.png,0\n")
+    (tmp_path / "media.txt").write_text("".join(f"{n}.png {n // 2} {n}\n" for n in range(4)))
+    (tmp_path / "templates.txt").write_text("0 1 0\n1 1 1\n")
     return {
+        "Base64Parts": {"path": str(tmp_path / "parts")},
+        "BinPairs": {"path": str(tmp_path / "a.bin"), "size": (16, 12)},
+        "GalleryProbe": {"gallery": faces, "probe": faces},
+        "IjbPairs": {"images": str(tmp_path / "media.txt"), "list": str(tmp_path / "templates.txt")},
+        "ImageFolder": {"folder": faces, "classes": (0, 2)},
+        "ImagePairs": {"images": faces, "num_pairs": 4},
+        "PairList": {"list": str(tmp_path / "pairs.csv")},
         "IdxImages": idx,
         "Glyphs": {"faces": 4},
         "GlyphPairs": {"num_pairs": 50},
@@ -226,9 +243,14 @@ def test_a_registered_data_set_is_built_and_keeps_its_promises(name, examples):
     first, second = (DATASETS.build(name, **examples[name]) for _ in range(2))
     assert set(first.contract) == set(preprocessing(first.image_shape))
     assert first.contract["size"] == list(first.image_shape[1:])
-    if isinstance(first, PairSet):
+    if isinstance(first, IdentificationSet):
+        assert {*first.gallery.tolist(), *first.probe.tolist()} <= {*range(first.num_images)}
+        assert len(first.identities) == first.num_images
+        one, other, named = first.image(1), second.image(1), first.image_name(1)
+    elif isinstance(first, PairSet):
         assert first.pairs.shape == (len(first.same), 2) and first.same.dtype == bool and first.name
-        assert 0 <= first.pairs.min() and first.pairs.max() < first.num_images
+        templates = getattr(first, "template", np.arange(first.num_images))
+        assert len(templates) == first.num_images and np.isin(first.pairs, templates).all()
         one, other, named = first.image(1), second.image(1), first.image_name(1)
     else:
         assert isinstance(first, Dataset)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plsc.errors import MissingFileError, UserError
-from plsc.unpickle import load_pickle
+from plsc.unpickle import load_pickle, save_pickle
 
 
 @pytest.fixture
@@ -146,3 +146,10 @@ def test_lengths_of_2_to_the_60_take_no_memory(load):
     assert refusal(load, bomb).startswith("is no pickle, or is damaged")
     said = refusal(load, b"\x80\x02]r\xff\xff\xff\x7f.")  # 16 GB of memo entries
     assert said.startswith("refused: the file asks for memo entry 2147483647")
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    save_pickle(str(tmp_path / "a.bin"), ([b"1", np.arange(3)], [True]))
+    images, flags = load_pickle(str(tmp_path / "a.bin"))
+    assert images[0] == b"1" and images[1].tolist() == [0, 1, 2] and flags == [True]
+    assert os.listdir(tmp_path) == ["a.bin"]

@@ -15,11 +15,9 @@ import numpy as np
 
 from plsc.data import fonts
 from plsc.data.dataset import Dataset, PairSet
+from plsc.data.drawn import PAIRS_SEED, draw_negatives
 from plsc.data.transforms import PAIRS, distort, generator
 from plsc.errors import UserError
-
-# Verification sets must not change from run to run, or their accuracies could not be compared.
-PAIRS_SEED = 20180901
 
 
 class Glyphs(Dataset):
@@ -150,11 +148,8 @@ def _draw_pairs(classes: int, faces: int, num_pairs: int) -> tuple[np.ndarray, n
             f"num_pairs: must be at most {2 * len(positives)}, got {num_pairs}: "
             f"{classes} held-out classes in {faces} faces have no more different positive pairs"
         )
-    # Twice as many draws as needed, then the first distinct ones: negatives are plentiful.
-    drawn = np.sort(rng.integers(0, views, (2 * num_negatives + 100, 2)), axis=1)
-    drawn = drawn[drawn[:, 0] // faces != drawn[:, 1] // faces]
-    drawn = drawn[np.sort(np.unique(drawn, axis=0, return_index=True)[1])]
+    negatives = draw_negatives(np.arange(views) // faces, num_negatives, f"{classes} held-out classes", rng)
     pairs = np.empty((num_pairs, 2), np.int64)
     pairs[0::2] = rng.permutation(positives)[:num_positives]
-    pairs[1::2] = drawn[:num_negatives]
+    pairs[1::2] = negatives
     return pairs, np.arange(num_pairs) % 2 == 0

@@ -13,7 +13,7 @@ from typing import Literal
 import cv2
 import numpy as np
 
-from plsc.data.dataset import MEAN, SCALE, Dataset, PairSet
+from plsc.data.dataset import MEAN, SCALE, Dataset, IdentificationSet, PairSet
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, MissingFileError, UserError
 
@@ -116,6 +116,13 @@ class EncodedPairs(_Encoded, PairSet):
 
     `size`, `channels`, `mean`, `scale` as in EncodedImages; they must be those of training.
     """
+
+    def image(self, index: int) -> np.ndarray:
+        return decode(self.encoded(index), self.contract, self.image_name(index))
+
+
+class EncodedSearch(_Encoded, IdentificationSet):
+    """Gallery and probes of images that are decoded when they are needed; `size`, ... as in EncodedPairs."""
 
     def image(self, index: int) -> np.ndarray:
         return decode(self.encoded(index), self.contract, self.image_name(index))

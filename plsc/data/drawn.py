@@ -1,0 +1,74 @@
+"""Pairs drawn from labelled images: half positive, half negative, in turn, so that every fold of ten is balanced.
+
+The same arguments give the same pairs, whatever the run's seed: a verification set must not change from run to run, or
+the accuracies could not be compared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plsc.data.transforms import PAIRS, generator
+from plsc.errors import UserError
+
+PAIRS_SEED = 20180901
+
+
+def draw_pairs(labels: np.ndarray, num_pairs: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """`num_pairs` different pairs of images with these labels: indices int64 [P, 2], and which are positive, bool [P].
+
+    Each class with two images or more gives as many positive pairs as another, as far as it has them. UserError, which
+    calls the images `where`, if there are not so many different pairs.
+    """
+    rng = generator(PAIRS_SEED, use=PAIRS)
+    num_positives = (num_pairs + 1) // 2
+    pairs = np.empty((num_pairs, 2), np.int64)
+    pairs[0::2] = _draw_positives(labels, num_positives, where, rng)
+    pairs[1::2] = draw_negatives(labels, num_pairs - num_positives, where, rng)
+    return pairs, np.arange(num_pairs) % 2 == 0
+
+
+def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    sizes = np.diff(starts, append=len(labels))
+    available = sizes * (sizes - 1) // 2
+    if available.sum() < count:
+        raise UserError(
+            f"num_pairs: must be at most {2 * available.sum():,} (got {2 * count:,}): {where} has no more different positive pairs"
+        )
+    quota = 1
+    while np.minimum(available, quota).sum() < count:
+        quota *= 2
+    found, turns = [], []
+    for at in rng.permutation(np.flatnonzero(available)).tolist():
+        chosen = rng.choice(available[at], min(quota, available[at]), replace=False)
+        # Pair number n of a class is (first, second) with first < second and n = second (second - 1) / 2 + first.
+        second = ((1 + np.sqrt(1 + 8 * chosen.astype(np.float64))) / 2).astype(np.int64)
+        second -= second * (second - 1) // 2 > chosen
+        first = chosen - second * (second - 1) // 2
+        found.append(starts[at] + np.stack([first, second], axis=1))
+        turns.append(np.arange(len(chosen)))
+    in_turn = np.argsort(np.concatenate(turns), kind="stable")[:count]
+    return order[np.concatenate(found)[in_turn]]
+
+
+def draw_negatives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
+    """`count` different pairs of images with different labels: int64 [count, 2]. UserError if there are not so many."""
+    images, sizes = len(labels), np.unique(labels, return_counts=True)[1]
+    available = (images**2 - int((sizes.astype(object) ** 2).sum())) // 2
+    if available < count:
+        raise UserError(
+            f"num_pairs: must be at most {2 * available:,}: {where} has no more different negative pairs"
+        )
+    found = np.empty((0, 2), np.int64)
+    if available < 4 * count:
+        found = np.stack(np.triu_indices(images, k=1), axis=1)
+        return rng.permutation(found[labels[found[:, 0]] != labels[found[:, 1]]])[:count]
+    while (
+        len(found) < count
+    ):  # most draws are good: about twice as many as needed, then the first different ones
+        drawn = np.sort(rng.integers(0, images, (2 * count + 100, 2)), axis=1)
+        drawn = np.concatenate([found, drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]])
+        found = drawn[np.sort(np.unique(drawn, axis=0, return_index=True)[1])]
+    return found[:count]

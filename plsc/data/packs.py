@@ -1,0 +1,86 @@
+"""InsightFace's verification packs (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
+
+A pack is a pickle of ([encoded image, ...], [is the pair of one person, ...]): images 2 i and 2 i + 1 are pair i. An image
+is bytes, or a uint8 array [n] or [n, 1]. It is read by plsc.unpickle, which runs nothing. Try it:
+
+    BinPairs("lfw.bin").pairs.shape
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from plsc.data.images import EncodedPairs
+from plsc.errors import MissingFileError, UserError
+from plsc.unpickle import load_pickle, save_pickle
+
+
+class BinPairs(EncodedPairs):
+    """The pairs of a .bin pack.
+
+    `path`: the pack. `title`: what logs and reports call it; empty = the file's name without .bin. Further keys: those of
+    plsc.data.images.EncodedPairs.
+    """
+
+    def __init__(self, path: str, title: str = "", **options):
+        self.check(path=path, **options)
+        super().__init__(**options)
+        images, self.same = read_pack(path)
+        self.num_images = len(images)
+        self.pairs = np.arange(len(images), dtype=np.int64).reshape(-1, 2)
+        self.path, self.name = path, title or Path(path).stem
+        # In one array, which data workers share.
+        self._stops = np.cumsum([len(image) for image in images], dtype=np.int64)
+        self._bytes = np.concatenate([np.frombuffer(image, np.uint8) for image in images])
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        if "path" in kwargs and not os.path.isfile(kwargs["path"]):
+            raise MissingFileError(f"path: file '{kwargs['path']}' does not exist (looked in {Path.cwd()})")
+
+    def encoded(self, index: int) -> np.ndarray:
+        return self._bytes[self._stops[index - 1] if index else 0 : self._stops[index]]
+
+    def image_name(self, index: int) -> str:
+        return f"{os.path.basename(self.path)}: image {index} (pair {index // 2})"
+
+
+def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
+    """The encoded images of a pack, 2 P of them, and its flags, bool [P]. Raises what load_pickle does, and UserError."""
+    pack = load_pickle(path)
+    if not (
+        isinstance(pack, (tuple, list)) and len(pack) == 2 and all(isinstance(part, list) for part in pack)
+    ):
+        raise UserError(f"{path}: is no verification pack, which holds a list of images and a list of flags")
+    images, flags = pack
+    if not flags or len(images) != 2 * len(flags):
+        raise UserError(
+            f"{path}: has {len(images):,} images and {len(flags):,} flags; a pack has two images for each flag, and a flag at least"
+        )
+    wrong = next((number for number, flag in enumerate(flags) if flag not in (0, 1)), None)
+    if wrong is not None:
+        raise UserError(f"{path}: flag {wrong} is {str(flags[wrong])[:40]}, must be true or false")
+    return [_as_bytes(path, number, image) for number, image in enumerate(images)], np.array(flags, bool)
+
+
+def _as_bytes(path: str, number: int, image: object) -> bytes:
+    if isinstance(image, str):  # of Python 2
+        return image.encode("latin-1")
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+        return image.tobytes()
+    if isinstance(image, bytes):
+        return image
+    kind = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+    raise UserError(f"{path}: image {number} is {kind}, must be the bytes of an encoded image")
+
+
+def write_pack(path: str, images: Iterable[bytes], same: Iterable[bool]) -> None:
+    """Write encoded images 2 i and 2 i + 1 and flags `same` as a pack that InsightFace reads too."""
+    images, flags = [bytes(image) for image in images], [bool(flag) for flag in same]
+    assert len(images) == 2 * len(flags)
+    save_pickle(path, (images, flags))

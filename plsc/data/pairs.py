@@ -1,0 +1,220 @@
+"""Verification pairs of your own images: named in a file, or drawn from labelled images.
+
+`PairList` reads `path_a<TAB>path_b<TAB>0 or 1` (or with commas), and LFW's pairs.txt; `ImagePairs` draws its pairs from any
+format that plsc.data.formats recognises. Each image is stored, and embedded, once. Try it:
+
+    ImagePairs("label.txt", num_pairs=1000, classes=(100, 136)).pairs
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plsc import log
+from plsc.data.drawn import draw_pairs
+from plsc.data.folder import EXTENSIONS
+from plsc.data.formats import open_images
+from plsc.data.images import EncodedPairs, read_file
+from plsc.data.lists import (
+    SHOWN,
+    Paths,
+    check_classes,
+    check_list,
+    identity_names,
+    in_classes,
+    refuse_missing,
+)
+from plsc.errors import MissingFileError, UserError
+
+
+class _Pair(NamedTuple):
+    line: int
+    images: tuple[str, str]  # paths
+    same: bool
+    people: tuple[str, ...] = ()  # of LFW
+
+
+class PairList(EncodedPairs):
+    """The pairs of a text file.
+
+    `list`: a pair a line, `path_a<TAB>path_b<TAB>1` for two images of one identity, 0 for two identities; commas will do
+    too, and a line of headings. Or LFW's pairs.txt: first the number of pairs of each kind, or folds and that number; then
+    `name n1 n2` or `name1 n1 name2 n2`, which means the images name/name_0001.jpg (or another extension). `root`: where
+    relative paths start; empty = the list's own folder. `title`: what logs and reports call the set; empty = the file's
+    name. Further keys: those of plsc.data.images.EncodedPairs.
+
+    The pairs keep the order of the file; those of an LFW file without folds alternate between the two kinds, so that the
+    folds of a ten-fold protocol are balanced.
+    """
+
+    def __init__(self, list: str, root: str = "", title: str = "", **options):
+        self.check(list=list, root=root, **options)
+        super().__init__(**options)
+        root = root or os.path.dirname(list)
+        pairs = read_pairs(list, root)
+        index: dict[str, int] = {}
+        lines: dict[int, int] = {}
+        for pair in pairs:
+            for path in pair.images:
+                lines.setdefault(index.setdefault(path, len(index)), pair.line)
+        self.paths = Paths.of(root, index)
+        refuse_missing(self.paths, list, lines)
+        self.num_images, self.name = len(index), title or Path(list).stem
+        self.pairs = np.array([[index[path] for path in pair.images] for pair in pairs], np.int64)
+        self.same = np.array([pair.same for pair in pairs], bool)
+        self.identities = _identities(pairs, root)
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        if "list" in kwargs:
+            check_list(kwargs["list"], kwargs.get("root", ""))
+
+    def encoded(self, index: int) -> np.ndarray:
+        return read_file(self.paths[index])
+
+    def image_name(self, index: int) -> str:
+        return self.paths[index]
+
+
+def _identities(pairs: Sequence[_Pair], root: str) -> np.ndarray | None:
+    """LFW's names; else the images' folders, if a pair is positive just where its two are in one folder."""
+    if pairs[0].people:
+        return np.array(sorted({person for pair in pairs for person in pair.people}))
+    folders = [[os.path.dirname(os.path.join(root, path)) for path in pair.images] for pair in pairs]
+    if any((first == second) != pair.same for (first, second), pair in zip(folders, pairs)):
+        return None
+    return identity_names(sorted({folder for both in folders for folder in both}))
+
+
+def read_pairs(path: str, root: str) -> list[_Pair]:
+    """The pairs of a file, see PairList. UserError names bad lines."""
+    lines = [line.rstrip("\r\n") for line in open_text(path)]
+    head = lines[0].split() if lines else []
+    pairs, bad = (_lfw_pairs if _is_lfw(head) else _listed_pairs)(path, lines, root)
+    if bad:
+        more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
+        raise UserError(f"{path}: {'; '.join(bad[:SHOWN])}{more}")
+    if not pairs:
+        raise UserError(f"{path}: has no pairs; it needs lines of 'path_a<TAB>path_b<TAB>1', or LFW's")
+    return pairs
+
+
+def open_text(path: str) -> list[str]:
+    """The lines of a text file; a byte order mark is left out. UserError if it is no text."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], list[str]]:
+    pairs, bad = [], []
+    for number, line in enumerate(lines, start=1):
+        fields = [
+            field.strip() for field in (line.split("\t") if "\t" in line else next(csv.reader([line]), []))
+        ]
+        if len(fields) == 3 and all(fields) and fields[2] in ("0", "1"):
+            pairs.append(_Pair(number, (fields[0], fields[1]), fields[2] == "1"))
+        elif number == 1 and len(fields) == 3:
+            log.get_logger().info(
+                f"{path}: line 1 is taken for headings, its third column is '{fields[2]}', neither 0 nor 1"
+            )
+        else:
+            bad.append(
+                f"line {number}: must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got '{line[:60]}')"
+            )
+    return pairs, bad
+
+
+def _is_lfw(head: list[str]) -> bool:
+    return 1 <= len(head) <= 2 and all(number.isdigit() for number in head)
+
+
+def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], list[str]]:
+    head = [int(number) for number in lines[0].split()]
+    folds, each = head if len(head) == 2 else (1, head[0])
+    pairs, bad = [], []
+    extension: dict[str, str] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        fields = line.split("\t") if "\t" in line else line.split()
+        if len(fields) == 3:
+            fields = [*fields[:2], fields[0], fields[2]]
+        if len(fields) != 4 or not (fields[1].isdigit() and fields[3].isdigit()):
+            bad.append(f"line {number}: must be 'name n1 n2' or 'name1 n1 name2 n2' (got '{line[:60]}')")
+            continue
+        people, numbers = fields[0::2], fields[1::2]
+        images = tuple(_lfw_image(root, *one, extension) for one in zip(people, numbers))
+        pairs.append(_Pair(number, images, people[0] == people[1], tuple(people)))
+    if not bad and len(pairs) != 2 * folds * each:
+        raise UserError(
+            f"{path}: line 1 promises {folds} x 2 x {each} = {2 * folds * each:,} pairs, the file has {len(pairs):,}"
+        )
+    if folds == 1:
+        pairs = [pair for both in zip(pairs[:each], pairs[each:]) for pair in both]
+    return pairs, bad
+
+
+def _lfw_image(root: str, person: str, number: str, extension: dict[str, str]) -> str:
+    """Where the image is; `extension` remembers what the last one was."""
+    stem = f"{person}/{person}_{int(number):04}"
+    known = extension.get("", EXTENSIONS[0])
+    for candidate in (known, *EXTENSIONS):
+        if os.path.exists(os.path.join(root, stem + candidate)):
+            extension[""] = candidate
+            return stem + candidate
+    return stem + known  # reported as missing with all others
+
+
+class ImagePairs(EncodedPairs):
+    """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in every run.
+
+    `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.lists.ImageList.
+    `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `num_pairs`: how many. `title`: what
+    logs and reports call the set; empty = the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    """
+
+    def __init__(
+        self,
+        images: str,
+        root: str = "",
+        num_pairs: int = 6000,
+        classes: tuple[int, ...] = (),
+        title: str = "",
+        **options,
+    ):
+        self.check(images=images, num_pairs=num_pairs, classes=classes, **options)
+        super().__init__(**options)
+        self.source = open_images(images, root=root)
+        chosen = np.arange(len(self.source))
+        where = images
+        if classes:
+            chosen = np.flatnonzero(in_classes(self.source.labels, self.source.num_classes, classes, images))
+            where = f"{images}, classes {classes[0]} to {classes[1] - 1},"
+        pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
+        self._used, places = np.unique(chosen[pairs], return_inverse=True)
+        self.pairs, self.num_images = places.reshape(-1, 2).astype(np.int64), len(self._used)
+        self.name = title or self.source.title
+        if self.source.identities is not None:
+            self.identities = self.source.identities[np.unique(self.source.labels[self._used])]
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        check_classes(kwargs.get("classes", ()))
+        if kwargs.get("num_pairs", 1) < 1:
+            raise UserError(f"num_pairs: must be at least 1, got {kwargs['num_pairs']}")
+        if "images" in kwargs and not os.path.exists(kwargs["images"]):
+            raise MissingFileError(f"images: '{kwargs['images']}' does not exist (looked in {Path.cwd()})")
+
+    def encoded(self, index: int) -> np.ndarray:
+        return self.source.encoded(int(self._used[index]))
+
+    def image_name(self, index: int) -> str:
+        return self.source.name(int(self._used[index]))

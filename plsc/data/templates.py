@@ -1,0 +1,152 @@
+"""Sets of images of one person, compared or searched for: IJB's 1:1 protocol, and 1:N in a gallery of your own.
+
+The lists of `IjbPairs` are those that InsightFace's eval_ijbc reads (meta/ijbc_face_tid_mid.txt and
+meta/ijbc_template_pair_label.txt); the images have to be aligned and cropped already. Try it:
+
+    GalleryProbe("gallery/", "probe/").identities
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from plsc.data.dataset import TemplatePairs
+from plsc.data.folder import read_folder
+from plsc.data.images import EncodedPairs, EncodedSearch, read_file
+from plsc.data.lists import SHOWN, Paths, check_list, read_list, refuse_missing
+from plsc.data.pairs import open_text
+from plsc.errors import MissingFileError, UserError
+
+
+class IjbPairs(EncodedPairs, TemplatePairs):
+    """Pairs of templates in the layout of IJB-B and IJB-C.
+
+    `images`: a list, `name template media` a line, two numbers after each image's name. `list`: the pairs, `template template
+    1` for one identity, 0 for two. `root`: the folder of the images; empty = the one of `images`. `title`: what logs and
+    reports call the set; empty = the pairs' file name. Further keys: those of plsc.data.images.EncodedPairs.
+    """
+
+    def __init__(self, images: str, list: str, root: str = "", title: str = "", **options):
+        self.check(images=images, list=list, root=root, **options)
+        super().__init__(**options)
+        names, numbers = _read_rows(images)
+        self.paths = Paths.of(root or os.path.dirname(images), names)
+        refuse_missing(self.paths, images)
+        self.num_images, self.name = len(names), title or Path(list).stem
+        known, self.template = np.unique(numbers[:, 0], return_inverse=True)
+        self.media = numbers[:, 1]
+        rows = _read_numbers(list)
+        unknown = ~np.isin(rows[:, :2], known)
+        if unknown.any():
+            row, column = np.argwhere(unknown)[0].tolist()
+            raise UserError(
+                f"{list}: line {row + 1}: template {rows[row, column]} has no image in {images}"
+                f" ({len(np.unique(rows[:, :2][unknown])):,} such templates in all)"
+            )
+        self.pairs, self.same = np.searchsorted(known, rows[:, :2]), rows[:, 2] == 1
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        for key in ("images", "list"):
+            if key in kwargs:
+                check_list(kwargs[key], kwargs.get("root", ""))
+
+    def encoded(self, index: int) -> np.ndarray:
+        return read_file(self.paths[index])
+
+    def image_name(self, index: int) -> str:
+        return self.paths[index]
+
+
+def _read_rows(path: str) -> tuple[list[str], np.ndarray]:
+    """Lines `name number number`: the names, and the numbers int64 [N, 2]."""
+    names, numbers, bad = [], [], []
+    for line_number, line in enumerate(open_text(path), start=1):
+        fields = line.rsplit(maxsplit=2)
+        if len(fields) == 3 and all(field.isdigit() for field in fields[1:]):
+            names.append(fields[0].strip())
+            numbers.append((int(fields[1]), int(fields[2])))
+        else:
+            bad.append(f"line {line_number}")
+    if bad or not names:
+        what = (
+            f"{', '.join(bad[:SHOWN])}: must be 'name template media'; {len(bad):,} bad lines in all"
+            if bad
+            else "is empty"
+        )
+        raise UserError(f"{path}: {what}")
+    return names, np.array(numbers, np.int64)
+
+
+def _read_numbers(path: str) -> np.ndarray:
+    """Lines `template template flag`: int64 [P, 3]. IJB-C has 15 million of them."""
+    try:
+        rows = np.loadtxt(path, np.int64, ndmin=2)
+    except ValueError as error:
+        raise UserError(
+            f"{path}: lines must be 'template template 1' or 0 ({' '.join(str(error).split())[:80]})"
+        ) from None
+    if rows.shape[1:] != (3,) or not len(rows) or not np.isin(rows[:, 2], (0, 1)).all():
+        raise UserError(
+            f"{path}: lines must be 'template template 1' or 0, three whole numbers each, and there must be one at least"
+        )
+    return rows
+
+
+class GalleryProbe(EncodedSearch):
+    """Probes to be found in a gallery.
+
+    `gallery`, `probe`: two image folders, in which a folder's name is the identity, or two list files, whose labels number the
+    identities (any numbers, with gaps). A probe of an identity that is not in the gallery should not be found. `root`: where
+    the relative paths of both lists start; empty = each list's own folder. `title`: what logs and reports call the set;
+    empty = the gallery's name. Further keys: those of plsc.data.images.EncodedPairs.
+    """
+
+    def __init__(self, gallery: str, probe: str, root: str = "", title: str = "", **options):
+        self.check(gallery=gallery, probe=probe, root=root, **options)
+        super().__init__(**options)
+        parts = [_read_part(path, root) for path in (gallery, probe)]
+        self._paths = [paths for paths, _ in parts]
+        counts = [len(paths) for paths in self._paths]
+        self.gallery, self.probe = np.arange(counts[0]), np.arange(counts[0], sum(counts))
+        self.num_images, self.name = sum(counts), title or Path(gallery).stem
+        self.names, self.identities = np.unique(
+            np.concatenate([who for _, who in parts]), return_inverse=True
+        )
+        if not np.isin(self.identities[self.probe], self.identities[self.gallery]).any():
+            raise UserError(
+                f"{probe}: not one of its identities is in {gallery}; the two must name identities alike"
+            )
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        given = [kwargs[key] for key in ("gallery", "probe") if key in kwargs]
+        for path in given:
+            if not os.path.exists(path):
+                raise MissingFileError(f"gallery, probe: '{path}' does not exist (looked in {Path.cwd()})")
+        if len({os.path.isdir(path) for path in given}) == 2:
+            raise UserError(
+                "gallery, probe: give two folders or two lists: the identities of a folder and a list are not comparable"
+            )
+
+    def encoded(self, index: int) -> np.ndarray:
+        return read_file(self.image_name(index))
+
+    def image_name(self, index: int) -> str:
+        first, second = self._paths
+        return first[index] if index < len(first) else second[index - len(first)]
+
+
+def _read_part(path: str, root: str) -> tuple[Paths, np.ndarray]:
+    """The images of a folder or list, and who each shows: names, or numbers."""
+    if os.path.isdir(path):
+        paths, labels, names = read_folder(path)
+        return paths, np.array(names)[labels]
+    paths, labels = read_list(path, root)
+    refuse_missing(paths, path)
+    return paths, labels

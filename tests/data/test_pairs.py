@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+
+from plsc.data.pairs import ImagePairs, PairList
+from plsc.errors import MissingFileError, UserError
+from tests.image_files import png, write_folder, write_rec
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 3, "Cy": 1})
+
+
+def write(folder, text):
+    (folder / "pairs.txt").write_bytes(text.encode())
+    return str(folder / "pairs.txt")
+
+
+def images(pairs):
+    return [[pairs.image_name(int(index)).rpartition("/")[2] for index in pair] for pair in pairs.pairs]
+
+
+LINES = "Ann/Ann_0001.png,Ann/Ann_0002.png,1\nAnn/Ann_0001.png,Bob/Bob_0001.png,0\n"
+
+
+@pytest.mark.parametrize(
+    "text", [LINES, "\ufeff" + LINES.replace(",", "\t").replace("\n", "\r\n"), LINES.replace(",", ", ")]
+)
+def test_pairs_named_in_a_file(folder, text):
+    pairs = PairList(write(folder, text), size=(12, 10))
+    assert images(pairs) == [["Ann_0001.png", "Ann_0002.png"], ["Ann_0001.png", "Bob_0001.png"]]
+    assert pairs.same.tolist() == [True, False] and pairs.num_images == 3, "each image is stored once"
+    assert pairs.identities.tolist() == ["Ann", "Bob"] and pairs.title == "pairs"
+    assert pairs.images().shape == (3, 3, 12, 10) and pairs.encoded(1).tobytes() == png(1)
+
+
+def test_headings_are_tolerated_and_said(folder, capsys):
+    pairs = PairList(write(folder, "first,second,same\n" + LINES), title="mine")
+    assert len(pairs.same) == 2 and pairs.title == "mine"
+    assert (
+        "pairs.txt: line 1 is taken for headings, its third column is 'same', neither 0 nor 1\n"
+        in capsys.readouterr().out
+    )
+
+
+def test_commas_in_quotes_and_the_root(folder, tmp_path):
+    (folder / "a, b.png").write_bytes(png(9))
+    path = tmp_path / "elsewhere.csv"
+    path.write_text('"a, b.png",Cy/Cy_0001.png,0\n')
+    assert images(PairList(str(path), root=str(folder))) == [["a, b.png", "Cy_0001.png"]]
+
+
+def test_folders_that_contradict_the_flags_are_no_identities(folder):
+    assert PairList(write(folder, LINES.replace(",0", ",1"))).identities is None
+
+
+def test_lfws_file_without_folds_alternates(folder):
+    text = "2\nAnn\t1\t2\nBob\t1\t3\nAnn\t1\tBob\t2\nCy\t1\tAnn\t2\n"
+    pairs = PairList(write(folder, text))
+    assert images(pairs) == [
+        ["Ann_0001.png", "Ann_0002.png"],
+        ["Ann_0001.png", "Bob_0002.png"],
+        ["Bob_0001.png", "Bob_0003.png"],
+        ["Cy_0001.png", "Ann_0002.png"],
+    ]
+    assert pairs.same.tolist() == [True, False, True, False] and pairs.num_images == 6
+    assert pairs.identities.tolist() == ["Ann", "Bob", "Cy"]
+
+
+def test_lfws_file_with_folds_keeps_its_order(folder):
+    text = "2 1\nAnn 1 2\nAnn 1 Bob 2\nBob 1 3\nCy 1 Ann 2\n"
+    assert PairList(write(folder, text)).same.tolist() == [True, False, True, False]
+    with pytest.raises(UserError, match=r"pairs.txt: line 1 promises 3 x 2 x 1 = 6 pairs, the file has 4$"):
+        PairList(write(folder, text.replace("2 1", "3 1", 1)))
+
+
+def refusal(path, **options):
+    with pytest.raises(UserError) as raised:
+        PairList(path, **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value).removeprefix(f"{path}: ")
+
+
+def test_bad_lines_are_named(folder):
+    bad = "must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got "
+    assert refusal(write(folder, LINES + "\na,b\na,b,2\n,b,1\na,b,1,1\n")) == (
+        f"line 3: {bad}''); line 4: {bad}'a,b'); line 5: {bad}'a,b,2'); line 6: {bad}',b,1'); line 7: {bad}'a,b,1,1')"
+    )
+    assert refusal(write(folder, LINES + "x\n" * 9)).endswith("; 9 bad lines in all")
+    assert refusal(write(folder, "1\nAnn\t1\tx\nAnn 1\n")) == (
+        "line 2: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann\t1\tx'); "
+        "line 3: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann 1')"
+    )
+    for text in ("", "a,b,same\n"):
+        assert refusal(write(folder, text)).startswith("has no pairs; it needs lines of ")
+    (folder / "pairs.txt").write_bytes(b"\xff\xfe1")
+    assert refusal(str(folder / "pairs.txt")).startswith("is no UTF-8 text (")
+
+
+def test_missing_images_are_named_with_their_line(folder):
+    assert refusal(write(folder, LINES + "Ann/Ann_0001.png,no.png,0\n")) == (
+        f"line 3: no.png does not exist; 1 missing images in all (relative paths start at {folder})"
+    )
+    assert refusal(write(folder, "1\nAnn\t1\t2\nAnn\t1\tDan\t1\n")).startswith(
+        "line 3: Dan/Dan_0001.png does not exist;"
+    )
+    with pytest.raises(MissingFileError, match="^list: file 'no.txt' does not exist"):
+        PairList.check(list="no.txt")
+
+
+# ---- drawn
+
+
+def test_pairs_are_drawn_from_any_format(folder, tmp_path):
+    rec = write_rec(tmp_path / "a.rec", [0, 0, 1, 1, 1, 2])
+    from_folder = ImagePairs(str(folder), num_pairs=6, size=(12, 10))
+    from_rec = ImagePairs(str(rec), num_pairs=6, size=(12, 10))
+    assert np.array_equal(from_folder.pairs, from_rec.pairs) and np.array_equal(
+        from_folder.same, from_rec.same
+    )
+    for index in range(from_folder.num_images):
+        assert from_folder.encoded(index).tobytes() == from_rec.encoded(index).tobytes()
+    assert from_folder.identities is not None and from_rec.identities is None
+    assert from_folder.title == "faces" and from_rec.image_name(0) == "record 1 (a.rec @ 40)"
+    names = [[name.partition("_")[0] for name in pair] for pair in images(from_folder)]
+    assert [first == second for first, second in names] == from_folder.same.tolist() == [True, False] * 3
+
+
+def test_pairs_of_some_classes_share_no_identity_with_the_others(folder):
+    from plsc.data.folder import ImageFolder
+
+    pairs = ImagePairs(str(folder), num_pairs=2, classes=(1, 3))
+    assert {name.partition("_")[0] for pair in images(pairs) for name in pair} == {"Bob", "Cy"}
+    assert not np.intersect1d(pairs.identities, ImageFolder(str(folder), classes=(0, 1)).identities).size
+    with pytest.raises(
+        UserError, match=r"^num_pairs: must be at most 6 \(got 20\): .*faces, classes 1 to 2, has no more"
+    ):
+        ImagePairs(str(folder), num_pairs=20, classes=(1, 3))
+    with pytest.raises(UserError, match="with stop <= 3, the classes of "):
+        ImagePairs(str(folder), classes=(1, 4))
+
+
+def test_wrong_arguments_are_named(folder):
+    with pytest.raises(UserError, match="^num_pairs: must be at least 1, got 0$"):
+        ImagePairs.check(num_pairs=0)
+    with pytest.raises(MissingFileError, match="^images: 'none' does not exist"):
+        ImagePairs.check(images="none")

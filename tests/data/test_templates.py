@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+
+from plsc.data.templates import GalleryProbe, IjbPairs
+from plsc.errors import MissingFileError, UserError
+from tests.image_files import png, write_folder
+
+
+@pytest.fixture
+def ijb(tmp_path):
+    """The two lists of IJB's layout over four images; templates 7, 30 and 2."""
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(png(number))
+    (tmp_path / "media.txt").write_text("0.png 7 100\n1.png 7 100\n2.png 30 5\n3.png 2 6\n")
+    (tmp_path / "pairs.txt").write_text("7 30 1\n2 7 0\n2 30 0\n")
+    return {"images": str(tmp_path / "media.txt"), "list": str(tmp_path / "pairs.txt")}
+
+
+def test_templates_are_numbered_and_paired(ijb):
+    data = IjbPairs(**ijb, size=(12, 10))
+    assert data.template.tolist() == [1, 1, 2, 0] and data.media.tolist() == [100, 100, 5, 6]
+    assert data.pairs.tolist() == [[1, 2], [0, 1], [0, 2]] and data.same.tolist() == [True, False, False]
+    assert data.pairs.dtype == data.template.dtype == np.int64 and data.title == "pairs"
+    assert data.images().shape == (4, 3, 12, 10) and data.encoded(2).tobytes() == png(2)
+
+
+@pytest.mark.parametrize(
+    "file, text, said",
+    [
+        (
+            "media",
+            "0.png 7 100\n1.png x 1\n\n",
+            "media.txt: line 2, line 3: must be 'name template media'; 2 bad lines in all",
+        ),
+        ("media", "", "media.txt: is empty"),
+        (
+            "media",
+            "0.png 7 1\nx.png 30 1\n3.png 2 1\n",
+            "media.txt: line 2: x.png does not exist; 1 missing images in all (",
+        ),
+        ("pairs", "7 30 1\n7 8 0\n9 8 0\n", "pairs.txt: line 2: template 8 has no image in "),
+        (
+            "pairs",
+            "7 30 2\n",
+            "pairs.txt: lines must be 'template template 1' or 0, three whole numbers each",
+        ),
+        ("pairs", "7 30\n", "pairs.txt: lines must be 'template template 1' or 0, three whole numbers each"),
+        ("pairs", "7 30 1\n7 x 1\n", "pairs.txt: lines must be 'template template 1' or 0 ("),
+    ],
+)
+def test_wrong_lists_are_refused(file, text, said, ijb, tmp_path):
+    (tmp_path / f"{file}.txt").write_text(text)
+    with pytest.raises(UserError) as raised:
+        IjbPairs(**ijb)
+    assert str(raised.value).startswith(f"{tmp_path}/{said}") and "\n" not in str(raised.value)
+
+
+def test_missing_lists_are_named(ijb):
+    with pytest.raises(MissingFileError, match="^list: file 'no.txt' does not exist"):
+        IjbPairs.check(images="no.txt", list=ijb["list"])
+
+
+def test_folders_are_searched_by_name(tmp_path):
+    gallery = write_folder(tmp_path / "gallery", {"Ann": 2, "Bob": 1})
+    probe = write_folder(tmp_path / "probe", {"Bob": 2, "Cy": 1})
+    data = GalleryProbe(str(gallery), str(probe), size=(12, 10))
+    assert data.gallery.tolist() == [0, 1, 2] and data.probe.tolist() == [3, 4, 5] and data.num_images == 6
+    assert data.names[data.identities].tolist() == ["Ann", "Ann", "Bob", "Bob", "Bob", "Cy"]
+    assert data.image_name(3) == str(probe / "Bob" / "Bob_0001.png") and data.title == "gallery"
+    assert data.images(2, 4).shape == (2, 3, 12, 10)
+
+
+def test_lists_are_searched_by_label(tmp_path):
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(png(number))
+    (tmp_path / "gallery.txt").write_text("0.png\t10\n1.png\t700\n")
+    (tmp_path / "probe.txt").write_text("2.png\t700\n3.png\t3\n")
+    lists = str(tmp_path / "gallery.txt"), str(tmp_path / "probe.txt")
+    data = GalleryProbe(*lists, root=str(tmp_path), title="mine")
+    assert data.names[data.identities].tolist() == [10, 700, 700, 3] and data.title == "mine"
+    (tmp_path / "probe.txt").write_text("2.png\t1\n")
+    with pytest.raises(
+        UserError, match=r"probe.txt: not one of its identities is in .*gallery.txt; the two must name"
+    ):
+        GalleryProbe(*lists)
+    (tmp_path / "probe.txt").write_text("x.png\t10\n")
+    with pytest.raises(MissingFileError, match=r"probe.txt: line 1: x.png does not exist"):
+        GalleryProbe(*lists)
+    with pytest.raises(UserError, match="^gallery, probe: give two folders or two lists"):
+        GalleryProbe.check(gallery=str(tmp_path), probe=lists[1])
+    with pytest.raises(MissingFileError, match="^gallery, probe: 'none' does not exist"):
+        GalleryProbe.check(gallery="none")
