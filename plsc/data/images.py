@@ -8,6 +8,7 @@ exactly as it was in training.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import cv2
@@ -31,14 +32,14 @@ def read_file(path: str) -> np.ndarray:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def decode_picture(data: np.ndarray, contract: dict, name: str) -> np.ndarray:
+def decode_picture(data: np.ndarray, contract: dict, name: Callable[[], str]) -> np.ndarray:
     """An encoded image, uint8 [n], in the contract's size, resized without keeping the aspect ratio: uint8 [H, W, 3] in
-    OpenCV's order BGR, or grey [H, W]. Raises CorruptImageError, which calls the image `name`."""
-    grey = contract["channels"] == "grey"
-    picture = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR) if data.size else None
+    OpenCV's order BGR, or grey [H, W]. Raises CorruptImageError, which calls the image `name()`."""
+    flags = cv2.IMREAD_GRAYSCALE if contract["channels"] == "grey" else cv2.IMREAD_COLOR
+    picture = cv2.imdecode(data, flags) if data.size else None
     if picture is None:
         raise CorruptImageError(
-            f"{name}: not an image that OpenCV can decode ({data.size} bytes); cut off, or not an image?"
+            f"{name()}: not an image that OpenCV can decode ({data.size} bytes); cut off, or not an image?"
         )
     return resize(picture, *contract["size"])
 
@@ -55,7 +56,7 @@ def planes(picture: np.ndarray, channels: str) -> np.ndarray:
 
 def decode(data: np.ndarray, contract: dict, name: str) -> np.ndarray:
     """An encoded image, uint8 [n], as the preprocessing contract wants it: uint8 [C, H, W]. See decode_picture."""
-    return planes(decode_picture(data, contract, name), contract["channels"])
+    return planes(decode_picture(data, contract, lambda: name), contract["channels"])
 
 
 def load_image(path: str, contract: dict) -> np.ndarray:
@@ -144,7 +145,7 @@ class EncodedImages(_Encoded, Dataset):
             )
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        picture = decode_picture(self.encoded(index), self.contract, self.name(index))
+        picture = decode_picture(self.encoded(index), self.contract, lambda: self.name(index))
         if self.augment:
             picture = self.augment(picture, generator(self.seed, epoch, index))
         return planes(picture, self.channels)
