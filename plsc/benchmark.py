@@ -1,4 +1,4 @@
-"""Speed and memory of the parts, measured: `python tools/benchmark.py head --classes 1000000 --dim 128`.
+"""Speed and memory of the parts, measured: `python tools/benchmark.py head --classes 1000000 --dim 128`, or `loader`.
 
 Timings on a shared machine drift, so what is compared is measured alternately in one run and given as a ratio of medians. Memory
 is the process's peak resident set above what it was once Paddle had computed something, from /proc (Linux).
@@ -92,9 +92,9 @@ def bare_products(args: argparse.Namespace):
     return run
 
 
-def alternate(runs: int, work: dict) -> dict[str, float]:
+def alternate(runs: int, work: dict) -> dict:
     """Median seconds of each, run in turn `runs` times; a number that the work returns scales its time."""
-    times: dict[str, list[float]] = {name: [] for name in work}
+    times: dict[object, list[float]] = {name: [] for name in work}
     for _ in range(runs):
         for name, function in work.items():
             began = time.perf_counter()
@@ -103,20 +103,43 @@ def alternate(runs: int, work: dict) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def show(found: dict) -> str:
+    """One number or word a line."""
+    return "\n".join(
+        f"{key:20}{value:,.3f}" if isinstance(value, float) else f"{key:20}{value}"
+        for key, value in found.items()
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
+    from plsc import benchmark_loader  # which takes `alternate` from here
+
     parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["head"])
-    parser.add_argument("--classes", type=int, default=100_000)
-    parser.add_argument("--dim", type=int, default=512, help="embedding size")
-    parser.add_argument("--batch", type=int, default=256, help="samples in the global batch")
-    parser.add_argument("--budget-mb", type=float, default=64.0, help="Head.logits_budget_mb")
-    parser.add_argument("--threads", type=int, help="default: all processors")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parts = parser.add_subparsers(dest="part", required=True)
+    of_head = parts.add_parser("head", help=head.__doc__)
+    of_head.add_argument("--classes", type=int, default=100_000)
+    of_head.add_argument("--dim", type=int, default=512, help="embedding size")
+    of_head.add_argument("--batch", type=int, default=256, help="samples in the global batch")
+    of_head.add_argument("--budget-mb", type=float, default=64.0, help="Head.logits_budget_mb")
+    of_head.add_argument("--threads", type=int, help="default: all processors")
+    of_loader = parts.add_parser("loader", help=benchmark_loader.loader.__doc__)
+    of_loader.add_argument(
+        "path", nargs="?", help="a .rec or list file; default: synthetic jpgs, made for the run"
+    )
+    of_loader.add_argument("--images", type=int, default=4000, help="synthetic jpgs")
+    of_loader.add_argument("--size", type=int, default=112, help="height and width")
+    of_loader.add_argument("--batch", type=int, default=128)
+    of_loader.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    for part in (of_head, of_loader):
+        part.add_argument("--runs", type=int, default=5)
+        part.add_argument("--json", type=Path, help="also write the numbers there")
     args = parser.parse_args(argv)
-    found = {"head": head}[args.part](args)
-    for key, value in found.items():
-        print(f"{key:20}{value:,.3f}" if isinstance(value, float) else f"{key:20}{value}")
+    if args.part == "head":
+        found = head(args)
+        print(show(found))
+    else:
+        found = benchmark_loader.loader(args)
+        print(benchmark_loader.show(found))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -28,6 +28,9 @@ _logger = logging.getLogger("plsc")
 _handlers: list[logging.Handler] = []  # ours; a user's own handlers are left alone
 
 
+WAIT_SHOWN = 0.1  # share of the time spent waiting for data above which it is said
+
+
 class _Console(logging.StreamHandler):
     """Writes to what sys.stdout is at that moment, above a progress bar if there is one."""
 
@@ -82,7 +85,9 @@ class Progress:
 
     and at the end of an epoch `epoch 1, time 20.4 sec`: of its steps in this run, pauses left out.
 
-    img/s: over the steps since the line before, pauses left out. eta: from the mean time of a step in this
+    img/s: over the steps since the line before, pauses left out. `data wait 34 %` comes before it where more than a tenth
+    of that time was spent waiting for batches, and from the second line on, once, `advice` what to do; images replaced
+    because they are corrupt are counted in the line at the end of the epoch. eta: from the mean time of a step in this
     run, pauses (evaluations, checkpoints) counted, because they will come again.
     """
 
@@ -95,7 +100,11 @@ class Progress:
         every: int,
         start_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        data: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
+        advice: str = "",
     ) -> None:
+        """`data`: how many seconds were spent waiting for batches, since its start, and how many images of this epoch were
+        replaced. It is called when a line is due, which is at the same steps on every rank."""
         self._total, self._per_epoch, self._epochs = total_steps, steps_per_epoch, epochs
         self._global_batch, self._every, self._start_step, self._clock = (
             global_batch,
@@ -103,6 +112,7 @@ class Progress:
             start_step,
             clock,
         )
+        self._data, self._waited, self._advice = data, data()[0], advice
         self._start = self._window = self._epoch_start = clock()
         self._paused = 0.0
         self._images = 0
@@ -134,29 +144,45 @@ class Progress:
         self._images += self._global_batch if images is None else images
         self._draw(step, epoch)
         row = None
-        if step % self._every == 0 or step == self._total:
-            row = self._say(step, epoch, loss, lr, extra)
-        if step % self._per_epoch == 0:
+        said, ends = step % self._every == 0 or step == self._total, step % self._per_epoch == 0
+        waited, replaced = self._data() if said or ends else (0.0, 0)
+        if said:
+            row = self._say(step, epoch, loss, lr, extra, waited)
+            row.update({"replaced": replaced} if replaced else {})
+        if ends:
             now = self._clock()
-            get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec")
+            corrupt = f", corrupt images replaced: {replaced}" if replaced else ""
+            get_logger().info(f"epoch {epoch}, time {now - self._epoch_start:.1f} sec{corrupt}")
             self._epoch_start = now
         return row
 
     def _say(
-        self, step: int, epoch: int, loss: SupportsFloat, lr: float, extra: Mapping[str, SupportsFloat]
+        self,
+        step: int,
+        epoch: int,
+        loss: SupportsFloat,
+        lr: float,
+        extra: Mapping[str, SupportsFloat],
+        waited: float,
     ) -> dict[str, Any]:
         now = self._clock()
-        rate = self._images / max(now - self._window - self._paused, 1e-9)
+        seconds = max(now - self._window - self._paused, 1e-9)
+        rate, data_wait = self._images / seconds, min((waited - self._waited) / seconds, 1.0)
         left = (now - self._start) / max(step - self._start_step, 1) * (self._total - step)
-        self._window, self._paused, self._images = now, 0.0, 0
+        first = self._window == self._start  # the workers start then
+        self._window, self._waited, self._paused, self._images = now, waited, 0.0, 0
         numbers = {"loss": float(loss), **{name: float(value) for name, value in extra.items()}}
         said = " ".join(
             f"{'acc' if name == 'accuracy' else name} {number(value)}" for name, value in numbers.items()
         )
+        waiting = f" data wait {100 * data_wait:.0f} %" if data_wait > WAIT_SHOWN else ""
         get_logger().info(
-            f"epoch {epoch}/{self._epochs} step {step}/{self._total} {said} lr {lr:.4g}"
+            f"epoch {epoch}/{self._epochs} step {step}/{self._total} {said} lr {lr:.4g}{waiting}"
             f" {number(rate)} img/s eta {duration(left)}"
         )
+        if waiting and self._advice and not first:
+            get_logger().warning(f"{waiting.strip()}: {self._advice}")
+            self._advice = ""
         loss_value = numbers.pop("loss")
         return {
             "step": step,
@@ -164,6 +190,7 @@ class Progress:
             "loss": loss_value,
             "lr": lr,
             "images_per_second": rate,
+            "data_wait": data_wait,
             **numbers,
         }
 
@@ -227,7 +254,7 @@ class Metrics:
             self._visualdl = LogWriter(str(records.parent), file_name=records.name)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row: {"step", "epoch", "loss", "lr", "images_per_second"} or {"eval", "step", "accuracy"}
+        """Append a row: {"step", "epoch", "loss", "lr", "images_per_second", "data_wait"} or {"eval", "step", "accuracy"}
         and what else there is. Values: str, bool, None, numbers, 0-d arrays or tensors.
         """
         assert "step" in row, row

@@ -153,7 +153,13 @@ class Trainer(Tester):
         )
         self._refuse_seen_classes()
         self.loader = Loader(
-            self.dataset, train.batch_size, self.rank, self.world_size, cfg.Global.seed, train.num_workers
+            self.dataset,
+            train.batch_size,
+            self.rank,
+            self.world_size,
+            cfg.Global.seed,
+            train.num_workers,
+            train.max_corrupt,
         )
         self.head = build_head(
             cfg.Head, cfg.Optimizer, self.dataset.num_classes, cfg.Model.embedding_size, cfg.Global.seed
@@ -194,6 +200,7 @@ class Trainer(Tester):
     def train(self, metrics: log.Metrics | None) -> None:
         """Train from `self.step` to the end; `metrics` is rank 0's, None on the others."""
         self.metrics = metrics
+        self.loader.probe()
         self.model = distributed.data_parallel(self.backbone)
         self.progress = log.Progress(
             self.total_steps,
@@ -202,6 +209,8 @@ class Trainer(Tester):
             self.global_batch,
             self.cfg.Global.log_every,
             self.step,
+            data=self._data_so_far,
+            advice=self.loader.advice,
         )
         began = time.monotonic()
         try:
@@ -236,6 +245,12 @@ class Trainer(Tester):
         self.head.step(learning_rate)
         self.step += 1
         return out
+
+    def _data_so_far(self) -> tuple[float, int]:
+        """Of all ranks, which call it together: the longest wait for batches until now, seconds; corrupt images replaced in
+        this epoch."""
+        milliseconds = distributed.gather_counts(int(1e3 * self.loader.wait_seconds))
+        return max(milliseconds) / 1e3, sum(distributed.gather_counts(self.loader.replaced))
 
     def _after_step(self, out: HeadOutput, learning_rate: float) -> None:
         cfg, step = self.cfg, self.step

@@ -32,6 +32,7 @@ ROOM_OF = {
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
     **dict.fromkeys(["figures", "drawing"], "report"),
     "selftest_parts": "selftest",
+    "benchmark_loader": "benchmark",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door"

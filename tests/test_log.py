@@ -93,7 +93,8 @@ def test_images_per_second_and_eta_by_hand(capsys):
     assert [row["step"] for row in rows if row] == [50, 60]
     first, second = rows[9], rows[19]
     assert first == {
-        "step": 50, "epoch": 2, "loss": 6.5, "lr": 0.1, "images_per_second": 10 * 64 / 5.0, "accuracy": 0.25
+        "step": 50, "epoch": 2, "loss": 6.5, "lr": 0.1, "images_per_second": 10 * 64 / 5.0, "data_wait": 0.0,
+        "accuracy": 0.25,
     }  # fmt: skip
     assert second["images_per_second"] == pytest.approx(10 * 64 / 5.0)  # the pause is left out
     lines = capsys.readouterr().out.splitlines()
@@ -116,6 +117,50 @@ def test_the_time_of_an_epoch_is_that_of_its_steps(capsys):
     lines = [line.partition("INFO ")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["epoch 1, time 6.0 sec", "epoch 2, time 15.0 sec"]
     assert len(lines) == 3 and lines[2].startswith("epoch 3/3 step 7/7")
+
+
+def test_waiting_for_data_is_a_share_and_comes_with_advice_once(capsys):
+    """Of each second, a step of these rows waits so long; an evaluation is neither."""
+    clock, waited, rows = Clock(), [7.0], []
+    progress = Progress(
+        total_steps=50, steps_per_epoch=50, epochs=1, global_batch=8, every=10, clock=clock,
+        data=lambda: (waited[0], 0), advice="raise num_workers",
+    )  # fmt: skip
+    for step in range(1, 51):
+        clock.now += 1.0
+        waited[0] += (0.9, 0.05, 0.34, 0.5, 0.09)[(step - 1) // 10]
+        if step == 25:
+            with progress.pause():
+                clock.now += 30.0
+        rows.append(progress.update(step, 1, loss=1.0, lr=0.1))
+    assert [row["data_wait"] for row in rows if row] == pytest.approx([0.9, 0.05, 0.34, 0.5, 0.09])
+    assert not any("replaced" in row for row in rows if row)
+    lines = [line.partition(" lr 0.1 ")[2] or line.partition("WARNING ")[2] for line in said(capsys)]
+    assert [line.partition(" eta")[0] for line in lines[:-1]] == [
+        "data wait 90 % 8.000 img/s",  # of the first line: the workers start
+        "8.000 img/s",
+        "data wait 34 % 8.000 img/s",
+        "data wait 34 %: raise num_workers",
+        "data wait 50 % 8.000 img/s",
+        "8.000 img/s",
+    ]
+
+
+def test_replaced_images_are_counted_in_the_row_and_at_the_end_of_an_epoch(capsys):
+    replaced = iter([0, 0, 2, 3, 0])  # asked for at the start, at each line and at each end of an epoch
+    progress = Progress(
+        total_steps=5, steps_per_epoch=3, epochs=2, global_batch=8, every=2, clock=Clock(),
+        data=lambda: (0.0, next(replaced)),
+    )  # fmt: skip
+    rows = [progress.update(step, -(-step // 3), loss=1.0, lr=0.1) for step in range(1, 6)]
+    assert [row and row.get("replaced") for row in rows] == [None, None, None, 3, None]
+    assert [line.partition("INFO ")[2] for line in said(capsys) if "time" in line] == [
+        "epoch 1, time 0.0 sec, corrupt images replaced: 2"
+    ]
+
+
+def said(capsys):
+    return capsys.readouterr().out.splitlines()
 
 
 def test_the_last_step_and_smaller_batches_are_counted(capsys):

@@ -1,5 +1,6 @@
 """The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it refuses."""
 
+import re
 from itertools import islice
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from plsc import log, reference
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
-from plsc.errors import UserError
+from plsc.errors import CorruptImageError, UserError
 from plsc.trainer import DivergedError
 from tests.training import (
     IMAGE_SHAPE,
@@ -131,7 +132,7 @@ def test_when_it_writes_a_row(tmp_path, every, expected):
     found = rows(tmp_path)
     assert steps(found) == list(expected)
     assert [row["epoch"] for row in found] == [1 if step <= 10 else 2 for step in expected]
-    assert set(found[0]) == {"step", "epoch", "loss", "lr", "accuracy"}
+    assert set(found[0]) == {"step", "epoch", "loss", "lr", "accuracy"}  # and what `rows` takes out
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
@@ -167,6 +168,33 @@ def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):
     weights = {name: array.shape for name, array in found.items() if name.startswith("optimizer")}
     assert weights["optimizer: embed.2.weight:velocity_0"] == found["backbone: embed.2.weight"].shape
     assert len(weights) == len(make_trainer(whole).optimizer._parameter_list)
+
+
+# ---- damaged data
+
+
+DAMAGED = 'DataLoader.Train.dataset={name: "tests.training:DamagedSynthetic", %s}'
+
+
+def test_a_corrupt_image_is_replaced_and_counted(tmp_path, capsys):
+    train(tmp_path, NO_PAIRS, DAMAGED % "damaged: 1", "DataLoader.Train.max_corrupt=0.02")
+    found = rows(tmp_path)
+    assert steps(found) == list(range(1, 13)) and found[9]["replaced"] == 1
+    said = capsys.readouterr().out
+    assert said.count("cannot decode sample 0: replaced by sample ") == 1
+    assert re.search(r"epoch 1, time [\d.]+ sec, corrupt images replaced: 1\n", said)
+
+
+@pytest.mark.parametrize("damaged, share", [(23, 0.01), (1, 0.0)])
+def test_too_many_corrupt_images_end_a_run_before_its_first_step(tmp_path, damaged, share):
+    trainer = make_trainer(
+        tmp_path, NO_PAIRS, DAMAGED % f"damaged: {damaged}", f"DataLoader.Train.max_corrupt={share}"
+    )
+    with pytest.raises(
+        CorruptImageError, match=rf"^{damaged} of 115 images \(.* %\) cannot be decoded: sample 0"
+    ):
+        trainer.train(None)
+    assert trainer.step == 0
 
 
 # ---- what it refuses

@@ -12,7 +12,7 @@ from plsc import distributed, log
 from plsc.config import load
 from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
-from plsc.errors import UserError
+from plsc.errors import CorruptImageError, UserError
 from plsc.trainer import Trainer
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -42,6 +42,22 @@ class OneBadSample(Synthetic):
         if index == 7:
             raise UserError("sample 7: the picture is broken")
         return super().sample(index, epoch)
+
+
+class DamagedSynthetic(Synthetic):
+    """The images of tiny.yaml; the first `damaged` cannot be decoded."""
+
+    def __init__(self, damaged: int, seed: int = 0):
+        super().__init__(23, 5, IMAGE_SHAPE, seed)
+        self.damaged = damaged
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        if index < self.damaged:
+            raise CorruptImageError(f"{self.name(index)}: not an image")
+        return super().sample(index, epoch)
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
 
 
 class Linear(paddle.nn.Layer):
@@ -93,9 +109,9 @@ def assert_takes_over(trainer: Trainer, path: Path) -> None:
 
 
 def rows(output: Path, evaluations: bool = False) -> list[dict]:
-    """The rows of the steps, less their speed, which no two runs share; or those of the evaluations."""
+    """The rows of the steps, less their speed and waits, which no two runs share; or those of the evaluations."""
     found = [row for row in log.read_metrics(output / "metrics.jsonl") if ("eval" in row) == evaluations]
-    assert all(row.pop("images_per_second", 1.0) > 0 for row in found)
+    assert all(row.pop("images_per_second", 1.0) > 0 and 0 <= row.pop("data_wait", 0.0) <= 1 for row in found)
     return found
 
 

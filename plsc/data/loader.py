@@ -11,6 +11,7 @@ workers, processes do (workers.py). To see what it yields:
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from plsc.data.batch import Replacement, make_batch
+from plsc.data.corrupt import CorruptImages
 from plsc.data.dataset import Dataset
 from plsc.data.transforms import ORDER, generator
-from plsc.data.workers import Workers, make_batch
+from plsc.data.workers import Workers
 from plsc.errors import UserError
 from plsc.sharding import split
 
@@ -31,11 +34,19 @@ class Loader:
     """Batches of one rank. Every sample once per epoch over all ranks; the last, smaller batch is kept.
 
     `batch_size` counts one rank's samples. A last global batch of fewer than 2 samples per rank (BatchNorm
-    needs two) joins the one before it. Raises UserError for a data set smaller than that.
+    needs two) joins the one before it. Raises UserError for a data set smaller than that. `max_corrupt`: share of
+    this rank's images of an epoch that may be replaced by others because they cannot be decoded; see corrupt.py.
     """
 
     def __init__(
-        self, dataset: Dataset, batch_size: int, rank: int, world_size: int, seed: int, num_workers: int = 0
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        num_workers: int = 0,
+        max_corrupt: float = 0.0,
     ):
         if len(dataset) < 2 * world_size:
             raise UserError(
@@ -44,6 +55,7 @@ class Loader:
             )
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
+        self._corrupt = CorruptImages(dataset, max_corrupt, len(dataset) // world_size)
         self._workers: Workers | None = None
         self._running = False
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
@@ -57,14 +69,39 @@ class Loader:
         """Global batches in an epoch, the last, smaller one included."""
         return len(self._starts)
 
+    @property
+    def replaced(self) -> int:
+        """How many corrupt images of the present epoch this rank has replaced."""
+        return self._corrupt.replaced
+
+    @property
+    def advice(self) -> str:
+        """What to do when training waits for data."""
+        processors = os.cpu_count()
+        workers = f"raise DataLoader.Train.num_workers (now {self._num_workers}; this machine has {processors} processors)"
+        smaller = "store smaller images (plsc-convert)"
+        busy = self._num_workers * self.world_size >= processors
+        return (
+            f"{smaller}; as many data workers run as there are processors"
+            if busy
+            else f"{workers}, or {smaller}"
+        )
+
+    def probe(self) -> None:
+        """Try some images before the first step. CorruptImageError if many of them cannot be decoded."""
+        self._corrupt.probe(self.seed)
+
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """This rank's batches from `start_step` on: images uint8 [B, C, H, W], labels, indices int64 [B].
+        """This rank's batches from `start_step` on: images uint8 [B, C, H, W], labels, indices int64 [B], which are those of
+        the substitutes where images were corrupt.
 
         One epoch at a time. An error in a sample is raised here, when its batch is due: the data set's own
-        UserError, or SampleError with the cause; a worker that died raises WorkerDied.
+        UserError (CorruptImageError where too many were replaced), or SampleError with the cause; a worker that died raises
+        WorkerDied.
         """
         assert not self._running, "the previous epoch's iterator is still in use"
-        maker = self._start_workers() if self._num_workers else _Thread(self.dataset)
+        maker = self._start_workers() if self._num_workers else _Thread(self.dataset, self.seed)
+        self._corrupt.start_epoch()
         self._running = True
         batches = self._batch_indices(epoch, start_step)
         waiting: deque = deque()  # indices of the batches under way, in order
@@ -78,9 +115,12 @@ class Loader:
             refill()
             while waiting:
                 began = time.perf_counter()
-                images = maker.result()
+                images, replaced = maker.result()
                 self.wait_seconds += time.perf_counter() - began
                 indices = waiting.popleft()
+                self._corrupt.note(len(indices), replaced)
+                for row, _, substitute in replaced:
+                    indices[row] = substitute
                 refill()
                 yield images, self.dataset.labels[indices], indices
         finally:
@@ -97,7 +137,9 @@ class Loader:
     def _start_workers(self) -> Workers:
         if self._workers is None or self._workers.closed:
             largest = int(np.diff(self._starts, append=len(self.dataset)).max())
-            self._workers = Workers(self.dataset, self._num_workers, -(-largest // self.world_size))
+            self._workers = Workers(
+                self.dataset, self.seed, self._num_workers, -(-largest // self.world_size)
+            )
         return self._workers
 
     def _batch_indices(self, epoch: int, start_step: int) -> Iterator[np.ndarray]:
@@ -114,16 +156,19 @@ class _Thread:
 
     depth = THREAD_BATCHES
 
-    def __init__(self, dataset: Dataset):
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset, seed: int):
+        self._dataset, self._seed = dataset, seed
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="plsc-loader")
         self._futures: deque = deque()
 
     def submit(self, epoch: int, indices: np.ndarray) -> None:
-        images = np.empty((len(indices), *self._dataset.image_shape), np.uint8)
-        self._futures.append(self._pool.submit(make_batch, self._dataset, epoch, indices, images))
+        self._futures.append(self._pool.submit(self._make, epoch, indices))
 
-    def result(self) -> np.ndarray:
+    def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
+        images = np.empty((len(indices), *self._dataset.image_shape), np.uint8)
+        return images, make_batch(self._dataset, self._seed, epoch, indices, images)
+
+    def result(self) -> tuple[np.ndarray, list[Replacement]]:
         return self._futures.popleft().result()
 
     def close(self) -> None:

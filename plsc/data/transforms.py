@@ -12,9 +12,8 @@ import math
 import cv2
 import numpy as np
 
-SAMPLES, ORDER, PAIRS, PROTOTYPES = range(
-    4
-)  # what a stream of random numbers is for: no two uses share a stream
+# What a stream of random numbers is for: no two uses share a stream.
+SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES = range(6)
 
 
 def generator(seed: int, epoch: int = 0, index: int = 0, use: int = SAMPLES) -> np.random.Generator:

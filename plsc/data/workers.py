@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection, Pipe
 import cv2
 import numpy as np
 
+from plsc.data.batch import Replacement, SampleError, make_batch
 from plsc.data.dataset import Dataset
 from plsc.errors import CorruptImageError, MissingFileError, UserError
 
@@ -38,10 +39,6 @@ _START = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # Ctrl-C reaches all; the parent decides
     "from plsc.data.workers import main; main()"
 )
-
-
-class SampleError(RuntimeError):
-    """A data set failed to make a sample; the message names the sample and the cause."""
 
 
 class WorkerDied(RuntimeError):
@@ -55,31 +52,14 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def make_batch(dataset: Dataset, epoch: int, indices: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Write samples `indices` into `images`, uint8 [B, C, H, W]; return it. Raises UserError, SampleError."""
-    for row, index in enumerate(indices.tolist()):
-        try:
-            image = dataset.sample(index, epoch)
-            if image.dtype != np.uint8 or image.shape != images.shape[1:]:
-                wanted, given = list(images.shape[1:]), list(image.shape)
-                raise TypeError(f"sample() must give uint8 {wanted}, gave {image.dtype} {given}")
-            images[row] = image
-        except UserError:
-            raise
-        except Exception as error:
-            what = f"sample {index} ({dataset.name(index)})"
-            raise SampleError(f"{what}: {type(error).__name__}: {error}") from error
-    return images
-
-
 class Workers:
     """`num_workers` processes that make batches of up to `largest` images, taking turns.
 
     submit() gives the next batch to the next worker, result() returns the batches in the order of submission.
     """
 
-    def __init__(self, dataset: Dataset, num_workers: int, largest: int):
-        self.depth = SLOTS * num_workers
+    def __init__(self, dataset: Dataset, seed: int, num_workers: int, largest: int):
+        self._seed, self.depth = seed, SLOTS * num_workers
         self._shape = (largest, *dataset.image_shape)
         self._submitted = self._received = 0
         self._sizes: list[int] = []
@@ -105,7 +85,7 @@ class Workers:
             self._slots.append(_mapped(memory.fileno()).reshape(SLOTS, *self._shape))
         self._processes.append(process)
         self._pipes.append(ours)
-        self._send(len(self._pipes) - 1, self._shape)
+        self._send(len(self._pipes) - 1, (self._shape, self._seed))
 
     @property
     def closed(self) -> bool:
@@ -118,20 +98,20 @@ class Workers:
         self._sizes.append(len(indices))
         self._submitted += 1
 
-    def result(self) -> np.ndarray:
-        """The oldest batch under way: uint8 [B, C, H, W], the caller's own.
+    def result(self) -> tuple[np.ndarray, list[Replacement]]:
+        """The oldest batch under way: uint8 [B, C, H, W], the caller's own; and what make_batch replaced in it.
 
         Raises what make_batch raised in the worker, or WorkerDied.
         """
         turn, worker = divmod(self._received, len(self._pipes))
         try:
-            error, trace = self._pipes[worker].recv()
+            error, answer = self._pipes[worker].recv()
         except (EOFError, ConnectionError):
             self._raise_death(worker)
         if error is not None:
-            raise error from WorkerTraceback(trace)
+            raise error from WorkerTraceback(answer)
         self._received += 1
-        return self._slots[worker][turn % SLOTS, : self._sizes.pop(0)].copy()
+        return self._slots[worker][turn % SLOTS, : self._sizes.pop(0)].copy(), answer
 
     def close(self) -> None:
         """Kill the workers: they hold nothing that could be lost."""
@@ -228,15 +208,15 @@ def main() -> None:
 
 def _serve(pipe: Connection, dataset_file: int, memory_file: int) -> None:
     cv2.setNumThreads(0)  # the workers are the parallelism
-    slots = _mapped(memory_file).reshape(SLOTS, *pipe.recv())
+    shape, seed = pipe.recv()
+    slots = _mapped(memory_file).reshape(SLOTS, *shape)
     dataset = None
     while True:
         slot, epoch, indices = pipe.recv()
         try:
             if dataset is None:
                 dataset = _unpacked(dataset_file)
-            make_batch(dataset, epoch, indices, slots[slot, : len(indices)])
-            answer = None, ""
+            answer = None, make_batch(dataset, seed, epoch, indices, slots[slot, : len(indices)])
         except Exception as error:  # noqa: BLE001 - it is raised again in the parent, which knows what to do
             answer = _portable(error), traceback.format_exc()
         pipe.send(answer)

@@ -4,10 +4,10 @@ import time
 import numpy as np
 import pytest
 
+from plsc.data.batch import SampleError
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
-from plsc.data.workers import SampleError
 from plsc.errors import UserError
 
 

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
+from plsc.data.batch import SampleError
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
-from plsc.data.workers import SampleError, WorkerDied, WorkerTraceback
+from plsc.data.workers import WorkerDied, WorkerTraceback
 from plsc.errors import MissingFileError, UserError
 
 

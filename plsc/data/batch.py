@@ -1,0 +1,64 @@
+"""A batch: samples written one after another into its memory, corrupt ones replaced by others.
+
+A substitute is drawn from (seed, index), so it is the same on any number of ranks and workers. Who makes the batches,
+a thread or processes, is the loader's and the workers' affair; what is too many, corrupt.py's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plsc.data.dataset import Dataset
+from plsc.data.transforms import SUBSTITUTES, generator
+from plsc.errors import CorruptImageError, UserError
+
+REDRAWS = 100  # substitutes tried for one image
+
+Replacement = tuple[int, int, int]  # row of the batch, corrupt sample, the sample that took its place
+
+
+class SampleError(RuntimeError):
+    """A data set failed to make a sample; the message names the sample and the cause."""
+
+
+def make_batch(
+    dataset: Dataset, seed: int, epoch: int, indices: np.ndarray, images: np.ndarray
+) -> list[Replacement]:
+    """Write samples `indices` into `images`, uint8 [B, C, H, W]; return the rows that hold another sample, because
+    theirs is corrupt. Raises UserError, SampleError."""
+    replaced = []
+    for row, index in enumerate(indices.tolist()):
+        try:
+            make_sample(dataset, epoch, index, images[row])
+        except CorruptImageError as error:
+            substitute = _make_substitute(dataset, seed, epoch, index, images[row])
+            if substitute is None:
+                raise CorruptImageError(f"{error}; and so are {REDRAWS} others drawn instead") from error
+            replaced.append((row, index, substitute))
+    return replaced
+
+
+def _make_substitute(dataset: Dataset, seed: int, epoch: int, index: int, image: np.ndarray) -> int | None:
+    draws = generator(seed, index=index, use=SUBSTITUTES).integers(len(dataset), size=REDRAWS)
+    for substitute in draws.tolist():
+        try:
+            make_sample(dataset, epoch, substitute, image)
+        except CorruptImageError:
+            continue
+        return substitute
+    return None
+
+
+def make_sample(dataset: Dataset, epoch: int, index: int, image: np.ndarray) -> None:
+    """Write a sample into `image`, uint8 [C, H, W]. Raises UserError, SampleError."""
+    try:
+        made = dataset.sample(index, epoch)
+        if made.dtype != np.uint8 or made.shape != image.shape:
+            wanted, given = list(image.shape), list(made.shape)
+            raise TypeError(f"sample() must give uint8 {wanted}, gave {made.dtype} {given}")
+        image[...] = made
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"sample {index} ({dataset.name(index)})"
+        raise SampleError(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,87 @@
+"""Images that cannot be decoded: training replaces a few of them (batch.py), says so, and stops when they are many.
+
+A few damaged files in millions must not end a run; a set of which every fifth image is damaged must not begin one. To
+see what is said when sample 7 of a batch of 32 was replaced by sample 3:
+
+    CorruptImages(dataset, share=0.01, per_epoch=1000).note(32, [(0, 7, 3)])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from plsc import log
+from plsc.data.batch import Replacement, make_sample
+from plsc.data.dataset import Dataset
+from plsc.data.transforms import PROBES, generator
+from plsc.errors import CorruptImageError
+
+PROBE = 256  # images that are tried before the first step
+NAMES_SHOWN = 3
+
+
+def allowed(share: float, seen: int) -> int:
+    """How many corrupt images among `seen` may be chance where `share` of the whole set is corrupt: the mean of a Poisson
+    distribution, 5 of its standard deviations and 3; fewer than one set in a million is refused unjustly."""
+    mean = share * seen
+    return int(mean + 5 * math.sqrt(mean) + 3) if share else 0
+
+
+class CorruptImages:
+    """Counts what one rank has replaced in the epoch that runs.
+
+    `share`: of the `per_epoch` images of this rank in an epoch, as many may be replaced (rounded down).
+    """
+
+    def __init__(self, dataset: Dataset, share: float, per_epoch: int):
+        self.dataset, self.share, self.per_epoch = dataset, share, per_epoch
+        self.limit = int(share * per_epoch + 1e-9)  # 0.29 * 100 is a little less than 29
+        self._said: set[int] = set()
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        self.replaced, self._seen = 0, 0
+        self._found: list[int] = []
+
+    def note(self, size: int, replacements: Sequence[Replacement]) -> None:
+        """Count a batch of `size` images and say what was replaced in it. CorruptImageError if that is too much."""
+        self._seen += size
+        for _, index, substitute in replacements:
+            self.replaced += 1
+            self._found.append(index)
+            if index not in self._said:  # it comes again in each epoch
+                self._said.add(index)
+                log.get_logger().warning(
+                    f"cannot decode {self.dataset.name(index)}: replaced by sample {substitute}; "
+                    f"{self.replaced} replaced so far (at most {self.limit} an epoch)"
+                )
+        if self.replaced > min(self.limit, allowed(self.share, self._seen)):
+            raise self._too_many(self._found, self._seen)
+
+    def probe(self, seed: int) -> None:
+        """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks stop now."""
+        count = len(self.dataset)
+        tried = (
+            np.unique(generator(seed, use=PROBES).integers(count, size=PROBE))
+            if count > PROBE
+            else np.arange(count)
+        )
+        found, image = [], np.empty(self.dataset.image_shape, np.uint8)
+        for index in tried.tolist():
+            try:
+                make_sample(self.dataset, 0, index, image)
+            except CorruptImageError:
+                found.append(index)
+        if len(found) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
+            raise self._too_many(found, len(tried))
+
+    def _too_many(self, found: list[int], seen: int) -> CorruptImageError:
+        names = ", ".join(map(self.dataset.name, found[:NAMES_SHOWN])) + ", ..." * (len(found) > NAMES_SHOWN)
+        return CorruptImageError(
+            f"{len(found)} of {seen:,} images ({100 * len(found) / seen:.2g} %) cannot be decoded: {names}; "
+            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of an epoch's {self.per_epoch:,}; "
+            "plsc-doctor lists them all: mend or remove them, or raise max_corrupt"
+        )

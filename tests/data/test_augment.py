@@ -1,0 +1,278 @@
+"""Each augmentation against a slow reference or a property; all of them reproducible and within their ranges."""
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc.data.augment import BLUR, CUTOUT, LUMA, PAINT, RETOUCHES, WARPS, Augment, recolour
+from plsc.data.lists import ImageList
+from plsc.data.loader import Loader
+from plsc.data.transforms import generator
+from plsc.errors import UserError
+
+HEIGHT, WIDTH = 48, 40
+RNG = np.random.default_rng(0)
+NOISE = RNG.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+SMOOTH = cv2.resize(
+    RNG.integers(60, 196, (5, 5, 3), np.uint8), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC
+)
+GREY = cv2.cvtColor(SMOOTH, cv2.COLOR_BGR2GRAY)
+EACH = [
+    {"flip": True}, {"crop": 0.3}, {"rotate": 20.0}, {"colour": 0.4}, {"grey": 1.0}, {"blur": 1.0},
+    {"low_resolution": 1.0}, {"cutout": 1.0}, {"randaugment": 2},
+]  # fmt: skip
+ALL = Augment(True, 0.2, 10.0, 0.3, 0.2, 0.2, 0.2, 0.2, 2)
+
+
+def made(picture, count=40, **strengths):
+    """`count` pictures, each of its own stream."""
+    augment = Augment(**strengths)
+    return [augment(picture, generator(0, 0, index)) for index in range(count)]
+
+
+def position(picture):
+    """Where the only bright spot lies, to a fraction of a pixel: x, y."""
+    weight = picture.astype(float)
+    rows, columns = np.indices(weight.shape)
+    return np.array([(weight * columns).sum(), (weight * rows).sum()]) / weight.sum()
+
+
+def spot(x, y):
+    """A grey picture with one soft spot."""
+    rows, columns = np.indices((HEIGHT, WIDTH))
+    return np.rint(250 * np.exp(-((columns - x) ** 2 + (rows - y) ** 2) / 8)).astype(np.uint8)
+
+
+# ---- all of them
+
+
+def test_off_changes_nothing():
+    assert Augment()(NOISE, generator(0)) is NOISE and Augment()(GREY, generator(0)) is GREY
+
+
+@pytest.mark.parametrize("strengths", EACH, ids=lambda strengths: next(iter(strengths)))
+@pytest.mark.parametrize("picture", [NOISE, GREY], ids=["colour", "grey"])
+def test_shape_and_dtype_stay_and_the_original_too(strengths, picture):
+    before = picture.copy()
+    found = made(picture, **strengths)
+    assert all(one.shape == picture.shape and one.dtype == np.uint8 for one in found)
+    assert np.array_equal(picture, before)
+    if not (picture.ndim == 2 and "grey" in strengths):
+        assert any(not np.array_equal(one, picture) for one in found)
+
+
+@pytest.mark.parametrize("strengths", [*EACH, vars(ALL)], ids=lambda strengths: "+".join(strengths))
+def test_a_stream_decides_the_picture(strengths):
+    one, other = made(NOISE, **strengths), made(NOISE, **strengths)
+    assert all(np.array_equal(a, b) for a, b in zip(one, other))
+
+
+def test_one_key_does_not_change_what_another_draws():
+    alone, beside = made(NOISE, flip=True), made(NOISE, flip=True, randaugment=0, cutout=1.0)
+    for first, second in zip(alone, beside):
+        kept = np.all(first == second, axis=2)
+        assert 0.75 < kept.mean() < 1 and np.all(second[~kept] == PAINT)
+
+
+@pytest.mark.parametrize("key", ["blur", "low_resolution", "cutout", "grey", "flip"])
+def test_a_probability_is_the_share_of_changed_pictures(key):
+    changed = [
+        not np.array_equal(one, NOISE) for one in made(NOISE, 400, **{key: 0.5 if key != "flip" else True})
+    ]
+    assert 0.4 < np.mean(changed) < 0.6  # 4 standard deviations
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_change_no_bit_and_epochs_do(tmp_path, num_workers):
+    lines = []
+    for number in range(12):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), np.roll(NOISE, number, axis=0))
+        lines.append(f"{number}.png\t{number // 2}\n")
+    (tmp_path / "list.txt").write_text("".join(lines))
+    keys = {"flip": True, "crop": 0.2, "rotate": 10.0, "colour": 0.3, "grey": 0.2, "blur": 0.3, "cutout": 0.5}
+    data = ImageList(
+        str(tmp_path / "list.txt"), size=(32, 32), seed=3, randaugment=2, low_resolution=0.3, **keys
+    )
+    loader = Loader(data, 4, rank=0, world_size=1, seed=5, num_workers=num_workers)
+    for epoch in (0, 1):
+        for images, _, indices in loader.epoch(epoch):
+            for image, index in zip(images, indices.tolist()):
+                assert np.array_equal(image, data.sample(index, epoch))
+                assert not np.array_equal(image, data.sample(index, epoch + 1))
+    loader.close()
+
+
+# ---- geometry
+
+
+def test_flip_mirrors_exactly():
+    for one in made(NOISE, flip=True):
+        assert np.array_equal(one, NOISE) or np.array_equal(one, NOISE[:, ::-1])
+
+
+def test_a_crop_is_a_window_of_the_picture():
+    """Of a ramp, each picture is the straight line between the window's ends: its share, and nothing from beyond."""
+    ramp = np.broadcast_to(np.linspace(0, 234, WIDTH), (HEIGHT, WIDTH)).astype(np.uint8)  # 6 a pixel
+    shares, lefts = [], []
+    for one in made(ramp, 100, crop=0.3):
+        slope = (float(one[20, -3]) - one[20, 2]) / (WIDTH - 5) / 6
+        shares.append(slope)
+        lefts.append(
+            (one[20, 2] / 6 + 0.5 - 2.5 * slope) / WIDTH
+        )  # the window's left edge in shares of the width
+    assert 0.69 < min(shares) < 0.73 and 0.97 < max(shares) < 1.01
+    assert min(lefts) > -0.01 and max(np.add(lefts, shares)) < 1.01
+    assert max(lefts) > 0.2 and min(np.add(lefts, shares)) < 0.8
+
+
+def test_rotation_turns_about_the_middle_by_at_most_its_angle():
+    middle = np.array([(WIDTH - 1) / 2, (HEIGHT - 1) / 2])
+    angles = []
+    for one in made(spot(middle[0] + 8, middle[1]), 100, rotate=30.0):
+        x, y = position(one) - middle
+        assert np.hypot(x, y) == pytest.approx(8, abs=0.1)
+        angles.append(np.degrees(np.arctan2(y, x)))
+    assert -30.5 < min(angles) < -27 and 27 < max(angles) < 30.5
+
+
+def test_flip_crop_and_rotation_are_one_warp():
+    """A spot ends where the three steps, written out one after another, take it."""
+    augment, start = Augment(flip=True, crop=0.2, rotate=20.0), np.array([23.0, 20.0])
+    middle = np.array([(WIDTH - 1) / 2, (HEIGHT - 1) / 2])
+    for index in range(40):
+        flip, zoom, right, down, turn = generator(0, 0, index).random(18)[:5]
+        zoom, angle = 1 - 0.2 * zoom, np.radians(20 * (2 * turn - 1))
+        window = middle + (1 - zoom) * (np.array([right, down]) - 0.5) * (WIDTH, HEIGHT)
+        x, y = (start - window) / zoom
+        x, y = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+        expected = middle + (-x if flip < 0.5 else x, y)
+        assert position(augment(spot(*start), generator(0, 0, index))) == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_randaugments_geometry_at_level_0_is_the_identity(name):
+    assert np.allclose(WARPS[name](0.0), np.eye(2, 3))
+    assert not np.allclose(WARPS[name](1.0), WARPS[name](-1.0))
+
+
+# ---- colour
+
+
+def test_recolour_equals_the_three_steps_in_floating_point():
+    for brightness, contrast, saturation in (
+        (1.2, 1, 1),
+        (1, 0.6, 1),
+        (1, 1, 0.5),
+        (0.9, 1.3, 1.2),
+        (1, 1, 0),
+    ):
+        expected = SMOOTH * brightness
+        expected = (expected - (expected @ LUMA).mean()) * contrast + (expected @ LUMA).mean()
+        grey = (expected @ LUMA)[:, :, None]
+        expected = np.clip((expected - grey) * saturation + grey, 0, 255)
+        assert np.abs(recolour(SMOOTH, brightness, contrast, saturation) - expected).max() < 1
+    expected = np.clip((GREY * 1.1 - (GREY * 1.1).mean()) * 0.7 + (GREY * 1.1).mean(), 0, 255)
+    assert np.abs(recolour(GREY, 1.1, 0.7) - expected).max() < 1
+    assert np.array_equal(recolour(NOISE), NOISE)
+
+
+def test_colour_stays_within_its_factors():
+    means = [one.mean() / SMOOTH.mean() for one in made(SMOOTH, 200, colour=0.3)]
+    assert 0.69 < min(means) < 0.75 and 1.25 < max(means) < 1.31
+
+
+def test_grey_has_equal_channels_of_the_same_brightness():
+    for one in made(SMOOTH, grey=1.0):
+        assert np.all(one == one[:, :, :1]) and np.abs(one[:, :, 0] - GREY.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("name", RETOUCHES)
+def test_randaugments_retouches(name):
+    operation = RETOUCHES[name]
+    if name != "autocontrast":  # which has no level
+        assert np.array_equal(operation(NOISE, 0.0), NOISE)
+    for picture in (SMOOTH, GREY) if name != "saturation" else (SMOOTH,):
+        low, high = operation(picture, -1.0), operation(picture, 1.0)
+        assert low.shape == high.shape == picture.shape and low.dtype == high.dtype == np.uint8
+        assert not np.array_equal(high, picture)
+        assert np.corrcoef(high.ravel(), picture.ravel())[0, 1] > 0.5  # still the same picture
+
+
+def test_the_retouches_do_what_they_are_called():
+    assert (
+        RETOUCHES["autocontrast"](SMOOTH, 0.3).min() == 0
+        and RETOUCHES["autocontrast"](SMOOTH, 0.3).max() == 255
+    )
+    assert set(np.unique(RETOUCHES["posterize"](NOISE, 1.0))) == set(range(0, 256, 16))
+    assert RETOUCHES["gamma"](GREY, 1.0).mean() < GREY.mean() < RETOUCHES["gamma"](GREY, -1.0).mean()
+    edges = [
+        np.abs(np.diff(RETOUCHES["sharpness"](SMOOTH, level).astype(int))).mean()
+        for level in (-1.0, 0.0, 1.0)
+    ]
+    assert edges == sorted(edges) and edges[0] < edges[2]
+
+
+def test_randaugment_draws_every_operation(monkeypatch):
+    drawn = []
+    for table in (WARPS, RETOUCHES):
+        for name, operation in table.items():
+            monkeypatch.setitem(table, name, lambda *args, n=name, o=operation: drawn.append(n) or o(*args))
+    made(NOISE, 100, randaugment=3)
+    assert len(drawn) == 300 and set(drawn) == {*WARPS, *RETOUCHES}
+    drawn.clear()
+    made(GREY, 100, randaugment=1)
+    assert len(drawn) == 100 and set(drawn) == {*WARPS, *RETOUCHES} - {"saturation"}
+
+
+# ---- detail
+
+
+def test_blur_averages_between_its_bounds():
+    point = np.zeros((101, 101), np.uint8)
+    point[50, 50] = 255
+    peaks = [int(one.max()) for one in made(point, 200, blur=1.0)]
+    least, greatest = (101 * share for share in BLUR)
+    assert max(peaks) > 150 and min(peaks) <= 255 / (2 * np.pi * (0.9 * greatest) ** 2) + 1
+    assert least < 0.5 and np.all([abs(one.mean() - NOISE.mean()) < 4 for one in made(NOISE, blur=1.0)])
+
+
+def test_low_resolution_takes_detail_not_light():
+    for one in made(NOISE, low_resolution=1.0):
+        assert abs(one.mean() - NOISE.mean()) < 4 and one.std() <= NOISE.std()
+    assert min(one.std() for one in made(NOISE, 100, low_resolution=1.0)) < 0.4 * NOISE.std()
+
+
+def test_cutout_paints_one_rectangle():
+    white = np.full((HEIGHT, WIDTH, 3), 255, np.uint8)
+    corners = []
+    for one in made(white, 300, cutout=1.0):
+        rows, columns = np.nonzero(one[:, :, 0] == PAINT)
+        top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
+        assert np.all(one[top:bottom, left:right] == PAINT) and np.sum(one == PAINT) == 3 * len(rows)
+        assert CUTOUT[0] * HEIGHT - 1 < bottom - top < CUTOUT[1] * HEIGHT + 1
+        assert CUTOUT[0] * WIDTH - 1 < right - left < CUTOUT[1] * WIDTH + 1
+        corners.append([top, HEIGHT - bottom, left, WIDTH - right])
+    assert np.min(corners, axis=0).tolist() == [0, 0, 0, 0]  # it reaches each edge
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "strengths, said",
+    [
+        ({"crop": 1.0}, "crop: must be from 0 to below 1, got 1.0"),
+        ({"crop": -0.1}, "crop: must be from 0 to below 1, got -0.1"),
+        ({"blur": 1.5}, "blur: must be from 0 to 1, got 1.5"),
+        ({"rotate": 200.0}, "rotate: must be from 0 to 180 degrees, got 200.0"),
+        ({"randaugment": -1}, "randaugment: must be at least 0, got -1"),
+        (
+            {"grey": 0.2, "channels": "grey"},
+            "grey: has no meaning with channels grey, leave it out (got 0.2)",
+        ),
+    ],
+)
+def test_strengths_out_of_range(strengths, said):
+    with pytest.raises(UserError) as raised:
+        ImageList.check(**strengths)
+    assert str(raised.value) == said

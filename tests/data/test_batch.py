@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from plsc.data.batch import SampleError, make_batch
+from plsc.data.transforms import SUBSTITUTES, generator
+from plsc.errors import CorruptImageError, MissingFileError
+from tests.data.damaged import Damaged
+
+
+def batch(data, indices, seed=0, epoch=4):
+    images = np.empty((len(indices), *data.image_shape), np.uint8)
+    return images, make_batch(data, seed, epoch, np.array(indices), images)
+
+
+def test_samples_are_written_in_order():
+    images, replaced = batch(Damaged(100, ()), [7, 3, 99])
+    assert images[:, 0, 0].tolist() == [[7, 4], [3, 4], [99, 4]] and replaced == []
+
+
+def test_a_corrupt_sample_is_replaced_by_the_first_sound_one_of_its_own_stream():
+    draws = generator(5, index=3, use=SUBSTITUTES).integers(100, size=10).tolist()
+    images, replaced = batch(Damaged(100, (3,)), [7, 3], seed=5)
+    assert replaced == [(1, 3, draws[0])] and images[1, 0, 0].tolist() == [draws[0], 4]
+    _, replaced = batch(Damaged(100, (3, *draws[:2])), [3, 7, 9], seed=5)
+    assert replaced == [(0, 3, draws[2])]
+    seeds = {batch(Damaged(100, (3,)), [3], seed=seed)[1][0][2] for seed in range(20)}
+    assert len(seeds) > 10
+
+
+def test_a_set_without_any_sound_image_is_an_error():
+    with pytest.raises(CorruptImageError) as raised:
+        batch(Damaged(10, tuple(range(10))), [3])
+    assert str(raised.value) == (
+        "record 3 (train.rec @ 12288): not an image that OpenCV can decode; and so are 100 others drawn instead"
+    )
+
+
+def test_a_missing_file_is_an_error_not_a_corrupt_image():
+    with pytest.raises(MissingFileError, match="^3.jpg: no such image$"):
+        batch(Damaged(100, (1,), missing=(3,)), [1, 3])
+
+
+def test_another_error_is_named_with_its_cause():
+    class Faulty(Damaged):
+        def sample(self, index, epoch):
+            return [1, 2][index]
+
+    with pytest.raises(SampleError, match=r"^sample 9 \(record 9 .*\): IndexError: list index out of range$"):
+        batch(Faulty(10, ()), [9])
+    with pytest.raises(SampleError, match=r"^sample 0 \(record 0 .*\): AttributeError: 'int' object"):
+        batch(Faulty(10, ()), [0])

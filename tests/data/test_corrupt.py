@@ -1,0 +1,138 @@
+"""What becomes of images that cannot be decoded: a few replaced and said, many refused before the first step."""
+
+import numpy as np
+import pytest
+
+from plsc import log
+from plsc.data.corrupt import PROBE, CorruptImages, allowed
+from plsc.data.loader import Loader
+from plsc.errors import CorruptImageError, MissingFileError
+from tests.data.damaged import Damaged
+
+
+@pytest.fixture(autouse=True)
+def rank_zero():
+    log.setup()
+    yield
+    log.setup()
+
+
+def said(capsys):
+    return [line.partition("WARNING ")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
+    loader = Loader(Damaged(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers, max_corrupt=0.01)
+    loader.probe()
+    for epoch in (0, 1):
+        replaced = []
+        for images, labels, indices in loader.epoch(epoch):
+            assert 200 not in indices and np.array_equal(labels, 3 * indices)
+            assert np.array_equal(images[:, 0, 0, 0], indices % 256) and np.all(images[:, 0, 0, 1] == epoch)
+            replaced += indices.tolist()
+        assert len(replaced) == 1000 and len(set(replaced)) == 999 and loader.replaced == 1
+        substitute = next(index for index in replaced if replaced.count(index) == 2)
+    loader.close()
+    (line,) = said(capsys)
+    assert line == (
+        f"cannot decode record 200 (train.rec @ 819200): replaced by sample {substitute}; 1 replaced so far "
+        "(at most 10 an epoch)"
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_fifth_is_refused_before_the_first_batch(num_workers):
+    """Whatever the size of a batch and the number of ranks, and by the same line on each rank."""
+    data = Damaged(1000, tuple(range(0, 1000, 5)))
+    lines = set()
+    for world_size, batch_size in ((1, 4), (2, 128), (4, 8)):
+        for rank in range(world_size):
+            loader = Loader(data, batch_size, rank, world_size, 3, num_workers, max_corrupt=0.01)
+            with pytest.raises(CorruptImageError) as raised:
+                loader.probe()
+            lines.add(str(raised.value).partition(";")[0])
+    (line,) = lines
+    count, seen = (int(word) for word in line.split(" (")[0].removesuffix(" images").split(" of "))
+    assert 0.12 < count / seen < 0.28 and 200 < seen <= PROBE
+    assert line.count("record") == 3 and line.endswith(", ...")
+
+
+def test_the_line_that_refuses(capsys):
+    corrupt = CorruptImages(Damaged(1000, ()), share=0.01, per_epoch=400)
+    corrupt.note(390, [(0, 5, 1), (1, 6, 2), (2, 7, 3), (3, 8, 4)])
+    with pytest.raises(CorruptImageError) as raised:
+        corrupt.note(10, [(0, 9, 5)])
+    assert str(raised.value) == (
+        "5 of 400 images (1.2 %) cannot be decoded: record 5 (train.rec @ 20480), record 6 (train.rec @ 24576), record 7 "
+        "(train.rec @ 28672), ...; DataLoader.Train.max_corrupt allows 1 %, 4 of an epoch's 400; plsc-doctor lists them "
+        "all: mend or remove them, or raise max_corrupt"
+    )
+    assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch)")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_none_allowed_stops_at_the_first(num_workers):
+    loader = Loader(Damaged(1000, (200,)), 50, 0, 1, seed=3, num_workers=num_workers)
+    with pytest.raises(
+        CorruptImageError, match=r"^1 of \d+ images .* cannot be decoded: record 200 .*allows 0 %, 0 of"
+    ):
+        list(loader.epoch(0))
+    assert loader.replaced == 1
+    loader.close()
+
+
+def test_the_same_samples_take_their_place_on_any_number_of_ranks():
+    data = Damaged(240, (3, 77, 130))
+
+    def flat(world_size, num_workers=0):
+        loaders = [
+            Loader(data, 24 // world_size, rank, world_size, 9, num_workers, max_corrupt=0.1)
+            for rank in range(world_size)
+        ]
+        found = [
+            index
+            for step in zip(*(loader.epoch(2) for loader in loaders))
+            for _, _, indices in step
+            for index in indices.tolist()
+        ]
+        assert sum(loader.replaced for loader in loaders) == 3
+        for loader in loaders:
+            loader.close()
+        return found
+
+    one = flat(1)
+    assert len(set(one)) < 240 and not {3, 77, 130} & set(one)
+    assert one == flat(2) == flat(3) == flat(1, num_workers=2)
+
+
+def test_a_missing_file_ends_the_probe():
+    loader = Loader(Damaged(100, (), missing=(7,)), 10, 0, 1, seed=0, max_corrupt=0.5)
+    with pytest.raises(MissingFileError, match="^7.jpg: no such image$"):
+        loader.probe()
+
+
+def test_a_small_set_is_probed_whole():
+    with pytest.raises(CorruptImageError, match=r"^1 of 40 images \(2.5 %\)"):
+        Loader(Damaged(40, (39,)), 8, 0, 1, seed=0, max_corrupt=0.02).probe()
+    Loader(Damaged(40, (39,)), 8, 0, 1, seed=0, max_corrupt=0.03).probe()
+
+
+def test_a_rate_that_chance_does_not_explain_is_refused_within_the_epoch():
+    """5 % of a large set, where 1 % is allowed, stop after some hundred images and not after 200,000."""
+    size = 1_000_000
+    loader = Loader(Damaged(size, tuple(range(0, size, 20))), 32, 0, 1, seed=0, max_corrupt=0.01)
+    seen = 0
+    with pytest.raises(CorruptImageError):
+        for _, _, indices in loader.epoch(0):
+            seen += len(indices)
+    assert seen < 2000
+
+
+def test_a_bearable_set_is_not_refused():
+    """With corrupt images at just the share that is allowed, hundreds of sequences of batches pass."""
+    rng = np.random.default_rng(0)
+    counts = np.cumsum(rng.random((300, 4000)) < 0.01, axis=1)
+    bounds = [allowed(0.01, seen) for seen in range(1, 4001)]
+    assert np.all(counts <= bounds)
+    assert [allowed(0.0, seen) for seen in (1, 10**6)] == [0, 0] and bounds == sorted(bounds)
