@@ -96,7 +96,12 @@ def _path(cls: type) -> str:
 
 BACKBONES = Registry(
     "backbone",
-    {"LeNet": "plsc.backbones.lenet:LeNet", "SmallResNet": "plsc.backbones.small_resnet:SmallResNet"},
+    {
+        **{f"IResNet{n}": f"plsc.backbones.iresnet:IResNet{n}" for n in (18, 34, 50, 100, 200)},
+        "LeNet": "plsc.backbones.lenet:LeNet",
+        "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
+        "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",
+    },
 )
 
 DATASETS = Registry(

@@ -103,5 +103,6 @@ def test_did_you_mean_ignores_case_and_keeps_silent_when_nothing_is_near():
 
 
 def test_builtin_names():
-    assert BACKBONES.names() == ["LeNet", "SmallResNet"]
+    sizes = ["IResNet100", "IResNet18", "IResNet200", "IResNet34", "IResNet50"]
+    assert BACKBONES.names() == [*sizes, "LeNet", "MobileFaceNet", "SmallResNet"]
     assert DATASETS.names() == ["GlyphPairs", "Glyphs", "IdxImages", "ImageList", "Synthetic"]
