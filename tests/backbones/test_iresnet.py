@@ -94,7 +94,8 @@ def test_the_last_norm_is_paddles_in_training_too():
     x, grad, found = paddle.randn([5, 8]), paddle.randn([5, 8]), []
     for layer in (net.features, plain):
         layer.set_state_dict(state)
-        x.stop_gradient, x.grad = False, None
+        x.stop_gradient = False
+        x.clear_gradient(False)
         out = layer(x)
         (out * grad).sum().backward()
         found.append([t.numpy() for t in (out, x.grad, layer.bias.grad, layer._mean, layer._variance)])
