@@ -98,6 +98,8 @@ BACKBONES = Registry(
     "backbone",
     {
         **{f"IResNet{n}": f"plsc.backbones.iresnet:IResNet{n}" for n in (18, 34, 50, 100, 200)},
+        **{f"ResNet{n}": f"plsc.backbones.resnet:ResNet{n}" for n in (50, 100, 101, 152)},
+        **{f"FaceViT_{n}": f"plsc.backbones.face_vit:FaceViT_{n}" for n in ("tiny", "small", "base")},
         "LeNet": "plsc.backbones.lenet:LeNet",
         "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
         "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",

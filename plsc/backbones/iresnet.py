@@ -10,27 +10,43 @@ weights `plsc-import` reads. Single-device code; it knows no ranks. Try it: `pls
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import paddle
 from paddle import nn
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2D:
-    start = nn.initializer.Normal(0.0, 0.1)
-    return nn.Conv2D(inputs, outputs, kernel, stride, kernel // 2, bias_attr=False, weight_attr=start)
+class Style(NamedTuple):
+    """The layers of a block; plsc/backbones/resnet.py has others."""
+
+    conv_std: Callable[[int, int], float] = lambda outputs, kernel: 0.1  # of the initial weights
+    epsilon: float = 1e-5  # of the batch norms
+    one_slope: bool = False  # a PReLU has one for all channels
+
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2D:
+        start = nn.initializer.Normal(0.0, self.conv_std(outputs, kernel))
+        return nn.Conv2D(inputs, outputs, kernel, stride, kernel // 2, bias_attr=False, weight_attr=start)
+
+    def norm(self, width: int) -> nn.BatchNorm2D:
+        return nn.BatchNorm2D(width, epsilon=self.epsilon)
+
+    def prelu(self, width: int) -> nn.PReLU:
+        return nn.PReLU(1 if self.one_slope else width)
 
 
 class _Block(nn.Layer):
-    def __init__(self, inputs: int, outputs: int, stride: int):
+    def __init__(self, style: Style, inputs: int, outputs: int, stride: int):
         super().__init__()
-        self.bn1 = nn.BatchNorm2D(inputs)
-        self.conv1 = _conv(inputs, outputs, 3)
-        self.bn2 = nn.BatchNorm2D(outputs)
-        self.prelu = nn.PReLU(outputs)
-        self.conv2 = _conv(outputs, outputs, 3, stride)
-        self.bn3 = nn.BatchNorm2D(outputs)
-        shortcut = [_conv(inputs, outputs, 1, stride), nn.BatchNorm2D(outputs)] if stride != 1 else []
+        self.bn1 = style.norm(inputs)
+        self.conv1 = style.conv(inputs, outputs, 3)
+        self.bn2 = style.norm(outputs)
+        self.prelu = style.prelu(outputs)
+        self.conv2 = style.conv(outputs, outputs, 3, stride)
+        self.bn3 = style.norm(outputs)
+        shortcut = [style.conv(inputs, outputs, 1, stride), style.norm(outputs)] if stride != 1 else []
         self.downsample = nn.Sequential(*shortcut)
 
     def forward(self, x):
@@ -65,6 +81,7 @@ class IResNet(nn.Layer):
     """
 
     blocks: tuple[int, int, int, int]  # of each stage
+    style = Style()
 
     def __init__(
         self,
@@ -73,21 +90,21 @@ class IResNet(nn.Layer):
         dropout: float = 0.0,
     ):
         super().__init__()
-        channels, height, width = image_shape
-        inputs = WIDTHS[0]
-        self.conv1 = _conv(channels, inputs, 3)
-        self.bn1 = nn.BatchNorm2D(inputs)
-        self.prelu = nn.PReLU(inputs)
+        (channels, height, width), style, inputs = image_shape, self.style, WIDTHS[0]
+        self.conv1, self.bn1 = style.conv(channels, inputs, 3), style.norm(inputs)
+        self.prelu = style.prelu(inputs)
         for number, (outputs, depth) in enumerate(zip(WIDTHS, self.blocks), 1):
-            others = [_Block(outputs, outputs, 1) for _ in range(depth - 1)]
-            setattr(self, f"layer{number}", nn.Sequential(_Block(inputs, outputs, 2), *others))
+            others = [_Block(style, outputs, outputs, 1) for _ in range(depth - 1)]
+            setattr(self, f"layer{number}", nn.Sequential(_Block(style, inputs, outputs, 2), *others))
             inputs, height, width = outputs, (height + 1) // 2, (width + 1) // 2
-        self.bn2 = nn.BatchNorm2D(inputs)
+        self.bn2 = style.norm(inputs)
         self.dropout = nn.Dropout(dropout)
-        flat = inputs * height * width
-        start = nn.initializer.Uniform(-(flat**-0.5), flat**-0.5)
-        self.fc = nn.Linear(flat, embedding_size, weight_attr=start, bias_attr=start)
-        self.features = _Features(embedding_size)
+        self.fc, self.features = self.last(inputs * height * width, embedding_size)
+
+    def last(self, inputs: int, outputs: int) -> tuple[nn.Linear, nn.BatchNorm1D]:
+        """The layers that make the embedding."""
+        start = nn.initializer.Uniform(-(inputs**-0.5), inputs**-0.5)
+        return nn.Linear(inputs, outputs, weight_attr=start, bias_attr=start), _Features(outputs)
 
     def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
         x = self.prelu(self.bn1(self.conv1(images_BCHW)))

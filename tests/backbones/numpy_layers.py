@@ -30,7 +30,7 @@ def convolve(x, weight, stride=1, padding=0):
     )
 
 
-def norm(x, state, name, epsilon=1e-5):
+def batch_norm(x, state, name, epsilon=1e-5):
     """Batch norm by its running statistics, of maps or of vectors."""
     gain, bias, mean, variance = (
         state[f"{name}.{part}"].reshape(1, -1, *[1] * (x.ndim - 2))

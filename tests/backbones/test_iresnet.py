@@ -1,11 +1,13 @@
 """IResNet: every number against plain NumPy, the published sizes, the maps, the names, the initial weights, and dropout."""
 
+from functools import partial
+
 import numpy as np
 import paddle
 import pytest
 
 from plsc.backbones.iresnet import IResNet, IResNet18, IResNet34, IResNet50, IResNet100, IResNet200
-from tests.backbones.numpy_layers import assert_same, convolve, norm, prelu, scatter
+from tests.backbones.numpy_layers import assert_same, batch_norm, convolve, prelu, scatter
 
 
 class Tiny(IResNet):
@@ -17,7 +19,8 @@ def build(cls=Tiny, **options):
     return cls(**{"embedding_size": 8, "image_shape": (3, 20, 16), **options})
 
 
-def by_hand(state, x, blocks):
+def by_hand(state, x, blocks, epsilon=1e-5):
+    norm = partial(batch_norm, epsilon=epsilon)
     x = prelu(norm(convolve(x, state["conv1.weight"], 1, 1), state, "bn1"), state, "prelu")
     for stage, depth in enumerate(blocks, 1):
         for place in range(depth):

@@ -6,7 +6,7 @@ import pytest
 
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.errors import UserError
-from tests.backbones.numpy_layers import assert_same, convolve, norm, prelu, scatter
+from tests.backbones.numpy_layers import assert_same, batch_norm, convolve, prelu, scatter
 
 
 def build(**options):
@@ -16,7 +16,7 @@ def build(**options):
 
 def by_hand(state, x, blocks):
     def conv(x, name, stride=1, padding=0):
-        x = norm(convolve(x, state[f"{name}.0.weight"], stride, padding), state, f"{name}.1")
+        x = batch_norm(convolve(x, state[f"{name}.0.weight"], stride, padding), state, f"{name}.1")
         return prelu(x, state, f"{name}.2") if f"{name}.2._weight" in state else x
 
     def bottleneck(x, name, stride):
@@ -32,7 +32,7 @@ def by_hand(state, x, blocks):
         for place in range(depth if stage or depth > 1 else 0):
             x = x + bottleneck(x, f"layers.{2 * stage + 1}.layers.{place}.layers", 1)
     x = conv(conv(x, "conv_sep.layers"), "features.layers.0.layers").reshape(len(x), -1)
-    return norm(x @ state["features.layers.2.weight"], state, "features.layers.3")
+    return batch_norm(x @ state["features.layers.2.weight"], state, "features.layers.3")
 
 
 @pytest.mark.parametrize(
