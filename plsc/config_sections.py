@@ -111,8 +111,9 @@ class ModelCfg(Plug):
     supplied = {"embedding_size": "Model.embedding_size", "image_shape": "the data"}
 
     name: str = "SmallResNet"
-    """`SmallResNet`, a residual network for small pictures; `LeNet`; a name that you registered; or your own
-    class as `package.module:Class`."""
+    """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
+    34, 50, 100 and 200, `FaceViT_tiny`, small and base, `ResNet50` to 152 of PLSC 0.x (docs/backbones.md); a name that you
+    registered; or your own class as `package.module:Class`."""
     embedding_size: int = Field(128, ge=1)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
     classes."""

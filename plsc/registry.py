@@ -96,7 +96,14 @@ def _path(cls: type) -> str:
 
 BACKBONES = Registry(
     "backbone",
-    {"LeNet": "plsc.backbones.lenet:LeNet", "SmallResNet": "plsc.backbones.small_resnet:SmallResNet"},
+    {
+        **{f"IResNet{n}": f"plsc.backbones.iresnet:IResNet{n}" for n in (18, 34, 50, 100, 200)},
+        **{f"ResNet{n}": f"plsc.backbones.resnet:ResNet{n}" for n in (50, 100, 101, 152)},
+        **{f"FaceViT_{n}": f"plsc.backbones.face_vit:FaceViT_{n}" for n in ("tiny", "small", "base")},
+        "LeNet": "plsc.backbones.lenet:LeNet",
+        "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
+        "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",
+    },
 )
 
 DATASETS = Registry(

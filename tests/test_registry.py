@@ -103,7 +103,12 @@ def test_did_you_mean_ignores_case_and_keeps_silent_when_nothing_is_near():
 
 
 def test_builtin_names():
-    assert BACKBONES.names() == ["LeNet", "SmallResNet"]
+    assert set(BACKBONES.names()) == {
+        *(f"IResNet{depth}" for depth in (18, 34, 50, 100, 200)),
+        *(f"ResNet{depth}" for depth in (50, 100, 101, 152)),
+        *("FaceViT_tiny", "FaceViT_small", "FaceViT_base"),
+        *("LeNet", "MobileFaceNet", "SmallResNet"),
+    }
     assert DATASETS.names() == [
         *(
             "Base64Parts",

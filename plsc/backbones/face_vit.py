@@ -1,0 +1,169 @@
+"""FaceViT: a vision transformer that makes its embedding of all patches, at three sizes.
+
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
+
+Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a row go through two linear layers with batch norms;
+there is no class token. In training a share of the patches is hidden. Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020);
+An et al., "Partial FC" (2021), section 4, as in InsightFace's arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4 (FaceViT_*_patch9_112),
+with their names of the layers. Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=FaceViT_tiny`.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from plsc.errors import UserError
+
+HEADS = 8
+_start = nn.initializer.Normal(0.0, 0.02)
+
+
+def _linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    bias_attr = nn.initializer.Constant(0.0) if bias else False
+    return nn.Linear(inputs, outputs, weight_attr=_start, bias_attr=bias_attr)
+
+
+class _Attention(nn.Layer):
+    """Softmax attention of 8 heads over tokens [B, N, W]."""
+
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.width = width
+        self.qkv = _linear(width, 3 * width, bias=False)
+        self.proj = _linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        size = self.width // HEADS
+        # 0 keeps a dimension as it is, so that an exported network takes any number of images
+        query, key, value = self.qkv(x).reshape([0, 0, 3, HEADS, size]).transpose([2, 0, 3, 1, 4]).unbind(0)
+        weights = nn.functional.softmax(paddle.matmul(query, key, transpose_y=True) * size**-0.5)
+        mixed = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([0, 0, self.width])
+        return self.dropout(self.proj(mixed))
+
+
+class _Mlp(nn.Layer):
+    def __init__(self, width: int, dropout: float):
+        super().__init__()
+        self.fc1, self.fc2 = _linear(width, 4 * width), _linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        x = self.dropout(nn.functional.relu6(self.fc1(x)))
+        return self.dropout(self.fc2(x))
+
+
+class _Block(nn.Layer):
+    def __init__(self, width: int, dropout: float, drop_path: float):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(width), _Attention(width, dropout)
+        self.norm2, self.mlp = nn.LayerNorm(width), _Mlp(width, dropout)
+        self.drop_path = nn.Dropout(drop_path, axis=0)  # all of a branch, or nothing of it, for each image
+
+    def forward(self, x):
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class _Patches(nn.Layer):
+    """[B, channels, H, W] -> [B, N, width]; rows and columns that fill no patch are left out."""
+
+    def __init__(self, channels: int, patch_size: int, width: int):
+        super().__init__()
+        bound = (channels * patch_size**2) ** -0.5
+        start = nn.initializer.Uniform(-bound, bound)
+        self.proj = nn.Conv2D(channels, width, patch_size, patch_size, weight_attr=start, bias_attr=start)
+
+    def forward(self, x):
+        return self.proj(x).flatten(2).transpose([0, 2, 1])
+
+
+class FaceViT(nn.Layer):
+    """What the three have in common.
+
+    Args:
+        embedding_size: D.
+        image_shape: (channels, H, W) of the images; UserError unless they have two patches.
+        dropout: share of the numbers that is dropped in training: of the tokens, and in the blocks.
+        drop_path: probability that the last block passes an image by in training; that of the first is 0, between them it grows
+            evenly (stochastic depth).
+        mask_ratio: share of the patches that no block sees in training; a learned token stands for them in the end.
+        patch_size: side of a patch in pixels.
+    """
+
+    width: int  # of the tokens
+    depth: int  # blocks
+
+    def __init__(
+        self,
+        embedding_size: int = 512,
+        image_shape: tuple[int, int, int] = (3, 112, 112),
+        dropout: float = 0.0,
+        drop_path: float = 0.1,
+        mask_ratio: float = 0.1,
+        patch_size: int = 9,
+    ):
+        super().__init__()
+        channels, height, width = image_shape
+        count = (height // patch_size) * (width // patch_size)
+        if count < 2:
+            raise UserError(
+                f"Model.patch_size: FaceViT needs at least two patches (got {count} of {patch_size} x {patch_size} pixels in "
+                f"images of {height} x {width})"
+            )
+        if not 0 <= mask_ratio < 1:
+            raise UserError(f"Model.mask_ratio: must be at least 0 and below 1 (got {mask_ratio})")
+        self.kept = max(1, int(count * (1 - mask_ratio))) if mask_ratio else count
+        self.patch_embed = _Patches(channels, patch_size, self.width)
+        self.pos_embed = self.create_parameter([1, count, self.width], default_initializer=_start)
+        if self.kept < count:
+            self.mask_token = self.create_parameter([1, 1, self.width], default_initializer=_start)
+        self.dropout = nn.Dropout(dropout)
+        rates = [drop_path * number / (self.depth - 1) for number in range(self.depth)]
+        self.blocks = nn.LayerList([_Block(self.width, dropout, rate) for rate in rates])
+        self.norm = nn.LayerNorm(self.width)
+        self.feature = nn.Sequential(
+            _linear(self.width * count, self.width, bias=False),
+            nn.BatchNorm1D(self.width, epsilon=2e-5),
+            _linear(self.width, embedding_size, bias=False),
+            nn.BatchNorm1D(embedding_size, epsilon=2e-5),
+        )
+
+    def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
+        x = self.dropout(self.patch_embed(images_BCHW) + self.pos_embed)
+        hides = self.training and self.kept < self.pos_embed.shape[1]
+        if hides:
+            order_BN = paddle.rand(x.shape[:2]).argsort(1)
+            x = _pick(x, order_BN[:, : self.kept])
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if hides:
+            hidden = self.mask_token.expand([x.shape[0], order_BN.shape[1] - self.kept, self.width])
+            x = _pick(paddle.concat([x, hidden], 1), order_BN.argsort(1))
+        return self.feature(x.flatten(1))
+
+
+def _pick(tokens_BNW: paddle.Tensor, which_BM: paddle.Tensor) -> paddle.Tensor:
+    """[B, M, W]: of each image the tokens with these numbers."""
+    index = which_BM.unsqueeze(-1).expand([*which_BM.shape, tokens_BNW.shape[2]])
+    return paddle.take_along_axis(tokens_BNW, index, 1)
+
+
+class FaceViT_tiny(FaceViT):
+    """FaceViT of 12 blocks, 256 wide."""
+
+    width, depth = 256, 12
+
+
+class FaceViT_small(FaceViT):
+    """FaceViT of 12 blocks, 512 wide."""
+
+    width, depth = 512, 12
+
+
+class FaceViT_base(FaceViT):
+    """FaceViT of 24 blocks, 512 wide."""
+
+    width, depth = 512, 24

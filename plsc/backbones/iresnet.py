@@ -1,0 +1,142 @@
+"""IResNet: the residual network that ArcFace is usually trained with, at five depths.
+
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
+
+Residual blocks that begin with a batch norm and end with one, and no activation on the shortcut; a 3x3 stem that keeps the size;
+four stages that halve it; a fully connected layer between batch norms in place of pooling. Deng et al., "ArcFace" (2019), section
+3.1, after Han et al., "Deep Pyramidal Residual Networks" (2017). Its layers have the names of InsightFace's arcface_torch, whose
+weights `plsc-import` reads. Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=IResNet18`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import paddle
+from paddle import nn
+
+WIDTHS = (64, 128, 256, 512)  # channels of the four stages
+
+
+class Style(NamedTuple):
+    """The layers of a block; plsc/backbones/resnet.py has others."""
+
+    conv_std: Callable[[int, int], float] = lambda outputs, kernel: 0.1  # of the initial weights
+    epsilon: float = 1e-5  # of the batch norms
+    one_slope: bool = False  # a PReLU has one for all channels
+
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2D:
+        start = nn.initializer.Normal(0.0, self.conv_std(outputs, kernel))
+        return nn.Conv2D(inputs, outputs, kernel, stride, kernel // 2, bias_attr=False, weight_attr=start)
+
+    def norm(self, width: int) -> nn.BatchNorm2D:
+        return nn.BatchNorm2D(width, epsilon=self.epsilon)
+
+    def prelu(self, width: int) -> nn.PReLU:
+        return nn.PReLU(1 if self.one_slope else width)
+
+
+class _Block(nn.Layer):
+    def __init__(self, style: Style, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.bn1 = style.norm(inputs)
+        self.conv1 = style.conv(inputs, outputs, 3)
+        self.bn2 = style.norm(outputs)
+        self.prelu = style.prelu(outputs)
+        self.conv2 = style.conv(outputs, outputs, 3, stride)
+        self.bn3 = style.norm(outputs)
+        shortcut = [style.conv(inputs, outputs, 1, stride), style.norm(outputs)] if stride != 1 else []
+        self.downsample = nn.Sequential(*shortcut)
+
+    def forward(self, x):
+        out = self.prelu(self.bn2(self.conv1(self.bn1(x))))
+        return self.bn3(self.conv2(out)) + self.downsample(x)
+
+
+class _Features(nn.BatchNorm1D):
+    """Batch norm whose gain stays what it is, 1; its bias is trained.
+
+    In training they stand outside of Paddle's operator, which gives the bias no gradient when the gain takes none.
+    """
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.weight.stop_gradient = True
+
+    def forward(self, x):
+        if not self.training:
+            return nn.BatchNorm1D.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
+        x = nn.functional.batch_norm(x, self._mean, self._variance, training=True)
+        return x * self.weight + self.bias
+
+
+class IResNet(nn.Layer):
+    """What the five have in common.
+
+    Args:
+        embedding_size: D.
+        image_shape: (channels, H, W) of the images, any H and W; a stage halves them, rounding up.
+        dropout: share of the last feature map that is dropped in training.
+    """
+
+    blocks: tuple[int, int, int, int]  # of each stage
+    style = Style()
+
+    def __init__(
+        self,
+        embedding_size: int = 512,
+        image_shape: tuple[int, int, int] = (3, 112, 112),
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        (channels, height, width), style, inputs = image_shape, self.style, WIDTHS[0]
+        self.conv1, self.bn1 = style.conv(channels, inputs, 3), style.norm(inputs)
+        self.prelu = style.prelu(inputs)
+        for number, (outputs, depth) in enumerate(zip(WIDTHS, self.blocks), 1):
+            others = [_Block(style, outputs, outputs, 1) for _ in range(depth - 1)]
+            setattr(self, f"layer{number}", nn.Sequential(_Block(style, inputs, outputs, 2), *others))
+            inputs, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+        self.bn2 = style.norm(inputs)
+        self.dropout = nn.Dropout(dropout)
+        self.fc, self.features = self.last(inputs * height * width, embedding_size)
+
+    def last(self, inputs: int, outputs: int) -> tuple[nn.Linear, nn.BatchNorm1D]:
+        """The layers that make the embedding."""
+        start = nn.initializer.Uniform(-(inputs**-0.5), inputs**-0.5)
+        return nn.Linear(inputs, outputs, weight_attr=start, bias_attr=start), _Features(outputs)
+
+    def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
+        x = self.prelu(self.bn1(self.conv1(images_BCHW)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.features(self.fc(self.dropout(self.bn2(x).flatten(1))))
+
+
+class IResNet18(IResNet):
+    """IResNet of 2, 2, 2, 2 blocks."""
+
+    blocks = (2, 2, 2, 2)
+
+
+class IResNet34(IResNet):
+    """IResNet of 3, 4, 6, 3 blocks."""
+
+    blocks = (3, 4, 6, 3)
+
+
+class IResNet50(IResNet):
+    """IResNet of 3, 4, 14, 3 blocks."""
+
+    blocks = (3, 4, 14, 3)
+
+
+class IResNet100(IResNet):
+    """IResNet of 3, 13, 30, 3 blocks."""
+
+    blocks = (3, 13, 30, 3)
+
+
+class IResNet200(IResNet):
+    """IResNet of 6, 26, 60, 6 blocks."""
+
+    blocks = (6, 26, 60, 6)

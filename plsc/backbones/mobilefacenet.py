@@ -1,0 +1,121 @@
+"""MobileFaceNet: about two million parameters; for phones, and for a CPU that trains.
+
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
+
+Inverted residuals (1x1 widens, 3x3 depthwise, 1x1 narrows without activation) with PReLU, and a depthwise convolution as large as
+the last map in place of pooling. Chen et al., "MobileFaceNets" (2018), in the variant of InsightFace's arcface_torch: its widths,
+initial weights and `scale`, and its names of the layers, so that `plsc-import` reads its weights. Single-device code; it knows no
+ranks. Try it: `plsc-train -c configs/ -o Model.name=MobileFaceNet`.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from plsc.errors import UserError
+
+LAST = 512  # channels of the last map
+
+
+def _normal_by_outputs(outputs: int, area: int = 1) -> nn.initializer.Normal:
+    """He et al. (2015) by the outputs; as in the source they count as if there were no groups."""
+    return nn.initializer.Normal(0.0, (2 / (outputs * area)) ** 0.5)
+
+
+class _Layers(nn.Layer):
+    def __init__(self, *layers: nn.Layer):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class _Residual(_Layers):
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def _conv(
+    inputs: int,
+    outputs: int,
+    kernel: tuple[int, int] = (1, 1),
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    active: bool = True,
+) -> _Layers:
+    start = _normal_by_outputs(outputs, kernel[0] * kernel[1])
+    conv = nn.Conv2D(
+        inputs, outputs, kernel, stride, padding, groups=groups, bias_attr=False, weight_attr=start
+    )
+    return _Layers(conv, nn.BatchNorm2D(outputs), *([nn.PReLU(outputs)] if active else []))
+
+
+def _bottleneck(inputs: int, outputs: int, inside: int, stride: int) -> list[nn.Layer]:
+    return [
+        _conv(inputs, inside),
+        _conv(inside, inside, (3, 3), stride, 1, groups=inside),
+        _conv(inside, outputs, active=False),
+    ]
+
+
+def _residuals(width: int, inside: int, count: int) -> _Layers:
+    return _Layers(*(_Residual(*_bottleneck(width, width, inside, 1)) for _ in range(count)))
+
+
+class MobileFaceNet(nn.Layer):
+    """Args:
+    embedding_size: D.
+    image_shape: (channels, H, W) of the images, any H and W; four layers halve them, rounding up.
+    dropout: share of the last 512 features that is dropped in training.
+    scale: widths in units of the paper's; arcface_torch's "mbf" has 2, its "mbf_large" 4, the paper 1.
+    blocks: residuals of the four stages; "mbf" has 1, 4, 6, 2, "mbf_large" 2, 8, 12, 4. With 1 the first stage
+        is one grouped convolution.
+    """
+
+    def __init__(
+        self,
+        embedding_size: int = 512,
+        image_shape: tuple[int, int, int] = (3, 112, 112),
+        dropout: float = 0.0,
+        scale: int = 2,
+        blocks: list[int] = (1, 4, 6, 2),
+    ):
+        super().__init__()
+        if scale < 1:
+            raise UserError(f"Model.scale: must be at least 1 (got {scale})")
+        if len(blocks) != 4 or min(blocks) < 1:
+            raise UserError(f"Model.blocks: must be four numbers, each at least 1 (got {list(blocks)})")
+        channels, height, width = image_shape
+        narrow, wide = 64 * scale, 128 * scale
+        self.layers = nn.LayerList(
+            [
+                _conv(channels, narrow, (3, 3), 2, 1),
+                _conv(narrow, narrow, (3, 3), 1, 1, groups=64)
+                if blocks[0] == 1
+                else _residuals(narrow, 128, blocks[0]),
+                _Layers(*_bottleneck(narrow, narrow, 128, 2)),
+                _residuals(narrow, 128, blocks[1]),
+                _Layers(*_bottleneck(narrow, wide, 256, 2)),
+                _residuals(wide, 256, blocks[2]),
+                _Layers(*_bottleneck(wide, wide, 512, 2)),
+                _residuals(wide, 256, blocks[3]),
+            ]
+        )
+        self.conv_sep = _conv(wide, LAST)
+        last = (-(-height // 16), -(-width // 16))
+        start = _normal_by_outputs(embedding_size)
+        self.features = _Layers(
+            _conv(LAST, LAST, last, groups=LAST, active=False),
+            nn.Sequential(nn.Flatten(), nn.Dropout(dropout)),
+            nn.Linear(LAST, embedding_size, weight_attr=start, bias_attr=False),
+            nn.BatchNorm1D(embedding_size),
+        )
+
+    def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
+        x = images_BCHW
+        for layer in self.layers:
+            x = layer(x)
+        return self.features(self.conv_sep(x))

@@ -1,0 +1,68 @@
+"""ResNet50, 100, 101 and 152 as PLSC 0.1 and 0.2 had them: by these names not the network of ImageNet, but ArcFace's.
+
+    images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
+
+PLSC 0.2's plsc/models/resnet.py builds the blocks, the stem and the fully connected layer of IResNet (ResNet100 is IResNet100),
+not bottlenecks. What differs: a PReLU has one slope for all channels, the batch norms an epsilon of 2e-5, the last one a gain that
+is trained, weights start by the number of outputs, and dropout is 0.4. For runs of that time; for new ones take IResNet.
+Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=ResNet50`.
+"""
+
+from __future__ import annotations
+
+from paddle import nn
+
+from plsc.backbones.iresnet import IResNet, IResNet50, IResNet100, Style
+
+
+class ResNet(IResNet):
+    """What the four have in common.
+
+    Args:
+        embedding_size: D.
+        image_shape: (channels, H, W) of the images, any H and W; a stage halves them, rounding up.
+        dropout: share of the last feature map that is dropped in training.
+    """
+
+    style = Style(
+        conv_std=lambda outputs, kernel: (2 / (outputs * kernel * kernel)) ** 0.5,
+        epsilon=2e-5,
+        one_slope=True,
+    )
+
+    def __init__(
+        self,
+        embedding_size: int = 512,
+        image_shape: tuple[int, int, int] = (3, 112, 112),
+        dropout: float = 0.4,
+    ):
+        super().__init__(embedding_size, image_shape, dropout)
+
+    def last(self, inputs: int, outputs: int) -> tuple[nn.Linear, nn.BatchNorm1D]:
+        start = nn.initializer.Normal(0.0, (2 / outputs) ** 0.5)
+        linear = nn.Linear(inputs, outputs, weight_attr=start, bias_attr=nn.initializer.Constant(0.0))
+        return linear, nn.BatchNorm1D(outputs, epsilon=self.style.epsilon)
+
+
+class ResNet50(ResNet):
+    """ResNet of 3, 4, 14, 3 blocks."""
+
+    blocks = IResNet50.blocks
+
+
+class ResNet100(ResNet):
+    """ResNet of 3, 13, 30, 3 blocks."""
+
+    blocks = IResNet100.blocks
+
+
+class ResNet101(ResNet):
+    """ResNet of 3, 4, 23, 3 blocks."""
+
+    blocks = (3, 4, 23, 3)
+
+
+class ResNet152(ResNet):
+    """ResNet of 3, 8, 36, 3 blocks."""
+
+    blocks = (3, 8, 36, 3)

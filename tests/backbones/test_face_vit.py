@@ -1,0 +1,134 @@
+"""FaceViT: every number against plain NumPy, hidden patches, its initial weights, names and sizes, and what it refuses."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.backbones.face_vit import FaceViT, FaceViT_base, FaceViT_small, FaceViT_tiny
+from plsc.errors import UserError
+from tests.backbones.numpy_layers import assert_same, batch_norm, scatter
+
+
+class Tiny(FaceViT):
+    width, depth = 16, 2
+
+
+def build(**options):
+    paddle.seed(0)
+    return Tiny(**{"embedding_size": 6, "image_shape": (3, 20, 29), **options})
+
+
+def by_hand(state, images, patch):
+    """[2, 3, H, W]: one image, one patch, one head at a time."""
+
+    def linear(x, name):
+        return x @ state[f"{name}.weight"] + state.get(f"{name}.bias", 0)
+
+    def layer_norm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def attention(x, name):
+        query, key, value = np.split(linear(x, f"{name}.qkv"), 3, axis=1)
+        heads = []
+        for part in range(8):
+            q, k, v = (y[:, part * 2 : part * 2 + 2] for y in (query, key, value))
+            weights = np.exp(q @ k.T / np.sqrt(2))
+            heads.append(weights / weights.sum(1, keepdims=True) @ v)
+        return linear(np.concatenate(heads, axis=1), f"{name}.proj")
+
+    kernel, rows = state["patch_embed.proj.weight"].reshape(16, -1), []
+    for image in images:
+        x = np.stack(
+            [
+                kernel @ image[:, top : top + patch, left : left + patch].reshape(-1)
+                for top in range(0, image.shape[1] - patch + 1, patch)
+                for left in range(0, image.shape[2] - patch + 1, patch)
+            ]
+        )
+        x = x + state["patch_embed.proj.bias"] + state["pos_embed"][0]
+        for number in range(2):
+            x = x + attention(layer_norm(x, f"blocks.{number}.norm1"), f"blocks.{number}.attn")
+            y = linear(layer_norm(x, f"blocks.{number}.norm2"), f"blocks.{number}.mlp.fc1").clip(0, 6)
+            x = x + linear(y, f"blocks.{number}.mlp.fc2")
+        rows.append(layer_norm(x, "norm").reshape(-1))
+    x = batch_norm(linear(np.stack(rows), "feature.0"), state, "feature.1", 2e-5)
+    return batch_norm(linear(x, "feature.2"), state, "feature.3", 2e-5)
+
+
+@pytest.mark.parametrize("patch", [9, 5])
+def test_the_numbers_are_those_of_plain_numpy(patch):
+    net = build(patch_size=patch)
+    state = scatter(net)
+    images = np.random.default_rng(1).normal(size=(2, 3, 20, 29))
+    assert_same(net, by_hand(state, images, patch), images)
+
+
+def test_hidden_patches_change_nothing_and_the_token_stands_for_them():
+    """Without blocks' mixing a kept patch keeps its place, and the others are the token."""
+    net = build(mask_ratio=0.5, drop_path=0.0, image_shape=(3, 36, 36))
+    assert net.kept == 8
+    seen = {}
+    net.blocks = paddle.nn.LayerList([])
+    net.norm = paddle.nn.Identity()
+    net.feature.register_forward_pre_hook(lambda layer, args: seen.update(flat=args[0].numpy()))
+    images = paddle.randn([3, 3, 36, 36])
+    net.eval()
+    net(images)
+    tokens = seen["flat"].reshape(3, 16, 16)
+    net.train()
+    net(images)
+    hidden = (seen["flat"].reshape(3, 16, 16) == net.mask_token.numpy()).all(-1)
+    assert (hidden.sum(1) == 8).all() and len(np.unique(hidden, axis=0)) == 3
+    assert np.array_equal(seen["flat"].reshape(3, 16, 16)[~hidden], tokens[~hidden])
+
+
+def test_training_and_evaluation():
+    net, images = build(dropout=0.1, drop_path=0.5), paddle.randn([4, 3, 20, 29])
+    assert not np.array_equal(net(images).numpy(), net(images).numpy())
+    net.eval()
+    assert np.array_equal(net(images).numpy(), net(images).numpy())
+    assert [block.drop_path.p for block in net.blocks] == [0.0, 0.5]
+
+
+def test_without_hiding_there_is_no_token_that_never_learns():
+    assert "mask_token" in build().state_dict() and "mask_token" not in build(mask_ratio=0.0).state_dict()
+
+
+def test_the_initial_weights_are_those_of_the_source():
+    for name, parameter in build(image_shape=(3, 90, 90)).named_parameters():
+        value = parameter.numpy()
+        if name == "patch_embed.proj.weight":
+            assert 0.9 < np.abs(value).max() * np.sqrt(3 * 81) <= 1.001
+        elif value.ndim > 1:
+            assert abs(value.std() / 0.02 - 1) < 5 / np.sqrt(value.size), name
+        elif name.endswith("bias") and "patch" not in name:
+            assert not value.any(), name
+
+
+@pytest.mark.parametrize(
+    "cls, sizes", [(FaceViT_tiny, (256, 12)), (FaceViT_small, (512, 12)), (FaceViT_base, (512, 24))]
+)
+def test_the_sizes(cls, sizes):
+    assert (cls.width, cls.depth) == sizes
+
+
+def test_the_trained_parameters_at_112_are_those_of_the_source():
+    """Of "vit_t" of arcface_torch, with 512 outputs."""
+    assert sum(p.size for p in FaceViT_tiny().parameters() if not p.stop_gradient) == 19_137_792
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (
+            {"image_shape": (3, 17, 9)},
+            "Model.patch_size: FaceViT needs at least two patches (got 1 of 9 x 9 pixels in images of 17 x 9)",
+        ),
+        ({"mask_ratio": 1.0}, "Model.mask_ratio: must be at least 0 and below 1 (got 1.0)"),
+    ],
+)
+def test_what_it_refuses(options, said):
+    with pytest.raises(UserError) as raised:
+        build(**options)
+    assert str(raised.value) == said
