@@ -171,12 +171,14 @@ class Trainer(Tester):
 
     def _refuse_seen_classes(self) -> None:
         """Pairs must be of classes that are not trained on."""
-        pairs = None if self.classifies else self.eval_set
-        seen = np.intersect1d(getattr(self.dataset, "identities", ()), getattr(pairs, "identities", ()))
+        known = [getattr(data, "identities", None) for data in (self.dataset, self.eval_set)]
+        if self.classifies or any(identities is None for identities in known):
+            return
+        seen = np.intersect1d(*known)
         if len(seen):
             raise UserError(
-                f"DataLoader.Eval.dataset: {len(seen)} of its classes are trained on (the first is {seen[0]}); give both data "
-                "sets the same held_out, or the accuracy would be of classes seen before"
+                f"DataLoader.Eval.dataset: {len(seen)} of its classes are trained on (the first is {seen[0]}), so the accuracy "
+                "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
             )
 
     @property

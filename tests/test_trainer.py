@@ -204,9 +204,7 @@ def test_pairs_of_classes_that_are_trained_on():
     )
     assert line.startswith("DataLoader.Eval.dataset: ")
     assert "of its classes are trained on (the first is " in line
-    assert line.endswith(
-        "; give both data sets the same held_out, or the accuracy would be of classes seen before"
-    )
+    assert line.endswith("; leave them out of one of the two (Glyphs: the same held_out)")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What the trainer and the loader ask of a data set, and nothing more. Numpy only; no ranks, no Paddle.
 
-Your own: derive from Dataset (training, classification) or PairSet (verification), set the attributes in
-__init__, write the abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The
+Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification of sets of
+images) or IdentificationSet (search in a gallery), set the attributes in __init__, write the abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The
 arguments of __init__, with their annotations and defaults, are what the config accepts; one that takes `seed`
 is given the run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user
 wrote. It is called before any process starts, so it looks at values and whether paths exist, and reads
@@ -36,6 +36,9 @@ class Dataset(ABC):
     labels: np.ndarray  # int64 [len(self)]
     image_shape: tuple[int, int, int]  # C, H, W
     mean, scale, channels = MEAN, SCALE, None  # of the contract, see preprocessing()
+    # What the classes are, where that is known: text or whole numbers, once each, in any order. Two sets whose
+    # identities have something in common share classes, which training and verification must not.
+    identities: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,13 +66,11 @@ class Dataset(ABC):
         return preprocessing(self.image_shape, self.mean, self.scale, self.channels)
 
 
-class PairSet(ABC):
-    """Pairs of images for verification: each image is embedded once, and the pairs index the embeddings."""
+class _Images(ABC):
+    """Images without labels, which are embedded once each; the base of what verification and search ask for."""
 
     name: str
     num_images: int
-    pairs: np.ndarray  # int64 [P, 2], indices of images
-    same: np.ndarray  # bool [P], True where both images are of one class
     image_shape: tuple[int, int, int]  # C, H, W
     mean, scale, channels = MEAN, SCALE, None  # of the contract, see preprocessing()
 
@@ -95,3 +96,33 @@ class PairSet(ABC):
     def contract(self) -> dict:
         """See preprocessing()."""
         return preprocessing(self.image_shape, self.mean, self.scale, self.channels)
+
+
+class PairSet(_Images):
+    """Pairs of images for verification: each image is embedded once, and the pairs index the embeddings."""
+
+    pairs: np.ndarray  # int64 [P, 2], indices of images
+    same: np.ndarray  # bool [P], True where both images are of one class
+    identities: np.ndarray | None = None  # of all classes in the pairs, as in a Dataset
+
+
+class TemplatePairs(PairSet):
+    """Pairs of templates, as IJB's 1:1 protocol compares them: a template is a set of images of one identity.
+
+    `pairs` index templates here, 0 to max(template). Images of one medium (the frames of one video) count as one
+    when a template's embedding is made.
+    """
+
+    template: np.ndarray  # int64 [num_images], the template that an image belongs to
+    media: np.ndarray  # int64 [num_images], the medium that it comes from
+
+
+class IdentificationSet(_Images):
+    """Search, 1:N: the probes are looked for in the gallery.
+
+    A probe whose identity is not in the gallery belongs to open-set search: it should not be found.
+    """
+
+    gallery: np.ndarray  # int64 [G], indices of images
+    probe: np.ndarray  # int64 [Q], indices of images
+    identities: np.ndarray  # int64 [num_images], the number of each image's identity

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.data.dataset import EVALUATION, Dataset, PairSet, preprocessing
+from plsc.data.dataset import EVALUATION, Dataset, IdentificationSet, PairSet, TemplatePairs, preprocessing
 from plsc.data.synthetic import Synthetic
 
 
@@ -51,6 +51,20 @@ def test_a_pair_set_of_your_own_needs_little():
     assert pairs.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2]
     assert pairs.image_name(3) == "image 3"
     assert pairs.contract["channels"] == "grey"
+
+
+def test_templates_and_galleries_offer_images_as_pairs_do():
+    class Templates(RampPairs, TemplatePairs):
+        pass
+
+    class Gallery(IdentificationSet):
+        name, num_images, image_shape, image = "faces", 4, (1, 2, 2), RampPairs.image
+
+    for images in (Templates(), Gallery()):
+        assert images.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2] and images.title == images.name
+    assert Templates().identities is None and Ramp().identities is None
+    with pytest.raises(TypeError, match="image"):
+        IdentificationSet()
 
 
 def test_preprocessing_maps_bytes_to_minus_one_and_one():
