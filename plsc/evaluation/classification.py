@@ -19,7 +19,6 @@ class Classification:
     """What was predicted for images whose classes were trained on."""
 
     kind: ClassVar[str] = "classification"
-    main: ClassVar[str] = "accuracy"  # the key of `row` that decides which checkpoint is the best
     label: np.ndarray  # [n] int64 in [0, C)
     predicted: np.ndarray  # [n] int64 in [0, C)
     num_classes: int  # C

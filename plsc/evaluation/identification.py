@@ -29,7 +29,6 @@ class Identification:
     """What `identify` found. Rates are fractions in [0, 1]; what the probes do not allow is None."""
 
     kind: ClassVar[str] = "identification"
-    main: ClassVar[str] = "rank1"  # the key of `row` that decides which checkpoint is the best
     probes: int  # of identities in the gallery
     strangers: int  # probes of identities that are not
     gallery: int  # images

@@ -40,7 +40,6 @@ class Verification:
     """What `verify` found. Rates are fractions in [0, 1]; what the pairs do not allow is None."""
 
     kind: ClassVar[str] = "verification"
-    main: ClassVar[str] = "accuracy"  # the key of `row` that decides which checkpoint is the best
     similarity: np.ndarray  # [P] float64, cosine
     same: np.ndarray  # [P] bool
     accuracy: float | None  # mean over the folds
