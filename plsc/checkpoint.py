@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import plsc
-from plsc.errors import UserError
+from plsc.errors import MissingFileError, UserError
 from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
 from plsc.tensorfile import DamagedError, TensorFile, layout, write_synced
 
@@ -212,6 +212,22 @@ def latest(root: str | os.PathLike, rename: bool = True) -> Path | None:
             "put a good copy back, or start anew with another Global.output_dir"
         )
     return None
+
+
+def best(root: str | os.PathLike) -> Path:
+    """The best checkpoint in `root` by the main evaluation, every checksum verified; the newest whole one knows which it is.
+
+    Raises: UserError if nothing has been evaluated or it is gone; what `latest` and `Checkpoint.open` raise.
+    """
+    newest = latest(root, rename=False)
+    if newest is None:
+        raise MissingFileError(f"{root}: no checkpoint there; train first")
+    found = Checkpoint.open(newest, verify=False).state.get("best")
+    if not found:
+        raise UserError(
+            f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
+        )
+    return Checkpoint.open(Path(root) / f"step-{found['step']:08d}").path
 
 
 def _set_aside(path: Path) -> Path:

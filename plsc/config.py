@@ -58,6 +58,7 @@ __all__ = [
 
 _TRAIN_SET = ("DataLoader", "Train", "dataset")
 _EVAL_SET = ("DataLoader", "Eval", "dataset")
+_MORE_SETS = ("DataLoader", "Eval", "more")
 
 
 class Config(Section):
@@ -137,6 +138,7 @@ class Config(Section):
         """
         layers, errors = copy.deepcopy(self._layers), []
         sets = {_TRAIN_SET: self.DataLoader.Train.dataset, _EVAL_SET: self.DataLoader.Eval.dataset}
+        sets.update({(*_MORE_SETS, title): more for title, more in self.DataLoader.Eval.more.items()})
         for path, section in sets.items():
             check = getattr(DATASETS.get(section.name), "check", None) if section else None
             try:
@@ -188,17 +190,23 @@ def _checked(layers: Layers) -> Config:
     except ValidationError as error:
         for found in error.errors():
             layers.complain(explain(found, Config, layers.tree, every_key))
-    keywords = {path: _check_plug(layers, path, section, every_key) for path, section in _PLUGS.items()}
+    plugs = {**_PLUGS, **{(*_MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)}}
+    keywords = {path: _check_plug(layers, path, section, every_key) for path, section in plugs.items()}
     if layers.problems:
         raise ConfigError(layers.lines())
     for path, values in keywords.items():
         if values:
             plug = config
             for key in path:
-                plug = getattr(plug, key)
+                plug = plug[key] if isinstance(plug, dict) else getattr(plug, key)
             plug.model_extra.update(values)
     config._layers = layers
     return config
+
+
+def _more_titles(layers: Layers) -> list[str]:
+    more = layers.get(_MORE_SETS)
+    return list(more) if isinstance(more, dict) else []  # anything else: pydantic has complained
 
 
 def _settle(layers: Layers, path: KeyPath, section: type[Section]) -> None:
@@ -269,6 +277,9 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
         names = section.only_with.get(key)
         if isinstance(value, Section):
             yield from _leaves(value, (*path, key))
+        elif value and (*path, key) == _MORE_SETS:
+            for title, section_of_set in value.items():
+                yield from _leaves(section_of_set, (*path, key, title))
         elif not names or section.name in names:
             yield (*path, key), to_jsonable_python(value)
 

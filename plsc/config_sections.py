@@ -90,8 +90,8 @@ class GlobalCfg(Section):
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
     checkpoint: Optional[str] = None
-    """Folder of the checkpoint to read, for test, predict, export and `resume`. null takes the newest whole one in
-    `output_dir`."""
+    """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
+    `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
@@ -302,11 +302,26 @@ class TrainCfg(Section):
 
 
 class EvalCfg(Section):
-    """Evaluation data."""
+    """Evaluation data. `dataset` is the main set: it decides which checkpoint is the best, and the threshold."""
 
     dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
+    more: dict[str, EvalDatasetCfg] = {}
+    """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
+    `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""
     batch_size: int = Field(256, ge=1)
     """Images per rank in one forward pass. No result depends on it."""
+    flip: bool = False
+    """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a little
+    more accurate, twice the time. The threshold is for embeddings made in the same way; `predict` makes them so
+    too."""
+
+    @model_validator(mode="after")
+    def _main_first(self) -> "EvalCfg":
+        if self.more and self.dataset is None:
+            raise ValueError(
+                "more needs a main set in dataset, which is null; name one there, or set more to {}"
+            )
+        return self
 
 
 class DataLoaderCfg(Section):
@@ -323,7 +338,7 @@ class CheckpointCfg(Section):
     """Steps between two checkpoints, besides those at the end of the epochs and of the run. Set it when an
     epoch takes hours. null writes at the ends only."""
     keep: int = Field(3, ge=1)
-    """Newest checkpoints to keep; older ones are deleted."""
+    """Newest checkpoints to keep; older ones are deleted, but for the best one of the main evaluation."""
 
 
 class ExportCfg(Section):

@@ -16,6 +16,7 @@ import itertools
 import os
 import time
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
@@ -27,6 +28,7 @@ from plsc.errors import UserError
 from plsc.sharding import split
 
 _barriers = itertools.count()
+PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 
 
 def init(device: str = "auto", threads: int | None = None) -> None:
@@ -142,6 +144,31 @@ def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
     parts: list = []
     dist.all_gather(parts, x.contiguous())
     return paddle.concat([part[:count] for part, count in zip(parts, counts)])
+
+
+def gather_array(x: np.ndarray) -> np.ndarray:
+    """[B, ...] on each rank -> [N, ...] in rank order, on every rank. All but the first axis must agree; B may be 0.
+
+    For results as large as memory: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a GPU holds
+    W pieces only. Waits in `barrier` first, so the ranks may come to it minutes apart.
+    """
+    if world_size() == 1:
+        return x
+    barrier()
+    counts = gather_counts(len(x))
+    starts = [sum(counts[:r]) for r in range(world_size())]
+    out = np.empty((sum(counts), *x.shape[1:]), x.dtype)
+    rows = max(1, PIECE_BYTES // max(1, out[:1].nbytes))
+    for first in range(0, max(counts), rows):
+        piece = np.zeros((min(rows, max(counts) - first), *x.shape[1:]), x.dtype)
+        mine = x[first : first + rows]
+        piece[: len(mine)] = mine
+        parts: list = []
+        dist.all_gather(parts, paddle.to_tensor(piece))
+        for start, count, part in zip(starts, counts, parts):
+            here = max(0, min(len(piece), count - first))
+            out[start + first : start + first + here] = part.numpy()[:here]
+    return out
 
 
 def reduce_scatter_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:

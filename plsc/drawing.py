@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 
 WIDTH = 9.0  # inches; the page shows 100 pixels of it an inch, so 9 points are 12.5 pixels
 INK, FAINT, LINE = "#1d2129", "#5f6670", "#e3e6ea"
@@ -61,6 +63,22 @@ def new_figure(height: float) -> Figure:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     return figure
+
+
+def colours(count: int) -> list[str]:
+    """As many colours, repeated when there are more than six."""
+    return [COLOURS[k % len(COLOURS)] for k in range(count)]
+
+
+def legend_above(axes: Axes) -> None:
+    """A legend on the title's line, where it cannot cover data."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.5)
+
+
+def drawable(text: str) -> str:
+    """`text` with the characters that DejaVu Sans cannot draw written as U+XXXX."""
+    known = get_font(findfont("DejaVu Sans")).get_charmap()
+    return "".join(char if ord(char) in known else f"U+{ord(char):04X}" for char in text)
 
 
 def png_of(figure: Figure) -> bytes:

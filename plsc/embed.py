@@ -5,7 +5,8 @@ Used by verification during training, by test, predict and the report. The norma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import paddle
@@ -26,26 +27,47 @@ def embed(
     count: int,
     contract: dict,
     batch_size: int,
+    flip: bool = False,
 ) -> np.ndarray:
     """Embeddings [count, D] float32 of all images, on every rank. Every rank calls it; each takes a contiguous share.
+
+    The next batch is read in a thread while the network runs.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.
         images: (start, stop) -> uint8 [stop - start, C, H, W].
         contract: the preprocessing, see plsc.data.dataset.preprocessing.
+        flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the same direction).
     """
-    share = split(count, distributed.world_size())
-    start, stop = share[distributed.rank()]
+    start, stop = split(count, distributed.world_size())[distributed.rank()]
     training = backbone.training
     backbone.eval()
+
+    def through(pixels: np.ndarray) -> np.ndarray:
+        x = to_input(pixels, contract)
+        out = backbone(x).flatten(1)
+        return ((out + backbone(x.flip([3])).flatten(1)) / 2 if flip else out).numpy()
+
     try:
-        parts = []
-        for first in range(start, stop, batch_size):
-            last = min(first + batch_size, stop)
-            parts.append(backbone(to_input(images(first, last), contract)).flatten(1).numpy())
+        if start == stop:  # more ranks than images: one goes through all the same, to know D
+            parts = [through(images(0, 1))[:0]]
+        else:
+            parts = [through(pixels) for pixels in _ahead(images, start, stop, batch_size)]
     finally:
         if training:
             backbone.train()
-    return np.concatenate(
-        [part for parts_of_rank in distributed.gather_objects(parts) for part in parts_of_rank]
-    )
+    return distributed.gather_array(np.concatenate(parts))
+
+
+def _ahead(
+    images: Callable[[int, int], np.ndarray], start: int, stop: int, batch_size: int
+) -> Iterator[np.ndarray]:
+    """The batches of [start, stop), each read while the one before it is in use."""
+    bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
+    with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
+        coming = pool.submit(images, *bounds[0])
+        for following in [*bounds[1:], None]:
+            pixels = coming.result()
+            if following:
+                coming = pool.submit(images, *following)
+            yield pixels

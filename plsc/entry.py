@@ -20,8 +20,6 @@ import numpy as np
 from plsc import environment, launcher, log
 from plsc.config import Config, load
 from plsc.errors import MissingFileError, UserError
-from plsc.evaluation import worst_pairs
-from plsc.report import WorstPair, write_report
 from plsc.setters import Setters
 from plsc.sharding import split
 
@@ -30,8 +28,11 @@ RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints"),
     *(
         "report.html",
+        "results.json",
         "curves.png",
         "roc.png",
+        "det.png",
+        "cmc.png",
         "histogram.png",
         "worst_pairs.png",
         "confusion.png",
@@ -40,7 +41,6 @@ RUN_FILES = (
         "predict",
     ),
 )
-WORST_PAIRS = 6  # of each kind in the report
 
 
 class Entry(Setters):
@@ -87,34 +87,37 @@ class Entry(Setters):
             metrics = log.Metrics(self.output_dir, from_step=trainer.step)
         distributed.barrier()
         trainer.train(metrics)
-        if trainer.eval_set is not None and trainer.result is None:  # resumed after the last step
+        if trainer.sets and trainer.row is None:  # resumed after the last step
             trainer.metrics = None  # which have its row already
             trainer.evaluate()
-        result = {**(trainer.result.row() if trainer.result else {"accuracy": None})}
+        result = {**(trainer.row or {"accuracy": None})}
         result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
         if metrics:
             metrics.close()
-            self._finish(trainer, self.output_dir, f"training took {log.duration(trainer.seconds)}")
+            took = f"training took {log.duration(trainer.seconds)}"
+            self._finish(trainer, self.output_dir, took, {"step": trainer.step, "best": trainer.best})
         return result
 
     def test(self) -> dict[str, Any]:
-        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on DataLoader.Eval's set.
+        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.
 
-        Prints the table and writes the report to output_dir/test. Returns the numbers.
+        Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
         trainer_module = self._start()
         from plsc import distributed
+        from plsc.tester import Tester
 
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
         saved = self._checkpoint()
-        tester = trainer_module.Tester(self.config, self._backbone(saved), saved.contract, saved.num_classes)
+        tester = Tester(self.config, self._backbone(saved), saved.contract, saved.num_classes)
         if tester.classifies:
             tester.head = trainer_module.build_saved_head(self.config, saved)
         tester.evaluate()
         if distributed.rank() == 0:
-            self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}")
-        return tester.result.row()
+            facts = {"checkpoint": str(saved.path), "step": saved.step}
+            self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}", facts)
+        return tester.row
 
     def predict(
         self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
@@ -128,15 +131,21 @@ class Entry(Setters):
 
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
-        trainer_module = self._start(reads_data=False)
+        self._start(reads_data=False)
         from plsc import distributed
+        from plsc.embed import embed
 
         saved = self._checkpoint()
         read, names = _pictures(images, saved.contract)
         if not names:
             raise UserError("predict: no images given, give at least one")
-        emb = trainer_module.embed(
-            self._backbone(saved), read, len(names), saved.contract, self.config.DataLoader.Eval.batch_size
+        emb = embed(
+            self._backbone(saved),
+            read,
+            len(names),
+            saved.contract,
+            self.config.DataLoader.Eval.batch_size,
+            self.config.DataLoader.Eval.flip,
         )
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         if distributed.rank() == 0:
@@ -168,6 +177,7 @@ class Entry(Setters):
                 opset=self.config.Export.opset,
                 contract=saved.contract,
                 threshold=saved.state["threshold"],
+                flip=saved.state.get("flip", False),
             )
             print(f"done: exported {saved.path} to {self.output_dir / 'export'}")
         distributed.barrier()
@@ -279,20 +289,24 @@ class Entry(Setters):
         return path
 
     def _find_checkpoint(self) -> Path | None:
+        """The checkpoint that Global.checkpoint means, said in the log; None if it means the newest and there is none."""
         from plsc import checkpoint, distributed
 
-        given = self.config.Global.checkpoint
-        if given:
-            return checkpoint.Checkpoint.open(given).path
+        given = self.config.Global.checkpoint or "newest"
+        folder = self.output_dir / "checkpoints"
         found, problem = None, None
         if distributed.rank() == 0:  # it verifies every byte and sets damaged ones aside: once is enough
+            find = {"newest": checkpoint.latest, "best": checkpoint.best}.get(given)
             try:
-                found = checkpoint.latest(self.output_dir / "checkpoints")
+                found = find(folder) if find else checkpoint.Checkpoint.open(given).path
             except UserError as error:
-                problem = str(error)
+                problem = error
         found, problem = distributed.gather_objects((found, problem))[0]
         if problem:
-            raise UserError(problem)
+            raise problem
+        if found:
+            how = given if given in ("newest", "best") else "as Global.checkpoint says"
+            log.get_logger().info(f"reading checkpoint {found} ({how})")
         return found
 
     def _checkpoint(self):
@@ -312,40 +326,31 @@ class Entry(Setters):
         trainer.load_backbone(backbone, saved)
         return backbone
 
-    def _finish(self, run, folder: Path, how: str) -> None:
-        """Table, report and the last line; rank 0."""
-        found = run.result
-        results = {run.eval_set.title: found} if found else {}
-        worst = {name: _worst(run) for name in results if not run.classifies}
+    def _finish(self, run, folder: Path, how: str, facts: dict[str, Any]) -> None:
+        """Table, results.json, report and the last line; rank 0."""
+        from plsc.results import write_results
+
+        found = run.results.get(run.main)
+        headline = found.headline if found else "none"
         metrics = self.output_dir / "metrics.jsonl"
         rows = log.read_metrics(metrics) if metrics.is_file() else []
         summary = {
-            found.kind if found else "evaluation": found.headline if found else "none",
+            found.kind if found else "evaluation": headline,
             "run": how,
             "ranks": environment.world_size_from_env(),
             "head": self.config.Head.name,
             "backbone": self.config.Model.name,
         }
-        page = write_report(folder, "plsc run", rows, results, worst, self.config.to_yaml(), summary)
-        for name in results:
-            print(log.table(list(found.results().items()), [found.kind, name]))
-        said = f"{found.headline} on {run.eval_set.title}" if found else "nothing evaluated"
+        facts = {**facts, "main": run.main, "flip": self.config.DataLoader.Eval.flip}
+        yaml = self.config.to_yaml()
+        page = write_results(folder, run.sets, run.results, rows, yaml, summary, facts)
+        said = f"{headline} on {run.main}" if found else "nothing evaluated"
+        if "checkpoint" not in facts:
+            said += f", newest checkpoint step {facts['step']}"
+            said += (
+                ", best step {step} ({metric} {value:.4f})".format(**facts["best"]) if facts["best"] else ""
+            )
         print(f"done: {said}, results in {folder}, report {page}", flush=True)
-
-
-def _worst(run) -> list[WorstPair]:
-    found, pairs = run.result, run.eval_set
-    indices = worst_pairs(found.similarity, found.same, found.threshold, WORST_PAIRS)
-    return [
-        WorstPair(
-            kind,
-            float(found.similarity[index]),
-            tuple(pairs.image(int(image)) for image in pairs.pairs[index]),
-            tuple(pairs.image_name(int(image)) for image in pairs.pairs[index]),
-        )
-        for kind, chosen in zip(("false reject", "false accept"), indices)
-        for index in chosen
-    ]
 
 
 def _pictures(images, contract: dict) -> tuple[Callable[[int, int], np.ndarray], list[str]]:

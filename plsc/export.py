@@ -41,6 +41,7 @@ def export(
     formats: Sequence[str] = ("paddle", "onnx"),
     opset: int = 17,
     threshold: float | None = None,
+    flip: bool = False,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
     """Write `model` (normalised images [B, C, H, W] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -53,6 +54,7 @@ def export(
         contract: preprocessing: "size" [H, W], "channels", "mean", "scale" ((pixel - mean) * scale).
         formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx).
         threshold: cosine above which two images are of the same class; None = not known.
+        flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
 
     Returns: what contract.json has (see _card), and "folder".
     Raises: UserError (missing packages, before anything is written; a model that does not export truly).
@@ -76,7 +78,7 @@ def export(
         if "paddle" not in formats:
             for name in files.pop("paddle")["files"]:
                 (tmp / name).unlink()
-        card = _card(image_shape, examples[0][1].shape[1], contract, threshold)
+        card = _card(image_shape, examples[0][1].shape[1], contract, threshold, flip)
         card.update(files=files, checks=checks)
         (tmp / "contract.json").write_text(json.dumps(card, indent=1) + "\n")
         if out.exists():
@@ -87,7 +89,9 @@ def export(
     return {**card, "folder": str(out)}
 
 
-def _card(image_shape: tuple[int, ...], embedding_size: int, contract: dict, threshold: float | None) -> dict:
+def _card(
+    image_shape: tuple[int, ...], embedding_size: int, contract: dict, threshold: float | None, flip: bool
+) -> dict:
     """contract.json, to which come "files" (per format: names of files, input and output) and "checks"."""
     return {
         "plsc": plsc.__version__,
@@ -97,6 +101,7 @@ def _card(image_shape: tuple[int, ...], embedding_size: int, contract: dict, thr
         "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
         "contract": contract,
         "threshold": threshold,
+        "threshold_of": "image and mirror image, embeddings summed, length 1" if flip else "image",
     }
 
 

@@ -1,5 +1,5 @@
-"""The report's pictures: curves of a run; ROC, histogram of similarities and worst pairs of a verification, confusion matrix of
-a classification.
+"""The report's pictures: curves of a run, worst pairs of a verification, confusion matrix of a classification; those of rates,
+such as the ROC, are drawn in rate_figures.py.
 
 What cannot be drawn is a sentence that says why. The style: drawing.py.
 Try it: `pytest tests/test_report.py --basetemp=/tmp/report` and look below that folder.
@@ -16,18 +16,17 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from plsc.drawing import COLOURS, FAINT, INK, LINE, WIDTH, new_figure, png_of, styled
+from plsc.drawing import COLOURS, FAINT, INK, LINE, WIDTH, colours, drawable, new_figure, png_of, styled
+from plsc.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
 
-SAME, DIFFERENT = COLOURS[0], COLOURS[1]
+MAIN = COLOURS[0]
 
 
 class Result(Protocol):
     """What the report reads of an evaluation; see plsc.evaluation for what else a kind has."""
 
-    kind: str  # "verification" or "classification"
+    kind: str  # "verification", "identification" or "classification"
     notes: Sequence[str]
 
     def results(self) -> Mapping[str, str]: ...
@@ -60,14 +59,17 @@ def draw(
 ) -> list[Picture]:
     """All pictures of a report in reading order; the arguments are those of plsc.report.write_report."""
     pairs = {name: result for name, result in results.items() if result.kind == "verification"}
+    searches = {name: result for name, result in results.items() if result.kind == "identification"}
     classes = {name: result for name, result in results.items() if result.kind == "classification"}
     with styled():
         drawn = {
             ("Training", "curves.png"): draw_curves(rows),
             ("Confusion", "confusion.png"): draw_confusion(classes),
             ("ROC", "roc.png"): draw_roc(pairs),
+            ("Both errors", "det.png"): draw_det(pairs),
             ("Similarities", "histogram.png"): draw_histogram(pairs),
             ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(pairs, worst),
+            ("Identification", "cmc.png"): draw_cmc(searches),
         }
         return [
             Picture(heading, file, png_of(figure) if figure else None, text)
@@ -82,6 +84,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
     """Loss, accuracy and learning rate of training, and accuracy of the evaluations, over the steps."""
     training = [row for row in rows if "eval" not in row]
     evaluations = [row for row in rows if "eval" in row and row.get("accuracy") is not None]
+    searches = [row for row in rows if "eval" in row and row.get("rank1") is not None]
     panels = [
         (title, unit, partial(_plot_series, rows=training, key=key, factor=factor))
         for title, unit, key, factor in (
@@ -92,13 +95,16 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
         if any(row.get(key) is not None for row in training)
     ]
     if evaluations:
-        plot = partial(_plot_evaluations, rows=evaluations)
+        plot = partial(_plot_evaluations, rows=evaluations, key="accuracy")
         folds = any("std" in row for row in evaluations)
         of_pairs, of_classes = (
             ("Verification accuracy", "10-fold accuracy (%)"),
             ("Validation accuracy", "top-1 accuracy (%)"),
         )
         panels.insert(1, (*(of_pairs if folds else of_classes), plot))
+    if searches:
+        plot = partial(_plot_evaluations, rows=searches, key="rank1")
+        panels.insert(1, ("Identification", "rank-1 (%)", plot))
     if not panels:
         return None, "No curves: the run logged no finite number."
     lines, columns = (len(panels) + 1) // 2, min(len(panels), 2)
@@ -121,40 +127,29 @@ def _plot_series(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, factor
     steps = np.array([row["step"] for row in rows])
     values = np.array([np.nan if row.get(key) is None else row[key] * factor for row in rows], dtype=float)
     if len(rows) == 1:
-        axes.plot(steps, values, "o", color=SAME)
+        axes.plot(steps, values, "o", color=MAIN)
     elif len(rows) < 40 or key == "lr":
-        axes.plot(steps, values, color=SAME)
+        axes.plot(steps, values, color=MAIN)
     else:
         width = len(rows) // 20
         mean = np.convolve(values, np.ones(width) / width, mode="valid")
-        axes.plot(steps, values, color=SAME, alpha=0.35, linewidth=0.9)
-        axes.plot(steps[width // 2 : width // 2 + len(mean)], mean, color=SAME)
+        axes.plot(steps, values, color=MAIN, alpha=0.35, linewidth=0.9)
+        axes.plot(steps[width // 2 : width // 2 + len(mean)], mean, color=MAIN)
     axes.set_ylim(bottom=0)
 
 
-def _plot_evaluations(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+def _plot_evaluations(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str) -> None:
     names = list(dict.fromkeys(row["eval"] for row in rows))
     bars = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1}
-    for name, colour in zip(names, _colours(len(names))):
+    for name, colour in zip(names, colours(len(names))):
         chosen = [row for row in rows if row["eval"] == name]
-        accuracy = [100 * row["accuracy"] for row in chosen]
+        rates = [100 * row[key] for row in chosen]
         std = [100 * (row.get("std") or 0) for row in chosen]
-        axes.errorbar(
-            [row["step"] for row in chosen], accuracy, std, color=colour, label=drawable(name), **bars
-        )
+        axes.errorbar([row["step"] for row in chosen], rates, std, color=colour, label=drawable(name), **bars)
     if len(names) > 1:
         bottom, top = axes.get_ylim()
         axes.set_ylim(bottom - 0.12 * len(names) * (top - bottom), top)  # the legend gets room of its own
         axes.legend(loc="lower right")
-
-
-def _legend_above(axes: Axes) -> None:
-    """A legend on the title's line, where it cannot cover data."""
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.5)
-
-
-def _colours(count: int) -> list[str]:
-    return [COLOURS[k % len(COLOURS)] for k in range(count)]
 
 
 # Classification
@@ -189,74 +184,6 @@ def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None
         figure,
         "Percent of each true class's images that were taken for each class: a line adds up to 100 %.",
     )
-
-
-# ROC and histogram
-
-
-def draw_roc(verifications: Mapping[str, Result]) -> tuple[Figure | None, str]:
-    """TAR over FAR, FAR on a logarithmic axis from half a false accept to all of them."""
-    curves = {name: result for name, result in verifications.items() if result.roc is not None}
-    if not curves:
-        why = "all pairs are of one kind" if verifications else "no pairs were verified"
-        return None, f"No ROC: {why}."
-    figure = new_figure(4.2)
-    axes = figure.subplots()
-    axes.set(title="ROC of verification", xscale="log")
-    axes.set(xlabel="false accept rate (fraction, logarithmic)", ylabel="true accept rate (%)")
-    left = min(0.5 / np.sum(~result.same) for result in curves.values())
-    far = np.geomspace(left, 1, 2000)
-    lowest = 100.0
-    for (name, result), colour in zip(curves.items(), _colours(len(curves))):
-        tar = 100 * result.roc.tar[np.searchsorted(result.roc.far, far, side="right") - 1]
-        lowest = min(lowest, tar[0])
-        axes.plot(far, tar, color=colour, label=drawable(name))
-        for at, rate in result.tar_at_far.items():
-            if rate is None:
-                continue
-            axes.plot(at, 100 * rate, "o", color=colour, markersize=5, zorder=3)
-            if len(curves) == 1:
-                label = f"{100 * rate:.2f} %"
-                axes.annotate(label, (at, 100 * rate), (6, -6), textcoords="offset points", va="top")
-    bottom = max(0.0, lowest - 0.15 * (100 - lowest) - 0.2)
-    axes.set(xlim=(left, 1), ylim=(bottom, 100 + 0.04 * (100 - bottom)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    _legend_above(axes)
-    text = (
-        "Each point is a threshold: to the right the share of different-class pairs that it accepts, upwards"
-        " the share of same-class pairs. Higher is better; the dots are the rates of the table."
-    )
-    return figure, text
-
-
-def draw_histogram(verifications: Mapping[str, Result]) -> tuple[Figure | None, str]:
-    """Cosines of pairs of one class and of different classes, with the threshold; one panel a set."""
-    if not verifications:
-        return None, "No histogram: no pairs were verified."
-    figure = new_figure(0.4 + 3.1 * len(verifications))
-    for axes, (name, result) in zip(
-        figure.subplots(len(verifications), squeeze=False).flat, verifications.items()
-    ):
-        edges = np.linspace(min(-0.2, result.similarity.min()), max(1.0, result.similarity.max()), 91)
-        for kind, label, colour in ((True, "same class", SAME), (False, "different classes", DIFFERENT)):
-            cosines = result.similarity[result.same == kind]
-            if len(cosines):
-                share = 100 * np.histogram(cosines, edges)[0] / len(cosines)
-                label = f"{label} ({len(cosines):,} pairs)"
-                axes.stairs(share, edges, fill=True, color=colour, alpha=0.35)
-                axes.stairs(share, edges, color=colour, linewidth=1.3, zorder=2, label=label)
-        axes.set(title=drawable(name), xlabel="cosine similarity", ylabel="share of the pairs (%)")
-        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, None))
-        if result.threshold is not None:
-            label = f"threshold {result.threshold:.3f}"
-            axes.axvline(result.threshold, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label=label)
-        _legend_above(axes)
-    text = (
-        "The further apart the two hills, the better: same-class pairs left of the threshold are false"
-        " rejects, different-class pairs right of it false accepts. Each hill adds up to 100 %."
-    )
-    return figure, text
 
 
 # Worst pairs
@@ -325,9 +252,3 @@ def shorten(name: str, width: int = 18, lines: int = 4) -> list[str]:
     while len(wrapped) > lines:
         wrapped, kept = textwrap.wrap(name[:kept] + "…" + name[-kept:], width), kept - 1
     return wrapped
-
-
-def drawable(text: str) -> str:
-    """`text` with the characters that DejaVu Sans cannot draw written as U+XXXX."""
-    known = get_font(findfont("DejaVu Sans")).get_charmap()
-    return "".join(char if ord(char) in known else f"U+{ord(char):04X}" for char in text)

@@ -1,7 +1,7 @@
 """The report of a run: report.html, a page that stands alone, without scripts, and its pictures.
 
-curves.png and, of a verification, roc.png, histogram.png and worst_pairs.png, of a classification, confusion.png lie beside the
-page, which has them inside. What a run cannot show (nothing logged, no pairs, no negatives) has no picture; the page says why. Try it:
+curves.png and, of a verification, roc.png, det.png, histogram.png and worst_pairs.png, of an identification, cmc.png, of a
+classification, confusion.png lie beside the page, which has them inside. What a run cannot show (nothing logged, no pairs, no negatives) has no picture; the page says why. Try it:
 
     pytest tests/test_report.py --basetemp=/tmp/report    # then open a report.html below that folder
 """
@@ -62,7 +62,7 @@ def write_report(
 ) -> Path:
     """Write the pictures and report.html into `folder`; the page's path.
 
-    rows: of metrics.jsonl. results (plsc.evaluation.Verification or Classification) and worst: by the title of the set,
+    rows: of metrics.jsonl. results (of plsc.evaluation) and worst: by the title of the set,
     the main one first. config_yaml: the resolved config. summary: the facts at the top of the page,
     name -> value with units in one of them; the first fact is set large.
     """

@@ -18,13 +18,13 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import Dataset
+from plsc.data.dataset import IdentificationSet
 from plsc.data.loader import Loader
-from plsc.embed import embed, to_input
+from plsc.embed import to_input
 from plsc.errors import UserError
-from plsc.evaluation import Classification, Verification, classify, verify
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.tester import Tester
 
 _ROWS_AT_ONCE = 65_536  # of the centres, when a checkpoint is read: no second copy of the shard in memory
 
@@ -65,63 +65,6 @@ def build_saved_head(cfg: Config, saved: checkpoint.Checkpoint) -> SoftmaxHead:
     return head
 
 
-class Tester:
-    """A network and the set that it is evaluated on: what training and testing share. Every rank makes one.
-
-    Args:
-        contract, num_classes: preprocessing and number of classes of the training set.
-    """
-
-    head: SoftmaxHead  # needed to classify, not to verify
-    metrics: log.Metrics | None = None  # rank 0's, while training
-    step = 0
-
-    def __init__(self, cfg: Config, backbone: paddle.nn.Layer, contract: dict, num_classes: int):
-        self.cfg, self.backbone = cfg, backbone
-        section = cfg.DataLoader.Eval.dataset
-        self.eval_set = section.build(seed=cfg.Global.seed) if section else None
-        self.result: Verification | Classification | None = None
-        if self.eval_set is not None and self.eval_set.contract != contract:
-            raise UserError(
-                f"DataLoader.Eval.dataset: its images are {self.eval_set.contract}, those trained on {contract}; "
-                "the network needs the same"
-            )
-        if self.classifies and self.eval_set.num_classes > num_classes:
-            raise UserError(
-                f"DataLoader.Eval.dataset: its images are of {self.eval_set.num_classes} classes, but the head has learned "
-                f"{num_classes}; give images of the classes that are trained on, or pairs to verify"
-            )
-
-    @property
-    def classifies(self) -> bool:
-        """Whether the set is of labelled images, not of pairs."""
-        return isinstance(self.eval_set, Dataset)
-
-    def evaluate(self, epoch: int | None = None) -> Verification | Classification:
-        """Verify the pairs, or predict the images' classes, all ranks together. Logs and records the result."""
-        for tensor in self.backbone.state_dict().values():
-            if tensor.stop_gradient:
-                # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.
-                distributed.broadcast(tensor)
-        data, batch = self.eval_set, self.cfg.DataLoader.Eval.batch_size
-        count = len(data) if self.classifies else data.num_images
-        embeddings = embed(self.backbone, data.images, count, data.contract, batch)
-        if self.classifies:
-            parts = [embeddings[start : start + batch] for start in range(0, count, batch)]
-            predicted = [self.head.classify(paddle.to_tensor(part)).numpy() for part in parts]
-            found = classify(data.labels, np.concatenate(predicted), self.head.shard.num_classes)
-        else:
-            first, second = data.pairs.T
-            found = verify(embeddings[first], embeddings[second], data.same)
-        self.result = found
-        what = "validation" if self.classifies else "verification"
-        of = f"{count:,} images of" if self.classifies else f"{len(data.same):,}"
-        log.get_logger().info(f"{what}: {found.headline} on {of} {data.title}")
-        if self.metrics:
-            self.metrics.write({"eval": data.title, "step": self.step, "epoch": epoch, **found.row()})
-        return found
-
-
 class Trainer(Tester):
     """One run. Every rank makes one, after `distributed.init`.
 
@@ -150,8 +93,8 @@ class Trainer(Tester):
             backbone or build_backbone(cfg, self.dataset.image_shape),
             self.dataset.contract,
             self.dataset.num_classes,
+            self.dataset.identities,
         )
-        self._refuse_seen_classes()
         self.loader = Loader(
             self.dataset,
             train.batch_size,
@@ -173,19 +116,8 @@ class Trainer(Tester):
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
         self.step = 0
+        self.best: dict | None = None  # {"step", "set", "metric", "value"} of the best main evaluation so far
         self.seconds = 0.0  # of training and evaluation, this process
-
-    def _refuse_seen_classes(self) -> None:
-        """Pairs must be of classes that are not trained on."""
-        known = [getattr(data, "identities", None) for data in (self.dataset, self.eval_set)]
-        if self.classifies or any(identities is None for identities in known):
-            return
-        seen = np.intersect1d(*known)
-        if len(seen):
-            raise UserError(
-                f"DataLoader.Eval.dataset: {len(seen)} of its classes are trained on (the first is {seen[0]}), so the accuracy "
-                "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
-            )
 
     @property
     def epochs(self) -> int:
@@ -262,13 +194,15 @@ class Trainer(Tester):
         of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
         every = cfg.Global.eval_every_steps
         due = of_epoch or (every and step % every == 0)
-        if self.eval_set is not None and (due or end):
+        best = self.best
+        if self.sets and (due or end):
             with self.progress.pause():
                 self.evaluate(epoch)
+                best = self._best(best)
         every = cfg.Checkpoint.every_steps
-        if end or end_of_epoch or (every and step % every == 0):
+        if end or end_of_epoch or best is not self.best or (every and step % every == 0):
             with self.progress.pause():
-                self.save(epoch)
+                self.save(epoch, best)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 
@@ -276,8 +210,20 @@ class Trainer(Tester):
     def checkpoints(self) -> str:
         return f"{self.cfg.Global.output_dir}/checkpoints"
 
-    def save(self, epoch: int) -> None:
-        """Write a checkpoint, all ranks together, and drop the oldest. One that cannot be written does not end the run."""
+    def _best(self, before: dict | None) -> dict | None:
+        """The better of `before` and the main set's evaluation at this step; of equal ones the first."""
+        metric = "rank1" if isinstance(self.sets[self.main], IdentificationSet) else "accuracy"
+        here = {"step": self.step, "set": self.main, "metric": metric, "value": self.row[metric]}
+        if here["value"] is None:
+            return before
+        # A run that was resumed with another main set starts anew: the two cannot be compared.
+        comparable = before and (before["set"], before["metric"]) == (self.main, metric)
+        return before if comparable and here["value"] <= before["value"] else here
+
+    def save(self, epoch: int, best: dict | None = None) -> None:
+        """Write a checkpoint, all ranks together, and drop the oldest but the best. One that cannot be written does not end
+        the run. `best` is what `self.best` becomes with it, None: what it is."""
+        best = best or self.best
         try:
             path = checkpoint.save(
                 self.checkpoints,
@@ -296,7 +242,9 @@ class Trainer(Tester):
                     "steps_per_epoch": self.steps_per_epoch,
                     "image_shape": list(self.dataset.image_shape),
                     "margin": self.head.margin.state() if self.head.margin else {},
-                    "threshold": getattr(self.result, "threshold", None),
+                    "threshold": (self.row or {}).get("threshold"),
+                    "flip": self.cfg.DataLoader.Eval.flip,
+                    "best": best,
                 },
                 config_yaml=self.cfg.to_yaml(),
                 contract=self.dataset.contract,
@@ -305,8 +253,10 @@ class Trainer(Tester):
         except checkpoint.SaveError as error:
             log.get_logger().error(f"{error}; training goes on")
             return
+        self.best = best
         if self.rank == 0:
-            checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep)
+            checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep, [best["step"]] if best else [])
+        distributed.barrier()  # the next collective of the others must not wait for rank 0's disk
         log.get_logger().info(f"checkpoint {path}")
 
     def resume(self, path) -> None:
@@ -326,7 +276,7 @@ class Trainer(Tester):
         load_backbone(self.backbone, saved)
         self._load_optimizer(saved.optimizer())
         load_head(self.head, saved)
-        self.step = saved.step
+        self.step, self.best = saved.step, saved.state.get("best")
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
 
     # Paddle names an optimizer's state after parameters whose names count up over the process; ours follow the layer's.

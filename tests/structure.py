@@ -20,6 +20,7 @@ FLOORS = (
     "cli door",
     "entry",
     "trainer setters benchmark selftest",
+    "tester results",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher",
     "reference registry sharding environment log unpickle",
@@ -30,7 +31,7 @@ ROOM_OF = {
     "": "door",
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
-    **dict.fromkeys(["figures", "drawing"], "report"),
+    **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     "selftest_parts": "selftest",
     "benchmark_loader": "benchmark",
 }

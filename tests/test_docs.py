@@ -116,7 +116,7 @@ def _resolves(name):
 def dead_keys(page):
     """Section.key of no config. Keyword arguments of plugged classes (Model.width) are theirs, not ours."""
     named = re.findall(r"(?<![\w.])((?:[A-Z]\w+\.)+[a-z]\w*)", page)
-    plugs = ("Model.", "DataLoader.Train.dataset.", "DataLoader.Eval.dataset.")
+    plugs = ("Model.", "DataLoader.Train.dataset.", "DataLoader.Eval.dataset.", "DataLoader.Eval.more.")
     ours = [key for key in named if key.split(".")[0] in Config.model_fields and not key.startswith(plugs)]
     return [key for key in ours if not _is_key(load(), *key.split("."))]
 

@@ -3,7 +3,7 @@
 import matplotlib
 import numpy as np
 
-from plsc.drawing import panels
+from plsc.drawing import drawable, panels
 
 X = np.linspace(0, 1, 5)
 LINES = {"One": {"no margin": (X, X), "squared": (X, X * X)}, "Another": {"no margin": (X, X)}}
@@ -20,3 +20,7 @@ def test_a_users_settings_neither_change_a_picture_nor_are_changed():
 def test_other_lines_are_another_picture():
     other = {**LINES, "Another": {"no margin": (X, -X)}}
     assert panels(other, "angle", "cosine") != panels(LINES, "angle", "cosine")
+
+
+def test_what_the_font_cannot_draw_is_spelled_out():
+    assert drawable("Ж $x$ 字\x00") == "Ж $x$ U+5B57U+0000"

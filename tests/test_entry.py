@@ -26,7 +26,8 @@ CAN_ONNX = paddle.__version__.startswith("3") and all(
 )
 FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
 WRITTEN = {"config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "report.html"}
-WRITTEN |= {"curves.png", "roc.png", "histogram.png", "worst_pairs.png"}
+VERIFIED = {"roc.png", "det.png", "histogram.png", "worst_pairs.png"}
+WRITTEN |= {"results.json", "curves.png", *VERIFIED}
 
 
 def entry(output, *overrides):
@@ -82,13 +83,16 @@ def test_training_returns_and_prints_the_last_verification(run):
     assert result["output_dir"] == str(folder) and result["seconds"] > 0 and 0 <= result["accuracy"] <= 1
     accuracy = f"accuracy {100 * result['accuracy']:.2f} % ± {100 * result['std']:.2f}"
     assert re.search(r"^pairs +40 \(20 same, 20 different\)$", said, re.MULTILINE)
-    last_line = f"done: {accuracy} on noise pairs, results in {folder}, report {folder}/report.html\n"
+    checkpoints = f"newest checkpoint step 12, best step 12 (accuracy {result['accuracy']:.4f})"
+    last_line = (
+        f"done: {accuracy} on noise pairs, {checkpoints}, results in {folder}, report {folder}/report.html\n"
+    )
     assert said.endswith(last_line)
 
 
 def test_the_report_stands_alone_and_shows_the_run(trained):
     page = (trained / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4 and "<script" not in page and "http" not in page
+    assert page.count("data:image/png;base64,") == 5 and "<script" not in page and "http" not in page
     assert "dist_arcface" in page and "max_steps: 12" in page
 
 
@@ -98,7 +102,7 @@ def test_an_earlier_run_is_set_aside(tmp_path, capsys):
     for number in (1, 2, 3):
         short.train()
         (tmp_path / "config.yaml").write_text(f"run {number}")
-    kept = WRITTEN - {"roc.png", "histogram.png", "worst_pairs.png"}  # it verified nothing
+    kept = WRITTEN - VERIFIED
     for number in (1, 2):
         aside = tmp_path / f"previous-{number}"
         assert {path.name for path in aside.iterdir()} == kept

@@ -8,25 +8,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from plsc.drawing import STYLE
-from plsc.evaluation import classify, verify_distances
-from plsc.figures import (
-    WorstPair,
-    draw,
-    draw_confusion,
-    draw_curves,
-    draw_histogram,
-    draw_roc,
-    draw_worst_pairs,
-    drawable,
-    shorten,
-)
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with matplotlib.rc_context(STYLE):
-        yield
+from plsc.evaluation import classify
+from plsc.figures import WorstPair, draw, draw_confusion, draw_curves, draw_worst_pairs, shorten
+from plsc.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
+from tests.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
 
 
 def training(steps, **extra):
@@ -39,22 +24,11 @@ def evaluation(step, name="pairs", accuracy=0.9):
     return {"eval": name, "step": step, "accuracy": accuracy, "std": 0.01, "threshold": 0.3}
 
 
-def verification(positives=300, negatives=1000, seed=0):
-    rng = np.random.default_rng(seed)
-    same = np.arange(positives + negatives) < positives
-    cosine = np.clip(np.where(same, 0.6, 0.0) + 0.2 * rng.normal(size=len(same)), -1, 1)
-    return verify_distances(2 - 2 * cosine, same)
-
-
 def worst_pair(
     kind, k=0, names=("U+0416 CYRILLIC CAPITAL LETTER ZHE, Sans Bold", "x" * 60), channels=1, size=32
 ):
     images = np.random.default_rng(k).integers(0, 256, (2, channels, size, size), dtype=np.uint8)
     return WorstPair(kind, 0.25 - 0.1 * k, (images[0], images[1]), names)
-
-
-def panels(figure):
-    return {axes.get_title(loc="left"): axes for axes in figure.axes}
 
 
 def test_curves_show_the_rows():
@@ -78,6 +52,13 @@ def test_curves_of_a_classification():
     shown = panels(figure)["Validation accuracy"]
     assert shown.get_ylabel() == "top-1 accuracy (%)" and "deviation" not in text
     np.testing.assert_allclose(shown.lines[0].get_xydata(), [[20, 80]])
+
+
+def test_curves_of_an_identification():
+    rows = [*training([10, 20]), {"eval": "people", "step": 20, "epoch": 1, "rank1": 0.7, "probes": 9}]
+    shown = panels(draw_curves(rows)[0])["Identification"]
+    assert shown.get_ylabel() == "rank-1 (%)"
+    np.testing.assert_allclose(shown.lines[0].get_xydata(), [[20, 70]])
 
 
 def confused(classes, images=50):
@@ -131,49 +112,11 @@ def test_one_row_is_a_dot_and_no_row_is_a_sentence():
     assert draw_curves([]) == (None, "No curves: the run logged no finite number.")
 
 
-def test_roc_shows_the_tar_at_each_far():
-    result = verification()
-    figure, _ = draw_roc({"pairs": result})
-    axes = figure.axes[0]
-    far, tar = axes.lines[0].get_xydata().T
-    positive, negative = result.similarity[result.same], result.similarity[~result.same]
-    for k in range(0, 2000, 97):
-        allowed = int(far[k] * len(negative) + 1e-9)  # false accepts within this rate
-        limit = np.sort(negative)[::-1][allowed] if allowed < len(negative) else -np.inf
-        assert tar[k] == pytest.approx(100 * np.mean(positive > limit))
-    assert [text.get_text() for text in axes.texts] == [
-        f"{100 * t:.2f} %" for t in result.tar_at_far.values()
-    ]
-    assert axes.get_xscale() == "log" and axes.get_xlim()[0] == pytest.approx(0.5 / 1000)
-
-
-def test_histogram_adds_up_to_all_pairs_and_marks_the_threshold():
-    result = verification()
-    figure, _ = draw_histogram({"pairs": result, "again": result})
-    assert list(panels(figure)) == ["pairs", "again"]
-    axes = figure.axes[0]
-    assert [round(patch.get_data().values.sum(), 6) for patch in axes.patches] == [100, 100, 100, 100]
-    assert axes.lines[0].get_xdata()[0] == result.threshold
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == [
-        "same class (300 pairs)", "different classes (1,000 pairs)", f"threshold {result.threshold:.3f}"
-    ]  # fmt: skip
-
-
-def test_sets_without_negatives_or_none_at_all_are_sentences():
+def test_worst_pairs_that_are_none_are_a_sentence():
     only = {"pairs": verification(negatives=0)}
-    assert draw_roc(only) == (None, "No ROC: all pairs are of one kind.")
-    assert draw_histogram(only)[0] is not None
-    assert draw_worst_pairs(only, {}) == (
-        None,
-        "No worst pairs: no pair is on the wrong side of the threshold.",
-    )
-    for drawn, what in (
-        (draw_roc({}), "ROC"),
-        (draw_histogram({}), "histogram"),
-        (draw_worst_pairs({}, {}), "worst"),
-    ):
-        assert drawn[0] is None and what in drawn[1] and "no pairs were verified" in drawn[1]
+    none = "No worst pairs: no pair is on the wrong side of the threshold."
+    assert draw_worst_pairs(only, {}) == (None, none)
+    assert draw_worst_pairs({}, {}) == (None, "No worst pairs: no pairs were verified.")
 
 
 def test_worst_pairs_show_images_names_and_cosines():
@@ -208,6 +151,8 @@ def test_no_text_collides_or_leaves_the_picture(monkeypatch):
     figures = [
         draw_curves(rows)[0],
         draw_roc({"pairs": verification()})[0],
+        draw_det({"pairs": verification(), "other": verification(seed=1)})[0],
+        draw_cmc({"people": identification()})[0],
         draw_histogram({"pairs": verification(), "other": verification(seed=1)})[0],
         draw_worst_pairs({}, {"pairs": pairs})[0],
     ]
@@ -246,7 +191,3 @@ def test_the_users_matplotlib_settings_are_neither_read_nor_changed():
 )
 def test_long_names_lose_their_middle(name, lines):
     assert shorten(name) == lines
-
-
-def test_what_the_font_cannot_draw_is_spelled_out():
-    assert drawable("Ж $x$ 字\x00") == "Ж $x$ U+5B57U+0000"

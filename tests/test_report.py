@@ -10,7 +10,7 @@ import pytest
 from plsc.evaluation import classify, verify
 from plsc.report import WorstPair, write_report
 
-PICTURES = ["curves.png", "roc.png", "histogram.png", "worst_pairs.png"]
+PICTURES = ["curves.png", "roc.png", "det.png", "histogram.png", "worst_pairs.png"]
 
 
 class Page(HTMLParser):
@@ -64,7 +64,7 @@ def test_the_page_shows_everything_and_needs_nothing_else(tmp_path):
         content = (path.parent / picture).read_bytes()
         assert content.startswith(b"\x89PNG")
         assert source == "data:image/png;base64," + base64.b64encode(content).decode()
-    assert len(embedded) == 4 and page.tags.count("figcaption") == 4
+    assert len(embedded) == len(PICTURES) == page.tags.count("figcaption")
     assert "script" not in page.tags and "link" not in page.tags
     assert not re.search(r"https?:|url\(|@import", page.source)
     for text in (
@@ -93,7 +93,15 @@ def test_nothing_at_all_is_still_a_report_and_removes_the_old_pictures(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     page = Page(path)
     assert "img" not in page.tags
-    for what in ("No evaluation", "No curves", "No ROC", "No histogram", "No worst pairs"):
+    for what in (
+        "No evaluation",
+        "No curves",
+        "No ROC",
+        "No DET",
+        "No histogram",
+        "No worst pairs",
+        "No CMC",
+    ):
         assert what in page.text
 
 
@@ -105,7 +113,7 @@ def test_a_classification_has_a_confusion_matrix_and_says_what_it_has_not(tmp_pa
     page = Page(path)
     for text in ("accuracy (top-1)", "33.33 %", "worst class", "1: 0.00 % of 20"):
         assert text in page.text
-    for kind in ("ROC", "histogram", "worst pairs"):
+    for kind in ("ROC", "DET curve", "histogram", "worst pairs"):
         assert f"No {kind}: no pairs were verified." in page.text
 
 

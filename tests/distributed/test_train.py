@@ -60,8 +60,10 @@ def test_a_launch_ends_with_report_rows_and_a_last_line(whole):
     (last,) = rows(output, evaluations=True)
     assert last["eval"] == "noise pairs" and {"accuracy", "std", "threshold"} <= last.keys()
     accuracy = f"{100 * last['accuracy']:.2f} % ± {100 * last['std']:.2f}"
-    last_line = f"done: accuracy {accuracy} on noise pairs, results in out, report out/report.html\n"
-    assert said.endswith(last_line) and said.count("done: ") == 1
+    checkpoints_said = f"newest checkpoint step 12, best step 12 (accuracy {last['accuracy']:.4f})"
+    files = "results in out, report out/report.html\n"
+    assert said.endswith(f"done: accuracy {accuracy} on noise pairs, {checkpoints_said}, {files}")
+    assert said.count("done: ") == 1
     assert "12 or 11 classes per rank" in said
     assert re.search(r"CPU threads? per rank \(\d+ processors for 2 ranks\)", said)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.errors import UserError
-from plsc.evaluation import classify, roc_curve, verify, verify_distances, worst_pairs
+from plsc.evaluation import roc_curve, verify, verify_distances, verify_pairs, worst_pairs
 
 
 def noisy_pairs(pairs, noise=1.2, size=16, seed=0, dtype=np.float32):
@@ -64,8 +64,76 @@ def test_similarity_is_the_cosine_and_large_sets_are_worked_in_blocks(monkeypatc
     whole = verify(emb_a, emb_b, same)
     assert whole.similarity.dtype == np.float64
     np.testing.assert_allclose(whole.similarity, cosine, atol=1e-6)
-    monkeypatch.setattr("plsc.evaluation.BLOCK_ELEMENTS", 7 * 16)
+    monkeypatch.setattr("plsc.evaluation.verification.BLOCK_ELEMENTS", 7 * 16)
     np.testing.assert_array_equal(verify(emb_a, emb_b, same).similarity, whole.similarity)
+
+
+def test_pairs_of_indices_are_gathered_a_block_at_a_time(monkeypatch):
+    emb_a, emb_b, same = noisy_pairs(101)
+    embeddings = np.concatenate([emb_a, emb_b])[::-1]
+    pairs = np.stack([201 - np.arange(101), 100 - np.arange(101)], axis=1)
+    monkeypatch.setattr("plsc.evaluation.verification.BLOCK_ELEMENTS", 7 * 16)
+    found, expected = verify_pairs(embeddings, pairs, same), verify(emb_a, emb_b, same)
+    np.testing.assert_array_equal(found.similarity, expected.similarity)
+    assert found.row() == expected.row()
+
+
+def slow_bootstrap(distance, same, count=2000, seed=1):
+    """Pairs drawn one table at a time, every fold keeping its own; percentiles of accuracy, EER and TAR at FAR 0.1."""
+    rng = np.random.default_rng(seed)
+    fold = np.repeat(np.arange(10), len(same) // 10)
+    found = []
+    for _ in range(count):
+        drawn = rng.integers(0, len(same), len(same))
+        right = (distance[drawn, None] < 0.01 * np.arange(400)) == same[drawn, None]
+        accuracy = []
+        for k in range(10):
+            best = np.argmax(right[fold[drawn] != k].sum(0))
+            accuracy.append(right[fold[drawn] == k, best].mean())
+        roc = roc_curve(-distance[drawn], same[drawn])
+        crossing = np.argmin(abs(roc.far + roc.tar - 1))
+        found.append([np.mean(accuracy), roc.far[crossing], roc.tar[roc.far <= 0.1][-1]])
+    return np.quantile(found, [0.025, 0.975], axis=0).T
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_intervals_are_those_of_a_slow_bootstrap(monkeypatch, exact):
+    rng = np.random.default_rng(3)
+    same = np.arange(600) % 2 == 0
+    distance = np.clip(np.where(same, 1.0, 2.0) + 0.5 * rng.normal(size=600), 0, 4)
+    if not exact:  # as a large set
+        monkeypatch.setattr("plsc.evaluation.intervals.EXACT_PAIRS", 100)
+        monkeypatch.setattr("plsc.evaluation.verification.EXACT_PAIRS", 100)
+        monkeypatch.setattr("plsc.evaluation.intervals.FEWER_RESAMPLES", 1000)
+    result = verify_distances(distance, same)
+    keys = ("accuracy", "eer", "tar@far=0.1")
+    found = np.array([result.intervals[key] for key in keys])
+    np.testing.assert_allclose(found, slow_bootstrap(distance, same), atol=0.012)
+    assert all(low < result.row()[key] < high for key, (low, high) in zip(keys, found))
+    assert set(result.intervals) == {*keys, "tar@far=0.01"}
+    assert result.intervals == verify_distances(distance, same).intervals  # the same draws every time
+
+
+def test_a_set_without_errors_is_not_certain():
+    """The bootstrap of a rate of 1 knows no other rate; Wilson's interval does."""
+    same = np.arange(100) % 2 == 0
+    result = verify_distances(np.where(same, 0.5, 2.0), same)
+    assert result.accuracy == 1 and result.intervals["accuracy"] == pytest.approx((0.963, 1), abs=1e-3)
+    assert result.intervals["eer"] == pytest.approx((0, 0.0714), abs=1e-3)
+    assert result.results()["TAR at FAR 0.1"] == "100.00 % (92.87 to 100.00)"
+
+
+def test_the_table_says_what_the_brackets_are():
+    labels = verify(*noisy_pairs(40)).results()
+    assert list(labels)[-1] == "in brackets" and labels["in brackets"] == "95 % confidence, 1,000 resamples"
+    assert "in brackets" not in verify(np.ones((1, 4)), np.ones((1, 4)), np.array([True])).results()
+
+
+def test_numbers_hold_the_row_the_intervals_and_the_folds():
+    result = verify(*noisy_pairs(40))
+    numbers = result.numbers()
+    assert result.row().items() <= numbers.items() and numbers["confidence_95"] == result.intervals
+    assert numbers["fold_accuracy"] == result.fold_accuracy.tolist() and numbers["resamples"] == 1000
 
 
 def scored(positive, negative):
@@ -169,7 +237,8 @@ def test_mistakes_are_said_in_one_line():
 def test_row_is_what_metrics_jsonl_expects():
     row = verify(*noisy_pairs(40)).row()
     assert list(row) == [
-        "accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", "tar@far=0.01", "tar@far=0.001", "pairs"
+        "accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", "tar@far=0.01", "tar@far=0.001",
+        "tar@far=0.0001", "tar@far=1e-05", "tar@far=1e-06", "pairs"
     ]  # fmt: skip
     assert all(value is None or type(value) in (float, int) for value in row.values())
 
@@ -181,43 +250,6 @@ def test_worst_pairs_are_the_extreme_errors_only():
     assert rejects.tolist() == [2, 1, 6] and accepts.tolist() == [3, 5]  # 0.4 itself is not accepted
     assert [part.tolist() for part in worst_pairs(similarity, same, 0.4, 1)] == [[2], [3]]
     assert [part.tolist() for part in worst_pairs(similarity, same, None, 4)] == [[2, 1, 6, 0], [3, 5, 4]]
-
-
-# Classification
-
-
-def test_classification_by_hand():
-    label = np.array([0, 0, 0, 2, 2, 1])
-    found = classify(label, np.array([0, 0, 2, 2, 2, 2]), num_classes=4)
-    assert found.kind == "classification" and found.headline == "accuracy 66.67 %"
-    assert found.row() == {"accuracy": 4 / 6, "images": 6}
-    assert found.results() == {
-        "images": "6 of 3 classes",
-        "accuracy (top-1)": "66.67 %",
-        "worst class": "1: 0.00 % of 1",
-    }
-    assert found.confusion().tolist() == [[2, 0, 1, 0], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 0, 0]]
-
-
-def test_a_class_without_images_is_not_the_worst():
-    found = classify(np.array([1, 1, 2]), np.array([1, 1, 2]), num_classes=3)
-    assert found.headline == "accuracy 100.00 %" and found.results()["worst class"] == "1: 100.00 % of 2"
-
-
-def test_nothing_to_classify():
-    with pytest.raises(UserError) as raised:
-        classify(np.empty(0, np.int64), np.empty(0, np.int64), 3)
-    assert str(raised.value) == "classification: the set has 0 images, give at least one"
-
-
-@pytest.mark.parametrize("lost", [3, -1])
-def test_an_image_without_a_prediction(lost):
-    with pytest.raises(UserError) as raised:
-        classify(np.array([0, 1, 2]), np.array([0, lost, lost]), 3)
-    assert str(raised.value) == (
-        "classification: image 1 has no finite logit (2 such images); the network has diverged or its images "
-        "are broken, lower the learning rate or check them"
-    )
 
 
 def test_headlines_of_verifications():

@@ -1,5 +1,4 @@
-"""Verification: are two images of the same class? Embeddings of pairs in, numbers and curves out. And
-classification of images of the trained classes: predictions in, accuracy out.
+"""Verification: are two images (or templates) of the same class? Embeddings of pairs in, numbers and curves out.
 
 The 10-fold accuracy is LFW's protocol as InsightFace's published verification code computes it: squared L2
 distances of normalised embeddings, contiguous folds, the best threshold of nine folds judges the tenth. ROC,
@@ -12,72 +11,28 @@ Letters: P pairs, D embedding size, T thresholds of the grid, F folds. Accepted 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from plsc.errors import UserError
+from plsc.evaluation.intervals import (
+    EXACT_PAIRS,
+    IN_BRACKETS,
+    bootstrap,
+    percent,
+    resamples,
+    wilson,
+    with_interval,
+)
+from plsc.evaluation.roc import FARS, Roc, equal_error_rate, needed, roc_curve, tar_at_far
 
-FARS = (1e-1, 1e-2, 1e-3)  # the false accept rates at which TAR is reported
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
 MAX_FOLDS = 10
 BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block: 2 MB, so that a block stays in the cache
-
-
-@dataclass(frozen=True)
-class Roc:
-    """The exact ROC: accepting the pairs with similarity >= threshold[k] gives far[k] and tar[k].
-
-    All [K] float64, K - 1 distinct similarities, from (0, 0) at threshold inf to (1, 1) at the lowest.
-    """
-
-    far: np.ndarray
-    tar: np.ndarray
-    threshold: np.ndarray
-
-
-@dataclass(frozen=True)
-class Classification:
-    """What was predicted for images whose classes were trained on."""
-
-    kind: ClassVar[str] = "classification"
-    label: np.ndarray  # [n] int64 in [0, C)
-    predicted: np.ndarray  # [n] int64 in [0, C)
-    num_classes: int  # C
-    notes: tuple[str, ...] = ()
-
-    @property
-    def accuracy(self) -> float:
-        """Top-1: the share of images whose predicted class is theirs."""
-        return float(np.mean(self.predicted == self.label))
-
-    @property
-    def headline(self) -> str:
-        """The result in a few words."""
-        return f"accuracy {_percent(self.accuracy)}"
-
-    def confusion(self) -> np.ndarray:
-        """How many images of each class were taken for each: int64 [C, C], rows are the true classes."""
-        cell = self.label * self.num_classes + self.predicted
-        return np.bincount(cell, minlength=self.num_classes**2).reshape(self.num_classes, -1)
-
-    def row(self) -> dict[str, float]:
-        """For metrics.jsonl: {"accuracy", "images"}."""
-        return {"accuracy": self.accuracy, "images": len(self.label)}
-
-    def results(self) -> dict[str, str]:
-        """The same numbers for people: label -> value with its unit."""
-        right = np.bincount(self.label[self.predicted == self.label], minlength=self.num_classes)
-        images = np.bincount(self.label, minlength=self.num_classes)
-        share = np.divide(right, images, where=images > 0, out=np.full(self.num_classes, np.inf))
-        worst = int(np.argmin(share))
-        return {
-            "images": f"{len(self.label):,} of {np.count_nonzero(images):,} classes",
-            "accuracy (top-1)": _percent(self.accuracy),
-            "worst class": f"{worst}: {_percent(share[worst])} of {images[worst]:,}",
-        }
 
 
 @dataclass(frozen=True)
@@ -91,6 +46,7 @@ class Verification:
     std: float | None  # population standard deviation over the folds
     threshold: float | None  # cosine: the mean over the folds of 1 - d2 / 2
     fold_accuracy: np.ndarray  # [F] float64
+    table: np.ndarray  # [F, T + 1, 2] int64, see _table
     auc: float | None
     eer: float | None
     tar_at_far: dict[float, float | None]
@@ -102,7 +58,7 @@ class Verification:
         """The result in a few words."""
         if self.accuracy is None:
             return "accuracy cannot be computed"
-        return f"accuracy {_percent(self.accuracy)} ± {100 * self.std:.2f}"
+        return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
 
     def row(self) -> dict[str, float | None]:
         """For metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ..., "pairs"}."""
@@ -110,44 +66,64 @@ class Verification:
         numbers.update({f"tar@far={far:g}": tar for far, tar in self.tar_at_far.items()})
         return {**numbers, "pairs": len(self.same)}
 
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Key of `row` -> its 95 % confidence interval by the bootstrap over pairs (see plsc.evaluation.intervals);
+        Wilson's where all resamples agree, as they do when every pair is judged rightly. Computed when first asked for.
+        """
+        found: dict[str, tuple[float, float]] = {}
+        if self.accuracy is not None:
+            found["accuracy"] = bootstrap(self.table, lambda counts: _judge(counts)[0].mean(-1)[:, None])[
+                :, 0
+            ]
+        if self.roc is not None:
+            fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
+            names = ["eer", *(f"tar@far={far:g}" for far in fars)]
+            counts = _roc_cells(self.roc, self.same)
+            found.update(zip(names, bootstrap(counts, lambda counts: _rates(counts, fars)).T))
+        positives = int(np.sum(self.same))
+        trials = {"accuracy": len(self.same), "eer": min(positives, len(self.same) - positives)}
+        row = self.row()
+        return {
+            key: (float(low), float(high)) if low < high else wilson(row[key], trials.get(key, positives))
+            for key, (low, high) in found.items()
+        }
+
+    def numbers(self) -> dict:
+        """For results.json: `row`, the intervals and the accuracy of each fold."""
+        return {
+            **self.row(),
+            "confidence_95": self.intervals,
+            "resamples": resamples(len(self.same)),
+            "fold_accuracy": self.fold_accuracy.tolist(),
+        }
+
     def results(self) -> dict[str, str]:
         """The same numbers for people: label -> value with its unit, or why there is none."""
         negatives = int(np.sum(~self.same))
         both, two = "needs positive and negative pairs", "needs at least 2 pairs"
+        given = self.intervals
         labels = {
             "pairs": f"{len(self.same):,} ({len(self.same) - negatives:,} same, {negatives:,} different)",
             "accuracy (mean ± std of folds)": two,
             "threshold (cosine)": two if self.threshold is None else f"{self.threshold:.4f}",
             "area under ROC": both if self.auc is None else f"{self.auc:.5f}",
-            "equal error rate": both if self.eer is None else _percent(self.eer),
+            "equal error rate": both if self.eer is None else with_interval(self.eer, given["eer"]),
         }
         if self.accuracy is not None:
-            labels["accuracy (mean ± std of folds)"] = f"{_percent(self.accuracy)} ± {_percent(self.std)}"
+            low, high = given["accuracy"]
+            labels["accuracy (mean ± std of folds)"] = (
+                f"{percent(self.accuracy)} ± {100 * self.std:.2f} ({100 * low:.2f} to {100 * high:.2f})"
+            )
         for far, tar in self.tar_at_far.items():
             label = f"TAR at FAR {far:g}"
             if tar is not None:
-                labels[label] = _percent(tar)
+                labels[label] = with_interval(tar, given[f"tar@far={far:g}"])
             else:
-                labels[label] = (
-                    both if self.roc is None else f"needs at least {_needed_negatives(far):,} negatives"
-                )
+                labels[label] = both if self.roc is None else f"needs at least {needed(far):,} negatives"
+        if given:
+            labels[IN_BRACKETS] = f"95 % confidence, {resamples(len(self.same)):,} resamples"
         return labels
-
-
-def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Classification:
-    """Judge predictions: label, predicted [n] int64; the head gives `num_classes` where it has no finite logit.
-
-    UserError: no images, no prediction.
-    """
-    if len(label) == 0:
-        raise UserError("classification: the set has 0 images, give at least one")
-    lost = np.flatnonzero((predicted < 0) | (predicted >= num_classes))
-    if len(lost):
-        raise UserError(
-            f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network has"
-            " diverged or its images are broken, lower the learning rate or check them"
-        )
-    return Classification(label, predicted, num_classes)
 
 
 def verify(
@@ -164,9 +140,26 @@ def verify(
             f"verification: embeddings of shape {emb_a.shape} and {emb_b.shape} with same of shape"
             f" {same.shape} do not fit, give [P, D], [P, D] and [P]"
         )
+    return _verify(lambda rows: (emb_a[rows], emb_b[rows]), emb_a.shape[1], same, fars)
+
+
+def verify_pairs(
+    embeddings: np.ndarray, pairs: np.ndarray, same: np.ndarray, fars: Sequence[float] = FARS
+) -> Verification:
+    """`verify` of pairs int64 [P, 2] that index embeddings [N, D]; a block of pairs at a time is gathered, so that
+    15 million pairs take the memory of their similarities."""
+    return _verify(
+        lambda rows: (embeddings[pairs[rows, 0]], embeddings[pairs[rows, 1]]), embeddings.shape[1], same, fars
+    )
+
+
+_Take = Callable[[slice], "tuple[np.ndarray, np.ndarray]"]  # pairs -> their two embeddings, [p, D] each
+
+
+def _verify(take: _Take, size: int, same: np.ndarray, fars: Sequence[float]) -> Verification:
     if len(same) == 0:
         raise UserError("verification: the set has 0 pairs, give at least one")
-    distance, zeros = squared_distances(emb_a, emb_b)
+    distance, zeros = _squared_distances(take, len(same), size)
     result = verify_distances(distance, same.astype(bool), fars)
     if zeros:
         result.notes.append(f"Pairs with an embedding of length 0: {zeros:,}; their cosine was taken as 0.")
@@ -178,9 +171,10 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
     similarity = 1 - distance / 2
     positives, negatives = int(np.sum(same)), int(np.sum(~same))
     notes = []
+    table = _table(distance, same)
     fold_accuracy, fold_threshold = np.empty(0), np.empty(0)
     if len(same) >= 2:
-        fold_accuracy, fold_threshold = _cross_validate(distance, same)
+        fold_accuracy, fold_threshold = _judge(table)
     else:
         notes.append(
             "One pair: no threshold can be chosen on some pairs and judged on others, so no accuracy."
@@ -201,28 +195,31 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
         std=float(np.std(fold_accuracy)) if folds else None,
         threshold=float(1 - np.mean(fold_threshold) / 2) if folds else None,
         fold_accuracy=fold_accuracy,
-        auc=float(np.sum(np.diff(roc.far) * (roc.tar[1:] + roc.tar[:-1]) / 2)) if roc else None,
-        eer=_equal_error_rate(roc) if roc else None,
-        tar_at_far={far: _tar_at_far(roc, far, negatives) if roc else None for far in fars},
+        table=table,
+        auc=roc.area() if roc else None,
+        eer=float(equal_error_rate(roc.far, roc.tar)) if roc else None,
+        # Without a single false accept allowed there is no rate to speak of.
+        tar_at_far={
+            far: float(tar_at_far(roc.far, roc.tar, far)) if roc and negatives >= needed(far) else None
+            for far in fars
+        },
         roc=roc,
         notes=notes,
     )
 
 
-def squared_distances(emb_a: np.ndarray, emb_b: np.ndarray) -> tuple[np.ndarray, int]:
-    """Squared L2 distances [P] float64 of the normalised rows of emb_a, emb_b [P, D]; count of zero pairs.
+def _squared_distances(take: _Take, pairs: int, size: int) -> tuple[np.ndarray, int]:
+    """Squared L2 distances [P] float64 of the normalised embeddings of each pair; count of zero pairs.
 
     Taken from the difference as InsightFace does, not as 2 - 2 cos: equal images have distance exactly 0.
     Worked through in blocks, so memory stays at the inputs and the result.
     """
-    pairs, size = emb_a.shape
     distance = np.empty(pairs)
     zeros = 0
     block = max(1, BLOCK_ELEMENTS // max(1, size))
     for start in range(0, pairs, block):
         rows = slice(start, min(start + block, pairs))
-        a, norm_a = _normalise(emb_a[rows])
-        b, norm_b = _normalise(emb_b[rows])
+        (a, norm_a), (b, norm_b) = map(_normalise, take(rows))
         bad = ~(np.isfinite(norm_a) & np.isfinite(norm_b))
         if bad.any():
             raise UserError(
@@ -231,25 +228,9 @@ def squared_distances(emb_a: np.ndarray, emb_b: np.ndarray) -> tuple[np.ndarray,
             )
         a -= b
         dead = (norm_a == 0) | (norm_b == 0)
-        distance[rows] = np.where(dead, 2.0, np.sum(np.square(a, out=a), axis=1))
+        distance[rows] = np.where(dead, 2.0, np.einsum("pd,pd->p", a, a))
         zeros += int(np.sum(dead))
     return distance, zeros
-
-
-def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
-    """The exact ROC of similarities [P] and same [P] bool, both kinds present. Equal ones are one point."""
-    order = np.argsort(-similarity, kind="stable")
-    score, hit = similarity[order], same[order]
-    last = np.append(
-        np.flatnonzero(np.diff(score)), len(score) - 1
-    )  # the last pair of each distinct similarity
-    true_accepts = np.cumsum(hit)[last]
-    false_accepts = 1 + last - true_accepts
-    return Roc(
-        far=np.append(0.0, false_accepts / false_accepts[-1]),
-        tar=np.append(0.0, true_accepts / true_accepts[-1]),
-        threshold=np.append(np.inf, score[last]),
-    )
 
 
 def worst_pairs(
@@ -276,53 +257,68 @@ def _normalise(emb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return emb, norm
 
 
-def _cross_validate(distance: np.ndarray, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy [F] on each fold at the squared distance [F] best on the others (the smallest of several).
+def _table(distance: np.ndarray, same: np.ndarray) -> np.ndarray:
+    """How many pairs of each fold first fall below each threshold of the grid: int64 [F, T + 1, 2], different and same.
 
     Counting replaces the loop over folds and thresholds: a pair is accepted by every threshold from its own
     cell of the grid on, so cumulated counts per cell give the right decisions of each fold at each threshold.
     """
-    pairs, folds = len(same), min(MAX_FOLDS, len(same))
+    pairs, folds, width = len(same), min(MAX_FOLDS, len(same)), len(THRESHOLDS) + 1
     sizes = np.full(folds, pairs // folds)
     sizes[: pairs % folds] += 1
     fold = np.repeat(np.arange(folds), sizes)
     first = np.searchsorted(
         THRESHOLDS, distance, side="right"
     )  # the first threshold with distance < threshold
-    width = len(THRESHOLDS) + 1
-    cell = fold * width + first
-    gain = np.bincount(cell[same], minlength=folds * width) - np.bincount(
-        cell[~same], minlength=folds * width
-    )
-    negatives = np.bincount(fold[~same], minlength=folds)
-    right = (
-        negatives[:, None] + np.cumsum(gain.reshape(folds, width), axis=1)[:, :-1]
-    )  # [F, T] right decisions
-    best = np.argmax(right.sum(axis=0) - right, axis=1)
-    return right[np.arange(folds), best] / sizes, THRESHOLDS[best]
+    cell = (fold * width + first) * 2 + same
+    return np.bincount(cell, minlength=folds * width * 2).reshape(folds, width, 2)
 
 
-def _equal_error_rate(roc: Roc) -> float:
-    """The rate at which FAR = FRR, on the straight line between the two ROC points around it."""
-    gap = roc.far - (1 - roc.tar)  # rises from -1 to 1
-    k = int(np.argmax(gap >= 0))
-    share = -gap[k - 1] / (gap[k] - gap[k - 1])
-    return float(roc.far[k - 1] + share * (roc.far[k] - roc.far[k - 1]))
+def _judge(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracy [..., F] on each fold at the squared distance [..., F] best on the others (the smallest of several).
 
-
-def _tar_at_far(roc: Roc, far: float, negatives: int) -> float | None:
-    """The highest TAR among thresholds whose FAR does not exceed `far`: no interpolation between thresholds.
-
-    None where not even one false accept would be allowed (negatives * far < 1).
+    table: [..., F, T + 1, 2] from `_table`. A resample may leave a fold empty: the others speak for it.
     """
-    if negatives < _needed_negatives(far):
-        return None
-    return float(roc.tar[np.searchsorted(roc.far, far, side="right") - 1])
+    sizes = table.sum((-1, -2))
+    gain = table[..., 1] - table[..., 0]
+    negatives = table[..., 0].sum(-1, keepdims=True)
+    right = negatives + np.cumsum(gain, axis=-1)[..., :-1]  # [..., F, T] right decisions
+    total = right.sum(-2, keepdims=True)
+    best = np.argmax(total - right, axis=-1)
+    judged = np.take_along_axis(right, best[..., None], -1)[..., 0]
+    overall = (judged.sum(-1) / sizes.sum(-1))[..., None]
+    accuracy = np.where(sizes > 0, judged / np.maximum(sizes, 1), overall)
+    return accuracy, THRESHOLDS[best]
 
 
-def _needed_negatives(far: float) -> int:
-    return int(np.ceil(1 / far - 1e-6))  # 1 / 1e-3 may come out a little above 1000
+# Of more pairs than the bootstrap draws one by one, the ROC is taken at so many points: false accepts in equal
+# ratios, so that the smallest rates keep every pair, and true accepts in equal steps.
+ROC_POINTS = 3000
 
 
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.2f} %"
+def _roc_cells(roc: Roc, same: np.ndarray) -> np.ndarray:
+    """How many different and same pairs lie between the points of the ROC: int64 [K, 2], most similar first."""
+    positives = int(np.sum(same))
+    accepted = np.rint(np.stack([roc.far * (len(same) - positives), roc.tar * positives], 1)).astype(np.int64)
+    if len(same) > EXACT_PAIRS:
+        false, true = accepted.T
+        chosen = np.concatenate(
+            [
+                np.searchsorted(false, np.geomspace(1, false[-1], ROC_POINTS)),
+                np.searchsorted(true, np.linspace(1, true[-1], ROC_POINTS)),
+                [0, len(false) - 1],
+            ]
+        )
+        accepted = accepted[np.unique(np.minimum(chosen, len(false) - 1))]
+    return np.diff(accepted, axis=0)
+
+
+def _rates(counts: np.ndarray, fars: Sequence[float]) -> np.ndarray:
+    """EER and the TAR at each FAR of resampled counts [r, K, 2]: [r, 1 + M]. NaN where a kind was not drawn."""
+    start = np.zeros((len(counts), 1, 2))
+    accepted = np.concatenate([start, np.cumsum(counts, axis=1)], axis=1)
+    with np.errstate(invalid="ignore"):
+        far, tar = np.moveaxis(accepted / accepted[:, -1:], -1, 0)
+        return np.stack(
+            [equal_error_rate(far, tar), *(tar_at_far(far, tar, limit) for limit in fars)], axis=1
+        )

@@ -1,0 +1,31 @@
+"""Evaluation: embeddings or predictions in, numbers and curves out. numpy only; knows no network and no ranks.
+
+    verify_pairs(embeddings, pairs, same)         are two images, or templates, of the same class?
+    identify(embeddings, gallery, probe, ids)     who of the gallery is it, if anybody?
+    classify(label, predicted, num_classes)       which of the trained classes is it?
+
+Each gives a result with `kind`, `headline`, `row()` for metrics.jsonl, `numbers()` for results.json, `results()` for
+people and `notes`. Try it: `python -c "from plsc.evaluation import *; help(verify)"`.
+"""
+
+from plsc.evaluation.classification import Classification, classify
+from plsc.evaluation.identification import Identification, identify
+from plsc.evaluation.roc import FARS, Roc, roc_curve
+from plsc.evaluation.templates import template_features
+from plsc.evaluation.verification import Verification, verify, verify_distances, verify_pairs, worst_pairs
+
+__all__ = [
+    "FARS",
+    "Classification",
+    "Identification",
+    "Roc",
+    "Verification",
+    "classify",
+    "identify",
+    "roc_curve",
+    "template_features",
+    "verify",
+    "verify_distances",
+    "verify_pairs",
+    "worst_pairs",
+]

@@ -1,0 +1,88 @@
+"""Classification: how often the head finds the class of images whose classes were trained on.
+
+classify(np.array([0, 1, 1]), np.array([0, 1, 0]), num_classes=2).results()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from plsc.errors import UserError
+from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interval
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What was predicted for images whose classes were trained on."""
+
+    kind: ClassVar[str] = "classification"
+    label: np.ndarray  # [n] int64 in [0, C)
+    predicted: np.ndarray  # [n] int64 in [0, C)
+    num_classes: int  # C
+    notes: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1: the share of images whose predicted class is theirs."""
+        return float(np.mean(self.predicted == self.label))
+
+    @property
+    def headline(self) -> str:
+        """The result in a few words."""
+        return f"accuracy {percent(self.accuracy)}"
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Key of `row` -> its 95 % confidence interval (Wilson's: the images are independent)."""
+        return {"accuracy": wilson(self.accuracy, len(self.label))}
+
+    def confusion(self) -> np.ndarray:
+        """How many images of each class were taken for each: int64 [C, C], rows are the true classes."""
+        cell = self.label * self.num_classes + self.predicted
+        return np.bincount(cell, minlength=self.num_classes**2).reshape(self.num_classes, -1)
+
+    def row(self) -> dict[str, float]:
+        """For metrics.jsonl: {"accuracy", "images"}."""
+        return {"accuracy": self.accuracy, "images": len(self.label)}
+
+    def numbers(self) -> dict:
+        """For results.json: `row`, the intervals, and the share of right predictions of each class (None: no image)."""
+        right, images = self._per_class()
+        shares = [None if n == 0 else r / n for r, n in zip(right.tolist(), images.tolist())]
+        return {**self.row(), "confidence_95": self.intervals, "accuracy_of_class": shares}
+
+    def results(self) -> dict[str, str]:
+        """The same numbers for people: label -> value with its unit."""
+        right, images = self._per_class()
+        share = np.divide(right, images, where=images > 0, out=np.full(self.num_classes, np.inf))
+        worst = int(np.argmin(share))
+        return {
+            "images": f"{len(self.label):,} of {np.count_nonzero(images):,} classes",
+            "accuracy (top-1)": with_interval(self.accuracy, self.intervals["accuracy"]),
+            "worst class": f"{worst}: {percent(share[worst])} of {images[worst]:,}",
+            IN_BRACKETS: "95 % confidence interval (Wilson)",
+        }
+
+    def _per_class(self) -> tuple[np.ndarray, np.ndarray]:
+        """Right predictions and images of each class, int64 [C] each."""
+        right = np.bincount(self.label[self.predicted == self.label], minlength=self.num_classes)
+        return right, np.bincount(self.label, minlength=self.num_classes)
+
+
+def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Classification:
+    """Judge predictions: label, predicted [n] int64; the head gives `num_classes` where it has no finite logit.
+
+    UserError: no images, no prediction.
+    """
+    if len(label) == 0:
+        raise UserError("classification: the set has 0 images, give at least one")
+    lost = np.flatnonzero((predicted < 0) | (predicted >= num_classes))
+    if len(lost):
+        raise UserError(
+            f"classification: image {lost[0]} has no finite logit ({len(lost):,} such images); the network has"
+            " diverged or its images are broken, lower the learning rate or check them"
+        )
+    return Classification(label, predicted, num_classes)

@@ -1,0 +1,66 @@
+"""The ROC of scored pairs, exact: from the sorted similarities, not from a grid; and what is read off it.
+
+The functions work along the last axis, so that they serve one set of pairs and its resamples alike. Try it:
+
+    roc_curve(np.array([0.9, 0.2, 0.1]), np.array([True, True, False])).tar
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # the false accept rates at which TAR is reported
+
+
+@dataclass(frozen=True)
+class Roc:
+    """The exact ROC: accepting the pairs with similarity >= threshold[k] gives far[k] and tar[k].
+
+    All [K] float64, K - 1 distinct similarities, from (0, 0) at threshold inf to (1, 1) at the lowest.
+    """
+
+    far: np.ndarray
+    tar: np.ndarray
+    threshold: np.ndarray
+
+    def area(self) -> float:
+        """AUC: the area under the curve, equal similarities counted half."""
+        return float(np.sum(np.diff(self.far) * (self.tar[1:] + self.tar[:-1]) / 2))
+
+
+def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
+    """The exact ROC of similarities [P] and same [P] bool, both kinds present. Equal ones are one point."""
+    order = np.argsort(-similarity, kind="stable")
+    score, hit = similarity[order], same[order]
+    # The last pair of each distinct similarity.
+    last = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)
+    true_accepts = np.cumsum(hit)[last]
+    false_accepts = 1 + last - true_accepts
+    return Roc(
+        far=np.append(0.0, false_accepts / false_accepts[-1]),
+        tar=np.append(0.0, true_accepts / true_accepts[-1]),
+        threshold=np.append(np.inf, score[last]),
+    )
+
+
+def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> np.ndarray:
+    """The rate at which FAR = FRR, on the straight line between the two points of [..., K] around it: [...]."""
+    gap = far - (1 - tar)  # rises from -1 to 1
+    after = np.argmax(gap >= 0, axis=-1)[..., None]
+    before = after - 1
+    far_before, far_after = (np.take_along_axis(far, k, -1)[..., 0] for k in (before, after))
+    gap_before, gap_after = (np.take_along_axis(gap, k, -1)[..., 0] for k in (before, after))
+    return far_before - gap_before / (gap_after - gap_before) * (far_after - far_before)
+
+
+def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> np.ndarray:
+    """The highest TAR among the points of [..., K] whose FAR does not exceed `limit`, not interpolated: [...]."""
+    last = np.count_nonzero(far <= limit, axis=-1)[..., None] - 1
+    return np.take_along_axis(tar, last, -1)[..., 0]
+
+
+def needed(rate: float) -> int:
+    """How many negatives a rate needs: with fewer, not even one false accept is allowed."""
+    return int(np.ceil(1 / rate - 1e-6))  # 1 / 1e-3 may come out a little above 1000

@@ -1,0 +1,50 @@
+"""Templates: all pictures and video frames of one person as one feature, as the IJB benchmarks compare people.
+
+The protocol as InsightFace's published evaluation computes it: the mean of the embeddings within each medium (the frames of
+one video count once), their sum over the media, normalised. Embeddings go in as the network gives them: a long one counts
+more. Try it:
+
+    template_features(np.eye(3), template=np.array([0, 0, 1]), media=np.array([7, 7, 7]))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plsc.errors import UserError
+
+BLOCK_IMAGES = 16_384
+
+
+def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.ndarray) -> np.ndarray:
+    """The features [T, D] float32 of length 1 of T templates; one whose sum is 0 stays 0.
+
+    Args:
+        embeddings: [N, D] of any float type.
+        template: int64 [N], the template of each image; T is the largest and one.
+        media: int64 [N], what picture or video it is from; compared within a template only.
+
+    UserError: a template without images.
+    """
+    images = np.bincount(template)
+    if not images.all():
+        raise UserError(
+            f"templates: template {np.argmin(images)} has no image; number them 0, 1, ... without gaps"
+        )
+    order = np.lexsort((media, template))
+    new = np.ones(len(order), bool)  # the first image of its medium
+    new[1:] = (np.diff(template[order]) != 0) | (np.diff(media[order]) != 0)
+    size = np.diff(np.append(np.flatnonzero(new), len(order)))
+    weight = 1 / np.repeat(size, size)  # a medium's images weigh 1 together
+    starts = np.append(0, np.cumsum(images))
+    features = np.empty((len(images), embeddings.shape[1]), np.float32)
+    first = 0
+    while first < len(images):
+        stop = max(first + 1, int(np.searchsorted(starts, starts[first] + BLOCK_IMAGES, side="right")) - 1)
+        rows = slice(starts[first], starts[stop])
+        weighted = embeddings[order[rows]] * weight[rows, None]
+        total = np.add.reduceat(weighted, starts[first:stop] - starts[first], axis=0)
+        norm = np.linalg.norm(total, axis=1, keepdims=True)
+        features[first:stop] = total / np.where(norm == 0, 1.0, norm)
+        first = stop
+    return features

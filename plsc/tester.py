@@ -1,0 +1,172 @@
+"""The evaluations of a network: on the main set (DataLoader.Eval.dataset) and the further ones, all ranks together.
+
+Every rank embeds its share of a set's images; rank 0 alone computes the numbers, which may take a minute, while the others
+wait in a barrier that may wait so long, and then tells them the row of metrics.jsonl. Training and testing share this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union
+
+import numpy as np
+import paddle
+
+from plsc import distributed, log
+from plsc.config import Config
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet, TemplatePairs
+from plsc.embed import embed
+from plsc.errors import UserError
+from plsc.evaluation import (
+    Classification,
+    Identification,
+    Verification,
+    classify,
+    identify,
+    template_features,
+    verify_pairs,
+)
+from plsc.heads.softmax import SoftmaxHead
+
+EvalSet = Union[Dataset, PairSet, IdentificationSet]
+Result = Union[Classification, Identification, Verification]
+
+
+class Tester:
+    """A network and the sets that it is evaluated on. Every rank makes one.
+
+    Args:
+        contract, num_classes: preprocessing and number of classes of the training set.
+        seen: `identities` of the training set, which no pair may be of; None: not known.
+
+    Attributes: `sets`, title -> set, the main one first. After `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank,
+    and `results`, title -> result, on rank 0 only.
+    """
+
+    head: SoftmaxHead  # needed to classify only
+    metrics: log.Metrics | None = None  # rank 0's, while training
+    step = 0
+
+    def __init__(
+        self,
+        cfg: Config,
+        backbone: paddle.nn.Layer,
+        contract: dict,
+        num_classes: int,
+        seen: Sequence | None = None,
+    ):
+        self.cfg, self.backbone, self.num_classes = cfg, backbone, num_classes
+        self.sets: dict[str, EvalSet] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, Result] = {}
+        given = {"DataLoader.Eval.dataset": (None, cfg.DataLoader.Eval.dataset)}
+        given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in cfg.DataLoader.Eval.more.items()})
+        for key, (title, section) in given.items():
+            if section is None:
+                continue
+            data = section.build(seed=cfg.Global.seed)
+            _check(key, data, contract, num_classes, seen)
+            title = title or data.title
+            if title in self.sets:
+                raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
+            self.sets[title] = data
+
+    @property
+    def main(self) -> str | None:
+        """The title of the main set; None if nothing is evaluated."""
+        return next(iter(self.sets), None)
+
+    @property
+    def row(self) -> dict[str, Any] | None:
+        """The main set's last row, on every rank; None before the first evaluation."""
+        return self.rows.get(self.main)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether a set is of labelled images, which takes a head."""
+        return any(isinstance(data, Dataset) for data in self.sets.values())
+
+    def evaluate(self, epoch: int | None = None) -> None:
+        """Evaluate on every set, all ranks together, the main one last. Logs and records the results.
+
+        UserError, on every rank, if the numbers cannot be computed.
+        """
+        for tensor in self.backbone.state_dict().values():
+            if tensor.stop_gradient:
+                # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.
+                distributed.broadcast(tensor)
+        for title in reversed(self.sets):
+            embeddings = self._embed(self.sets[title])
+            predicted = self._predict(self.sets[title], embeddings)
+            row, problem = None, None
+            if distributed.rank() == 0:
+                try:
+                    found = judge(self.sets[title], embeddings, predicted, self.num_classes)
+                    self._record(title, found, epoch)
+                    row = found.row()
+                except UserError as error:
+                    problem = f"{title}: {error}"
+            row, problem = distributed.gather_objects((row, problem))[0]
+            if problem:
+                raise UserError(problem)
+            self.rows[title] = row
+
+    def _embed(self, data: EvalSet) -> np.ndarray:
+        section = self.cfg.DataLoader.Eval
+        count = len(data) if isinstance(data, Dataset) else data.num_images
+        return embed(self.backbone, data.images, count, data.contract, section.batch_size, section.flip)
+
+    def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
+        """The class that the head gives each image, int64 [n]; None for a set without labels. All ranks together."""
+        if not isinstance(data, Dataset):
+            return None
+        batch = self.cfg.DataLoader.Eval.batch_size
+        parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
+        return np.concatenate([self.head.classify(paddle.to_tensor(part)).numpy() for part in parts])
+
+    def _record(self, title: str, found: Result, epoch: int | None) -> None:
+        self.results[title] = found
+        data = self.sets[title]
+        if isinstance(data, Dataset):
+            what, of = "validation", f"{len(data):,} images of"
+        elif isinstance(data, IdentificationSet):
+            what, of = "identification", f"{len(data.probe):,} probes of"
+        else:
+            what, of = "verification", f"{len(data.same):,}"
+        log.get_logger().info(f"{what}: {found.headline} on {of} {title}")
+        if self.metrics:
+            self.metrics.write({"eval": title, "step": self.step, "epoch": epoch, **found.row()})
+
+
+def judge(
+    data: EvalSet, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+) -> Result:
+    """The numbers of one set from the embeddings [n, D] of its images; of labelled images, from the predicted classes [n],
+    int64 below `num_classes`."""
+    if isinstance(data, Dataset):
+        return classify(data.labels, predicted, num_classes)
+    if isinstance(data, IdentificationSet):
+        return identify(embeddings, data.gallery, data.probe, data.identities)
+    if isinstance(data, TemplatePairs):
+        embeddings = template_features(embeddings, data.template, data.media)
+    return verify_pairs(embeddings, data.pairs, data.same)
+
+
+def _check(key: str, data: EvalSet, contract: dict, num_classes: int, seen: Sequence | None) -> None:
+    if data.contract != contract:
+        raise UserError(
+            f"{key}: its images are {data.contract}, those trained on {contract}; the network needs the same"
+        )
+    if isinstance(data, Dataset):
+        if data.num_classes > num_classes:
+            raise UserError(
+                f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
+                "the classes that are trained on, or pairs to verify"
+            )
+    elif isinstance(data, PairSet) and seen is not None and data.identities is not None:
+        shared = np.intersect1d(seen, data.identities)
+        if len(shared):
+            raise UserError(
+                f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
+                "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
+            )

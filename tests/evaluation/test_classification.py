@@ -1,0 +1,45 @@
+"""Classification by hand, and the images that nothing can be said about."""
+
+import numpy as np
+import pytest
+
+from plsc.errors import UserError
+from plsc.evaluation import classify
+
+
+def test_classification_by_hand():
+    label = np.array([0, 0, 0, 2, 2, 1])
+    found = classify(label, np.array([0, 0, 2, 2, 2, 2]), num_classes=4)
+    assert found.kind == "classification" and found.headline == "accuracy 66.67 %"
+    assert found.row() == {"accuracy": 4 / 6, "images": 6}
+    assert found.results() == {
+        "images": "6 of 3 classes",
+        "accuracy (top-1)": "66.67 % (30.00 to 90.32)",
+        "worst class": "1: 0.00 % of 1",
+        "in brackets": "95 % confidence interval (Wilson)",
+    }
+    numbers = found.numbers()
+    assert numbers["accuracy_of_class"] == [2 / 3, 0, 1, None] and found.row().items() <= numbers.items()
+    assert numbers["confidence_95"]["accuracy"] == pytest.approx((0.3, 0.9032), abs=1e-4)
+    assert found.confusion().tolist() == [[2, 0, 1, 0], [0, 0, 1, 0], [0, 0, 2, 0], [0, 0, 0, 0]]
+
+
+def test_a_class_without_images_is_not_the_worst():
+    found = classify(np.array([1, 1, 2]), np.array([1, 1, 2]), num_classes=3)
+    assert found.headline == "accuracy 100.00 %" and found.results()["worst class"] == "1: 100.00 % of 2"
+
+
+def test_nothing_to_classify():
+    with pytest.raises(UserError) as raised:
+        classify(np.empty(0, np.int64), np.empty(0, np.int64), 3)
+    assert str(raised.value) == "classification: the set has 0 images, give at least one"
+
+
+@pytest.mark.parametrize("lost", [3, -1])
+def test_an_image_without_a_prediction(lost):
+    with pytest.raises(UserError) as raised:
+        classify(np.array([0, 1, 2]), np.array([0, lost, lost]), 3)
+    assert str(raised.value) == (
+        "classification: image 1 has no finite logit (2 such images); the network has diverged or its images "
+        "are broken, lower the learning rate or check them"
+    )

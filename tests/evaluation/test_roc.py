@@ -1,0 +1,49 @@
+"""The ROC by counting, and its rates along the last axis."""
+
+import numpy as np
+import pytest
+
+from plsc.evaluation.roc import FARS, equal_error_rate, needed, roc_curve, tar_at_far
+
+
+def curves():
+    rng = np.random.default_rng(0)
+    for decimals in (1, 8):
+        yield roc_curve(np.round(rng.normal(size=50), decimals), rng.random(50) < 0.4)
+
+
+def test_a_curve_by_hand():
+    roc = roc_curve(np.array([0.1, 0.9, 0.2, 0.2]), np.array([False, True, True, False]))
+    assert roc.far.tolist() == [0, 0, 0.5, 1] and roc.tar.tolist() == [0, 0.5, 1, 1]
+    assert roc.threshold.tolist() == [np.inf, 0.9, 0.2, 0.1] and roc.area() == 0.875
+
+
+def test_rates_of_many_curves_at_once_are_those_of_each():
+    far, tar = (np.sort(np.random.default_rng(seed).random((5, 30)), axis=1) for seed in (1, 2))
+    far[:, 0] = tar[:, 0] = 0
+    far[:, -1] = tar[:, -1] = 1
+    for rate in (equal_error_rate, lambda f, t: tar_at_far(f, t, 0.3)):
+        np.testing.assert_array_equal(rate(far, tar), [rate(f, t) for f, t in zip(far, tar)])
+
+
+def test_tar_is_that_of_the_last_point_within_the_rate():
+    for roc in curves():
+        for limit in (0, 0.01, 0.1, 0.5, 1):
+            assert tar_at_far(roc.far, roc.tar, limit) == max(
+                t for f, t in zip(roc.far, roc.tar) if f <= limit
+            )
+
+
+def test_the_equal_error_rate_lies_between_the_points_around_it():
+    for roc in curves():
+        rate = equal_error_rate(roc.far, roc.tar)
+        k = next(k for k, (f, t) in enumerate(zip(roc.far, roc.tar)) if f >= 1 - t)
+        assert roc.far[k - 1] <= rate <= roc.far[k]
+        assert rate == pytest.approx(1 - np.interp(rate, roc.far[k - 1 : k + 1], roc.tar[k - 1 : k + 1])) or (
+            roc.far[k - 1] == roc.far[k] == rate
+        )
+
+
+def test_how_many_negatives_a_rate_needs():
+    assert [needed(far) for far in FARS] == [10, 100, 1000, 10_000, 100_000, 1_000_000]
+    assert needed(0.3) == 4

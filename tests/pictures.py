@@ -1,0 +1,33 @@
+"""What the tests of pictures share: the style that they are drawn in, and something to draw."""
+
+import matplotlib
+import numpy as np
+import pytest
+
+from plsc.drawing import STYLE
+from plsc.evaluation import identify, verify_distances
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def verification(positives=300, negatives=1000, seed=0):
+    rng = np.random.default_rng(seed)
+    same = np.arange(positives + negatives) < positives
+    cosine = np.clip(np.where(same, 0.6, 0.0) + 0.2 * rng.normal(size=len(same)), -1, 1)
+    return verify_distances(2 - 2 * cosine, same)
+
+
+def panels(figure):
+    return {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+
+def identification(identities=60, seed=0):
+    rng = np.random.default_rng(seed)
+    identity = np.repeat(np.arange(identities), 3)
+    embeddings = rng.normal(size=(identities, 8))[identity] + 0.8 * rng.normal(size=(len(identity), 8))
+    images = np.arange(len(identity))
+    return identify(embeddings, images[::3], images[1::3], identity)
