@@ -19,7 +19,7 @@ FLOORS = (
     "__main__",
     "cli door",
     "entry",
-    "trainer setters benchmark selftest",
+    "trainer setters benchmark selftest convert doctor",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher",
     "reference registry sharding environment log unpickle",
@@ -34,7 +34,7 @@ ROOM_OF = {
     "selftest_parts": "selftest",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
-WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door"
+WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor"
 # These know no ranks; or rank and world size come in as integers.
 WITHOUT_RANKS = "backbones data optim evaluation report checkpoint export"
 

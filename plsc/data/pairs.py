@@ -133,6 +133,15 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
     return pairs, bad
 
 
+def is_pair_list(path: str) -> bool:
+    """Whether the first line of a text file has pairs, or LFW's numbers."""
+    if not path.endswith((".txt", ".csv", ".tsv")) or not os.path.isfile(path):
+        return False
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline(10_000)
+    return _is_lfw(line.split()) or len(line.split("\t" if "\t" in line else ",")) == 3
+
+
 def _is_lfw(head: list[str]) -> bool:
     return 1 <= len(head) <= 2 and all(number.isdigit() for number in head)
 
