@@ -35,6 +35,7 @@ class Findings:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.sets: dict[str, dict[str, Any]] = {}
+        self.spreads: dict[str, dict[str, int]] = {}  # of sets with classes, see spread()
 
     def add(self, level: str, about: str, text: str, examples: Iterable[str] = ()) -> None:
         self.lines.append({"level": level, "set": about, "text": text, "examples": [*examples][:SHOWN]})
@@ -53,6 +54,8 @@ class Findings:
         blocks = (
             [log.table([[_shown(value) for value in row] for row in rows], ["", *self.sets])] if rows else []
         )
+        for name, classes in self.spreads.items():
+            blocks.append(log.table([*classes.items()], ["images per class", f"classes of {name}"]))
         for level in reversed(LEVELS):
             for line in self.lines:
                 if line["level"] == level:
@@ -113,7 +116,8 @@ def examine(images: AnySet, name: str, found: Findings) -> Scan:
 
 def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found: Findings) -> None:
     counts = np.bincount(images.labels, minlength=images.num_classes)
-    single = int((counts == 1).sum())
+    found.spreads[name] = spread(images.labels, images.num_classes)
+    single = found.spreads[name]["1"]
     numbers.update(
         classes=images.num_classes,
         images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
@@ -175,20 +179,26 @@ def _identities(images: AnySet) -> np.ndarray | None:
     return getattr(images, "names", None) if isinstance(images, IdentificationSet) else images.identities
 
 
-def histogram(images: Dataset, name: str) -> bytes:
-    """How many classes have how many images, as a PNG."""
-    counts = np.bincount(images.labels, minlength=images.num_classes)
-    bins = np.arange(1, counts.max() + 2) if counts.max() <= 60 else 60
+def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:
+    """How many classes have 1, 2, 3-4, 5-8, ... images."""
+    counts = np.bincount(labels, minlength=num_classes)
+    doublings = np.ceil(np.log2(counts)).astype(int)
+    found = np.bincount(doublings).tolist()
+    names = ["1", "2", *(f"{2 ** (power - 1) + 1}-{2**power}" for power in range(2, len(found)))]
+    return dict(zip(names, found))
+
+
+def draw_spread(spread: dict[str, int], name: str) -> bytes:
+    """A PNG of what `spread` gives."""
     with styled():
         figure = new_figure(3.2)
         axes = figure.subplots()
-        axes.hist(counts, bins=bins, color=COLOURS[0], align="left" if counts.max() <= 60 else "mid")
-        axes.set(
-            title=f"{name}: images per class",
-            xlabel="images",
-            ylabel="classes",
-            yscale="log" if counts.max() > 60 else "linear",
-        )
+        bars = axes.bar(range(len(spread)), spread.values(), color=COLOURS[0])
+        axes.bar_label(bars, [f"{count:,}" for count in spread.values()], padding=2)
+        axes.set_xticks(range(len(spread)), spread)
+        axes.set(title=f"{name}: images per class", xlabel="images", ylabel="classes")
+        axes.margins(y=0.12)
+        axes.grid(visible=False, axis="x")
         return png_of(figure)
 
 
@@ -208,9 +218,14 @@ def doctor(sets: dict[str, Any], output: Path) -> Findings:
     for other in seen[1:] if seen and seen[0][0] == training else ():
         compare(seen[0], other, found)
     output.mkdir(parents=True, exist_ok=True)
-    if seen and seen[0][0] == training and isinstance(seen[0][1], Dataset):
-        log.replace_file(output / "images_per_class.png", histogram(seen[0][1], training))
-    content = {"severity": found.severity, "sets": found.sets, "findings": found.lines}
+    if training in found.spreads:
+        log.replace_file(output / "images_per_class.png", draw_spread(found.spreads[training], training))
+    content = {
+        "severity": found.severity,
+        "sets": found.sets,
+        "classes_with_images": found.spreads,
+        "findings": found.lines,
+    }
     log.replace_file(
         output / "doctor.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
     )

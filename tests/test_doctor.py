@@ -8,6 +8,7 @@ import pytest
 from plsc import cli
 from plsc.config import load
 from plsc.data.packs import write_pack
+from plsc.doctor import spread
 from tests.image_files import png, write_folder
 
 
@@ -48,7 +49,22 @@ def test_a_clean_set(faces, run, tmp_path):
     )
     assert levels(report, "note") == ["its images are resized from 12 x 10 to 112 x 112"]
     assert (tmp_path / "doctor" / "images_per_class.png").read_bytes().startswith(b"\x89PNG")
+    assert [*report["classes_with_images"].values()] == [{"1": 0, "2": 1, "3-4": 2}]
     assert re.search(r"^images +10$", text, re.MULTILINE)
+
+
+def test_the_spread_counts_every_class_once():
+    labels = np.repeat(np.arange(9), [1, 1, 2, 3, 4, 5, 8, 9, 300])
+    found = spread(labels, 9)
+    assert {name: count for name, count in found.items() if count} == {
+        "1": 2,
+        "2": 1,
+        "3-4": 2,
+        "5-8": 2,
+        "9-16": 1,
+        "257-512": 1,
+    }
+    assert [*found][:7] == ["1", "2", "3-4", "5-8", "9-16", "17-32", "33-64"]
 
 
 def test_warnings(faces, run):

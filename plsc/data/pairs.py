@@ -186,7 +186,7 @@ class ImagePairs(EncodedPairs):
 
     `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.lists.ImageList.
     `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `num_pairs`: how many. `title`: what
-    logs and reports call the set; empty = the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class ImagePairs(EncodedPairs):
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
         self._used, places = np.unique(chosen[pairs], return_inverse=True)
         self.pairs, self.num_images = places.reshape(-1, 2).astype(np.int64), len(self._used)
-        self.name = title or self.source.title
+        self.name = title or f"pairs of {self.source.title}"
         if self.source.identities is not None:
             self.identities = self.source.identities[np.unique(self.source.labels[self._used])]
 

@@ -129,7 +129,7 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
     for index in range(from_folder.num_images):
         assert from_folder.encoded(index).tobytes() == from_rec.encoded(index).tobytes()
     assert from_folder.identities is not None and from_rec.identities is None
-    assert from_folder.title == "faces" and from_rec.image_name(0) == "record 1 (a.rec @ 40)"
+    assert from_folder.title == "pairs of faces" and from_rec.image_name(0) == "record 1 (a.rec @ 40)"
     names = [[name.partition("_")[0] for name in pair] for pair in images(from_folder)]
     assert [first == second for first, second in names] == from_folder.same.tolist() == [True, False] * 3
 
