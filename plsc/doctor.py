@@ -18,7 +18,7 @@ import numpy as np
 
 from plsc import log
 from plsc.config import load
-from plsc.data.dataset import Dataset, IdentificationSet
+from plsc.data.dataset import Dataset, shared_identities
 from plsc.data.formats import open_any
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
@@ -153,30 +153,19 @@ def compare(train: tuple[str, AnySet, Scan], other: tuple[str, AnySet, Scan], fo
     """Look for what training and another set have in common."""
     (name, images, seen), (other_name, other_images, other_seen) = train, other
     about = f"{name} and {other_name}"
-    known = [_identities(each) for each in (images, other_images)]
-    if any(identities is None for identities in known):
+    both = shared_identities(images, other_images)
+    if both is None:
         found.add("note", about, "who is in one of them is not known by name; compared by content only")
+    elif len(both):
+        found.add("error", about, f"{len(both):,} identities are in both", map(str, both[:SHOWN]))
     else:
-        both = np.intersect1d(*known)
-        if len(both):
-            found.add("error", about, f"{len(both):,} identities are in both", map(str, both[:SHOWN]))
-        else:
-            found.add(
-                "note",
-                about,
-                f"no identity is in both ({len(known[0]):,} and {len(known[1]):,} were compared by name)",
-            )
+        found.add("note", about, "no identity is in both, by name")
     joined = np.concatenate([seen.digests, other_seen.digests])
     shared = [group for group in same_content(joined) if group[0] < len(seen.digests) <= group[-1]]
     if shared:
         pairs = ((int(group[0]), int(group[-1]) - len(seen.digests)) for group in shared)
         examples = (f"{name_of(images, first)} = {name_of(other_images, second)}" for first, second in pairs)
         found.add("error", about, f"{len(shared):,} images are in both, byte for byte", examples)
-
-
-def _identities(images: AnySet) -> np.ndarray | None:
-    """Names of the identities; of a gallery, whose `identities` are numbers of its own, what they stand for."""
-    return getattr(images, "names", None) if isinstance(images, IdentificationSet) else images.identities
 
 
 def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:

@@ -18,7 +18,7 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import Dataset
+from plsc.data.dataset import Dataset, shared_identities
 from plsc.data.loader import Loader
 from plsc.embed import embed, to_input
 from plsc.errors import UserError
@@ -171,11 +171,12 @@ class Trainer(Tester):
 
     def _refuse_seen_classes(self) -> None:
         """Pairs must be of classes that are not trained on."""
-        known = [getattr(data, "identities", None) for data in (self.dataset, self.eval_set)]
-        if self.classifies or any(identities is None for identities in known):
-            return
-        seen = np.intersect1d(*known)
-        if len(seen):
+        seen = (
+            None
+            if self.classifies or self.eval_set is None
+            else shared_identities(self.dataset, self.eval_set)
+        )
+        if seen is not None and len(seen):
             raise UserError(
                 f"DataLoader.Eval.dataset: {len(seen)} of its classes are trained on (the first is {seen[0]}), so the accuracy "
                 "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
