@@ -45,6 +45,8 @@ setup(
             "plsc-predict = plsc.cli:predict",
             "plsc-export = plsc.cli:export",
             "plsc-selftest = plsc.cli:selftest",
+            "plsc-convert = plsc.cli:convert",
+            "plsc-doctor = plsc.cli:doctor",
         ]
     },
 )

@@ -1,6 +1,6 @@
-"""The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, and `python -m plsc VERB`; tools/*.py call these too.
+"""The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, ..., and `python -m plsc VERB`; tools/*.py call these too.
 
-They read argv and call one verb of Entry (plsc-selftest: the self-test). A UserError is printed, one line a mistake, and the exit code is 2.
+They read argv and call one verb of Entry; plsc-selftest, plsc-convert and plsc-doctor have a module each. A UserError is printed, one line a mistake, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from plsc import environment
 from plsc.entry import Entry
@@ -19,6 +19,12 @@ _VERBS = {
     "eval": "verify a checkpoint on the pairs of DataLoader.Eval",
     "predict": "embeddings of images, as .npy",
     "export": "write the backbone for Paddle Inference and ONNX",
+}
+
+_OTHERS = {
+    "selftest": "check this machine",
+    "convert": "a set of images to another format",
+    "doctor": "what is wrong with a set of images",
 }
 
 
@@ -50,7 +56,8 @@ def run(verb: str, argv: Sequence[str] | None = None) -> int:
     args = _parser(verb).parse_args(argv)
     # Read when Paddle is imported. Its 2.6 would else log the end of a launch after our last line.
     os.environ.setdefault("GLOG_minloglevel", "1")
-    try:
+
+    def act() -> None:
         entry = Entry(args.config, args.override)
         if verb == "train" and args.dry_run:
             print(entry.dry_run())
@@ -61,22 +68,30 @@ def run(verb: str, argv: Sequence[str] | None = None) -> int:
             )
         else:
             {"train": entry.train, "eval": entry.test, "export": entry.export}[verb]()
+
+    return _without_traceback(act, args.debug)
+
+
+def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
+    """The exit code of `act`; 2, and a line for each of the user's mistakes, where it raises UserError."""
+    try:
+        return act() or 0
     except UserError as error:
-        if args.debug:
+        if debug:
             raise
         for line in str(error).splitlines():
             print(f"ERROR {line}", file=sys.stderr, flush=True)
         return 2
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["selftest"]:
-        return selftest(argv[1:])
+    others = {"selftest": selftest, "convert": convert, "doctor": doctor}
+    if argv and argv[0] in others:
+        return others[argv[0]](argv[1:])
     if not argv or argv[0] not in _VERBS:
-        verbs = {**_VERBS, "selftest": "check this machine"}
+        verbs = {**_VERBS, **_OTHERS}
         print(
             "usage: python -m plsc VERB ...\n"
             + "\n".join(f"  {verb:9}{what}" for verb, what in verbs.items())
@@ -107,3 +122,17 @@ def selftest(argv: Sequence[str] | None = None) -> int:
     from plsc.selftest import main  # here: it imports Paddle
 
     return main(argv, threads)
+
+
+def convert(argv: Sequence[str] | None = None) -> int:
+    """`plsc-convert`."""
+    from plsc.convert import main  # here: the verbs do without it
+
+    return _without_traceback(lambda: main(argv))
+
+
+def doctor(argv: Sequence[str] | None = None) -> int:
+    """`plsc-doctor`; exit code 1 for warnings, 2 for errors."""
+    from plsc.doctor import main  # here: the verbs do without it
+
+    return _without_traceback(lambda: main(argv))

@@ -6,7 +6,6 @@ wait in a barrier that may wait so long, and then tells them the row of metrics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -14,7 +13,7 @@ import paddle
 
 from plsc import distributed, log
 from plsc.config import Config
-from plsc.data.dataset import Dataset, IdentificationSet, PairSet, TemplatePairs
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet, TemplatePairs, shared_identities
 from plsc.embed import embed
 from plsc.errors import UserError
 from plsc.evaluation import (
@@ -37,7 +36,7 @@ class Tester:
 
     Args:
         contract, num_classes: preprocessing and number of classes of the training set.
-        seen: `identities` of the training set, which no pair may be of; None: not known.
+        trained: the training set, whose identities no pair and no search may have; None: not known.
 
     Attributes: `sets`, title -> set, the main one first. After `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank,
     and `results`, title -> result, on rank 0 only.
@@ -53,7 +52,7 @@ class Tester:
         backbone: paddle.nn.Layer,
         contract: dict,
         num_classes: int,
-        seen: Sequence | None = None,
+        trained: Dataset | None = None,
     ):
         self.cfg, self.backbone, self.num_classes = cfg, backbone, num_classes
         self.sets: dict[str, EvalSet] = {}
@@ -65,7 +64,7 @@ class Tester:
             if section is None:
                 continue
             data = section.build(seed=cfg.Global.seed)
-            _check(key, data, contract, num_classes, seen)
+            _check(key, data, contract, num_classes, trained)
             title = title or data.title
             if title in self.sets:
                 raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
@@ -152,7 +151,7 @@ def judge(
     return verify_pairs(embeddings, data.pairs, data.same)
 
 
-def _check(key: str, data: EvalSet, contract: dict, num_classes: int, seen: Sequence | None) -> None:
+def _check(key: str, data: EvalSet, contract: dict, num_classes: int, trained: Dataset | None) -> None:
     if data.contract != contract:
         raise UserError(
             f"{key}: its images are {data.contract}, those trained on {contract}; the network needs the same"
@@ -163,9 +162,9 @@ def _check(key: str, data: EvalSet, contract: dict, num_classes: int, seen: Sequ
                 f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
                 "the classes that are trained on, or pairs to verify"
             )
-    elif isinstance(data, PairSet) and seen is not None and data.identities is not None:
-        shared = np.intersect1d(seen, data.identities)
-        if len(shared):
+    elif trained is not None:
+        shared = shared_identities(trained, data)
+        if shared is not None and len(shared):
             raise UserError(
                 f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
                 "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"

@@ -93,7 +93,7 @@ class Trainer(Tester):
             backbone or build_backbone(cfg, self.dataset.image_shape),
             self.dataset.contract,
             self.dataset.num_classes,
-            self.dataset.identities,
+            self.dataset,
         )
         self.loader = Loader(
             self.dataset,

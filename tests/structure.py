@@ -19,7 +19,7 @@ FLOORS = (
     "__main__",
     "cli door",
     "entry",
-    "trainer setters benchmark selftest",
+    "trainer setters benchmark selftest convert doctor",
     "tester results",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher",
@@ -36,7 +36,7 @@ ROOM_OF = {
     "benchmark_loader": "benchmark",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
-WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door"
+WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor"
 # These know no ranks; or rank and world size come in as integers.
 WITHOUT_RANKS = "backbones data optim evaluation report checkpoint export"
 

@@ -174,6 +174,8 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
         "predict",
         "export",
         "selftest",
+        "convert",
+        "doctor",
     ]
 
 

@@ -168,8 +168,9 @@ def unsaid(page):
     return [fragment for fragment in fragments if not any(fragment in text for text in texts)]
 
 
-def test_the_messages_in_the_quickstart_are_those_of_the_code():
-    assert not unsaid(PAGES["docs/quickstart.md"])
+def test_the_messages_in_the_pages_are_those_of_the_code():
+    for name in ("docs/quickstart.md", "docs/data.md"):
+        assert not unsaid(PAGES[name])
     page = "| `ERROR …: no such config file` | x |\n| `ERROR the moon … fell into the sea` | x |"
     assert unsaid(page) == ["the moon", "fell into the sea"]
 

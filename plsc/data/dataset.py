@@ -36,8 +36,7 @@ class Dataset(ABC):
     labels: np.ndarray  # int64 [len(self)]
     image_shape: tuple[int, int, int]  # C, H, W
     mean, scale, channels = MEAN, SCALE, None  # of the contract, see preprocessing()
-    # What the classes are, where that is known: text or whole numbers, once each, in any order. Two sets whose
-    # identities have something in common share classes, which training and verification must not.
+    # What the classes are, in the order of the labels, where that is known: text or whole numbers, see shared_identities().
     identities: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -103,7 +102,7 @@ class PairSet(_Images):
 
     pairs: np.ndarray  # int64 [P, 2], indices of images
     same: np.ndarray  # bool [P], True where both images are of one class
-    identities: np.ndarray | None = None  # of all classes in the pairs, as in a Dataset
+    identities: np.ndarray | None = None  # of all classes in the pairs, as in a Dataset, in any order
 
 
 class TemplatePairs(PairSet):
@@ -126,3 +125,18 @@ class IdentificationSet(_Images):
     gallery: np.ndarray  # int64 [G], indices of images
     probe: np.ndarray  # int64 [Q], indices of images
     identities: np.ndarray  # int64 [num_images], the number of each image's identity
+    names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
+
+
+def shared_identities(first: Dataset | _Images, second: Dataset | _Images) -> np.ndarray | None:
+    """The identities that are in both sets, which training and verification must not have; None if that is not known."""
+    known = [
+        data.names if isinstance(data, IdentificationSet) else getattr(data, "identities", None)
+        for data in (first, second)
+    ]
+    if (
+        any(identities is None for identities in known)
+        or len({identities.dtype.kind for identities in known}) > 1
+    ):
+        return None
+    return np.intersect1d(*known)

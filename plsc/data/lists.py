@@ -114,7 +114,7 @@ def _split_fast(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     separator[no_tab] = last_before(chunk == ord(" "), ends[no_tab])
     label = read_numbers(chunk, separator + 1, ends)
     good = (separator > begin) & (label >= 0)
-    good &= ~_is_space(chunk[begin]) & ~_is_space(chunk[separator - 1])
+    good &= ~_is_space(chunk[begin]) & ~_is_space(chunk[np.maximum(separator, 1) - 1])
     label[~good] = -1
     return begin, np.where(good, separator, begin), label
 

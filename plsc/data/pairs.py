@@ -133,6 +133,15 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
     return pairs, bad
 
 
+def is_pair_list(path: str) -> bool:
+    """Whether the first line of a text file has pairs, or LFW's numbers."""
+    if not path.endswith((".txt", ".csv", ".tsv")) or not os.path.isfile(path):
+        return False
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline(10_000)
+    return _is_lfw(line.split()) or len(line.split("\t" if "\t" in line else ",")) == 3
+
+
 def _is_lfw(head: list[str]) -> bool:
     return 1 <= len(head) <= 2 and all(number.isdigit() for number in head)
 
@@ -177,7 +186,7 @@ class ImagePairs(EncodedPairs):
 
     `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.lists.ImageList.
     `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `num_pairs`: how many. `title`: what
-    logs and reports call the set; empty = the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(
@@ -200,7 +209,7 @@ class ImagePairs(EncodedPairs):
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
         self._used, places = np.unique(chosen[pairs], return_inverse=True)
         self.pairs, self.num_images = places.reshape(-1, 2).astype(np.int64), len(self._used)
-        self.name = title or self.source.title
+        self.name = title or f"pairs of {self.source.title}"
         if self.source.identities is not None:
             self.identities = self.source.identities[np.unique(self.source.labels[self._used])]
 

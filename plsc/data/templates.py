@@ -16,7 +16,7 @@ import numpy as np
 from plsc.data.dataset import TemplatePairs
 from plsc.data.folder import read_folder
 from plsc.data.images import EncodedPairs, EncodedSearch, read_file
-from plsc.data.lists import SHOWN, Paths, check_list, read_list, refuse_missing
+from plsc.data.lists import SHOWN, Paths, check_list, identity_names, read_list, refuse_missing
 from plsc.data.pairs import open_text
 from plsc.errors import MissingFileError, UserError
 
@@ -114,9 +114,9 @@ class GalleryProbe(EncodedSearch):
         counts = [len(paths) for paths in self._paths]
         self.gallery, self.probe = np.arange(counts[0]), np.arange(counts[0], sum(counts))
         self.num_images, self.name = sum(counts), title or Path(gallery).stem
-        self.names, self.identities = np.unique(
-            np.concatenate([who for _, who in parts]), return_inverse=True
-        )
+        known, self.identities = np.unique(np.concatenate([who for _, who in parts]), return_inverse=True)
+        if os.path.isdir(gallery):
+            self.names = identity_names([os.path.join(gallery, name) for name in known])
         if not np.isin(self.identities[self.probe], self.identities[self.gallery]).any():
             raise UserError(
                 f"{probe}: not one of its identities is in {gallery}; the two must name identities alike"

@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from plsc.data.dataset import EVALUATION, Dataset, IdentificationSet, PairSet, TemplatePairs, preprocessing
+from plsc.data.dataset import (
+    EVALUATION,
+    Dataset,
+    IdentificationSet,
+    PairSet,
+    TemplatePairs,
+    preprocessing,
+    shared_identities,
+)
 from plsc.data.synthetic import Synthetic
 
 
@@ -70,3 +78,21 @@ def test_templates_and_galleries_offer_images_as_pairs_do():
 def test_preprocessing_maps_bytes_to_minus_one_and_one():
     contract = preprocessing((1, 32, 32))
     assert [(pixel - contract["mean"]) * contract["scale"] for pixel in (0, 255)] == [-1, 1]
+
+
+def test_shared_identities_are_found_where_both_sets_know_theirs():
+    def of(base, **known):
+        return type("Known", (base,), {**dict.fromkeys(("sample", "image")), **known})()
+
+    people = of(Dataset, identities=np.array(["Ann", "Bob"]))
+    assert shared_identities(people, of(PairSet, identities=np.array(["Bob", "Cy"]))).tolist() == ["Bob"]
+    assert shared_identities(people, of(PairSet, identities=np.array(["Cy"]))).tolist() == []
+    assert shared_identities(people, of(PairSet)) is None
+    numbers = np.array([0, 1])
+    assert shared_identities(
+        of(Dataset, identities=numbers), of(PairSet, identities=np.array([1, 7]))
+    ).tolist() == [1]
+    assert shared_identities(people, of(PairSet, identities=numbers)) is None
+    gallery = of(IdentificationSet, identities=numbers)
+    assert shared_identities(of(Dataset, identities=numbers), gallery) is None, "they are numbers of its own"
+    assert shared_identities(people, of(IdentificationSet, names=np.array(["Ann"]))).tolist() == ["Ann"]

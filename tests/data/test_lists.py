@@ -197,3 +197,8 @@ def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
     with pytest.raises(MissingFileError) as raised:
         ImageList(write(folder, b"\xff.png\t0\n"))
     assert r"line 1: \xff.png does not exist" in str(raised.value)
+
+
+def test_an_empty_line_alone_is_a_bad_line(folder):
+    with pytest.raises(UserError, match="line 1: empty$"):
+        read_list(write(folder, "\n"))

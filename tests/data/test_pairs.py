@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.data.pairs import ImagePairs, PairList
+from plsc.data.pairs import ImagePairs, PairList, is_pair_list
 from plsc.errors import MissingFileError, UserError
 from tests.image_files import png, write_folder, write_rec
 
@@ -108,6 +108,14 @@ def test_missing_images_are_named_with_their_line(folder):
         PairList.check(list="no.txt")
 
 
+def test_lists_of_pairs_are_told_from_lists_of_images(folder):
+    for text in (LINES, LINES.replace(",", "\t"), "10 300\n", "500\r\n", "\ufeff2\n"):
+        assert is_pair_list(write(folder, text)), text
+    for text in ("a.png\t0\n", "a.png 0\n", "a,b,c.png\t0\n", ""):
+        assert not is_pair_list(write(folder, text)), text
+    assert not is_pair_list(str(folder)) and not is_pair_list("none.txt")
+
+
 # ---- drawn
 
 
@@ -121,7 +129,7 @@ def test_pairs_are_drawn_from_any_format(folder, tmp_path):
     for index in range(from_folder.num_images):
         assert from_folder.encoded(index).tobytes() == from_rec.encoded(index).tobytes()
     assert from_folder.identities is not None and from_rec.identities is None
-    assert from_folder.title == "faces" and from_rec.image_name(0) == "record 1 (a.rec @ 40)"
+    assert from_folder.title == "pairs of faces" and from_rec.image_name(0) == "record 1 (a.rec @ 40)"
     names = [[name.partition("_")[0] for name in pair] for pair in images(from_folder)]
     assert [first == second for first, second in names] == from_folder.same.tolist() == [True, False] * 3
 

@@ -130,3 +130,27 @@ def test_im2recs_own_file_gives_the_labels_of_its_list():
     )
     assert data.labels.tolist() == [int(float(row[1])) for row in rows]
     assert data.name(1).startswith("record 1 (") and data.records.keys.tolist() == [0, 4, 7, 5, 1, 6, 3, 2]
+
+
+def test_random_damage_gives_one_line_or_the_file_as_it_is(tmp_path):
+    path = write_rec(tmp_path / "a.rec", LABELS)
+    whole = {name: (tmp_path / name).read_bytes() for name in ("a.rec", "a.idx")}
+    rng = np.random.default_rng(0)
+    refused = 0
+    for turn in range(200):
+        name = ("a.rec", "a.idx")[turn % 2]
+        damaged = bytearray(whole[name])
+        at = int(rng.integers(0, len(damaged)))
+        if turn % 3:
+            damaged[at] ^= 1 << int(rng.integers(0, 8))
+        else:
+            del damaged[at:]
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            data = RecImages(str(path))
+            assert len(data) == 5 and all(len(data.encoded(index)) for index in range(5))
+        except UserError as error:
+            refused += 1
+            assert str(tmp_path) in str(error) and "\n" not in str(error)
+        (tmp_path / name).write_bytes(whole[name])
+    assert refused > 100

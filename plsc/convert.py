@@ -1,0 +1,165 @@
+"""Sets of images from one format to another: `plsc-convert faces/ train.rec`. The encoded images are copied byte for byte.
+
+The target's name says the format: .rec (InsightFace's layout, with its .idx), .bin (a verification pack), else a folder with
+a folder for each identity. The source is recognised by looking, see plsc.data.formats. Nothing is overwritten, and a target
+appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from plsc import log
+from plsc.data.formats import open_images
+from plsc.data.images import EncodedImages, EncodedPairs
+from plsc.data.packs import BinPairs, write_pack
+from plsc.data.pairs import ImagePairs, PairList
+from plsc.data.recordio import RecordWriter, pack_image
+from plsc.errors import UserError
+
+# What encoded images begin with -> the extension of their files.
+_SIGNATURES = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG": ".png",
+    b"BM": ".bmp",
+    b"RIFF": ".webp",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+    b"P5": ".pgm",
+    b"P6": ".ppm",
+    b"\0\0\0\x0cjP": ".jp2",
+}
+
+
+def write_rec(images: EncodedImages, target: str) -> None:
+    """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each identity."""
+    order = np.argsort(images.labels, kind="stable")
+    end = len(images) + 1
+    bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
+    with RecordWriter(target) as writer:
+        writer.write(pack_image(b"", (float(end), float(end + images.num_classes)), 0))
+        for number, index in enumerate(_shown(order.tolist(), target), start=1):
+            writer.write(pack_image(_bytes_of(images, index), float(images.labels[index]), number))
+        for identity, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
+            writer.write(pack_image(b"", (float(start), float(stop)), end + identity))
+
+
+def write_folder(images: EncodedImages, target: str) -> None:
+    """Write identity/0001.jpg, ...: the images of each identity in their order, under its name if that is known."""
+    beside = Path(f"{target}.tmp")
+    try:
+        _write_files(images, beside)
+        os.replace(beside, target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # of a conversion that failed
+
+
+def _write_files(images: EncodedImages, folder: Path) -> None:
+    names = identity_folders(images)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+    seen = np.zeros(images.num_classes, np.int64)
+    for index in _shown(range(len(images)), str(folder)):
+        label, data = int(images.labels[index]), _bytes_of(images, index)
+        seen[label] += 1
+        extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
+        if extension is None:
+            raise UserError(
+                f"{images.name(index)}: is no image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
+            )
+        (folder / names[label] / f"{seen[label]:04}{extension}").write_bytes(data)
+
+
+def identity_folders(images: EncodedImages) -> list[str]:
+    """A folder's name for each class: the identity's own where it is known, else the label with zeros in front."""
+    if images.identities is not None:
+        names = [os.path.basename(str(name)) for name in images.identities]
+        if len(set(names)) == len(names):
+            return names
+    digits = len(str(images.num_classes - 1))
+    return [f"{label:0{digits}}" for label in range(images.num_classes)]
+
+
+def write_bin(pairs: EncodedPairs, target: str) -> None:
+    """Write a verification pack; an image in several pairs comes that often."""
+    write_pack(
+        target,
+        (pairs.encoded(index).tobytes() for index in _shown(pairs.pairs.ravel().tolist(), target)),
+        pairs.same,
+    )
+
+
+def _bytes_of(images: EncodedImages, index: int) -> bytes:
+    data = images.encoded(index).tobytes()
+    if not data:
+        raise UserError(f"{images.name(index)}: is empty; remove it from the set first")
+    return data
+
+
+def _shown(indices: Iterable[int], target: str) -> Iterator[int]:
+    """A progress bar on a terminal."""
+    return tqdm(indices, desc=f"writing {target}", unit=" images", disable=None, leave=False)
+
+
+def convert(
+    source: str, target: str, root: str = "", num_pairs: int | None = None, classes: Sequence[int] = ()
+) -> str:
+    """Convert `source`; returns a sentence about what was written. See main() for the arguments."""
+    for path in (target, f"{target}.tmp"):
+        if os.path.exists(path):
+            raise UserError(f"{path}: exists already; remove it, or name another target")
+    if target.endswith(".bin"):
+        pairs = _open_pairs(source, root, num_pairs, classes)
+        write_bin(pairs, target)
+        return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
+    if num_pairs is not None or classes:
+        raise UserError(f"--num-pairs, --classes: draw pairs, which go to a .bin (got the target '{target}')")
+    images = open_images(source, root=root)
+    (write_rec if target.endswith(".rec") else write_folder)(images, target)
+    return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
+
+
+def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence[int]) -> EncodedPairs:
+    if num_pairs is not None:
+        return ImagePairs(source, root=root, num_pairs=num_pairs, classes=tuple(classes))
+    if classes:
+        raise UserError("--classes: says which classes pairs are drawn from; give --num-pairs too")
+    return BinPairs(source) if source.endswith(".bin") else PairList(source, root=root)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "plsc-convert", description="Convert a set of images; the images are copied byte for byte."
+    )
+    parser.add_argument(
+        "source",
+        help=".rec, folder, list or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these",
+    )
+    parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
+    parser.add_argument(
+        "--root",
+        default="",
+        metavar="FOLDER",
+        help="where the relative paths of a list start; default: its own folder",
+    )
+    parser.add_argument(
+        "--num-pairs", type=int, metavar="N", help="draw so many pairs from labelled images, for a .bin"
+    )
+    parser.add_argument(
+        "--classes",
+        type=int,
+        nargs=2,
+        default=[],
+        metavar=("START", "STOP"),
+        help="draw from these classes only",
+    )
+    args = parser.parse_args(argv)
+    log.get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes))
+    return 0

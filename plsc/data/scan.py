@@ -1,0 +1,115 @@
+"""Look at every image of a set once: can it be decoded, how large is it, what are its pixels like, has another its bytes?
+
+Threads are enough: reading, hashing and OpenCV's decoding all leave Python's lock. Try it: `scan(open_images("faces/"))`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Union
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+from plsc.data.dataset import EVALUATION, Dataset, IdentificationSet, PairSet
+from plsc.errors import UserError
+
+AnySet = Union[Dataset, PairSet, IdentificationSet]
+_PART = 128  # images that a thread takes at once
+
+
+class Scan(NamedTuple):
+    """What was found; arrays by image."""
+
+    digests: np.ndarray  # uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none
+    sizes: (
+        np.ndarray
+    )  # int32 [N, 2], height and width before any resizing; 0 where an image cannot be decoded
+    faults: dict[int, str]  # image -> why it cannot be used
+    mean: float  # over all channels and pixels, of 0 to 255
+    std: float
+
+
+def count_of(images: AnySet) -> int:
+    return len(images) if isinstance(images, Dataset) else images.num_images
+
+
+def name_of(images: AnySet, index: int) -> str:
+    return images.name(index) if isinstance(images, Dataset) else images.image_name(index)
+
+
+def scan(images: AnySet, threads: int | None = None) -> Scan:
+    """Look at all images, with as many threads as processors."""
+    count = count_of(images)
+    digests, sizes = np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32)
+    moments = np.zeros((count, 2))
+    faults: dict[int, str] = {}
+
+    def look_at(start: int) -> int:
+        stop = min(start + _PART, count)
+        for index in range(start, stop):
+            try:
+                digests[index], sizes[index], moments[index] = _look(images, index)
+            except UserError as error:
+                faults[index] = str(error)
+        return stop - start
+
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)  # the threads are the parallelism
+    try:
+        with ThreadPoolExecutor(threads or os.cpu_count()) as pool, _bar(images.title, count) as bar:
+            for done in pool.map(look_at, range(0, count, _PART)):
+                bar.update(done)
+    finally:
+        cv2.setNumThreads(before)
+    weight = sizes.prod(axis=1, dtype=np.float64)
+    mean, square = (moments * weight[:, np.newaxis]).sum(axis=0) / max(weight.sum(), 1)
+    return Scan(
+        digests, sizes, dict(sorted(faults.items())), float(mean), float(np.sqrt(max(square - mean**2, 0)))
+    )
+
+
+def _bar(title: str, count: int) -> tqdm:
+    return tqdm(desc=f"reading {title}", total=count, unit=" images", disable=None, leave=False)
+
+
+def _look(images: AnySet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:
+    """The digest, the size, and the means of the pixels and of their squares. Raises UserError for a bad image."""
+    if not hasattr(images, "encoded"):
+        pixels = images.sample(index, EVALUATION) if isinstance(images, Dataset) else images.image(index)
+        return _digest(pixels.tobytes()), pixels.shape[1:], _moments(pixels.reshape(len(pixels), -1).T)
+    data = images.encoded(index)
+    grey = images.channels == "grey"
+    pixels = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR) if data.size else None
+    if pixels is None:
+        raise UserError(f"{name_of(images, index)}: cannot be decoded ({data.size:,} bytes)")
+    return _digest(data), pixels.shape[:2], _moments(pixels)
+
+
+def _digest(data: bytes | np.ndarray) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint64)
+
+
+def _moments(pixels: np.ndarray) -> tuple[float, float]:
+    mean, std = cv2.meanStdDev(pixels)
+    return float(mean.mean()), float((mean**2 + std**2).mean())
+
+
+def same_content(digests: np.ndarray) -> list[np.ndarray]:
+    """Groups of two or more images with the same bytes, ordered by their first: indices int64, ascending. Images that could
+    not be read (digest 0) are in none."""
+    known = np.flatnonzero(digests.any(axis=1))
+    order = known[np.lexsort(digests[known].T)]  # stable: ascending where the digests are the same
+    starts = np.flatnonzero(
+        np.append(True, (digests[order][1:] != digests[order][:-1]).any(axis=1))[: len(order)]
+    )
+    lengths = np.diff(starts, append=len(order))
+    several = lengths > 1
+    groups = [
+        order[start : start + length]
+        for start, length in zip(starts[several].tolist(), lengths[several].tolist())
+    ]
+    return sorted(groups, key=lambda group: int(group[0]))

@@ -1,0 +1,8 @@
+"""Look for what is wrong with sets of images: python tools/doctor.py train.rec --validation lfw.bin"""
+
+import sys
+
+from plsc.cli import doctor
+
+if __name__ == "__main__":
+    sys.exit(doctor())
