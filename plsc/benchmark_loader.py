@@ -1,9 +1,9 @@
-"""Images a second of the loader, against the same loader with pictures normalised to float32 in its workers.
+"""Images a second of the loader, against the same loader with pictures normalised to float32 in its workers, in two ways.
 
     python tools/benchmark.py loader train.rec
 
 What normalised pictures cost is arithmetic in the workers and four times the bytes on the way; on the device the
-arithmetic is nearly free. The twin exists here only. Start-up of the workers is not counted; page cache is warm.
+arithmetic is nearly free. The twins exist here only. Start-up of the workers is not counted; page cache is warm.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from plsc import log
 from plsc.benchmark import alternate
 from plsc.data.dataset import Dataset
+from plsc.data.images import EncodedImages, decode_picture
 from plsc.data.loader import Loader
 from plsc.data.transforms import generator
 from plsc.registry import DATASETS
@@ -36,6 +37,23 @@ class Normalised(Dataset):
     def sample(self, index: int, epoch: int) -> np.ndarray:
         image = self.source.sample(index, epoch).astype(np.float32)
         return ((image - np.float32(self.source.mean)) * np.float32(self.source.scale)).view(np.uint8)
+
+
+class PerChannel(Normalised):
+    """The same numbers as lists of transforms usually make them, PLSC 2.4's NormalizeImage and ToCHWImage among them: a
+    mean and a deviation for each channel, in float32 [H, W, C], which is transposed in the end. For `source` of RGB."""
+
+    def __init__(self, source: EncodedImages):
+        super().__init__(source)
+        self.means = np.full(3, source.mean, np.float32)
+        self.deviations = np.full(3, 1 / source.scale, np.float32)
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        picture = decode_picture(
+            self.source.encoded(index), self.source.contract, lambda: self.source.name(index)
+        )
+        floats = (picture[:, :, ::-1].astype(np.float32) - self.means) / self.deviations
+        return np.ascontiguousarray(floats.transpose(2, 0, 1)).view(np.uint8)
 
 
 def write_jpgs(folder: str, count: int, size: int) -> str:
@@ -61,9 +79,9 @@ def loader(args: argparse.Namespace) -> dict:
         return measure(data, args.batch, args.workers, args.runs)
 
 
-def measure(data: Dataset, batch_size: int, workers: list[int], runs: int) -> dict:
+def measure(data: EncodedImages, batch_size: int, workers: list[int], runs: int) -> dict:
     """Median images a second of each, by number of workers; their ratios; the checksum of an epoch's batches."""
-    sets = {"uint8": data, "float32": Normalised(data)}
+    sets = {"uint8": data, "float32": Normalised(data), "per_channel": PerChannel(data)}
     loaders = {
         (kind, count): Loader(each, batch_size, 0, 1, seed=0, num_workers=count)
         for count in workers
@@ -73,6 +91,7 @@ def measure(data: Dataset, batch_size: int, workers: list[int], runs: int) -> di
     seconds = alternate(runs, {key: lambda each=each: read(each) for key, each in loaders.items()})
     for each in loaders.values():
         each.close()
+    twins = [kind for kind in sets if kind != "uint8"]
     rates = {kind: [len(data) / seconds[kind, count] for count in workers] for kind in sets}
     return {
         "images": len(data),
@@ -82,7 +101,10 @@ def measure(data: Dataset, batch_size: int, workers: list[int], runs: int) -> di
         "runs": runs,
         "workers": workers,
         **rates,
-        "ratio": [ours / theirs for ours, theirs in zip(*rates.values())],
+        **{
+            f"over_{kind}": [ours / theirs for ours, theirs in zip(rates["uint8"], rates[kind])]
+            for kind in twins
+        },
         "identical": all(len({checksums[kind, count] for count in workers}) == 1 for kind in sets),
     }
 
@@ -102,11 +124,19 @@ def read(loader: Loader) -> None:
 
 
 def show(found: dict) -> str:
-    rows = list(zip(found["workers"], found["uint8"], found["float32"], found["ratio"]))
+    columns = {
+        "workers": "workers",
+        "uint8": "uint8 img/s",
+        "float32": "float32 img/s",
+        "over_float32": "ratio",
+        "per_channel": "per channel img/s",
+        "over_per_channel": "ratio",
+    }
+    rows = list(zip(*(found[key] for key in columns)))
     same = "the same bit for bit" if found["identical"] else "NOT THE SAME"
     return (
         f"{found['images']:,} images {found['shape']}, batches of {found['batch']}, {found['processors']} processors, "
         f"medians of {found['runs']} runs in turn\n"
-        + log.table(rows, ["workers", "uint8 img/s", "float32 img/s", "ratio"])
+        + log.table(rows, list(columns.values()))
         + f"\nbatches with {', '.join(map(str, found['workers']))} workers: {same}"
     )

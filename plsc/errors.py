@@ -17,4 +17,4 @@ class MissingFileError(UserError, FileNotFoundError):
 
 
 class CorruptImageError(UserError):
-    """An image that cannot be decoded. Training replaces a few of them by others, and says so; see plsc.data.loader."""
+    """An image that cannot be decoded. Training replaces a few of them by others, and says so; see plsc.data.corrupt."""

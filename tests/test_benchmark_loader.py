@@ -11,13 +11,14 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 
 
-def test_the_twin_yields_the_normalised_pictures_of_the_original():
-    data = Synthetic(num_classes=3, images_per_class=4, image_shape=(3, 10, 9))
-    twin = benchmark_loader.Normalised(data)
-    batches = [list(Loader(each, 5, 0, 1, seed=2).epoch(1)) for each in (data, twin)]
+@pytest.mark.parametrize("twin", [benchmark_loader.Normalised, benchmark_loader.PerChannel])
+def test_the_twins_yield_the_normalised_pictures_of_the_original(tmp_path, twin):
+    data = ImageList(benchmark_loader.write_jpgs(str(tmp_path), 12, 16), size=(10, 9), mean=100.0, scale=0.01)
+    batches = [list(Loader(each, 5, 0, 1, seed=2).epoch(1)) for each in (data, twin(data))]
+    assert len(batches[0]) == len(batches[1]) == 3
     for (images, labels, indices), (floats, *rest) in zip(*batches):
         assert all(np.array_equal(a, b) for a, b in zip((labels, indices), rest))
-        assert floats.view(np.float32) == pytest.approx((images - 127.5) / 127.5, abs=1e-6)
+        assert floats.view(np.float32) == pytest.approx((images - 100.0) * 0.01, abs=1e-5)
 
 
 def test_the_jpgs_are_of_the_size_of_face_crops(tmp_path):
@@ -32,7 +33,8 @@ def test_the_numbers_add_up(tmp_path, capsys):
     assert benchmark.main(["loader", *sizes, "--json", str(tmp_path / "loader.json")]) == 0
     found = json.loads((tmp_path / "loader.json").read_text())
     assert found["images"] == 30 and found["shape"] == [3, 16, 16] and found["workers"] == [0, 1]
-    assert found["ratio"] == [ours / theirs for ours, theirs in zip(found["uint8"], found["float32"])]
+    for twin in ("float32", "per_channel"):
+        assert found[f"over_{twin}"] == [ours / theirs for ours, theirs in zip(found["uint8"], found[twin])]
     assert min(found["uint8"]) > 0 and found["identical"] is True
     said = capsys.readouterr().out
     assert said.startswith("30 images [3, 16, 16], batches of 8") and "workers  uint8 img/s" in said

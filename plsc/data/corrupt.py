@@ -64,11 +64,7 @@ class CorruptImages:
     def probe(self, seed: int) -> None:
         """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks stop now."""
         count = len(self.dataset)
-        tried = (
-            np.unique(generator(seed, use=PROBES).integers(count, size=PROBE))
-            if count > PROBE
-            else np.arange(count)
-        )
+        tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
         found, image = [], np.empty(self.dataset.image_shape, np.uint8)
         for index in tried.tolist():
             try:

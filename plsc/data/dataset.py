@@ -44,7 +44,10 @@ class Dataset(ABC):
 
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        """Image `index` as augmented in `epoch`: uint8 [C, H, W]. The same arguments give the same bytes."""
+        """Image `index` as augmented in `epoch`: uint8 [C, H, W]. The same arguments give the same bytes.
+
+        Raises CorruptImageError for one that cannot be decoded: training takes another sample instead.
+        """
 
     def name(self, index: int) -> str:
         """What a person would call the sample: a path, a glyph's name. For messages and reports."""

@@ -67,9 +67,17 @@ class Workers:
         self._pipes: list[Connection] = []
         self._slots: list[np.ndarray] = []
         self._finalizer = weakref.finalize(self, _stop, self._processes, self._pipes)
-        with _packed(dataset) as handed_over:
-            for _ in range(num_workers):
-                self._start_one(handed_over.fileno())
+        try:
+            with _packed(dataset) as handed_over:
+                for _ in range(num_workers):
+                    self._start_one(handed_over.fileno())
+        except OSError as error:
+            self.close()
+            megabytes = self.depth * int(np.prod(self._shape)) / 2**20
+            raise UserError(
+                f"cannot start {num_workers} data workers with {megabytes:.1f} MB for their batches: {error.strerror}; "
+                "lower DataLoader.Train.num_workers or batch_size, or raise the limit (ulimit -a shows it)"
+            ) from error
 
     def _start_one(self, dataset_file: int) -> None:
         ours, theirs = Pipe()

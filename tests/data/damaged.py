@@ -9,7 +9,7 @@ from plsc.errors import CorruptImageError, MissingFileError
 
 
 class Damaged(Dataset):
-    """Sample i is an image of i (modulo 256) and its epoch; its label is 3 i. Those in `corrupt` cannot be decoded."""
+    """Sample i is an image of i and its epoch, modulo 256; its label is 3 i. Those in `corrupt` cannot be decoded."""
 
     image_shape = (1, 1, 2)
 
@@ -22,7 +22,7 @@ class Damaged(Dataset):
             raise MissingFileError(f"{index}.jpg: no such image")
         if index in self.corrupt:
             raise CorruptImageError(f"{self.name(index)}: not an image that OpenCV can decode")
-        return np.array([[[index % 256, epoch]]], np.uint8)
+        return np.array([[[index % 256, epoch % 256]]], np.uint8)
 
     def name(self, index: int) -> str:
         return f"record {index} (train.rec @ {4096 * index})"

@@ -54,7 +54,7 @@ def test_a_fifth_is_refused_before_the_first_batch(num_workers):
             lines.add(str(raised.value).partition(";")[0])
     (line,) = lines
     count, seen = (int(word) for word in line.split(" (")[0].removesuffix(" images").split(" of "))
-    assert 0.12 < count / seen < 0.28 and 200 < seen <= PROBE
+    assert 0.12 < count / seen < 0.28 and seen == PROBE
     assert line.count("record") == 3 and line.endswith(", ...")
 
 
@@ -110,6 +110,15 @@ def test_a_missing_file_ends_the_probe():
     loader = Loader(Damaged(100, (), missing=(7,)), 10, 0, 1, seed=0, max_corrupt=0.5)
     with pytest.raises(MissingFileError, match="^7.jpg: no such image$"):
         loader.probe()
+
+
+def test_sets_to_evaluate_on_are_never_patched():
+    data = Damaged(100, (7,))
+    assert len(data.images(0, 7)) == 7
+    with pytest.raises(
+        CorruptImageError, match=r"^record 7 \(train.rec @ 28672\): not an image that OpenCV can decode$"
+    ):
+        data.images(0, 8)
 
 
 def test_a_small_set_is_probed_whole():

@@ -12,6 +12,7 @@ from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.data.workers import WorkerDied, WorkerTraceback
 from plsc.errors import MissingFileError, UserError
+from tests.launch import ROOT
 
 
 class Trouble(Synthetic):
@@ -153,6 +154,22 @@ def alive(pid):
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_memory_that_cannot_be_had_is_said_in_one_line():
+    """A limit on the size of files holds for the batches' memory too; in a process of its own, because it lasts."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
+        "from plsc.data.loader import Loader\n"
+        "from plsc.data.synthetic import Synthetic\n"
+        "try:\n    next(Loader(Synthetic(50, 4), 100, 0, 1, seed=0, num_workers=2).epoch(0))\n"
+        "except ValueError as error:\n    print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stderr == "" and done.stdout == (
+        "UserError cannot start 2 data workers with 0.4 MB for their batches: File too large; lower "
+        "DataLoader.Train.num_workers or batch_size, or raise the limit (ulimit -a shows it)\n"
+    )
 
 
 def test_data_sets_that_cannot_cross_are_refused():
