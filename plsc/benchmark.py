@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -104,8 +105,13 @@ def alternate(runs: int, work: dict) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["backbone"]:
+        from plsc.benchmark_backbone import main as backbone  # here: it takes the functions of this module
+
+        return backbone(argv[1:])
     parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["head"])
+    parser.add_argument("part", choices=["head"], help="or backbone, which has arguments of its own")
     parser.add_argument("--classes", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=512, help="embedding size")
     parser.add_argument("--batch", type=int, default=256, help="samples in the global batch")

@@ -1,6 +1,6 @@
 """The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, and `python -m plsc VERB`; tools/*.py call these too.
 
-They read argv and call one verb of Entry (plsc-selftest: the self-test). A UserError is printed, one line a mistake, and the exit code is 2.
+They read argv and call one verb of Entry (plsc-import and plsc-selftest: their modules). A UserError is printed, one line a mistake, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -64,19 +64,23 @@ def run(verb: str, argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if args.debug:
             raise
-        for line in str(error).splitlines():
-            print(f"ERROR {line}", file=sys.stderr, flush=True)
-        return 2
+        return _failed(error)
     return 0
+
+
+def _failed(error: UserError) -> int:
+    for line in str(error).splitlines():
+        print(f"ERROR {line}", file=sys.stderr, flush=True)
+    return 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["selftest"]:
-        return selftest(argv[1:])
+    if argv[:1] in (["selftest"], ["import"]):
+        return {"selftest": selftest, "import": import_weights}[argv[0]](argv[1:])
     if not argv or argv[0] not in _VERBS:
-        verbs = {**_VERBS, "selftest": "check this machine"}
+        verbs = {**_VERBS, "import": "read weights of other programs", "selftest": "check this machine"}
         print(
             "usage: python -m plsc VERB ...\n"
             + "\n".join(f"  {verb:9}{what}" for verb, what in verbs.items())
@@ -99,6 +103,18 @@ def predict() -> int:
 
 def export() -> int:
     return run("export")
+
+
+def import_weights(argv: Sequence[str] | None = None) -> int:
+    """`plsc-import`."""
+    environment.prepare()
+    from plsc.importers import main  # here: it imports Paddle
+
+    try:
+        main(argv)
+    except UserError as error:
+        return _failed(error)
+    return 0
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:

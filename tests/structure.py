@@ -19,7 +19,7 @@ FLOORS = (
     "__main__",
     "cli door",
     "entry",
-    "trainer setters benchmark selftest",
+    "trainer setters benchmark importers selftest",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher",
     "reference registry sharding environment log unpickle",
@@ -31,7 +31,9 @@ ROOM_OF = {
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
     **dict.fromkeys(["figures", "drawing"], "report"),
+    "benchmark_backbone": "benchmark",
     "selftest_parts": "selftest",
+    "torchfile": "unpickle",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door"
