@@ -73,6 +73,7 @@ def write_torch(
             place = (changed or {}).get(name, (0, array.shape, strides))
             state[name] = _Tensor(_Storage(str(key), NAMES[code], array.size), *place)
             stored.append((f"data/{key}", array.tobytes("A")))
+        state._metadata = OrderedDict({"": {"version": 1}})  # as torch's modules add
         file = io.BytesIO()
         _Pickler(file, 2).dump(wrap(state))
     with zipfile.ZipFile(path, "w", compress) as archive:
