@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def show(found: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from plsc import benchmark_loader  # which takes `alternate` from here
+    from plsc import benchmark_backbone, benchmark_loader  # which take `alternate` from here
 
     parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
@@ -130,9 +131,13 @@ def main(argv: list[str] | None = None) -> int:
     of_loader.add_argument("--size", type=int, default=112, help="height and width")
     of_loader.add_argument("--batch", type=int, default=128)
     of_loader.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
     for part in (of_head, of_loader):
         part.add_argument("--runs", type=int, default=5)
         part.add_argument("--json", type=Path, help="also write the numbers there")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["backbone"]:
+        return benchmark_backbone.main(argv[1:])
     args = parser.parse_args(argv)
     if args.part == "head":
         found = head(args)

@@ -1,6 +1,7 @@
 """The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, ..., and `python -m plsc VERB`; tools/*.py call these too.
 
-They read argv and call one verb of Entry; plsc-selftest, plsc-convert and plsc-doctor have a module each. A UserError is printed, one line a mistake, and the exit code is 2.
+They read argv and call one verb of Entry; plsc-selftest, plsc-convert, plsc-doctor and plsc-import have a module each. A UserError is
+printed, one line a mistake, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _OTHERS = {
     "selftest": "check this machine",
     "convert": "a set of images to another format",
     "doctor": "what is wrong with a set of images",
+    "import": "weights of other programs",
 }
 
 
@@ -87,7 +89,7 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    others = {"selftest": selftest, "convert": convert, "doctor": doctor}
+    others = {"selftest": selftest, "convert": convert, "doctor": doctor, "import": import_weights}
     if argv and argv[0] in others:
         return others[argv[0]](argv[1:])
     if not argv or argv[0] not in _VERBS:
@@ -114,6 +116,14 @@ def predict() -> int:
 
 def export() -> int:
     return run("export")
+
+
+def import_weights(argv: Sequence[str] | None = None) -> int:
+    """`plsc-import`."""
+    environment.prepare()
+    from plsc.importers import main  # here: it imports Paddle
+
+    return _without_traceback(lambda: main(argv))
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:

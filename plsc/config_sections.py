@@ -92,6 +92,9 @@ class GlobalCfg(Section):
     checkpoint: Optional[str] = None
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
+    init_from: Optional[str] = None
+    """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with; the head is
+    new. A run that is resumed has its own."""
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
@@ -112,8 +115,9 @@ class ModelCfg(Plug):
 
     name: str = "SmallResNet"
     """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
-    34, 50, 100 and 200, `FaceViT_tiny`, small and base, `ResNet50` to 152 of PLSC 0.x (docs/backbones.md); a name that you
-    registered; or your own class as `package.module:Class`."""
+    `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
+    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/backbones.md compares them); a name that
+    you registered; or your own class as `package.module:Class`."""
     embedding_size: int = Field(128, ge=1)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
     classes."""

@@ -76,6 +76,10 @@ class Entry(Setters):
         path = self._resume_from() if self.config.Global.resume else None
         if path is not None:
             trainer.resume(path)
+        elif self.config.Global.init_from:
+            trainer_module.init_backbone(
+                trainer.backbone, self.config.Global.init_from, trainer.dataset.contract
+            )
         metrics = None
         if distributed.rank() == 0:
             if path is None:

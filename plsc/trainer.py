@@ -47,6 +47,24 @@ def load_backbone(backbone: paddle.nn.Layer, saved: checkpoint.Checkpoint) -> No
         own[name].set_value(array)
 
 
+def init_backbone(backbone: paddle.nn.Layer, path: str, contract: dict) -> None:
+    """Global.init_from: give `backbone` the weights of the checkpoint at `path`, of any run. UserError, a line for each tensor, if
+    they are of another network."""
+    saved = checkpoint.Checkpoint.open(path)
+    own, arrays, where = backbone.state_dict(), saved.backbone(), f"Global.init_from: {path}"
+    if not own.keys() & arrays.keys():
+        raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {type(backbone).__name__}'s")
+    if lines := checkpoint.tensor_differences(arrays, own, "the checkpoint", type(backbone).__name__):
+        raise UserError(checkpoint.told(where, lines))
+    for name, array in arrays.items():
+        own[name].set_value(array)
+    if saved.contract != contract:
+        log.get_logger().warning(f"{path} was trained on images {saved.contract}, this run has {contract}")
+    log.get_logger().info(
+        f"starting with the {len(arrays)} tensors of the backbone in {path}; the head is new"
+    )
+
+
 def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:
     """Put this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another head."""
     state, shard = head.bank.state(), head.shard

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import codecs
 import collections
+import contextlib
 import os
 import pickle
 import pickletools
 import re
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -26,7 +28,7 @@ _DAMAGE = (pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, 
 _EXHAUSTION = (MemoryError, OverflowError, RecursionError)
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The file asks for something that it may not have."""
 
 
@@ -35,7 +37,7 @@ class _Dtype:
 
     def __init__(self, code: str, align: bool = False, copy: bool = False):
         if not _NUMERIC.fullmatch(code):
-            raise _Refused(f"an array of numpy type '{code}', which is no number")
+            raise Refused(f"an array of numpy type '{code}', which is no number")
         self.dtype = np.dtype(code)
 
     def __setstate__(self, state: tuple) -> None:
@@ -64,7 +66,7 @@ def _scalar(kind: _Dtype, data: bytes | str) -> np.generic:
 
 def _encode(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
-        raise _Refused(f"the codec {encoding}")
+        raise Refused(f"the codec {encoding}")
     return codecs.encode(text, "latin-1")
 
 
@@ -90,15 +92,25 @@ _ALLOWED = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class Unpickler(pickle.Unpickler):
+    """Builds what stands in `allowed`, by full name."""
+
+    allowed = _ALLOWED
+
     def find_class(self, module: str, name: str) -> object:
         try:
-            return _ALLOWED[f"{module}.{name}"]
+            return self.allowed[f"{module}.{name}"]
         except KeyError:
-            raise _Refused(f"{module}.{name}") from None
+            raise Refused(f"{module}.{name}") from None
 
     def persistent_load(self, pid: object) -> object:
-        raise _Refused("a persistent object")
+        raise Refused("a persistent object")
+
+    def load_checked(self, file: BinaryIO) -> object:
+        """What `file`, the one that this was made with, holds."""
+        _check_memo(file)
+        file.seek(0)
+        return self.load()
 
 
 def load_pickle(path: str) -> object:
@@ -106,21 +118,25 @@ def load_pickle(path: str) -> object:
 
     Raises MissingFileError, and UserError for a file that is damaged or no pickle, or asks for anything else.
     """
+    with errors_told(path, "pickle"), open(path, "rb") as file:
+        return Unpickler(file, encoding="latin1").load_checked(file)
+
+
+@contextlib.contextmanager
+def errors_told(path: str, what: str) -> Iterator[None]:
+    """Turns what goes wrong with reading `path`, that should be a `what`, into a UserError of one line."""
     try:
-        with open(path, "rb") as file:
-            _check_memo(file)
-            file.seek(0)
-            return _Unpickler(file, encoding="latin1").load()
+        yield
     except FileNotFoundError:
         raise MissingFileError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except _Refused as error:
+    except Refused as error:
         raise UserError(f"{path}: refused: the file asks for {error}; nothing of it was run") from None
     except (*_DAMAGE, *_EXHAUSTION) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{path}: is no pickle, or is damaged or cut off ({said[:80]}); fetch it again"
+            f"{path}: is no {what}, or is damaged or cut off ({said[:80]}); fetch it again"
         ) from error
 
 
@@ -128,7 +144,7 @@ def _check_memo(file: BinaryIO) -> None:
     """Refuse numbers of the memo that are not counted up: Python would allocate up to 2^32 entries for one of them."""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > count:
-            raise _Refused(f"memo entry {argument} at its operation {count}")
+            raise Refused(f"memo entry {argument} at its operation {count}")
 
 
 def save_pickle(path: str, value: object) -> None:

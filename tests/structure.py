@@ -19,7 +19,7 @@ FLOORS = (
     "__main__",
     "cli door",
     "entry",
-    "trainer setters benchmark selftest convert doctor",
+    "trainer setters benchmark importers selftest convert doctor",
     "tester results",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher",
@@ -32,8 +32,9 @@ ROOM_OF = {
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
+    **dict.fromkeys(["benchmark_loader", "benchmark_backbone"], "benchmark"),
     "selftest_parts": "selftest",
-    "benchmark_loader": "benchmark",
+    "torchfile": "unpickle",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor"

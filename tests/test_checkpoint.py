@@ -352,3 +352,11 @@ def test_check_matches(tmp_path):
             checkpoint.check_matches(11, 4, backbone=wanted)
     with pytest.raises(UserError, match=r"has 2 head arrays that this run lacks \(bias\)"):
         checkpoint.check_matches(11, 4, head={"centres": everything["head"]["centres"]})
+
+
+def test_a_checkpoint_of_a_backbone_without_classes(tmp_path):
+    everything = content(0, classes=0)
+    (path,) = save_ranks(tmp_path, 3, everything)
+    saved = Checkpoint.open(path)
+    assert saved.num_classes == 0 and saved.head(0, 0)["centres"].shape == (0, 4)
+    assert np.array_equal(saved.backbone()["stem.weight"], everything["backbone"]["stem.weight"])

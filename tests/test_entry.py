@@ -337,3 +337,11 @@ def test_the_plan_says_how_the_classes_are_spread(tmp_path, monkeypatch, name, r
         f"plan: head     {name}, {classes} classes per rank, {megabytes:.1f} MB for centres,"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_training_starts_with_the_weights_of_init_from_unless_it_resumes(trained, tmp_path, capsys):
+    start = [f"Global.init_from={checkpoint(trained)}", "Global.resume=true"]
+    entry(tmp_path, *start, "Global.max_steps=1").train()
+    assert "starting with the " in capsys.readouterr().out
+    entry(tmp_path, *start, "Global.max_steps=2").train()
+    assert "starting with the " not in capsys.readouterr().out

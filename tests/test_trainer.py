@@ -11,7 +11,7 @@ from plsc import log, reference
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
-from plsc.trainer import DivergedError
+from plsc.trainer import DivergedError, init_backbone
 from tests.training import (
     IMAGE_SHAPE,
     Linear,
@@ -264,3 +264,41 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
         f"the loss is nan at step {last + 1} (learning rate 1e+06): lower LRScheduler.learning_rate, lengthen its warm-up, "
         "or set Optimizer.clip_norm"
     )
+
+
+def test_training_starts_with_the_backbone_of_another_run(tmp_path, capsys):
+    """Its head is new; and a backbone that differs is refused, tensor by tensor."""
+    first = train(tmp_path / "a", "Global.max_steps=2")
+    folder = str(checkpoint(tmp_path / "a", 2))
+    trainer = make_trainer(tmp_path / "b", "Global.seed=5")
+    before = trainer.head.bank.state()["centres"].copy()
+    contract = trainer.dataset.contract
+    init_backbone(trainer.backbone, folder, dict(contract, mean=1.0))
+    for name, tensor in first.backbone.state_dict().items():
+        assert np.array_equal(tensor.numpy(), trainer.backbone.state_dict()[name].numpy())
+    assert np.array_equal(trainer.head.bank.state()["centres"], before)
+    warning, done = capsys.readouterr().out.splitlines()[-2:]
+    assert warning.endswith(
+        f"{folder} was trained on images {contract}, this run has {dict(contract, mean=1.0)}"
+    )
+    count = len(first.backbone.state_dict())
+    assert done.endswith(f"starting with the {count} tensors of the backbone in {folder}; the head is new")
+
+
+def test_a_backbone_that_differs_is_refused_tensor_by_tensor(tmp_path):
+    train(tmp_path / "a", "Global.max_steps=1", backbone=Linear())
+    folder = str(checkpoint(tmp_path / "a", 1))
+    other = paddle.nn.Layer()
+    other.linear = paddle.nn.Linear(7, 8, bias_attr=False)
+    other.norm = paddle.nn.LayerNorm(8, bias_attr=False)
+    with pytest.raises(UserError) as raised:
+        init_backbone(other, folder, {})
+    where = f"Global.init_from: {folder}"
+    assert str(raised.value).splitlines() == [
+        f"{where}: linear.bias is not in Layer",
+        f"{where}: norm.weight is not in the checkpoint",
+        f"{where}: linear.weight is [120, 8] in the checkpoint, [7, 8] in Layer",
+    ]
+    with pytest.raises(UserError) as raised:
+        init_backbone(paddle.nn.PReLU(), folder, {})
+    assert str(raised.value) == f"{where}: none of its 2 tensors is one of PReLU's"

@@ -42,6 +42,11 @@ class _Attention(nn.Layer):
         mixed = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([0, 0, self.width])
         return self.dropout(self.proj(mixed))
 
+    def products(self, shape: list[int]) -> int:
+        """Multiply-accumulates beside those of the linear layers, for plsc/backbones/count.py."""
+        images, tokens, width = shape
+        return 2 * images * tokens * tokens * width
+
 
 class _Mlp(nn.Layer):
     def __init__(self, width: int, dropout: float):

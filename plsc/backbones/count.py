@@ -1,0 +1,55 @@
+"""How large a network is and what an image costs it: parameters, and multiply-accumulates (MACs) of one forward pass.
+
+Convolutions, linear layers, and layers that say so themselves (`products`, such as attention) are counted where they run, by
+forward hooks; norms, activations and additions are not, as in the tables of the papers. Try it:
+
+    count(BACKBONES.build("IResNet50"), (3, 112, 112))  # Count(parameters=43590848, macs=6309...)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import paddle
+from paddle import nn
+
+
+class Count(NamedTuple):
+    """The size of a network."""
+
+    parameters: int
+    """Numbers in the weights, without BatchNorm's running statistics."""
+    macs: int
+    """Multiply-accumulates of one image."""
+
+
+def count(net: nn.Layer, image_shape: tuple[int, int, int]) -> Count:
+    """Run `net` on one image, as in evaluation, and count."""
+    found: list[int] = []
+
+    def after(layer, inputs, output) -> None:
+        found.append(_macs(layer, inputs[0].shape, output.shape))
+
+    hooks = [layer.register_forward_post_hook(after) for layer in net.sublayers(include_self=True)]
+    training = net.training
+    net.eval()
+    try:
+        with paddle.no_grad():
+            net(paddle.zeros([1, *image_shape]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if training:
+            net.train()
+    statistics = ("._mean", "._variance")
+    parameters = sum(p.size for name, p in net.named_parameters() if not f".{name}".endswith(statistics))
+    return Count(parameters, sum(found))
+
+
+def _macs(layer: nn.Layer, inputs: list[int], output: list[int]) -> int:
+    if isinstance(layer, nn.Conv2D):
+        return math.prod(output) * math.prod(layer.weight.shape[1:])
+    if isinstance(layer, nn.Linear):
+        return math.prod(output) * layer.weight.shape[0]
+    return layer.products(inputs) if hasattr(layer, "products") else 0
