@@ -17,7 +17,7 @@ from plsc.errors import UserError
 
 _VERBS = {
     "train": "train, verify, and write the report",
-    "eval": "verify a checkpoint on the pairs of DataLoader.Eval",
+    "eval": "evaluate a checkpoint on the sets of DataLoader.Eval",
     "predict": "embeddings of images, as .npy",
     "export": "write the backbone for Paddle Inference and ONNX",
 }

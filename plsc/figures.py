@@ -139,7 +139,9 @@ def _plot_series(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, factor
 
 
 def _plot_evaluations(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str) -> None:
-    names = list(dict.fromkeys(row["eval"] for row in rows))
+    names = list(
+        dict.fromkeys(row["eval"] for row in reversed(rows))
+    )  # the main set first: its row is the last
     bars = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1}
     for name, colour in zip(names, colours(len(names))):
         chosen = [row for row in rows if row["eval"] == name]

@@ -153,7 +153,7 @@ def draw_cmc(identifications: Results) -> tuple[Figure | None, str]:
                     axes.annotate(label, at, (6, -6), textcoords="offset points", va="top")
     bottom = max(0.0, lowest - 0.15 * (100 - lowest) - 0.2)
     axes.set(xlim=(1 - 0.02 * longest, longest + 0.5), ylim=(bottom, 100 + 0.04 * (100 - bottom)))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xticks([rank for rank in (1, 5, 10, 20, 30, 40, 50) if rank <= longest])
     legend_above(axes)
     text = (
         "Of the probes whose identity is in the gallery: how often it is among the k most similar images. Higher and"

@@ -18,7 +18,7 @@ from plsc.data.dataset import PairSet, TemplatePairs
 from plsc.evaluation import Verification, worst_pairs
 from plsc.report import WorstPair, write_report
 
-WORST_PAIRS = 6  # of each kind in the report
+WORST_PAIRS, OF_FURTHER_SETS = 6, 3  # of each kind in the report: of the main set, of each other one
 
 
 def write_results(
@@ -48,8 +48,8 @@ def write_results(
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     log.replace_file(folder / "results.json", text.encode())
     worst = {
-        title: worst_of(found, sets[title])
-        for title, found in results.items()
+        title: worst_of(found, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)
+        for place, (title, found) in enumerate(results.items())
         if isinstance(found, Verification)
     }
     page = write_report(folder, "plsc run", rows, results, worst, config_yaml, summary)
@@ -66,9 +66,9 @@ def table(results: Mapping[str, Any]) -> str:
     return log.table([[label, *(c.get(label) for c in columns)] for label in labels], [kind, *results])
 
 
-def worst_of(found: Verification, pairs: PairSet) -> list[WorstPair]:
-    """The worst errors with their pictures; of a template, its first image."""
-    indices = worst_pairs(found.similarity, found.same, found.threshold, WORST_PAIRS)
+def worst_of(found: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> list[WorstPair]:
+    """The worst errors, `count` of each kind, with their pictures; of a template, its first image."""
+    indices = worst_pairs(found.similarity, found.same, found.threshold, count)
     return [
         WorstPair(
             kind, float(found.similarity[index]), *zip(*(_shown(pairs, int(i)) for i in pairs.pairs[index]))

@@ -6,10 +6,11 @@ of training is always reported; it costs nothing here).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from plsc.errors import UserError
+from plsc.errors import MissingFileError, UserError
 
 
 class Setters:
@@ -77,12 +78,40 @@ class Setters:
     def set_with_test(self, verify: bool):
         """False verifies nothing, neither while training nor at its end; True needs a pair set in the config."""
         if not verify:
-            return self._set("DataLoader.Eval.dataset", None, "set_with_test")
+            changes = {"DataLoader.Eval.dataset": None, "DataLoader.Eval.more": {}}
+            return self._set_all(changes, "set_with_test")
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError(
                 "set_with_test: DataLoader.Eval.dataset is null; name a pair set there to verify on"
             )
         return self
+
+    def set_dataset_dir(self, folder: str | os.PathLike):
+        """Train on the images in `folder` that its label.txt lists, a path and a label a line."""
+        folder = os.fspath(folder)
+        data = {"name": "ImageList", "list": os.path.join(folder, "label.txt"), "root": folder}
+        return self._set("DataLoader.Train.dataset", data, "set_dataset_dir")
+
+    def set_val_targets(self, targets: str):
+        """Verify on these packs, "lfw,cfp_fp": lfw.bin and cfp_fp.bin in the folder of set_dataset_dir. The first is the main set."""
+        folder = self.config.DataLoader.Train.dataset.keywords.get("root")
+        if not folder:
+            raise UserError(
+                "set_val_targets: looks in the folder of the training images, which is not known; call set_dataset_dir first"
+            )
+        names = [name.strip() for name in targets.split(",") if name.strip()]
+        packs = {name: {"name": "BinPairs", "path": os.path.join(folder, f"{name}.bin")} for name in names}
+        if not packs:
+            raise UserError(f"set_val_targets: must name packs, separated by commas (got {targets!r})")
+        for pack in packs.values():
+            if not os.path.isfile(pack["path"]):
+                raise MissingFileError(f"set_val_targets: there is no {pack['path']}")
+        main, *others = packs
+        changes = {
+            "DataLoader.Eval.dataset": {**packs[main], "title": main},
+            "DataLoader.Eval.more": {name: packs[name] for name in others},
+        }
+        return self._set_all(changes, "set_val_targets")
 
     def set_test_period(self, steps: int):
         """Steps between two verifications."""
@@ -106,7 +135,7 @@ class Setters:
         return self._set("Head.init_std", init_std, "set_distfc_attr")
 
     def set_max_last_checkpoint_num(self, checkpoints: int):
-        """Newest checkpoints to keep."""
+        """Newest checkpoints to keep, besides the best."""
         return self._set("Checkpoint.keep", checkpoints, "set_max_last_checkpoint_num")
 
     def set_model(self, backbone):

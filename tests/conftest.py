@@ -1,4 +1,4 @@
-"""Guards: no test leaves its mark on the next one, nor on the repository."""
+"""Guards: no test leaves its mark on the next one, nor on the repository. And a writer of config files."""
 
 import os
 import sys
@@ -47,3 +47,16 @@ def nothing_for_the_next_test():
     if figures:
         pyplot.close("all")
     assert not figures, f"the test left {len(figures)} figures open"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a config file into the working directory and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name="a.yaml"):
+        data = text if isinstance(text, bytes) else text.encode()
+        Path(name).write_bytes(data)
+        return name
+
+    return write

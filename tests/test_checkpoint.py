@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 
 import plsc.checkpoint
-from plsc.checkpoint import Checkpoint, SaveError, latest, prune, save
-from plsc.errors import UserError
+from plsc.checkpoint import Checkpoint, SaveError, best, latest, prune, save
+from plsc.errors import MissingFileError, UserError
 from plsc.sharding import split
 from tests.checkpoints import assert_holds, assert_same, content, flip, reseal, save_one, save_ranks
 
@@ -320,6 +320,25 @@ def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "5", "6", "7"]
     assert prune(tmp_path, 2, protect=[3]) == []
     assert_holds(latest(tmp_path), content(6))
+
+
+def test_the_best_is_the_one_that_the_newest_names(tmp_path):
+    for step in (1, 2, 3):
+        found = {"step": 2, "set": "pairs", "metric": "accuracy", "value": 0.9} if step > 1 else None
+        save_one(tmp_path, step, {**content(step), "state": {"best": found}})
+        if step == 1:
+            with pytest.raises(UserError) as raised:
+                best(tmp_path)
+            assert str(raised.value) == (
+                f"{tmp_path}/step-00000001: no evaluation has been made up to this checkpoint, so none is the best; take the "
+                "newest"
+            )
+    assert best(tmp_path) == tmp_path / "step-00000002"
+    shutil.rmtree(tmp_path / "step-00000002")
+    with pytest.raises(UserError, match="step-00000002: there is no such checkpoint folder"):
+        best(tmp_path)
+    with pytest.raises(MissingFileError, match="none: no checkpoint there; train first"):
+        best(tmp_path / "none")
 
 
 def test_check_matches(tmp_path):

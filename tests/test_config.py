@@ -45,19 +45,6 @@ def dummies(monkeypatch):
     monkeypatch.setattr(DATASETS, "_classes", {"DummyImages": DummyImages, "DummyPairs": DummyPairs})
 
 
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Writes a config file into the working directory and returns its name."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(text, name="a.yaml"):
-        data = text if isinstance(text, bytes) else text.encode()
-        Path(name).write_bytes(data)
-        return name
-
-    return write
-
-
 def errors(path=None, overrides=()):
     with pytest.raises(ConfigError) as caught:
         load(path, overrides)

@@ -3,8 +3,10 @@
 import pytest
 
 from plsc.config import ConfigError
+from plsc.data.dataset import PairSet
 from plsc.entry import Entry
-from plsc.errors import UserError
+from plsc.errors import MissingFileError, UserError
+from plsc.registry import DATASETS
 from plsc.setters import Setters
 
 CALLS = [  # method, arguments, the keys it sets
@@ -52,8 +54,68 @@ def test_a_call_sets_its_keys_and_no_other(method, arguments, changes):
 
 def test_every_call_is_tried_here():
     tried = {method for method, *_ in CALLS}
-    tried |= {"set_with_test", "set_lr_decay_factor", "set_model", "set_optimizer"}
+    tried |= {
+        "set_with_test",
+        "set_dataset_dir",
+        "set_val_targets",
+        "set_lr_decay_factor",
+        "set_model",
+        "set_optimizer",
+    }
     assert tried == {name for name in vars(Setters) if name.startswith("set_")}
+
+
+class BinPairs(PairSet):
+    """Stands for the format, which these tests do without."""
+
+    def __init__(self, path: str, title: str = ""):
+        self.path, self.name = path, title
+
+    def image(self, index):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(DATASETS._classes, "BinPairs", BinPairs)
+    for name in ("lfw.bin", "cfp_fp.bin", "agedb_30.bin"):
+        (tmp_path / name).touch()
+    (tmp_path / "label.txt").write_text("a.jpg 0\n")
+    return tmp_path
+
+
+def test_a_data_set_folder_as_plsc_had_them(folder):
+    data = Entry().set_dataset_dir(folder).config.DataLoader.Train.dataset
+    assert data.name == "ImageList"
+    assert data.keywords == {"list": f"{folder}/label.txt", "root": str(folder)}
+
+
+def test_targets_are_packs_of_the_folder(folder):
+    entry = Entry().set_dataset_dir(folder).set_val_targets("lfw, cfp_fp,agedb_30")
+    section = entry.config.DataLoader.Eval
+    assert section.dataset.keywords == {"path": f"{folder}/lfw.bin", "title": "lfw"}
+    assert list(section.more) == ["cfp_fp", "agedb_30"] and section.more["cfp_fp"].name == "BinPairs"
+    assert section.more["agedb_30"].keywords == {"path": f"{folder}/agedb_30.bin"}
+    assert entry.config.source("DataLoader.Eval.more.cfp_fp.path") == "set_val_targets"
+    one = entry.set_val_targets("cfp_fp").config.DataLoader.Eval
+    assert one.dataset.keywords["title"] == "cfp_fp" and one.more == {}
+    none = entry.set_val_targets("lfw,cfp_fp").set_with_test(False).config.DataLoader.Eval
+    assert none.dataset is None and none.more == {}
+
+
+def test_targets_that_are_not_there(folder):
+    entry = Entry().set_dataset_dir(folder)
+    with pytest.raises(MissingFileError) as raised:
+        entry.set_val_targets("lfw,calfw")
+    assert str(raised.value) == f"set_val_targets: there is no {folder}/calfw.bin"
+    with pytest.raises(UserError) as raised:
+        entry.set_val_targets(" ,")
+    assert str(raised.value) == "set_val_targets: must name packs, separated by commas (got ' ,')"
+    with pytest.raises(UserError) as raised:
+        Entry().set_val_targets("lfw")
+    assert str(raised.value) == (
+        "set_val_targets: looks in the folder of the training images, which is not known; call set_dataset_dir first"
+    )
 
 
 def test_steps_replace_epochs_and_the_other_way_round():

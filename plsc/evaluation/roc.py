@@ -61,6 +61,11 @@ def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> np.ndarray:
     return np.take_along_axis(tar, last, -1)[..., 0]
 
 
+def threshold_at_far(roc: Roc, limit: float) -> float:
+    """The lowest cosine above which (not: from which on) accepting keeps FAR <= `limit` < 1."""
+    return float(roc.threshold[np.count_nonzero(roc.far <= limit)])
+
+
 def needed(rate: float) -> int:
     """How many negatives a rate needs: with fewer, not even one false accept is allowed."""
     return int(np.ceil(1 / rate - 1e-6))  # 1 / 1e-3 may come out a little above 1000

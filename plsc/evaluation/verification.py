@@ -28,7 +28,15 @@ from plsc.evaluation.intervals import (
     wilson,
     with_interval,
 )
-from plsc.evaluation.roc import FARS, Roc, equal_error_rate, needed, roc_curve, tar_at_far
+from plsc.evaluation.roc import (
+    FARS,
+    Roc,
+    equal_error_rate,
+    needed,
+    roc_curve,
+    tar_at_far,
+    threshold_at_far,
+)
 
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
 MAX_FOLDS = 10
@@ -90,10 +98,12 @@ class Verification:
         }
 
     def numbers(self) -> dict:
-        """For results.json: `row`, the intervals and the accuracy of each fold."""
+        """For results.json: `row`, the intervals, the cosine above which each FAR is kept, the accuracy of each fold."""
+        fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
         return {
             **self.row(),
             "confidence_95": self.intervals,
+            "threshold@far": {f"{far:g}": threshold_at_far(self.roc, far) for far in fars},
             "resamples": resamples(len(self.same)),
             "fold_accuracy": self.fold_accuracy.tolist(),
         }

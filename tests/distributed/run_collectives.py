@@ -28,6 +28,11 @@ for counts in ([2] * W, [1 + 2 * k for k in range(W)], [3 * (k == 0) + 1 for k i
     start = stop - counts
     everything = np.concatenate([rows_of(k, n) for k, n in enumerate(counts)])
 
+    for piece in (d.PIECE_BYTES, 24, 1):  # whole, two rows at a time, one at a time
+        d.PIECE_BYTES, kept = piece, d.PIECE_BYTES
+        assert d.gather_array(rows_of(r, counts[r])).tobytes() == everything.tobytes()
+        d.PIECE_BYTES = kept
+
     x = paddle.to_tensor(rows_of(r, counts[r]), stop_gradient=False)
     gathered = d._c_allgather(x)
     assert gathered.numpy().tobytes() == everything.tobytes()
@@ -41,6 +46,9 @@ for counts in ([2] * W, [1 + 2 * k for k in range(W)], [3 * (k == 0) + 1 for k i
     assert np.array_equal(y.numpy(), everything * (r + 1)), "the argument must stay as it was"
     (scattered * (r + 1.0)).sum().backward()
     assert np.allclose(y.grad.numpy(), np.repeat(np.arange(1, W + 1), counts)[:, None] * np.ones(3))
+
+one = d.gather_array(rows_of(r, 1 if r == 0 else 0))  # of ranks that have nothing to give
+assert one.shape == (1, 3) and one.tobytes() == rows_of(0, 1).tobytes()
 
 even = d._c_reducescatter(paddle.ones([2 * W + 1, 1]))
 assert even.shape[0] == [b - a for a, b in split(2 * W + 1, W)][r] and (even.numpy() == W).all()

@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from plsc import distributed as d
+from plsc.config import load
 from plsc.config_sections import MARGINS, SOFTMAXES
 from plsc.embed import embed, to_input
+from plsc.errors import UserError
+from plsc.tester import Tester, judge
 from plsc.trainer import DivergedError
-from tests.training import Linear, assert_takes_over, make_trainer, train, train_linear
+from tests.test_tester import MORE, Broken
+from tests.training import TINY, Linear, NoisePairs, assert_takes_over, make_trainer, train, train_linear
 
 folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)
@@ -39,4 +43,26 @@ for count in (7, W, 1):  # uneven, one each, and none for most
     found = embed(net, lambda start, stop: images[start:stop], count, contract, batch_size=2)
     assert found.shape == (count, 8) and np.allclose(found, whole[:count], atol=1e-5)
     assert len(set(d.gather_objects(found.tobytes()))) == 1
+
+# Sets of every kind and size, evaluated together: the numbers of one process, on every rank; rank 0 alone holds the results.
+overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Eval.batch_size=7"]
+tester = Tester(load(TINY, overrides), net, NoisePairs().contract, 23)
+tester.evaluate()
+assert set(tester.results) == (set(tester.sets) if r == 0 else set())
+assert [rows == tester.rows for rows in d.gather_objects(tester.rows)] == [True] * W
+for title, data in tester.sets.items():
+    both = sum(
+        net(to_input(np.ascontiguousarray(x), contract)) for x in (data.images(), data.images()[..., ::-1])
+    )
+    expected = judge(data, both.numpy()).row()
+    for key, value in tester.rows[title].items():
+        assert value == expected[key] or abs(value - expected[key]) < 1e-6, (title, key, value, expected[key])
+
+# What rank 0 cannot compute ends every rank, with the same words.
+try:
+    Tester(load(TINY), Broken(), NoisePairs().contract, 23).evaluate()
+    line = "it computed something"
+except UserError as error:
+    line = str(error)
+assert "is not finite" in line and set(d.gather_objects(line)) == {line}
 print(f"rank {r} of {W}: training ok")

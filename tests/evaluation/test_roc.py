@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.evaluation.roc import FARS, equal_error_rate, needed, roc_curve, tar_at_far
+from plsc.evaluation.roc import FARS, equal_error_rate, needed, roc_curve, tar_at_far, threshold_at_far
 
 
 def curves():
@@ -32,6 +32,16 @@ def test_tar_is_that_of_the_last_point_within_the_rate():
             assert tar_at_far(roc.far, roc.tar, limit) == max(
                 t for f, t in zip(roc.far, roc.tar) if f <= limit
             )
+
+
+def test_the_threshold_at_a_rate_accepts_what_the_rate_allows_and_no_more():
+    rng = np.random.default_rng(3)
+    score, same = np.round(rng.normal(size=200), 1), rng.random(200) < 0.4
+    roc = roc_curve(score, same)
+    for limit in (0.001, 0.05, 0.3, 0.9):
+        threshold = threshold_at_far(roc, limit)
+        assert np.mean(score[~same] > threshold) <= limit < np.mean(score[~same] >= threshold)
+        assert np.mean(score[same] > threshold) == tar_at_far(roc.far, roc.tar, limit)
 
 
 def test_the_equal_error_rate_lies_between_the_points_around_it():

@@ -133,6 +133,10 @@ def test_numbers_hold_the_row_the_intervals_and_the_folds():
     result = verify(*noisy_pairs(40))
     numbers = result.numbers()
     assert result.row().items() <= numbers.items() and numbers["confidence_95"] == result.intervals
+    at_far = numbers["threshold@far"]["0.1"]
+    assert np.mean(result.similarity[~result.same] > at_far) <= 0.1 and set(numbers["threshold@far"]) == {
+        "0.1"
+    }
     assert numbers["fold_accuracy"] == result.fold_accuracy.tolist() and numbers["resamples"] == 1000
 
 
