@@ -25,7 +25,7 @@ from plsc import checkpoint, log
 from plsc.config import Config, load
 from plsc.data.dataset import MEAN, SCALE, preprocessing
 from plsc.errors import UserError
-from plsc.tensorfile import DamagedError, TensorFile
+from plsc.tensorfile import DamagedError, TensorFile, tensor_differences, told
 from plsc.torchfile import load_torch
 from plsc.unpickle import errors_told, load_pickle
 
@@ -139,9 +139,9 @@ def _refuse_differences(found: Mapping, wanted: Mapping, left: list[str], path: 
             "give the model that they are of"
         )
     lines = [f"{name} is not in {network}" for name in left]
-    lines += checkpoint.tensor_differences(found, wanted, "the file", network)
+    lines += tensor_differences(found, wanted, "the file", network)
     if lines:
-        raise UserError(checkpoint.told(path, lines))
+        raise UserError(told(path, lines))
 
 
 def import_weights(path: str, config: Config, output: str | os.PathLike, contract: dict) -> list[Row]:

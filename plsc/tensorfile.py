@@ -187,3 +187,20 @@ def _no_twins(pairs: list[tuple]) -> dict:
     if len(dict(pairs)) != len(pairs):
         raise ValueError("a name is there twice")
     return dict(pairs)
+
+
+def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:
+    """A line for each tensor whose name or shape differs between what is called `their` and `our`."""
+    lines = [f"{name} is not in {our}" for name in there if name not in here]
+    lines += [f"{name} is not in {their}" for name in here if name not in there]
+    return lines + [
+        f"{name} is {list(there[name].shape)} in {their}, {list(here[name].shape)} in {our}"
+        for name in here
+        if name in there and list(there[name].shape) != list(here[name].shape)
+    ]
+
+
+def told(where: str, lines: list[str], most: int = 10) -> str:
+    """The text of a UserError about tensors: the first lines, `where` before each, and how many more there are."""
+    more = [f"and {len(lines) - most} tensors more"] if len(lines) > most else []
+    return "\n".join(f"{where}: {line}" for line in [*lines[:most], *more])

@@ -24,6 +24,7 @@ from plsc.embed import to_input
 from plsc.errors import UserError
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.tensorfile import tensor_differences, told
 from plsc.tester import Tester
 
 _ROWS_AT_ONCE = 65_536  # of the centres, when a checkpoint is read: no second copy of the shard in memory
@@ -54,8 +55,8 @@ def init_backbone(backbone: paddle.nn.Layer, path: str, contract: dict) -> None:
     own, arrays, where = backbone.state_dict(), saved.backbone(), f"Global.init_from: {path}"
     if not own.keys() & arrays.keys():
         raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {type(backbone).__name__}'s")
-    if lines := checkpoint.tensor_differences(arrays, own, "the checkpoint", type(backbone).__name__):
-        raise UserError(checkpoint.told(where, lines))
+    if lines := tensor_differences(arrays, own, "the checkpoint", type(backbone).__name__):
+        raise UserError(told(where, lines))
     for name, array in arrays.items():
         own[name].set_value(array)
     if saved.contract != contract:
