@@ -60,7 +60,8 @@ class Findings:
             for line in self.lines:
                 if line["level"] == level:
                     examples = "".join(f"\n    {example}" for example in line["examples"])
-                    blocks.append(f"{level.upper()} {line['set']}: {line['text']}{examples}")
+                    about = "" if line["text"].startswith(line["set"]) else f"{line['set']}: "
+                    blocks.append(f"{level.upper()} {about}{line['text']}{examples}")
         counts = {level: sum(line["level"] == level for line in self.lines) for level in LEVELS}
         return "\n\n".join([*blocks, f"errors: {counts['error']}, warnings: {counts['warning']}"])
 
