@@ -154,7 +154,7 @@ def compare(train: tuple[str, AnySet, Scan], other: tuple[str, AnySet, Scan], fo
     """Look for what training and another set have in common."""
     (name, images, seen), (other_name, other_images, other_seen) = train, other
     about = f"{name} and {other_name}"
-    both = shared_identities(images, other_images)
+    both = shared_identities(getattr(images, "identities", None), other_images)
     if both is None:
         found.add("note", about, "who is in one of them is not known by name; compared by content only")
     elif len(both):

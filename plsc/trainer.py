@@ -171,11 +171,9 @@ class Trainer(Tester):
 
     def _refuse_seen_classes(self) -> None:
         """Pairs must be of classes that are not trained on."""
-        seen = (
-            None
-            if self.classifies or self.eval_set is None
-            else shared_identities(self.dataset, self.eval_set)
-        )
+        if self.classifies or self.eval_set is None:
+            return
+        seen = shared_identities(getattr(self.dataset, "identities", None), self.eval_set)
         if seen is not None and len(seen):
             raise UserError(
                 f"DataLoader.Eval.dataset: {len(seen)} of its classes are trained on (the first is {seen[0]}), so the accuracy "
