@@ -23,10 +23,10 @@ _VERBS = {
 }
 
 _OTHERS = {
-    "selftest": "check this machine",
+    "import": "weights of other programs",
     "convert": "a set of images to another format",
     "doctor": "what is wrong with a set of images",
-    "import": "weights of other programs",
+    "selftest": "check this machine",
 }
 
 

@@ -274,9 +274,11 @@ class TrainDatasetCfg(DatasetCfg):
     supplied = {"seed": "Global.seed"}
 
     name: str = "Glyphs"
-    """`Glyphs`, characters drawn at run time; `ImageList`, your images named in a list file; `IdxImages`, the
+    """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
+    identity (`ImageFolder`), in a .rec file (`RecImages`) or PLSC's base64 parts (`Base64Parts`); `IdxImages`, the
     files of MNIST and Fashion-MNIST; `Synthetic`, noise for measuring speed; a name that you registered; or
-    your own class as `package.module:Class`. The number of classes is read from the data."""
+    your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
+    examples."""
 
 
 class EvalDatasetCfg(DatasetCfg):
@@ -285,8 +287,10 @@ class EvalDatasetCfg(DatasetCfg):
     `dataset: null` evaluates nothing."""
 
     name: str = "GlyphPairs"
-    """`GlyphPairs`, pairs of characters that training never sees; any data set that `Train.dataset` may name; a
-    name that you registered; or your own class as `package.module:Class`."""
+    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
+    pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
+    gallery (`GalleryProbe`); any data set that `Train.dataset` may name; a name that you registered; or your own
+    class as `package.module:Class`."""
 
 
 class TrainCfg(Section):

@@ -19,6 +19,7 @@ import numpy as np
 from plsc import log
 from plsc.config import load
 from plsc.data.dataset import Dataset, shared_identities
+from plsc.data.drawn import one_sided_folds
 from plsc.data.formats import open_any
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
@@ -60,7 +61,8 @@ class Findings:
             for line in self.lines:
                 if line["level"] == level:
                     examples = "".join(f"\n    {example}" for example in line["examples"])
-                    blocks.append(f"{level.upper()} {line['set']}: {line['text']}{examples}")
+                    about = "" if line["text"].startswith(line["set"]) else f"{line['set']}: "
+                    blocks.append(f"{level.upper()} {about}{line['text']}{examples}")
         counts = {level: sum(line["level"] == level for line in self.lines) for level in LEVELS}
         return "\n\n".join([*blocks, f"errors: {counts['error']}, warnings: {counts['warning']}"])
 
@@ -102,14 +104,7 @@ def examine(images: AnySet, name: str, found: Findings) -> Scan:
     if isinstance(images, Dataset):
         _examine_classes(images, name, numbers, found)
     elif hasattr(images, "same"):
-        positive = int(images.same.sum())
-        numbers.update(pairs=len(images.same), positive_pairs=positive)
-        if positive in (0, len(images.same)):
-            found.add(
-                "warning",
-                name,
-                f"all of its {len(images.same):,} pairs are {'positive' if positive else 'negative'}",
-            )
+        _examine_pairs(images.same, name, numbers, found)
     _examine_duplicates(images, seen, name, found)
     return seen
 
@@ -125,6 +120,19 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found:
     if single:
         share = f"{single:,} of {images.num_classes:,} classes have a single image"
         found.add("note", name, f"{share}: nothing shows how the images of such a class vary")
+
+
+def _examine_pairs(same: np.ndarray, name: str, numbers: dict[str, Any], found: Findings) -> None:
+    positive = int(same.sum())
+    numbers.update(pairs=len(same), positive_pairs=positive)
+    if positive in (0, len(same)):
+        found.add(
+            "warning", name, f"all of its {len(same):,} pairs are {'positive' if positive else 'negative'}"
+        )
+    folds = one_sided_folds(same)
+    if folds:
+        text = f"{folds} of ten folds have pairs of one kind only, so their accuracy means little; set alternate: true"
+        found.add("warning", name, text)
 
 
 def _examine_duplicates(images: AnySet, seen: Scan, name: str, found: Findings) -> None:
@@ -153,7 +161,7 @@ def compare(train: tuple[str, AnySet, Scan], other: tuple[str, AnySet, Scan], fo
     """Look for what training and another set have in common."""
     (name, images, seen), (other_name, other_images, other_seen) = train, other
     about = f"{name} and {other_name}"
-    both = shared_identities(images, other_images)
+    both = shared_identities(getattr(images, "identities", None), other_images)
     if both is None:
         found.add("note", about, "who is in one of them is not known by name; compared by content only")
     elif len(both):

@@ -36,7 +36,7 @@ class Tester:
 
     Args:
         contract, num_classes: preprocessing and number of classes of the training set.
-        trained: the training set, whose identities no pair and no search may have; None: not known.
+        seen: `identities` of the training set, which no pair and no search may have; None: not known.
 
     Attributes: `sets`, title -> set, the main one first. After `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank,
     and `results`, title -> result, on rank 0 only.
@@ -52,7 +52,7 @@ class Tester:
         backbone: paddle.nn.Layer,
         contract: dict,
         num_classes: int,
-        trained: Dataset | None = None,
+        seen: np.ndarray | None = None,
     ):
         self.cfg, self.backbone, self.num_classes = cfg, backbone, num_classes
         self.sets: dict[str, EvalSet] = {}
@@ -64,7 +64,7 @@ class Tester:
             if section is None:
                 continue
             data = section.build(seed=cfg.Global.seed)
-            _check(key, data, contract, num_classes, trained)
+            _check(key, data, contract, num_classes, seen)
             title = title or data.title
             if title in self.sets:
                 raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
@@ -151,7 +151,7 @@ def judge(
     return verify_pairs(embeddings, data.pairs, data.same)
 
 
-def _check(key: str, data: EvalSet, contract: dict, num_classes: int, trained: Dataset | None) -> None:
+def _check(key: str, data: EvalSet, contract: dict, num_classes: int, seen: np.ndarray | None) -> None:
     if data.contract != contract:
         raise UserError(
             f"{key}: its images are {data.contract}, those trained on {contract}; the network needs the same"
@@ -162,8 +162,8 @@ def _check(key: str, data: EvalSet, contract: dict, num_classes: int, trained: D
                 f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
                 "the classes that are trained on, or pairs to verify"
             )
-    elif trained is not None:
-        shared = shared_identities(trained, data)
+    else:
+        shared = shared_identities(seen, data)
         if shared is not None and len(shared):
             raise UserError(
                 f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "

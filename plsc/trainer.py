@@ -112,7 +112,7 @@ class Trainer(Tester):
             backbone or build_backbone(cfg, self.dataset.image_shape),
             self.dataset.contract,
             self.dataset.num_classes,
-            self.dataset,
+            getattr(self.dataset, "identities", None),
         )
         self.loader = Loader(
             self.dataset,

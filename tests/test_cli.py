@@ -174,9 +174,9 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
         "predict",
         "export",
         "import",
-        "selftest",
         "convert",
         "doctor",
+        "selftest",
     ]
 
 

@@ -115,6 +115,15 @@ def test_leakage_by_name_and_by_content(faces, run, tmp_path):
     assert levels(report, "warning") == ["all of its 1 pairs are positive"]
 
 
+def test_pairs_that_are_sorted_by_kind(faces, run, tmp_path):
+    write_pack(str(tmp_path / "a.bin"), map(png, range(100, 140)), [number < 10 for number in range(20)])
+    code, _, report = run(faces, "--validation", tmp_path / "a.bin")
+    wanted = (
+        "10 of ten folds have pairs of one kind only, so their accuracy means little; set alternate: true"
+    )
+    assert code == 1 and levels(report, "warning") == [wanted]
+
+
 def test_sets_that_share_nothing_say_so(faces, run, tmp_path):
     other = write_folder(tmp_path / "other", {"Dan": 1, "Eve": 1})
     for number, name in enumerate(("Dan", "Eve")):

@@ -157,9 +157,9 @@ class Known(NoisePairs):
 
 def test_pairs_of_identities_that_are_trained_on_are_refused():
     known = 'DataLoader.Eval.more.known={name: "tests.test_tester:Known"}'
-    assert list(make(known, seen=["Dora"]).sets) == ["noise pairs", "known"]
+    assert list(make(known, seen=np.array(["Dora"])).sets) == ["noise pairs", "known"]
     with pytest.raises(UserError) as raised:
-        make(known, seen=["Dora", "Bert"])
+        make(known, seen=np.array(["Dora", "Bert"]))
     assert str(raised.value) == (
         "DataLoader.Eval.more.known: 1 of its classes are trained on (the first is Bert), so the accuracy would be of classes "
         "seen before; leave them out of one of the two (Glyphs: the same held_out)"

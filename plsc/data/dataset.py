@@ -131,15 +131,10 @@ class IdentificationSet(_Images):
     names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
 
 
-def shared_identities(first: Dataset | _Images, second: Dataset | _Images) -> np.ndarray | None:
-    """The identities that are in both sets, which training and verification must not have; None if that is not known."""
-    known = [
-        data.names if isinstance(data, IdentificationSet) else getattr(data, "identities", None)
-        for data in (first, second)
-    ]
-    if (
-        any(identities is None for identities in known)
-        or len({identities.dtype.kind for identities in known}) > 1
-    ):
+def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np.ndarray | None:
+    """Those of the identities `trained` that are in another set too, which verification must not share; None if that is
+    not known. Numbers and names are not comparable."""
+    others = data.names if isinstance(data, IdentificationSet) else getattr(data, "identities", None)
+    if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
-    return np.intersect1d(*known)
+    return np.intersect1d(trained, others)

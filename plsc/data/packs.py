@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from plsc.data.drawn import alternating
 from plsc.data.images import EncodedPairs
 from plsc.errors import MissingFileError, UserError
 from plsc.unpickle import load_pickle, save_pickle
@@ -22,16 +23,20 @@ from plsc.unpickle import load_pickle, save_pickle
 class BinPairs(EncodedPairs):
     """The pairs of a .bin pack.
 
-    `path`: the pack. `title`: what logs and reports call it; empty = the file's name without .bin. Further keys: those of
-    plsc.data.images.EncodedPairs.
+    `path`: the pack. `title`: what logs and reports call it; empty = the file's name without .bin. `alternate`: spread the
+    positive pairs evenly over the negative ones, where a pack has one kind after the other; see plsc.data.drawn.alternating.
+    Further keys: those of plsc.data.images.EncodedPairs.
     """
 
-    def __init__(self, path: str, title: str = "", **options):
+    def __init__(self, path: str, title: str = "", alternate: bool = False, **options):
         self.check(path=path, **options)
         super().__init__(**options)
         images, self.same = read_pack(path)
         self.num_images = len(images)
         self.pairs = np.arange(len(images), dtype=np.int64).reshape(-1, 2)
+        if alternate:
+            order = alternating(self.same)
+            self.pairs, self.same = self.pairs[order], self.same[order]
         self.path, self.name = path, title or Path(path).stem
         # In one array, which data workers share.
         self._stops = np.cumsum([len(image) for image in images], dtype=np.int64)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plsc import log
-from plsc.data.drawn import draw_pairs
+from plsc.data.drawn import alternating, draw_pairs
 from plsc.data.folder import EXTENSIONS
 from plsc.data.formats import open_images
 from plsc.data.images import EncodedPairs, read_file
@@ -49,15 +49,17 @@ class PairList(EncodedPairs):
     relative paths start; empty = the list's own folder. `title`: what logs and reports call the set; empty = the file's
     name. Further keys: those of plsc.data.images.EncodedPairs.
 
-    The pairs keep the order of the file; those of an LFW file without folds alternate between the two kinds, so that the
-    folds of a ten-fold protocol are balanced.
+    The pairs keep the order of the file. `alternate`: spread the positive pairs evenly over the negative ones, see
+    plsc.data.drawn.alternating; done without asking for an LFW file without folds.
     """
 
-    def __init__(self, list: str, root: str = "", title: str = "", **options):
+    def __init__(self, list: str, root: str = "", title: str = "", alternate: bool = False, **options):
         self.check(list=list, root=root, **options)
         super().__init__(**options)
         root = root or os.path.dirname(list)
         pairs = read_pairs(list, root)
+        if alternate:
+            pairs = _alternating(pairs)
         index: dict[str, int] = {}
         lines: dict[int, int] = {}
         for pair in pairs:
@@ -81,6 +83,10 @@ class PairList(EncodedPairs):
 
     def image_name(self, index: int) -> str:
         return self.paths[index]
+
+
+def _alternating(pairs: list[_Pair]) -> list[_Pair]:
+    return [pairs[place] for place in alternating(np.array([pair.same for pair in pairs], bool))]
 
 
 def _identities(pairs: Sequence[_Pair], root: str) -> np.ndarray | None:
@@ -166,7 +172,7 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
             f"{path}: line 1 promises {folds} x 2 x {each} = {2 * folds * each:,} pairs, the file has {len(pairs):,}"
         )
     if folds == 1:
-        pairs = [pair for both in zip(pairs[:each], pairs[each:]) for pair in both]
+        pairs = _alternating(pairs)
     return pairs, bad
 
 

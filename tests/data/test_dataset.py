@@ -84,15 +84,15 @@ def test_shared_identities_are_found_where_both_sets_know_theirs():
     def of(base, **known):
         return type("Known", (base,), {**dict.fromkeys(("sample", "image")), **known})()
 
-    people = of(Dataset, identities=np.array(["Ann", "Bob"]))
+    people, numbers = np.array(["Ann", "Bob"]), np.array([0, 1])
     assert shared_identities(people, of(PairSet, identities=np.array(["Bob", "Cy"]))).tolist() == ["Bob"]
-    assert shared_identities(people, of(PairSet, identities=np.array(["Cy"]))).tolist() == []
-    assert shared_identities(people, of(PairSet)) is None
-    numbers = np.array([0, 1])
-    assert shared_identities(
-        of(Dataset, identities=numbers), of(PairSet, identities=np.array([1, 7]))
-    ).tolist() == [1]
+    assert shared_identities(people, of(Dataset, identities=np.array(["Cy"]))).tolist() == []
+    assert (
+        shared_identities(people, of(PairSet)) is None
+        and shared_identities(None, of(PairSet, identities=people)) is None
+    )
+    assert shared_identities(numbers, of(PairSet, identities=np.array([1, 7]))).tolist() == [1]
     assert shared_identities(people, of(PairSet, identities=numbers)) is None
     gallery = of(IdentificationSet, identities=numbers)
-    assert shared_identities(of(Dataset, identities=numbers), gallery) is None, "they are numbers of its own"
+    assert shared_identities(numbers, gallery) is None, "they are numbers of its own"
     assert shared_identities(people, of(IdentificationSet, names=np.array(["Ann"]))).tolist() == ["Ann"]

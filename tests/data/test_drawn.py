@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.data.drawn import draw_negatives, draw_pairs
+from plsc.data.drawn import alternating, draw_negatives, draw_pairs, one_sided_folds
 from plsc.data.transforms import generator
 from plsc.errors import UserError
 
@@ -52,3 +52,24 @@ def test_few_and_many_negatives_are_drawn_without_repetition():
     for count in (1, len(every) // 5, len(every)):
         drawn = draw_negatives(labels, count, "x", generator(3))
         assert len({*map(tuple, drawn.tolist())} & every) == count == len(drawn)
+
+
+def test_kinds_are_spread_evenly_and_keep_their_own_order():
+    same = np.array([True] * 3 + [False] * 3)
+    assert alternating(same).tolist() == [0, 3, 1, 4, 2, 5]
+    assert alternating(~same).tolist() == [3, 0, 4, 1, 5, 2]
+    rng = np.random.default_rng(0)
+    for positives, negatives in ((500, 500), (100, 900), (700, 33), (5, 0), (0, 5)):
+        same = rng.permutation(np.arange(positives + negatives) < positives)
+        order = alternating(same)
+        assert sorted(order.tolist()) == list(range(len(same)))
+        assert (np.diff(order[same[order]]) > 0).all() and (np.diff(order[~same[order]]) > 0).all()
+        counts = [int(fold.sum()) for fold in np.array_split(same[order], 5)]
+        assert max(counts) - min(counts) <= 2  # the folds themselves differ by one
+
+
+def test_folds_of_one_kind_are_counted():
+    same = np.arange(1000) < 500
+    assert one_sided_folds(same) == 10 and one_sided_folds(same[alternating(same)]) == 0
+    assert one_sided_folds(np.arange(1000) < 550) == 9
+    assert one_sided_folds(np.ones(100, bool)) == one_sided_folds(same[498:503]) == 0

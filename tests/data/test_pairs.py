@@ -34,6 +34,17 @@ def test_pairs_named_in_a_file(folder, text):
     assert pairs.images().shape == (3, 3, 12, 10) and pairs.encoded(1).tobytes() == png(1)
 
 
+def test_kinds_that_follow_one_another_can_be_made_to_alternate(folder):
+    path = write(
+        folder,
+        LINES.splitlines()[0]
+        + "\nBob/Bob_0001.png,Bob/Bob_0002.png,1\n"
+        + 2 * (LINES.splitlines()[1] + "\n"),
+    )
+    assert PairList(path).same.tolist() == [True, True, False, False]
+    assert PairList(path, alternate=True).same.tolist() == [True, False, True, False]
+
+
 def test_headings_are_tolerated_and_said(folder, capsys):
     pairs = PairList(write(folder, "first,second,same\n" + LINES), title="mine")
     assert len(pairs.same) == 2 and pairs.title == "mine"
