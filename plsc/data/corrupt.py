@@ -78,6 +78,6 @@ class CorruptImages:
         names = ", ".join(map(self.dataset.name, found[:NAMES_SHOWN])) + ", ..." * (len(found) > NAMES_SHOWN)
         return CorruptImageError(
             f"{len(found)} of {seen:,} images ({100 * len(found) / seen:.2g} %) cannot be decoded: {names}; "
-            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of an epoch's {self.per_epoch:,}; "
+            f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's {self.per_epoch:,} an epoch; "
             "plsc-doctor lists them all: mend or remove them, or raise max_corrupt"
         )
