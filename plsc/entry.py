@@ -208,7 +208,7 @@ class Entry(Setters):
         paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed; what this process can
         import, the ranks can.
 
-        Returns the last evaluation's row of metrics.jsonl after "train"; {} if there is none, and after the other verbs.
+        Returns the main set's last row of metrics.jsonl after "train"; {} if there is none, and after the other verbs.
         Raises UserError when a rank failed; the logs are in output_dir/log.
         """
         if self._model is not None or self._make_optimizer is not None:

@@ -41,6 +41,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: 0.45rem 1.2rem 0.45rem 0; vertical-align: top;
   border-bottom: 1px solid var(--line); }
 th { font-weight: 500; color: var(--faint); }
+.wide { overflow-x: auto; margin-bottom: 1.2rem; }
 figure { margin: 0; }
 figure img { display: block; width: 100%; background: #fff; border-radius: 6px; }
 figcaption, .note { color: var(--faint); font-size: 0.9rem; margin: 0.7rem 0 0; max-width: 46rem; }
@@ -110,25 +111,32 @@ def _page(
 
 
 def _results(results: Mapping[str, Result]) -> str:
-    """A table, a line each number and a column each set, and what could not be computed."""
-    e = html.escape
+    """A table for each kind, a line each number and a column each set, and what could not be computed."""
     if not results:
         return '<p class="note">No evaluation: the run had no set for it.</p>'
+    kinds = dict.fromkeys(result.kind for result in results.values())
+    tables = [_table({name: r for name, r in results.items() if r.kind == kind}) for kind in kinds]
+    notes = [
+        f'<p class="note">{html.escape(name)}: {html.escape(note)}</p>'
+        for name, result in results.items()
+        for note in result.notes
+    ]
+    return "".join([*tables, *notes])
+
+
+def _table(results: Mapping[str, Result]) -> str:
+    e = html.escape
     columns = {name: result.results() for name, result in results.items()}
     labels = dict.fromkeys(label for column in columns.values() for label in column)
-    head = "<tr><th></th>" + "".join(f"<th>{e(name)}</th>" for name in columns) + "</tr>"
+    kind = next(iter(results.values())).kind
+    head = f"<tr><th>{e(kind)}</th>" + "".join(f"<th>{e(name)}</th>" for name in columns) + "</tr>"
     body = "".join(
         f"<tr><th>{e(label)}</th>"
         + "".join(f"<td>{e(column.get(label, ''))}</td>" for column in columns.values())
         + "</tr>"
         for label in labels
     )
-    notes = "".join(
-        f'<p class="note">{e(name)}: {e(note)}</p>'
-        for name, result in results.items()
-        for note in result.notes
-    )
-    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}"
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
 
 
 def _value(value: Any) -> str:

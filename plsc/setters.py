@@ -87,9 +87,10 @@ class Setters:
         return self
 
     def set_dataset_dir(self, folder: str | os.PathLike):
-        """Train on the images in `folder` that its label.txt lists, a path and a label a line."""
+        """Train on the images in `folder` that its label.txt lists, a path and a label a line; mirrored at random, as PLSC did."""
         folder = os.fspath(folder)
-        data = {"name": "ImageList", "list": os.path.join(folder, "label.txt"), "root": folder}
+        label = os.path.join(folder, "label.txt")
+        data = {"name": "ImageList", "list": label, "root": folder, "flip": True}
         return self._set("DataLoader.Train.dataset", data, "set_dataset_dir")
 
     def set_val_targets(self, targets: str):

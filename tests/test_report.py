@@ -148,3 +148,13 @@ def test_several_sets_stand_side_by_side(tmp_path):
     page = Page(write(tmp_path, results={"lfw": result, "agedb": result}, worst={}))
     assert "lfw" in page.text and "agedb" in page.text
     assert page.tags.count("td") == 2 * len(result.results())
+
+
+def test_each_kind_has_a_table_of_its_own(tmp_path):
+    result = verify(np.eye(4), np.eye(4)[::-1], np.array([True, False, True, False]))
+    label = np.arange(60) % 3
+    results = {"lfw": result, "clothes": classify(label, label // 2, 3), "agedb": result}
+    page = Page(write(tmp_path, results=results, worst={}))
+    assert page.tags.count("table") == 2
+    assert page.tags.count("td") == 2 * len(result.results()) + len(results["clothes"].results())
+    assert page.source.index("<th>agedb</th>") < page.source.index("<th>clothes</th>")

@@ -87,7 +87,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_data_set_folder_as_plsc_had_them(folder):
     data = Entry().set_dataset_dir(folder).config.DataLoader.Train.dataset
     assert data.name == "ImageList"
-    assert data.keywords == {"list": f"{folder}/label.txt", "root": str(folder)}
+    assert data.keywords == {"list": f"{folder}/label.txt", "root": str(folder), "flip": True}
 
 
 def test_targets_are_packs_of_the_folder(folder):

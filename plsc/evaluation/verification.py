@@ -41,6 +41,7 @@ from plsc.evaluation.roc import (
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
 MAX_FOLDS = 10
 BLOCK_ELEMENTS = 1 << 18  # float64 numbers per block: 2 MB, so that a block stays in the cache
+REUSED_ELEMENTS = 1 << 27  # of embeddings that are normalised once, not for each pair: 1 GB
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,9 @@ def verify(
             f"verification: embeddings of shape {emb_a.shape} and {emb_b.shape} with same of shape"
             f" {same.shape} do not fit, give [P, D], [P, D] and [P]"
         )
-    return _verify(lambda rows: (emb_a[rows], emb_b[rows]), emb_a.shape[1], same, fars)
+    return _verify(
+        lambda rows: (_normalise(emb_a[rows]), _normalise(emb_b[rows])), emb_a.shape[1], same, fars
+    )
 
 
 def verify_pairs(
@@ -158,12 +161,20 @@ def verify_pairs(
 ) -> Verification:
     """`verify` of pairs int64 [P, 2] that index embeddings [N, D]; a block of pairs at a time is gathered, so that
     15 million pairs take the memory of their similarities."""
+    if len(embeddings) < len(pairs) and embeddings.size <= REUSED_ELEMENTS:  # each is in several pairs
+        unit, norm = _normalise(embeddings)
+        return _verify(
+            lambda rows: tuple((unit[i], norm[i]) for i in pairs[rows].T), unit.shape[1], same, fars
+        )
     return _verify(
-        lambda rows: (embeddings[pairs[rows, 0]], embeddings[pairs[rows, 1]]), embeddings.shape[1], same, fars
+        lambda rows: tuple(_normalise(embeddings[i]) for i in pairs[rows].T), embeddings.shape[1], same, fars
     )
 
 
-_Take = Callable[[slice], "tuple[np.ndarray, np.ndarray]"]  # pairs -> their two embeddings, [p, D] each
+_Unit = (
+    "tuple[np.ndarray, np.ndarray]"  # of length 1, [p, D] float64, a copy; and the norms [p] that they had
+)
+_Take = Callable[[slice], "tuple[_Unit, _Unit]"]  # the two embeddings of some pairs
 
 
 def _verify(take: _Take, size: int, same: np.ndarray, fars: Sequence[float]) -> Verification:
@@ -229,7 +240,7 @@ def _squared_distances(take: _Take, pairs: int, size: int) -> tuple[np.ndarray, 
     block = max(1, BLOCK_ELEMENTS // max(1, size))
     for start in range(0, pairs, block):
         rows = slice(start, min(start + block, pairs))
-        (a, norm_a), (b, norm_b) = map(_normalise, take(rows))
+        (a, norm_a), (b, norm_b) = take(rows)
         bad = ~(np.isfinite(norm_a) & np.isfinite(norm_b))
         if bad.any():
             raise UserError(

@@ -78,6 +78,26 @@ def test_pairs_of_indices_are_gathered_a_block_at_a_time(monkeypatch):
     assert found.row() == expected.row()
 
 
+@pytest.mark.parametrize("reused", [0, 1 << 20])
+def test_embeddings_in_many_pairs(monkeypatch, reused):
+    monkeypatch.setattr("plsc.evaluation.verification.REUSED_ELEMENTS", reused)
+    monkeypatch.setattr("plsc.evaluation.verification.BLOCK_ELEMENTS", 7 * 16)
+    embeddings, _, _ = noisy_pairs(20)
+    embeddings[4] = 0
+    before = embeddings.copy()
+    pairs = np.random.default_rng(1).integers(0, 20, (300, 2))
+    same = pairs[:, 0] % 3 == pairs[:, 1] % 3
+    found = verify_pairs(embeddings, pairs, same)
+    expected = verify(embeddings[pairs[:, 0]], embeddings[pairs[:, 1]], same)
+    np.testing.assert_array_equal(found.similarity, expected.similarity)
+    assert found.notes == expected.notes and "length 0" in found.notes[-1]
+    np.testing.assert_array_equal(embeddings, before)
+    embeddings[7] = np.nan
+    first = int(np.argmax((pairs == 7).any(axis=1)))
+    with pytest.raises(UserError, match=f"an embedding of pair {first} is not finite"):
+        verify_pairs(embeddings, pairs, same)
+
+
 def slow_bootstrap(distance, same, count=2000, seed=1):
     """Pairs drawn one table at a time, every fold keeping its own; percentiles of accuracy, EER and TAR at FAR 0.1."""
     rng = np.random.default_rng(seed)
