@@ -268,9 +268,7 @@ def _sets_of(config: str, override: Sequence[str]) -> dict[str, Any]:
     cfg = load(config, override)
     loader = cfg.DataLoader
     named = {"Train.dataset": loader.Train.dataset, "Eval.dataset": loader.Eval.dataset}
-    named.update(
-        (f"Eval.more.{title}", section) for title, section in getattr(loader.Eval, "more", {}).items()
-    )
+    named.update((f"Eval.more.{title}", section) for title, section in loader.Eval.more.items())
     return {
         f"DataLoader.{name}": (lambda section=section: section.build(seed=cfg.Global.seed))
         for name, section in named.items()
