@@ -205,6 +205,12 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
     roc = None
     if positives and negatives:
         roc = roc_curve(similarity, same)
+        sided = int(np.count_nonzero(np.any(table.sum(axis=1) == 0, axis=1)))
+        if sided and len(same) >= MAX_FOLDS:
+            notes.append(
+                f"{sided} of the {MAX_FOLDS} folds have pairs of one kind only, so the accuracy means little: the pairs are sorted"
+                " by kind; `alternate: true` of PairList and BinPairs spreads them."
+            )
     else:
         kind = "the same class" if positives else "different classes"
         notes.append(f"All pairs are of {kind}: no ROC, AUC, EER or TAR, and an accuracy means little.")

@@ -237,6 +237,16 @@ def test_few_pairs_make_fewer_folds_and_say_so():
     assert "4 pairs make only 4 folds" in result.notes[0]
 
 
+def test_folds_of_one_kind_are_said():
+    distance = np.linspace(0.5, 3, 40)
+    by_kind = verify_distances(distance, np.arange(40) < 20)
+    assert by_kind.notes == [
+        "10 of the 10 folds have pairs of one kind only, so the accuracy means little: the pairs are sorted by kind; "
+        "`alternate: true` of PairList and BinPairs spreads them."
+    ]
+    assert verify_distances(distance, np.arange(40) % 2 == 0).notes == []
+
+
 def test_zero_embeddings_resemble_nothing_and_are_counted():
     emb_a, emb_b, same = noisy_pairs(20)
     emb_a[3] = emb_b[3] = 0
