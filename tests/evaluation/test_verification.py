@@ -241,8 +241,10 @@ def test_folds_of_one_kind_are_said():
     distance = np.linspace(0.5, 3, 40)
     by_kind = verify_distances(distance, np.arange(40) < 20)
     assert by_kind.notes == [
-        "10 of the 10 folds have pairs of one kind only, so the accuracy means little: the pairs are sorted by kind; "
-        "`alternate: true` of PairList and BinPairs spreads them."
+        (
+            "10 of the 10 folds have pairs of one kind only, so the accuracy means little: the pairs are sorted by kind; "
+            "`alternate: true` of PairList and BinPairs spreads them."
+        )
     ]
     assert verify_distances(distance, np.arange(40) % 2 == 0).notes == []
 

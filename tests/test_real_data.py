@@ -1,0 +1,68 @@
+"""The configs of real pictures: every config is whole, and those of LFW and Omniglot train where the pictures are."""
+
+import tarfile
+
+import pytest
+
+from plsc import config
+from plsc.doctor import doctor
+from plsc.entry import Entry
+from plsc.log import read_metrics
+from tests.idx_files import DATA, ROOT
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def unpacked(name, tmp_path_factory):
+    if not (DATA / f"{name}.tar").is_file():
+        pytest.skip(f"needs {name}.tar in $PLSC_TEST_DATA")
+    folder = tmp_path_factory.mktemp(name)
+    with tarfile.open(DATA / f"{name}.tar") as tar:
+        for member in tar.getmembers():
+            assert member.isfile() or member.isdir()
+        tar.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lfw(tmp_path_factory):
+    folder = unpacked("lfw_dev", tmp_path_factory)
+    return [
+        f"DataLoader.Train.dataset.list={folder}/label_devtrain_min2.txt",
+        f"DataLoader.Eval.dataset.list={folder}/pairsDevTest.txt",
+        f"DataLoader.Eval.dataset.root={folder}/images",
+    ]
+
+
+@pytest.fixture(scope="module")
+def omniglot(tmp_path_factory):
+    path = unpacked("omniglot_small1", tmp_path_factory) / "label.txt"
+    return [f"DataLoader.Train.dataset.list={path}", f"DataLoader.Eval.dataset.images={path}"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_is_whole(path):
+    assert config.load(path).to_yaml()
+
+
+@pytest.mark.parametrize(
+    "name, images, classes, pairs", [("lfw_dev", 6671, 1184, 1000), ("omniglot_small1", 2000, 100, 6000)]
+)
+def test_real_pictures_train_and_are_verified(name, images, classes, pairs, request, tmp_path, capsys):
+    overrides = request.getfixturevalue(name.split("_")[0])
+    short = ["Global.max_steps=2", "LRScheduler.warmup_epochs=0", f"Global.output_dir={tmp_path}"]
+    Entry(ROOT / "configs" / f"{name}.yaml", [*overrides, *short]).train()
+    (row,) = [row for row in read_metrics(tmp_path / "metrics.jsonl") if "eval" in row]
+    assert row["pairs"] == pairs and 0.4 < row["accuracy"] < 1
+    assert f"{images:,} images of {classes:,} classes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["lfw_dev", "omniglot_small1"])
+def test_no_identity_is_trained_and_verified(name, request, tmp_path):
+    cfg = config.load(
+        ROOT / "configs" / f"{name}.yaml", request.getfixturevalue(name.split("_")[0])
+    ).DataLoader
+    sets = {"training": cfg.Train.dataset.build, "pairs": cfg.Eval.dataset.build}
+    found = doctor(sets, tmp_path)
+    assert found.severity == 0, found.text()
+    assert "no identity is in both, by name" in found.text()
