@@ -30,7 +30,7 @@ def write_results(
     summary: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> Path:
-    """Print the table, write results.json and the report into `folder`; the path of its page.
+    """Print the table and what could not be computed, write results.json and the report into `folder`; the path of its page.
 
     Args:
         sets, results: by title, the main set first.
@@ -55,6 +55,9 @@ def write_results(
     page = write_report(folder, "plsc run", rows, results, worst, config_yaml, summary)
     for kind in dict.fromkeys(found.kind for found in results.values()):
         print(table({title: found for title, found in results.items() if found.kind == kind}))
+    for title, found in results.items():
+        for note in found.notes:
+            print(f"{title}: {note}")
     return page
 
 

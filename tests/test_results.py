@@ -88,8 +88,11 @@ def test_nothing_evaluated_is_still_written(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_numbers_that_cannot_be_computed_are_null(tmp_path):
+def test_numbers_that_cannot_be_computed_are_null_and_said(tmp_path, capsys):
     strangers = identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.arange(4))
     write_results(tmp_path, {"s": None}, {"s": strangers}, [], "", {}, {})
     numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["s"]
     assert numbers["rank1"] is None and numbers["cmc"] is None
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "s: No probe's identity is in the gallery: no rank can be computed."
+    )
