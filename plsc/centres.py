@@ -1,4 +1,6 @@
-"""Class centres alone, out of a checkpoint: a matrix in a file that other programs read, written block by block of rows. Try it:
+"""Class centres alone, out of a checkpoint and into one: a matrix in a file that other programs read, and shard files of others.
+
+Both go block by block of rows; of shard files one rank's is in memory at a time. Try it:
 
 plsc-ckpt export-centres output/checkpoints/step-00000656 --output centres.npy --normalise
 """
@@ -7,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
+from plsc.foreign import Gathered, find_shards
 from plsc.log import replace_file
-from plsc.rewrite import Head, head_of, row_blocks, rows_as_file
-from plsc.tensorfile import write_blocks
+from plsc.rewrite import Head, file_blocks, head_of, row_blocks, rows_as_file, write_checkpoint
+from plsc.tensorfile import layout, write_blocks
 
 
 def export_centres(folder: str, target: str, names: bool = False, normalise: bool = False) -> str:
@@ -77,3 +80,41 @@ def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:
     yield b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("latin-1")
     for _, rows in row_blocks(head, "centres", start, stop):
         yield rows.reshape(-1).view(np.uint8)
+
+
+def import_centres(
+    sources: Sequence[str], target: str, backbone: str | None = None, num_classes: int | None = None
+) -> str:
+    """Gather the shards of another program (see plsc.foreign) into the checkpoint folder `target`; a sentence about it.
+
+    It has a head file for each rank, with that rank's classes: centres, and momentum and bias where the layout has them; float32.
+
+    Args:
+        sources: their folder, or the main files of all ranks.
+        backbone: a checkpoint, such as plsc-import makes; its network, contract and config go along. Without, the network has no
+            arrays: the folder is for export-centres, reshard and the like.
+        num_classes: compared with the sum over the ranks.
+
+    Raises UserError.
+    """
+    shards = find_shards(sources)
+    gathered = Gathered(shards, num_classes)
+    classes, size = gathered.ranges[-1][1], gathered.head.arrays["centres"].shape[1]
+    fields = {"contract": {}, "state": {}, "config": ""}
+    files = {"backbone.safetensors": layout({}), "optimizer.safetensors": layout({})}
+    if backbone is not None:
+        saved = Checkpoint.open(backbone)
+        if saved.embedding_size != size:
+            raise UserError(
+                f"{backbone}: gives embeddings of {saved.embedding_size} numbers, the centres have {size}"
+            )
+        about = {key: saved.state[key] for key in ("image_shape", "threshold", "flip") if key in saved.state}
+        fields = {"contract": saved.contract, "state": about, "config": saved.config_yaml}
+        files["backbone.safetensors"] = file_blocks(saved.path / "backbone.safetensors")
+    numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}
+    fields = {"step": 0, "epoch": 0, **numbers, **fields}
+    made = write_checkpoint(target, gathered.ranges, gathered.head, files, fields)
+    return (
+        f"{made}: {classes:,} classes x {size} from {len(shards.files)} ranks of {shards.layout.name} "
+        f"({', '.join(sorted(gathered.head.arrays))})"
+    )

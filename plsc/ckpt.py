@@ -1,4 +1,4 @@
-"""`plsc-ckpt`: checkpoints looked at, checked, cut for another number of ranks, their centres taken out. No Paddle.
+"""`plsc-ckpt`: checkpoints looked at, checked, cut for another number of ranks, their centres taken out and brought in. No Paddle.
 
     plsc-ckpt inspect output/checkpoints/step-00000656
     plsc-ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from plsc import log
-from plsc.centres import export_centres
+from plsc.centres import export_centres, import_centres
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
 from plsc.rewrite import reshard
@@ -118,9 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("plsc-ckpt", description="Checkpoints and class centres, offline.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, what: str, output: str | None = None) -> Any:
+    def verb(name: str, what: str, *, folder: bool = True, output: str | None = None) -> Any:
         made = verbs.add_parser(name, help=what, description=what)
-        made.add_argument("folder", help="a checkpoint, such as output/checkpoints/step-00000656")
+        if folder:
+            made.add_argument("folder", help="a checkpoint, such as output/checkpoints/step-00000656")
         if output:
             made.add_argument("--output", metavar="TARGET", required=True, help=output)
         return made
@@ -136,6 +137,14 @@ def _parser() -> argparse.ArgumentParser:
     export = verb("export-centres", "the class centres alone", output="NAME.safetensors or NAME.npy")
     export.add_argument("--names", action="store_true", help="the classes' names too, in TARGET.names.json")
     export.add_argument("--normalise", action="store_true", help="to length 1")
+    bring = verb("import-centres", "shard files of other programs", folder=False, output=new)
+    bring.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="their folder, or the main files of all ranks"
+    )
+    bring.add_argument(
+        "--backbone", metavar="FOLDER", help="a checkpoint whose network goes with the centres"
+    )
+    bring.add_argument("--classes", type=int, metavar="N", help="how many there have to be in all")
     return parser
 
 
@@ -150,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = verify(args.folder)
     elif args.verb in ("merge", "split", "reshard"):
         said = cut(args.folder, args.output, getattr(args, "ranks", 1), args.verb)
-    else:
+    elif args.verb == "export-centres":
         said = export_centres(args.folder, args.output, args.names, args.normalise)
+    else:
+        said = import_centres(args.sources, args.output, args.backbone, args.classes)
     print(said.replace(f"{os.getcwd()}/", ""))
     return 0

@@ -211,6 +211,13 @@ def _no_twins(pairs: list[tuple]) -> dict:
     return dict(pairs)
 
 
+def float32_of(value: object) -> object:
+    """bfloat16, of which the file readers give the bits, is the upper half of a float32."""
+    if isinstance(value, np.ndarray) and value.dtype == np.uint16:
+        return (value.astype(np.uint32) << 16).view(np.float32)
+    return value
+
+
 def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:
     """A line for each tensor whose name or shape differs between what is called `their` and `our`."""
     lines = [f"{name} is not in {our}" for name in there if name not in here]

@@ -33,9 +33,9 @@ ROOM_OF = {
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     **dict.fromkeys(["benchmark_loader", "benchmark_backbone"], "benchmark"),
-    **dict.fromkeys(["rewrite", "centres"], "ckpt"),
+    **dict.fromkeys(["rewrite", "centres", "foreign"], "ckpt"),
     "selftest_parts": "selftest",
-    "torchfile": "unpickle",
+    **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt"
