@@ -20,6 +20,7 @@ from plsc import log
 from plsc.centres import export_centres, import_centres
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
+from plsc.identities import edit_identities
 from plsc.rewrite import reshard
 
 MOST_RANKS = 99_999  # a head file's name has five digits
@@ -145,6 +146,11 @@ def _parser() -> argparse.ArgumentParser:
         "--backbone", metavar="FOLDER", help="a checkpoint whose network goes with the centres"
     )
     bring.add_argument("--classes", type=int, metavar="N", help="how many there have to be in all")
+    edit = verb("edit-identities", "rename and drop classes by name", output=new)
+    edit.add_argument("--rename", nargs="+", action="extend", default=[], metavar="old=new")
+    edit.add_argument("--drop", nargs="+", action="extend", default=[], metavar="name")
+    edit.add_argument("--keep-list", metavar="FILE", help="drop all classes but these, a name a line")
+    edit.add_argument("--names", metavar="FILE", help="names for a checkpoint without, a line a class")
     return parser
 
 
@@ -161,6 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = cut(args.folder, args.output, getattr(args, "ranks", 1), args.verb)
     elif args.verb == "export-centres":
         said = export_centres(args.folder, args.output, args.names, args.normalise)
+    elif args.verb == "edit-identities":
+        said = edit_identities(args.folder, args.output, args.rename, args.drop, args.keep_list, args.names)
     else:
         said = import_centres(args.sources, args.output, args.backbone, args.classes)
     print(said.replace(f"{os.getcwd()}/", ""))

@@ -33,7 +33,7 @@ ROOM_OF = {
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     **dict.fromkeys(["benchmark_loader", "benchmark_backbone"], "benchmark"),
-    **dict.fromkeys(["rewrite", "centres", "foreign"], "ckpt"),
+    **dict.fromkeys(["rewrite", "centres", "foreign", "identities"], "ckpt"),
     "selftest_parts": "selftest",
     **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
 }
