@@ -32,7 +32,10 @@ def inspect(folder: str) -> dict[str, Any]:
     saved = Checkpoint.open(folder, verify=False)
     manifest, names = saved.manifest, saved.classes()
     ranges = {part.file: [part.start, part.stop] for part in manifest.heads}
-    config = yaml.safe_load(saved.config_yaml) or {}
+    try:
+        config = yaml.safe_load(saved.config_yaml)
+    except yaml.YAMLError as error:
+        raise UserError(f"{folder}/manifest.json: config: is not YAML; the checkpoint is damaged") from error
     return {
         "folder": str(saved.path),
         "plsc": manifest.plsc,

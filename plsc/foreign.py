@@ -70,7 +70,7 @@ def _last_momentum(saved: dict, centres: object) -> object:
         found = optimizer["state"][last]["momentum_buffer"]
     except (KeyError, IndexError, TypeError):
         return None
-    return found if np.shape(found) == np.shape(centres) else None
+    return found if isinstance(found, np.ndarray) and found.shape == np.shape(centres) else None
 
 
 def _partial_fc(path: str) -> dict:
@@ -93,7 +93,7 @@ def _plsc_2_4(path: str) -> dict:
         state = state.get("state") if isinstance(state, dict) else None
         found = [
             _tensor(of["exp_avg"])
-            for of in (state or {}).values()
+            for of in (state.values() if isinstance(state, dict) else ())
             if isinstance(of, dict) and "exp_avg" in of
         ]
         momentum = found[0] if len(found) == 1 else None

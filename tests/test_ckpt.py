@@ -6,7 +6,7 @@ import pytest
 
 from plsc import cli
 from plsc.checkpoint import Checkpoint
-from tests.checkpoints import assert_holds, content, flip, save_ranks
+from tests.checkpoints import assert_holds, content, flip, reseal, save_ranks
 from tests.launch import run_python
 
 CONFIG = (
@@ -50,6 +50,12 @@ def test_inspect_as_json(saved, capsys):
     assert code == 0 and facts["world_size"] == 2 and facts["head"]["centres"] == ["float32", 11, 4]
     assert [entry["classes"] for entry in facts["files"] if entry["classes"]] == [[0, 6], [6, 11]]
     assert facts["state"] == saved[1]["state"] and facts["config"]["Head"]["margin"] == 0.5
+
+
+def test_a_config_that_is_none(saved, capsys):
+    reseal(saved[0], lambda fields: fields.update(config="a: [1"))
+    said = f"ERROR {saved[0]}/manifest.json: config: is not YAML; the checkpoint is damaged\n"
+    assert run(capsys, "inspect", saved[0])[::2] == (2, said)
 
 
 def test_verify(saved, capsys):

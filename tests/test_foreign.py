@@ -309,3 +309,28 @@ def test_an_unclear_momentum_is_named(tmp_path):
         "its momentum may be any of dist@arcface@rank@00000.w_0_velocity_0, dist@arcface@rank@00000.w_0_velocity_1; "
         "keep one of them"
     )
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_altered_files_give_one_line_or_a_matrix(tmp_path, write):
+    """No checksum is in Paddle's files, so numbers may change; but nothing else may happen."""
+    write(tmp_path, 2)
+    rng, paths = (
+        np.random.default_rng(0),
+        sorted(path for path in tmp_path.iterdir() if "fc_0" not in path.name),
+    )
+    for path in paths:
+        whole = path.read_bytes()
+        for _ in range(60):
+            data = bytearray(whole)
+            data[rng.integers(len(data))] = rng.integers(256)
+            path.write_bytes(data)
+            try:
+                gathered = Gathered(find_shards([str(tmp_path)]))
+                assert gathered.ranges == CEILINGS[2] and gathered.head.read("centres", 0, 6).shape == (
+                    6,
+                    SIZE,
+                )
+            except UserError as error:
+                assert "\n" not in str(error)
+        path.write_bytes(whole)
