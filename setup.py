@@ -48,6 +48,7 @@ setup(
             "plsc-selftest = plsc.cli:selftest",
             "plsc-convert = plsc.cli:convert",
             "plsc-doctor = plsc.cli:doctor",
+            "plsc-ckpt = plsc.cli:ckpt",
         ]
     },
 )

@@ -26,7 +26,7 @@ import numpy as np
 import plsc
 from plsc.errors import MissingFileError, UserError
 from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
-from plsc.tensorfile import DamagedError, TensorFile, layout, write_synced
+from plsc.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
 
 _log = logging.getLogger("plsc")
 
@@ -143,24 +143,16 @@ def _publish(final: Path, rank: int, fields: dict) -> None:
     tmp, root = _beside(final, "tmp"), final.parent
     manifest = Manifest(format=FORMAT, plsc=plsc.__version__, **fields)
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.model_dump(), indent=1)[1:].encode())])
-    _sync_folder(tmp)
+    sync_folder(tmp)
     if final.exists():
         final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
     tmp.rename(final)
-    _sync_folder(root)
+    sync_folder(root)
     _tidy(root, ignore_errors=True)  # the replaced one; the next save tries again
 
 
 def _beside(final: Path, suffix: str) -> Path:
     return final.with_name(f"{final.name}.{suffix}")
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _tidy(root: Path, ignore_errors: bool = False) -> None:
@@ -256,7 +248,7 @@ def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> 
     doomed = [path for path in whole[:-keep] if int(path.name[5:]) not in protect]
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
-        _sync_folder(tmp.parent)
+        sync_folder(tmp.parent)
         shutil.rmtree(tmp)
     return doomed
 
@@ -312,21 +304,25 @@ class Checkpoint:
             raise DamagedError(f"{self.path}/classes.json: is not a list of {self.num_classes} names")
         return names
 
+    @property
+    def head_arrays(self) -> dict[str, Any]:
+        """The head's arrays by name, each with `.dtype` and `.shape`, whose first axis is as long as the first file's."""
+        return self._tensors[self.manifest.heads[0].file].arrays
+
     def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """The head's arrays of classes [start, stop), [stop - start, ...] each; reads only their bytes."""
+        return {name: self.rows(name, start, stop) for name in self.head_arrays}
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The same of one of the head's arrays."""
         assert 0 <= start <= stop <= self.num_classes
-        first = self._tensors[self.manifest.heads[0].file].arrays
-        rows = {
-            name: np.empty((stop - start, *entry.shape[1:]), entry.dtype) for name, entry in first.items()
-        }
+        entry = self.head_arrays[name]
+        out = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         for part in self.manifest.heads:
             low, high = max(start, part.start), min(stop, part.stop)
             if low < high:
-                for name, out in rows.items():
-                    self._tensors[part.file].read_rows(
-                        name, low - part.start, out[low - start : high - start]
-                    )
-        return rows
+                self._tensors[part.file].read_rows(name, low - part.start, out[low - start : high - start])
+        return out
 
     def check_matches(
         self,

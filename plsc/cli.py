@@ -1,6 +1,6 @@
 """The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, ..., and `python -m plsc VERB`; tools/*.py call these too.
 
-They read argv and call one verb of Entry; plsc-selftest, plsc-convert, plsc-doctor and plsc-import have a module each. A UserError is
+They read argv and call one verb of Entry; plsc-selftest, plsc-convert, plsc-doctor, plsc-import and plsc-ckpt have a module each. A UserError is
 printed, one line a mistake, and the exit code is 2.
 """
 
@@ -24,6 +24,7 @@ _VERBS = {
 
 _OTHERS = {
     "import": "weights of other programs",
+    "ckpt": "look at, check, and cut checkpoints",
     "convert": "a set of images to another format",
     "doctor": "what is wrong with a set of images",
     "selftest": "check this machine",
@@ -89,7 +90,13 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    others = {"selftest": selftest, "convert": convert, "doctor": doctor, "import": import_weights}
+    others = {
+        "selftest": selftest,
+        "convert": convert,
+        "doctor": doctor,
+        "import": import_weights,
+        "ckpt": ckpt,
+    }
     if argv and argv[0] in others:
         return others[argv[0]](argv[1:])
     if not argv or argv[0] not in _VERBS:
@@ -144,5 +151,12 @@ def convert(argv: Sequence[str] | None = None) -> int:
 def doctor(argv: Sequence[str] | None = None) -> int:
     """`plsc-doctor`; exit code 1 for warnings, 2 for errors."""
     from plsc.doctor import main  # here: the verbs do without it
+
+    return _without_traceback(lambda: main(argv))
+
+
+def ckpt(argv: Sequence[str] | None = None) -> int:
+    """`plsc-ckpt`."""
+    from plsc.ckpt import main  # here: the verbs do without it
 
     return _without_traceback(lambda: main(argv))

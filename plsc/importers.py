@@ -25,7 +25,7 @@ from plsc import checkpoint, log
 from plsc.config import Config, load
 from plsc.data.dataset import MEAN, SCALE, preprocessing
 from plsc.errors import UserError
-from plsc.tensorfile import DamagedError, TensorFile, tensor_differences, told
+from plsc.tensorfile import DamagedError, TensorFile, float32_of, tensor_differences, told
 from plsc.torchfile import load_torch
 from plsc.unpickle import errors_told, load_pickle
 
@@ -70,14 +70,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
     if not isinstance(found, dict) or not any(isinstance(value, np.ndarray) for value in found.values()):
         old = "; torch's format before 1.6 is not read: load it and torch.save it again"
         raise UserError(f"{path}: holds no tensors by name{'' if start == b'PK' else old}")
-    return {str(name): _float32(value) for name, value in found.items()}
-
-
-def _float32(value: object) -> object:
-    """bfloat16, of which the file readers give the bits, is the upper half of a float32."""
-    if isinstance(value, np.ndarray) and value.dtype == np.uint16:
-        return (value.astype(np.uint32) << 16).view(np.float32)
-    return value
+    return {str(name): float32_of(value) for name, value in found.items()}
 
 
 def match(

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,26 +40,48 @@ class DamagedError(UserError):
     """A file is cut, altered or was never completed: set it aside and use an older one."""
 
 
-def layout(arrays: Mapping[str, np.ndarray]) -> list:
-    """The buffers that in a row are the safetensors file of `arrays`; views where an array is contiguous."""
-    header, buffers, end = {}, [], 0
-    for name in sorted(
-        arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)
-    ):  # keeps each array aligned
-        array = np.ascontiguousarray(arrays[name])
-        assert array.dtype in _CODES, (
-            f"array {name!r} has the dtype {array.dtype}, which safetensors cannot hold"
-        )
-        header[name] = {
-            "dtype": _CODES[array.dtype],
-            "shape": arrays[name].shape,
-            "data_offsets": (end, end + array.nbytes),
-        }
-        end += array.nbytes
-        buffers.append(array.reshape(-1).view(np.uint8))
+def header_of(arrays: Mapping[str, Any]) -> tuple[bytes, list[str]]:
+    """What stands before the data in the safetensors file of `arrays` (of anything with .dtype and .shape), and the order in which
+    their data follow."""
+    header, end = {}, 0
+    # Wide numbers first: that keeps each array aligned.
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    for name in order:
+        dtype, shape = arrays[name].dtype, arrays[name].shape
+        assert dtype in _CODES, f"array {name!r} has the dtype {dtype}, which safetensors cannot hold"
+        size = math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": (end, end + size)}
+        end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *buffers]
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def layout(arrays: Mapping[str, np.ndarray]) -> list:
+    """The buffers that in a row are the safetensors file of `arrays`; views where an array is contiguous."""
+    header, order = header_of(arrays)
+    return [header, *(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order)]
+
+
+def write_blocks(path: str | os.PathLike, blocks: Iterable) -> dict:
+    """As write_synced, for blocks that are made one at a time and need not fit into memory together."""
+    crc = 0
+    with open(path, "xb") as file:
+        for block in blocks:
+            crc = zlib.crc32(block, crc)
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return {"bytes": file.tell(), "crc32": f"{crc:08x}"}
+
+
+def sync_folder(path: str | os.PathLike) -> None:
+    """Bring the names in a folder to the disk: a renamed file is only then there after a power cut."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_synced(path: str | os.PathLike, buffers: Sequence) -> dict:
@@ -187,6 +209,13 @@ def _no_twins(pairs: list[tuple]) -> dict:
     if len(dict(pairs)) != len(pairs):
         raise ValueError("a name is there twice")
     return dict(pairs)
+
+
+def float32_of(value: object) -> object:
+    """bfloat16, of which the file readers give the bits, is the upper half of a float32."""
+    if isinstance(value, np.ndarray) and value.dtype == np.uint16:
+        return (value.astype(np.uint32) << 16).view(np.float32)
+    return value
 
 
 def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:

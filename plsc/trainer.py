@@ -18,7 +18,7 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import IdentificationSet
+from plsc.data.dataset import IdentificationSet, class_names
 from plsc.data.loader import Loader
 from plsc.embed import to_input
 from plsc.errors import UserError
@@ -267,6 +267,7 @@ class Trainer(Tester):
                 },
                 config_yaml=self.cfg.to_yaml(),
                 contract=self.dataset.contract,
+                classes=class_names(self.dataset) if self.rank == 0 else None,
                 gather=distributed.gather_objects,
             )
         except checkpoint.SaveError as error:

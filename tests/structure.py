@@ -19,7 +19,7 @@ FLOORS = (
     "__main__",
     "cli door",
     "entry",
-    "trainer setters benchmark importers selftest convert doctor",
+    "trainer setters benchmark importers selftest convert doctor ckpt",
     "tester results",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher",
@@ -33,11 +33,12 @@ ROOM_OF = {
     **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     **dict.fromkeys(["benchmark_loader", "benchmark_backbone"], "benchmark"),
+    **dict.fromkeys(["rewrite", "centres", "foreign", "identities"], "ckpt"),
     "selftest_parts": "selftest",
-    "torchfile": "unpickle",
+    **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
-WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor"
+WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt"
 # These know no ranks; or rank and world size come in as integers.
 WITHOUT_RANKS = "backbones data optim evaluation report checkpoint export"
 

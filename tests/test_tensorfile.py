@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from plsc.tensorfile import DamagedError, TensorFile, crc32_of, layout, write_synced
+from plsc.tensorfile import DamagedError, TensorFile, crc32_of, layout, write_blocks, write_synced
 
 ARRAYS = {
     "weight": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -171,3 +171,13 @@ def test_a_file_that_shrinks_after_opening_is_noticed(tmp_path):
     with pytest.raises(DamagedError, match="became shorter"):
         for name in file.arrays:
             file.read(name)
+
+
+def test_blocks_are_written_as_the_arrays_together(tmp_path):
+    buffers = layout({"a": np.arange(6.0).reshape(2, 3), "b": np.arange(5, dtype=np.float32)})
+    whole = write_synced(tmp_path / "whole", buffers)
+    pieces = (bytes(buffer)[at : at + 7] for buffer in buffers for at in range(0, len(buffer), 7))
+    assert write_blocks(tmp_path / "pieces", pieces) == whole
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+    with pytest.raises(FileExistsError):
+        write_blocks(tmp_path / "whole", [])

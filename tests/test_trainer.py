@@ -39,6 +39,15 @@ def whole(tmp_path_factory):
     return folder
 
 
+def test_a_checkpoint_has_the_names_of_the_classes(tmp_path):
+    trainer = make_trainer(tmp_path, NO_PAIRS)
+    trainer.save(1)
+    assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() is None
+    trainer.dataset.identities = np.array([f"person {number}" for number in range(23)])
+    trainer.save(1)
+    assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() == trainer.dataset.identities.tolist()
+
+
 # ---- the step
 
 

@@ -153,3 +153,28 @@ def test_what_is_saved_is_loaded(tmp_path):
     images, flags = load_pickle(str(tmp_path / "a.bin"))
     assert images[0] == b"1" and images[1].tolist() == [0, 1, 2] and flags == [True]
     assert os.listdir(tmp_path) == ["a.bin"]
+
+
+class _Expression:
+    def __init__(self, *args):
+        self.args = args
+
+    def __reduce__(self):
+        return eval, self.args
+
+
+def test_paddles_eval_of_a_tensor_is_a_look_up_and_nothing_else(tmp_path):
+    path = tmp_path / "a.pdparam"
+    path.write_bytes(pickle.dumps(_Expression("data", {"data": np.arange(3.0)}), 2))
+    assert load_pickle(str(path)).tolist() == [0, 1, 2]
+    for args in (
+        ("1 + 1", {}),
+        ("data", {"data": 1, "x": 2}),
+        ("data", []),
+        ("__import__('os')", {"data": 1}),
+    ):
+        path.write_bytes(pickle.dumps(_Expression(*args), 2))
+        with pytest.raises(
+            UserError, match=r"refused: the file asks for builtins\.eval; nothing of it was run"
+        ):
+            load_pickle(str(path))

@@ -138,3 +138,11 @@ def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
     return np.intersect1d(trained, others)
+
+
+def class_names(data: Dataset) -> list[str] | None:
+    """What a checkpoint calls the classes: the identities of `data` where they are text, one for each class; else None."""
+    names = getattr(data, "identities", None)
+    return (
+        None if names is None or names.dtype.kind != "U" or len(names) != data.num_classes else names.tolist()
+    )

@@ -7,6 +7,7 @@ from plsc.data.dataset import (
     IdentificationSet,
     PairSet,
     TemplatePairs,
+    class_names,
     preprocessing,
     shared_identities,
 )
@@ -96,3 +97,15 @@ def test_shared_identities_are_found_where_both_sets_know_theirs():
     gallery = of(IdentificationSet, identities=numbers)
     assert shared_identities(numbers, gallery) is None, "they are numbers of its own"
     assert shared_identities(people, of(IdentificationSet, names=np.array(["Ann"]))).tolist() == ["Ann"]
+
+
+def test_a_checkpoint_has_names_that_are_text_one_for_each_class():
+    data = Synthetic(2, 1, (1, 2, 2))
+    assert class_names(data) is None
+    for identities, names in (
+        (np.array(["Ann", "Bob"]), ["Ann", "Bob"]),
+        (np.array(["Ann"]), None),
+        (np.array([7, 9]), None),
+    ):
+        data.identities = identities
+        assert class_names(data) == names
