@@ -69,7 +69,7 @@ def told(facts: dict[str, Any]) -> str:
     rows = [
         ("step", f"{facts['step']:,}, epoch {facts['epoch']}"),
         ("classes", f"{facts['num_classes']:,}, embeddings of {facts['embedding_size']}"),
-        ("names", "none" if names is None else f"{names['count']:,}: {', '.join(names['first'])}, ..."),
+        ("names", "none" if names is None else f"{names['count']:,}, from {', '.join(names['first'])}"),
         ("world size", facts["world_size"]),
         ("head", "; ".join(arrays)),
         ("contract", _line(facts["contract"])),

@@ -7,7 +7,7 @@ import pytest
 from plsc import cli
 from plsc.checkpoint import Checkpoint
 from tests.checkpoints import assert_holds, content, flip, reseal, save_ranks
-from tests.launch import run_python
+from tests.launch import ROOT, run_python
 
 CONFIG = (
     "Global: {seed: 1}\nModel: {name: LeNet, embedding_size: 4}\nHead: {name: dist_arcface, margin: 0.5}\n"
@@ -33,7 +33,7 @@ def test_inspect_is_a_table(saved, capsys):
     lines = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in out.splitlines() if "  " in line}
     assert lines["step"] == "120, epoch 3"
     assert lines["classes"] == "11, embeddings of 4"
-    assert lines["names"] == "11: a, b, c, d, e, ..."
+    assert lines["names"] == "11, from a, b, c, d, e"
     assert lines["world size"] == "2"
     assert lines["head"].startswith("bias float64 [11]; centres float32 [11, 4]; momentum float32 [11, 4]")
     assert lines["contract"] == "size [32, 32], channels grey, mean 127.5, scale 0.0078431"
@@ -126,3 +126,8 @@ def test_export_centres_without_paddle(saved):
     )
     done = run_python("-c", script, str(saved[0]), cwd=saved[0].parent)
     assert done.stdout == "c.npy: 11 centres of 4 numbers, of length 1\n"
+
+
+def test_the_tool_is_the_verb(tmp_path):
+    done = run_python(ROOT / "tools" / "ckpt.py", "--help", cwd=tmp_path)
+    assert done.stdout.startswith("usage: plsc-ckpt ")

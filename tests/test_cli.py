@@ -174,6 +174,7 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
         "predict",
         "export",
         "import",
+        "ckpt",
         "convert",
         "doctor",
         "selftest",
