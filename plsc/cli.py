@@ -1,6 +1,6 @@
 """The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, ..., and `python -m plsc VERB`; tools/*.py call these too.
 
-They read argv and call one verb of Entry; plsc-selftest, plsc-convert, plsc-doctor and plsc-import have a module each. A UserError is
+They read argv and call one verb of Entry; plsc-run, plsc-selftest, plsc-convert, plsc-doctor and plsc-import have a module each. A UserError is
 printed, one line a mistake, and the exit code is 2.
 """
 
@@ -23,6 +23,7 @@ _VERBS = {
 }
 
 _OTHERS = {
+    "run": "train on several ranks, and restart what died",
     "import": "weights of other programs",
     "convert": "a set of images to another format",
     "doctor": "what is wrong with a set of images",
@@ -89,7 +90,13 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    others = {"selftest": selftest, "convert": convert, "doctor": doctor, "import": import_weights}
+    others = {
+        "run": supervise,
+        "selftest": selftest,
+        "convert": convert,
+        "doctor": doctor,
+        "import": import_weights,
+    }
     if argv and argv[0] in others:
         return others[argv[0]](argv[1:])
     if not argv or argv[0] not in _VERBS:
@@ -116,6 +123,13 @@ def predict() -> int:
 
 def export() -> int:
     return run("export")
+
+
+def supervise(argv: Sequence[str] | None = None) -> int:
+    """`plsc-run`; exit code 1 if it gave up."""
+    from plsc.supervisor import main  # here: the verbs do without it
+
+    return _without_traceback(lambda: main(argv))
 
 
 def import_weights(argv: Sequence[str] | None = None) -> int:
