@@ -41,6 +41,7 @@ setup(
     entry_points={
         "console_scripts": [
             "plsc-train = plsc.cli:train",
+            "plsc-run = plsc.cli:supervise",
             "plsc-eval = plsc.cli:evaluate",
             "plsc-predict = plsc.cli:predict",
             "plsc-export = plsc.cli:export",

@@ -1,7 +1,7 @@
 """The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, ..., and `python -m plsc VERB`; tools/*.py call these too.
 
-They read argv and call one verb of Entry; plsc-selftest, plsc-convert, plsc-doctor, plsc-import and plsc-ckpt have a module each. A UserError is
-printed, one line a mistake, and the exit code is 2.
+They read argv and call one verb of Entry; plsc-run, plsc-selftest, plsc-convert, plsc-doctor, plsc-import and plsc-ckpt have a module each.
+A UserError is printed, one line a mistake, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _VERBS = {
 }
 
 _OTHERS = {
+    "run": "train on several ranks, and restart what died",
     "import": "weights of other programs",
     "ckpt": "look at, check, and cut checkpoints",
     "convert": "a set of images to another format",
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     others = {
+        "run": supervise,
         "selftest": selftest,
         "convert": convert,
         "doctor": doctor,
@@ -123,6 +125,13 @@ def predict() -> int:
 
 def export() -> int:
     return run("export")
+
+
+def supervise(argv: Sequence[str] | None = None) -> int:
+    """`plsc-run`; exit code 1 if it gave up."""
+    from plsc.supervisor import main  # here: the verbs do without it
+
+    return _without_traceback(lambda: main(argv))
 
 
 def import_weights(argv: Sequence[str] | None = None) -> int:

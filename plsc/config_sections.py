@@ -101,6 +101,9 @@ class GlobalCfg(Section):
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
     eval_every_steps: Optional[int] = Field(None, ge=1)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
+    hang_seconds: int = Field(600, ge=0)
+    """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
+    restarted (`plsc-run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from plsc import environment, launcher, log
+from plsc import environment, guard, launcher, log
 from plsc.config import Config, load
 from plsc.errors import MissingFileError, UserError
 from plsc.setters import Setters
@@ -67,12 +67,22 @@ class Entry(Setters):
     def train(self) -> dict[str, Any]:
         """Train to the end, evaluate, write the report. Every rank calls it in a launch.
 
-        Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set for it).
+        SIGTERM or SIGINT stops it after a step, with a checkpoint of that step.
+
+        Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set for it);
+        {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.
         """
-        trainer_module = self._start()
+        self.config.check_data()  # before anything is written
+        with guard.Guard(self.output_dir, self.config.Global.hang_seconds) as guarded:
+            return self._train(guarded)
+
+    def _train(self, guarded: guard.Guard) -> dict[str, Any]:
+        trainer_module = self._start(reads_data=False)
         from plsc import distributed
 
+        guarded.listen()
         trainer = trainer_module.Trainer(self.config, self._model, self._make_optimizer)
+        trainer.guard = guarded
         path = self._resume_from() if self.config.Global.resume else None
         if path is not None:
             trainer.resume(path)
@@ -91,6 +101,8 @@ class Entry(Setters):
             metrics = log.Metrics(self.output_dir, from_step=trainer.step)
         distributed.barrier()
         trainer.train(metrics)
+        if guarded.stopped:
+            return self._stopped(guarded, metrics)
         if trainer.sets and trainer.row is None:  # resumed after the last step
             trainer.metrics = None  # which have its row already
             trainer.evaluate()
@@ -101,6 +113,14 @@ class Entry(Setters):
             took = f"training took {log.duration(trainer.seconds)}"
             self._finish(trainer, self.output_dir, took, {"step": trainer.step, "best": trainer.best})
         return result
+
+    def _stopped(self, guarded: guard.Guard, metrics: log.Metrics | None) -> dict[str, Any]:
+        if metrics:
+            metrics.close()
+            again = "" if self.config.Global.resume or guarded.supervised else " and -o Global.resume=true"
+            stopped = f"stopped on {guarded.stopped} at step {guarded.step}"
+            log.get_logger().info(f"{stopped}; resume with the same command{again}")
+        return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(self.output_dir)}
 
     def test(self) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.

@@ -10,6 +10,7 @@ all that a resumed run has to be given.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from plsc.data.dataset import IdentificationSet, class_names
 from plsc.data.loader import Loader
 from plsc.embed import to_input
 from plsc.errors import UserError
+from plsc.guard import Guard
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.tensorfile import tensor_differences, told
@@ -137,6 +139,8 @@ class Trainer(Tester):
         self.step = 0
         self.best: dict | None = None  # {"step", "set", "metric", "value"} of the best main evaluation so far
         self.seconds = 0.0  # of training and evaluation, this process
+        self.guard = Guard()  # knows of signals; whoever has a real one sets it
+        self._saved: int | None = None  # the step of this process's last checkpoint
 
     @property
     def epochs(self) -> int:
@@ -149,7 +153,8 @@ class Trainer(Tester):
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: log.Metrics | None) -> None:
-        """Train from `self.step` to the end; `metrics` is rank 0's, None on the others."""
+        """Train from `self.step` to the end, or until a signal stops the run (`self.guard.stopped` says so) and all ranks
+        have saved that step; `metrics` is rank 0's, None on the others."""
         self.metrics = metrics
         self.loader.probe()
         self.model = distributed.data_parallel(self.backbone)
@@ -164,19 +169,39 @@ class Trainer(Tester):
             advice=self.loader.advice,
         )
         began = time.monotonic()
+        self.guard.beat(self.step)
         try:
-            while self.step < self.total_steps:
+            while self.step < self.total_steps and not self.guard.stopped:
                 epoch, done = divmod(self.step, self.steps_per_epoch)
                 for images, labels, _ in self.loader.epoch(epoch, done):
                     learning_rate = self.schedule(self.step)
                     out = self.train_step(images, labels, learning_rate)
                     self._after_step(out, learning_rate)
-                    if self.step == self.total_steps:
+                    if self.step == self.total_steps or self._stops(epoch + 1):
                         break
         finally:
+            self.guard.rest()
             self.progress.close()
             self.loader.close()
             self.seconds = time.monotonic() - began
+
+    def _stops(self, epoch: int) -> bool:
+        """Whether some rank was asked to stop; if so, all of them have saved this step. UserError if they could not."""
+        self.guard.beat(self.step)
+        if distributed.every(not self.guard.signal):
+            return False
+        name = signal.Signals(max(distributed.gather_counts(self.guard.signal))).name
+        if self._saved != self.step:
+            with self.progress.pause():
+                self.guard.rest()
+                self.save(epoch)
+        if self._saved != self.step:
+            raise UserError(
+                f"stopped on {name} at step {self.step}, which could not be saved (see above); make room, and resume from the "
+                "checkpoint before it"
+            )
+        self.guard.stopped = name
+        return True
 
     def train_step(self, images: np.ndarray, labels: np.ndarray, learning_rate: float) -> HeadOutput:
         """One optimizer step on this rank's uint8 images [B, C, H, W] and int64 labels [B]. Every rank calls it."""
@@ -216,11 +241,13 @@ class Trainer(Tester):
         best = self.best
         if self.sets and (due or end):
             with self.progress.pause():
+                self.guard.rest()
                 self.evaluate(epoch)
                 best = self._best(best)
         every = cfg.Checkpoint.every_steps
         if end or end_of_epoch or best is not self.best or (every and step % every == 0):
             with self.progress.pause():
+                self.guard.rest()
                 self.save(epoch, best)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
@@ -273,7 +300,7 @@ class Trainer(Tester):
         except checkpoint.SaveError as error:
             log.get_logger().error(f"{error}; training goes on")
             return
-        self.best = best
+        self.best, self._saved = best, self.step
         if self.rank == 0:
             checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep, [best["step"]] if best else [])
         distributed.barrier()  # the next collective of the others must not wait for rank 0's disk

@@ -19,11 +19,11 @@ FLOORS = (
     "__main__",
     "cli door",
     "entry",
-    "trainer setters benchmark importers selftest convert doctor ckpt",
+    "trainer setters benchmark importers selftest convert doctor ckpt supervisor",
     "tester results",
     "backbones heads data embed optim evaluation report checkpoint export",
-    "config distributed launcher",
-    "reference registry sharding environment log unpickle",
+    "config distributed launcher guard",
+    "reference registry sharding environment log unpickle lock",
     "errors",
 )
 # A package is a room, and so is a module; these rooms have more modules than one. The door is plsc/__init__.py.
@@ -36,9 +36,10 @@ ROOM_OF = {
     **dict.fromkeys(["rewrite", "centres", "foreign", "identities"], "ckpt"),
     "selftest_parts": "selftest",
     **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
+    "postmortem": "supervisor",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
-WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt"
+WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor"
 # These know no ranks; or rank and world size come in as integers.
 WITHOUT_RANKS = "backbones data optim evaluation report checkpoint export"
 

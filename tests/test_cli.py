@@ -173,6 +173,7 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
         "eval",
         "predict",
         "export",
+        "run",
         "import",
         "ckpt",
         "convert",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import paddle
 from safetensors.numpy import load_file
 
 from plsc import distributed, log
+from plsc.backbones.small_resnet import SmallResNet
 from plsc.config import load
 from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
@@ -42,6 +45,38 @@ class OneBadSample(Synthetic):
         if index == 7:
             raise UserError("sample 7: the picture is broken")
         return super().sample(index, epoch)
+
+
+class FaultyNet(SmallResNet):
+    """The network of tiny.yaml; at given steps of this process, once each and in this order, something happens to the run.
+
+    Args:
+        plan: ["rank:step:signal", ...], the signal is for this rank; "rank:step:launcher:signal" and ":supervisor:" for those.
+        marks: folder for a file for each that has happened.
+    """
+
+    def __init__(
+        self,
+        plan: list[str],
+        marks: str,
+        image_shape: tuple[int, int, int],
+        embedding_size: int,
+        widths: list[int],
+        blocks: list[int],
+        dropout: float,
+    ):
+        super().__init__(embedding_size, image_shape, widths, blocks, dropout)
+        self.plan, self.marks, self.steps = plan, Path(marks), 0
+
+    def forward(self, images):
+        self.steps += self.training
+        due = next((item for item in self.plan if not (self.marks / item).exists()), "-1:0:")
+        rank, step, *whom, name = due.split(":")
+        if self.training and (int(rank), int(step)) == (distributed.rank(), self.steps):
+            (self.marks / due).touch()
+            others = {"launcher": os.getppid(), "supervisor": int(os.environ.get("PLSC_RUN_PID", "0"))}
+            os.kill(others[whom[0]] if whom else os.getpid(), signal.Signals[name])
+        return super().forward(images)
 
 
 class DamagedSynthetic(Synthetic):

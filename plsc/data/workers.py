@@ -36,7 +36,8 @@ SLOTS = 2  # batches under way per worker
 ALIGNMENT = 64  # of the data set's arrays in shared memory
 _START = (
     "import sys; sys.path[:] = sys.argv[4:]; "
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # Ctrl-C reaches all; the parent decides
+    # Ctrl-C and a cluster's signals may reach all; the parent decides.
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "from plsc.data.workers import main; main()"
 )
 

@@ -1,0 +1,155 @@
+"""Which rank failed first, and why, in one line: from the files that plsc.guard leaves in output_dir/errors.
+
+Paddle's launcher names the first failed rank by number, and its exit code may be that of a rank which it ended itself. What counts
+is who failed earliest: a rank writes its exception with the time; one that vanished without a word was killed, at the time when it
+was last seen. When a rank hangs its peers fail first, by Gloo's 30 s; the one that did not fail is the one that hung.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LOST_PEER = re.compile(
+    r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What happened first. `user`: the user's mistake, so that a restart would be no use; `rank`: None if it is not known."""
+
+    text: str
+    user: bool = False
+    rank: int | None = None
+
+
+class Watch:
+    """The ranks of one start, whose processes are on this machine; `look` several times a second, then ask.
+
+    Args:
+        folder: output_dir/errors; files of earlier starts on this machine are deleted.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._asked = folder, False
+        self._seen: dict[int, float] = {}  # rank -> when it was last seen running
+        for kind in ("alive", "json"):
+            for rank in self._records(kind):
+                for suffix in ("alive", "json", "trace"):
+                    (folder / f"rank{rank}.{suffix}").unlink(missing_ok=True)
+        self._oom_kills = _oom_kills()
+
+    def _records(self, kind: str) -> dict[int, dict[str, Any]]:
+        """Rank -> what its file says, of ranks on this machine; without a file that is being written just now."""
+        found = {}
+        for path in self._folder.glob(f"rank*.{kind}"):
+            try:
+                record = json.loads(path.read_bytes())
+            except (OSError, ValueError):
+                continue
+            if record.get("host") == socket.gethostname():
+                found[int(path.stem[4:])] = record
+        return found
+
+    def pids(self) -> dict[int, int]:
+        """Rank -> process, of those that are at work and listen to signals."""
+        return {
+            rank: record["pid"] for rank, record in self._records("alive").items() if _runs(record["pid"])
+        }
+
+    def look(self) -> None:
+        """Note who is there. Once one has failed, the others are asked where they are."""
+        pids = self.pids()
+        self._seen.update(dict.fromkeys(pids, time.time()))
+        if not self._asked and any("type" in record for record in self._records("json").values()):
+            self._asked = True
+            for pid in pids.values():
+                send(pid, signal.SIGUSR1)
+
+    def stopped(self) -> str | None:
+        """The signal on which the ranks have saved and stopped, or None."""
+        names = [record["stopped"] for record in self._records("json").values() if "stopped" in record]
+        return names[0] if names else None
+
+    def failure(self, code: int, logs: str) -> Failure:
+        """Who failed first, after the launcher has ended with `code`; `logs` is the folder that it wrote to."""
+        raised = {rank: r for rank, r in self._records("json").items() if "type" in r}
+        vanished = {rank: r for rank, r in self._records("alive").items() if rank not in raised}
+        if code < 0:
+            return Failure(f"the launcher was killed (signal {-code})")
+        times = {rank: record["time"] for rank, record in raised.items()}
+        times.update({rank: self._seen.get(rank, time.time()) for rank in vanished})
+        if not times:
+            return Failure(
+                f"the ranks ended with exit code {code} before the training began, see {logs}", code == 2
+            )
+        first = min(times, key=times.__getitem__)
+        if first in vanished:
+            return Failure(self._of_vanished(first, vanished[first]["step"] + 1), rank=first)
+        error = raised[first]
+        if vanished and _LOST_PEER.search(
+            error["message"]
+        ):  # it waited in vain for one that the launcher had to kill
+            stuck = min(vanished, key=lambda rank: (vanished[rank]["step"], self._seen.get(rank, 0)))
+            waited = error["time"] - (self._folder / f"rank{stuck}.alive").stat().st_mtime
+            return Failure(self._of_stuck(stuck, waited, vanished[stuck]["step"] + 1), rank=stuck)
+        said = f"{error['type']}: {error['message']}" if not error["user"] else error["message"]
+        return Failure(f"rank {first} failed at step {error['step'] + 1}: {said}", error["user"], first)
+
+    def _of_vanished(self, rank: int, step: int) -> str:
+        trace = self._trace(rank)
+        if timeout := re.search(r"^Timeout \((?:(\d+):(\d+):(\d+))", trace, re.MULTILINE):
+            hours, minutes, seconds = map(int, timeout.groups())
+            return self._of_stuck(rank, 3600 * hours + 60 * minutes + seconds, step)
+        if crash := re.search(r"^Fatal Python error: (.*)", trace, re.MULTILINE):
+            return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
+        memory = ": the machine is probably out of memory; lower DataLoader.Train.batch_size"
+        return f"rank {rank} was killed (signal 9) at step {step}{memory if _oom_kills() > self._oom_kills else ''}"
+
+    def _of_stuck(self, rank: int, seconds: float, step: int) -> str:
+        place = _place(self._trace(rank)) or "a place unknown (it did not answer: stopped, or the machine is)"
+        return f"no progress for {seconds:.0f} s: rank {rank} is at step {step} in {place}"
+
+    def _trace(self, rank: int) -> str:
+        path = self._folder / f"rank{rank}.trace"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _place(trace: str) -> str:
+    """file:line of the main thread, which faulthandler writes last, its innermost frame first."""
+    blocks = re.split(r"^(?:Current t|T)hread .*$", trace, flags=re.MULTILINE)
+    frame = re.search(r'File "(.*?)", line (\d+)', blocks[-1])
+    return f"{frame[1]}:{frame[2]}" if frame else ""
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,166 @@
+"""plsc-run without Paddle: a stand-in for Paddle's launcher, and a program that counts steps instead of training.
+
+The launcher behaves as the real one was measured to: it polls, ends the others when one fails, and its exit code is that of the first
+failed rank by number. `write` puts both into a folder; PYTHONPATH makes them found.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.structure import ROOT
+
+LAUNCHER = """
+import os, signal, subprocess, sys, time
+
+options = sys.argv[1:]
+ranks = int(options[options.index("--nproc_per_node") + 1])
+cut = 0
+while options[cut].startswith("-"):
+    cut += 2
+children = [
+    subprocess.Popen([sys.executable, *options[cut:]], env={**os.environ, "PADDLE_TRAINER_ID": str(rank)}, start_new_session=True)
+    for rank in range(ranks)
+]
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+while any(child.poll() is None for child in children) and not any(child.poll() for child in children) and not asked:
+    time.sleep(0.05)
+for child in children:
+    if child.poll() is None:
+        child.terminate()
+end = time.monotonic() + 1
+while any(child.poll() is None for child in children) and time.monotonic() < end:
+    time.sleep(0.05)
+for child in children:
+    child.kill()
+sys.exit(15 if asked else next((child.wait() for child in children if child.wait()), 0))
+"""
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from plsc.errors import UserError
+from plsc.guard import Guard
+
+folder, rank = Path("out"), int(os.environ["PADDLE_TRAINER_ID"])
+when, action = os.environ.get("FAULT", "9:9:none").rpartition(":")[::2]  # FAULT=rank:step:action
+often = os.environ.get("OFTEN")
+
+
+def stuck():
+    time.sleep(60)
+
+
+def act():
+    if not often and Path("done").exists():
+        return
+    Path("done").touch()
+    time.sleep(0.3)  # the supervisor has looked
+    if action in ("kill", "segv"):
+        os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSEGV)
+    elif action == "launcher":
+        os.kill(os.getppid(), signal.SIGKILL)
+        stuck()
+    elif action == "supervisor":
+        os.kill(int(os.environ["PLSC_RUN_PID"]), signal.SIGTERM)
+        time.sleep(0.5)
+    elif action == "supervisor-dies":
+        os.kill(int(os.environ["PLSC_RUN_PID"]), signal.SIGKILL)
+        stuck()
+    elif action == "mistake":
+        raise UserError("labels.txt:17: label 1000")
+    elif action == "defect":
+        raise RuntimeError("a defect")
+    elif action == "hang":
+        stuck()
+    elif action == "exit":
+        os._exit(2)
+
+
+with open("starts", "a") as file:
+    file.write(f"{rank} {' '.join(sys.argv[1:])}\\n")
+if when == "all:start":
+    act()
+with Guard(folder, float(os.environ.get("HANG", "0"))) as guard:
+    guard.listen()
+    done = sorted(int(path.name[5:]) for path in folder.glob("checkpoints/step-*"))
+    step = done[-1] if done and "Global.resume=true" in sys.argv else 0
+    while step < 6:
+        if when == f"{rank}:{step + 1}":
+            act()
+        own, other = (Path(f"beat-{os.getppid()}-{r}-{step + 1}") for r in (rank, 1 - rank))
+        own.write_text(str(int(guard.signal)))
+        began = time.monotonic()
+        while not (other.exists() and other.read_text()):  # a collective: it fails when the other rank has failed
+            time.sleep(0.01)
+            if (folder / f"errors/rank{1 - rank}.json").exists() or time.monotonic() > began + 1:
+                raise RuntimeError("gloo/transport/tcp/pair.cc:584] TIMEOUT")
+        agreed = int(own.read_text()) or int(other.read_text())
+        step += 1
+        time.sleep(0.02)
+        guard.beat(step)
+        if rank == 0 and (step % 2 == 0 or agreed):
+            Path(f"{folder}/checkpoints/step-{step:08d}").mkdir(parents=True, exist_ok=True)
+            Path(f"{folder}/checkpoints/step-{step:08d}/manifest.json").touch()
+        if agreed:
+            guard.stopped = signal.Signals(agreed).name
+            break
+"""
+
+
+def write(folder: Path) -> None:
+    package = folder / "fake/paddle/distributed/launch"
+    package.mkdir(parents=True)
+    for path in (package, package.parent, package.parent.parent):
+        (path / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(LAUNCHER)
+    (folder / "program.py").write_text(PROGRAM)
+
+
+def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env: str) -> subprocess.Popen:
+    """plsc-run in `folder` with the stand-ins, as two ranks; stderr is piped."""
+    path = os.pathsep.join([str(folder / "fake"), str(ROOT)])
+    command = [
+        ROOT / "tools/run.py",
+        "--nproc_per_node",
+        "2",
+        *options,
+        "program.py",
+        "-o",
+        "Global.output_dir=out",
+        *overrides,
+    ]
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **env},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def family(pid: int) -> list[int]:
+    """Processes that the supervisor `pid` has started, and theirs."""
+    token, found = f"PLSC_RUN_PID={pid}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if token in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def gone(pid: int, seconds: float) -> bool:
+    """Whether nothing of that family is left after so many seconds at most."""
+    end = time.monotonic() + seconds
+    while family(pid):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

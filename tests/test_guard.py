@@ -1,0 +1,121 @@
+"""A rank's own end: signals, locks and last words, in this process; deaths are shown in test_supervisor.py."""
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+from plsc import guard
+from plsc.errors import UserError
+from plsc.guard import Guard, failure
+from plsc.lock import hold
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """As if a launcher had started this process as rank 1; it must not die with the test's parent."""
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    monkeypatch.setattr(guard, "die_with_parent", lambda: None)
+
+
+@pytest.mark.parametrize("number", guard.STOPPING)
+def test_a_signal_is_noted_and_the_handlers_come_back(tmp_path, number):
+    before = signal.getsignal(number)
+    with Guard(tmp_path) as found:
+        found.listen()
+        assert found.signal == 0
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)  # the launcher sends it three times
+        assert found.signal == signal.SIGTERM
+    assert signal.getsignal(number) is before
+
+
+def test_ctrl_c_twice_ends_at_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt), Guard(tmp_path) as found:
+        found.listen()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_rank_0_locks_the_folder_unless_the_supervisor_does(tmp_path, monkeypatch):
+    with Guard(tmp_path), pytest.raises(UserError, match=f"is in use by pid {os.getpid()} on host "):
+        hold(tmp_path)
+    with hold(tmp_path):
+        monkeypatch.setenv(guard.LOCKED, str(tmp_path.parent))
+        with pytest.raises(UserError, match="is in use"), Guard(tmp_path):
+            pass
+        monkeypatch.setenv(guard.LOCKED, str(tmp_path))
+        with Guard(tmp_path):
+            pass
+
+
+def test_other_ranks_do_not_lock(tmp_path, launched):
+    with hold(tmp_path), Guard(tmp_path):
+        pass
+
+
+def test_a_failing_rank_leaves_its_error(tmp_path, launched):
+    with pytest.raises(ValueError), Guard(tmp_path) as found:
+        found.step = 7
+        raise ValueError("two\nlines")
+    record = json.loads((tmp_path / "errors/rank1.json").read_text())
+    assert record.pop("time") > 1e9 and record.pop("where").startswith(f"{__file__}:")
+    whose = {"rank": 1, "host": socket.gethostname(), "pid": os.getpid()}
+    assert record == {**whose, "step": 7, "type": "ValueError", "message": "two lines", "user": False}
+
+
+def test_without_a_launcher_nothing_is_written(tmp_path):
+    with pytest.raises(ValueError), Guard(tmp_path) as found:
+        found.listen()
+        raise ValueError
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_under_the_supervisor_a_rank_shows_its_step_until_its_end(tmp_path, launched, monkeypatch):
+    monkeypatch.setenv(guard.SUPERVISOR, str(os.getpid()))
+    monkeypatch.setattr(guard.faulthandler, "enable", lambda file: None)  # pytest has its own
+    monkeypatch.setattr(guard.faulthandler, "disable", lambda: None)
+    with Guard(tmp_path) as found:
+        found.listen()
+        for step in (9, 10):
+            found.beat(step)
+            record = json.loads((tmp_path / "errors/rank1.alive").read_text())
+            assert record == {"pid": os.getpid(), "host": socket.gethostname(), "step": step}
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert "test_guard.py" in (tmp_path / "errors/rank1.trace").read_text()
+        found.stopped = "SIGTERM"
+    assert json.loads((tmp_path / "errors/rank1.json").read_text())["stopped"] == "SIGTERM"
+    assert not (tmp_path / "errors/rank1.alive").exists()
+
+
+def test_the_watchdog_is_armed_for_a_step_and_for_longer_in_between(tmp_path, launched, monkeypatch):
+    armed = []
+    monkeypatch.setattr(
+        guard.faulthandler, "dump_traceback_later", lambda seconds, exit, file: armed.append((seconds, exit))
+    )
+    with Guard(tmp_path, hang_seconds=50) as found:
+        found.listen()
+        for step in range(3):
+            found.beat(step)
+        found.rest()
+    assert armed == [(50, True), (300, True), (50, True), (300, True)]  # not anew for steps that follow soon
+    armed.clear()
+    with Guard(tmp_path, hang_seconds=0) as found:
+        found.listen()
+    assert not armed
+
+
+def test_a_guard_of_nothing_is_idle(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    idle = Guard()
+    idle.beat(3)
+    idle.rest()
+    assert not idle.signal and not list(tmp_path.iterdir())
+
+
+def test_paddles_errors_are_cut_to_their_message():
+    text = "\n\n---\nC++ Traceback\n0 a::b\n---\nError Message Summary:\n-----\nMemory: no\n  room\n"
+    assert failure(MemoryError(text))["message"] == "Memory: no room"
+    assert failure(UserError("x"))["user"]
