@@ -101,6 +101,9 @@ class GlobalCfg(Section):
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
     eval_every_steps: Optional[int] = Field(None, ge=1)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
+    max_skipped: int = Field(10, ge=1)
+    """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
+    the first (docs/resume.md)."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""
