@@ -26,6 +26,7 @@ import numpy as np
 import plsc
 from plsc.errors import MissingFileError, UserError
 from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
+from plsc.space import full_disk
 from plsc.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
 
 _log = logging.getLogger("plsc")
@@ -134,7 +135,13 @@ def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int
 
 
 def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
-    return {name: write_synced(_beside(final, "tmp") / name, buffers) for name, buffers in files.items()}
+    tmp, need = _beside(final, "tmp"), sum(len(buffer) for buffers in files.values() for buffer in buffers)
+    if error := full_disk(tmp, need):
+        raise error
+    try:
+        return {name: write_synced(tmp / name, buffers) for name, buffers in files.items()}
+    except OSError as error:
+        raise full_disk(tmp, need, error) or error from error
 
 
 def _publish(final: Path, rank: int, fields: dict) -> None:

@@ -104,6 +104,9 @@ class GlobalCfg(Section):
     hang_seconds: int = Field(600, ge=0)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc-run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
+    max_skipped: int = Field(10, ge=1)
+    """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
+    the first (docs/resume.md)."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""

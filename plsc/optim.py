@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 
+import numpy as np
 import paddle
 
 from plsc.config_sections import LRSchedulerCfg, OptimizerCfg
@@ -58,3 +59,31 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.opti
         weight_decay=cfg.weight_decay,
         grad_clip=paddle.nn.ClipGradByGlobalNorm(cfg.clip_norm) if cfg.clip_norm else None,
     )
+
+
+# Paddle names an optimizer's state after parameters whose names count up over the process; ours follow the layer's.
+
+
+def optimizer_arrays(
+    optimizer: paddle.optimizer.Optimizer, backbone: paddle.nn.Layer
+) -> dict[str, np.ndarray]:
+    """The optimizer's state by "parameter:kind"."""
+    ours = {parameter.name: name for name, parameter in backbone.named_parameters()}
+    found = {}
+    for key, value in optimizer.state_dict().items():
+        owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
+        if owner is not None:
+            found[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
+    return found
+
+
+def load_optimizer(
+    optimizer: paddle.optimizer.Optimizer, backbone: paddle.nn.Layer, arrays: dict[str, np.ndarray]
+) -> None:
+    """Give the optimizer the state that `optimizer_arrays` gave."""
+    theirs = {name: parameter.name for name, parameter in backbone.named_parameters()}
+    state = {}
+    for key, array in arrays.items():
+        owner, kind = key.rsplit(":", 1)
+        state[f"{theirs[owner]}_{kind}"] = paddle.to_tensor(array)
+    optimizer.set_state_dict(state)

@@ -13,6 +13,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import paddle
@@ -21,19 +22,19 @@ from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
 from plsc.data.dataset import IdentificationSet, class_names
 from plsc.data.loader import Loader
+from plsc.divergence import Divergence, finite_arrays
 from plsc.embed import to_input
 from plsc.errors import UserError
 from plsc.guard import Guard
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.sharding import split
+from plsc.space import refuse_full_disk
 from plsc.tensorfile import tensor_differences, told
 from plsc.tester import Tester
 
+MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
 _ROWS_AT_ONCE = 65_536  # of the centres, when a checkpoint is read: no second copy of the shard in memory
-
-
-class DivergedError(UserError):
-    """The loss is no longer a finite number."""
 
 
 def build_backbone(cfg: Config, image_shape: tuple[int, int, int]) -> paddle.nn.Layer:
@@ -136,11 +137,20 @@ class Trainer(Tester):
         self.steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
+        self.divergence = Divergence(
+            self.backbone,
+            self.head,
+            f"{cfg.Global.output_dir}/diverged",
+            cfg.Global.max_skipped,
+            self.dataset.name,
+        )
         self.step = 0
+        self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
+        self._saved, self._failed_saves = 0, 0  # step of the newest checkpoint; saves that failed since
+        self.threshold: float | None = None  # of the last main evaluation
         self.best: dict | None = None  # {"step", "set", "metric", "value"} of the best main evaluation so far
         self.seconds = 0.0  # of training and evaluation, this process
         self.guard = Guard()  # knows of signals; whoever has a real one sets it
-        self._saved: int | None = None  # the step of this process's last checkpoint
 
     @property
     def epochs(self) -> int:
@@ -157,6 +167,9 @@ class Trainer(Tester):
         have saved that step; `metrics` is rank 0's, None on the others."""
         self.metrics = metrics
         self.loader.probe()
+        numbers = sum(tensor.size for tensor in self.backbone.state_dict().values())
+        numbers += self.head.shard.num_classes * (self.head.bank.width + self.head.bank.bias)
+        refuse_full_disk(self.checkpoints, 2 * 4 * numbers)  # float32, and as much momentum
         self.model = distributed.data_parallel(self.backbone)
         self.progress = log.Progress(
             self.total_steps,
@@ -173,9 +186,10 @@ class Trainer(Tester):
         try:
             while self.step < self.total_steps and not self.guard.stopped:
                 epoch, done = divmod(self.step, self.steps_per_epoch)
-                for images, labels, _ in self.loader.epoch(epoch, done):
+                replaced, self._replaced = self._replaced, 0
+                for batch in self.loader.epoch(epoch, done, replaced):
                     learning_rate = self.schedule(self.step)
-                    out = self.train_step(images, labels, learning_rate)
+                    out = self.train_step(*batch, learning_rate)
                     self._after_step(out, learning_rate)
                     if self.step == self.total_steps or self._stops(epoch + 1):
                         break
@@ -203,24 +217,36 @@ class Trainer(Tester):
         self.guard.stopped = name
         return True
 
-    def train_step(self, images: np.ndarray, labels: np.ndarray, learning_rate: float) -> HeadOutput:
-        """One optimizer step on this rank's uint8 images [B, C, H, W] and int64 labels [B]. Every rank calls it."""
-        paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
-        self.model.train()
-        emb_BD = self.model(to_input(images, self.dataset.contract))
+    def train_step(
+        self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, learning_rate: float
+    ) -> HeadOutput:
+        """One optimizer step on this rank's uint8 images [B, C, H, W], int64 labels and indices [B]. Every rank calls it.
+
+        Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too many in a row.
+        """
+        self.divergence.remember()
+        emb_BD = self._forward(self.model, images)
         out = self.head(emb_BD, paddle.to_tensor(labels), self.step)
-        if not math.isfinite(out.loss.item()):  # the same number on every rank, so all of them stop here
-            raise DivergedError(
-                f"the loss is {out.loss.item()} at step {self.step + 1} (learning rate {learning_rate:.4g}): lower "
-                "LRScheduler.learning_rate, lengthen its warm-up, or set Optimizer.clip_norm"
-            )
-        out.loss.backward()
-        self.optimizer.set_lr(learning_rate)
-        self.optimizer.step()
+        if self.divergence.backward(out, emb_BD):
+            self.optimizer.set_lr(learning_rate)
+            self.optimizer.step()
+            self.head.step(learning_rate)
+        else:
+            again = partial(self._forward, self.backbone, images)
+            self.divergence.skip(self.step + 1, learning_rate, images, labels, indices, again)
         self.optimizer.clear_grad()
-        self.head.step(learning_rate)
         self.step += 1
         return out
+
+    def _forward(self, model: paddle.nn.Layer, images: np.ndarray) -> paddle.Tensor:
+        paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
+        model.train()
+        return model(to_input(images, self.dataset.contract))
+
+    def _replaced_so_far(self) -> list[int]:
+        """Corrupt images replaced in this epoch, of each rank; all ranks call it together. At its end: none of the next."""
+        at_end = self.step % self.steps_per_epoch == 0
+        return distributed.gather_counts(0 if at_end else self.loader.replaced)
 
     def _data_so_far(self) -> tuple[float, int]:
         """Of all ranks, which call it together: the longest wait for batches until now, seconds; corrupt images replaced in
@@ -234,7 +260,9 @@ class Trainer(Tester):
         end_of_epoch = step % self.steps_per_epoch == 0
         row = self.progress.update(step, epoch, out.loss, learning_rate, accuracy=out.accuracy)
         if row and self.metrics:
-            self.metrics.write(row)
+            self.metrics.write(
+                {**row, "skipped": self.divergence.skipped} if self.divergence.skipped else row
+            )
         of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
         every = cfg.Global.eval_every_steps
         due = of_epoch or (every and step % every == 0)
@@ -243,6 +271,7 @@ class Trainer(Tester):
             with self.progress.pause():
                 self.guard.rest()
                 self.evaluate(epoch)
+                self.threshold = self.row.get("threshold")
                 best = self._best(best)
         every = cfg.Checkpoint.every_steps
         if end or end_of_epoch or best is not self.best or (every and step % every == 0):
@@ -270,6 +299,11 @@ class Trainer(Tester):
         """Write a checkpoint, all ranks together, and drop the oldest but the best. One that cannot be written does not end
         the run. `best` is what `self.best` becomes with it, None: what it is."""
         best = best or self.best
+        backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
+        weights = [*backbone.values(), *(head[name] for name in head if "momentum" not in name)]
+        if not distributed.every(finite_arrays(weights)):
+            log.get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
+            return
         try:
             path = checkpoint.save(
                 self.checkpoints,
@@ -277,9 +311,9 @@ class Trainer(Tester):
                 epoch=epoch,
                 rank=self.rank,
                 world_size=self.world_size,
-                backbone=_arrays(self.backbone.state_dict()),
-                optimizer=self._optimizer_arrays(),
-                head=self.head.bank.state(),
+                backbone=backbone,
+                optimizer=optim.optimizer_arrays(self.optimizer, self.backbone),
+                head=head,
                 shard=(self.head.shard.start, self.head.shard.stop),
                 num_classes=self.head.shard.num_classes,
                 state={
@@ -288,9 +322,12 @@ class Trainer(Tester):
                     "steps_per_epoch": self.steps_per_epoch,
                     "image_shape": list(self.dataset.image_shape),
                     "margin": self.head.margin.state() if self.head.margin else {},
-                    "threshold": (self.row or {}).get("threshold"),
+                    "threshold": self.threshold,
+                    "optimizer": type(self.optimizer).__name__,
+                    "replaced": self._replaced_so_far(),
                     "flip": self.cfg.DataLoader.Eval.flip,
                     "best": best,
+                    "skipped": self.divergence.skipped,
                 },
                 config_yaml=self.cfg.to_yaml(),
                 contract=self.dataset.contract,
@@ -298,9 +335,13 @@ class Trainer(Tester):
                 gather=distributed.gather_objects,
             )
         except checkpoint.SaveError as error:
-            log.get_logger().error(f"{error}; training goes on")
+            self._failed_saves += 1
+            line = f"{error}; last good: {f'step {self._saved}' if self._saved else 'none'}"
+            if self._failed_saves == MOST_FAILED_SAVES:
+                raise checkpoint.SaveError(f"{line}; the third in a row: make room, and resume") from error
+            log.get_logger().error(f"{line}; training goes on")
             return
-        self.best, self._saved = best, self.step
+        self._failed_saves, self._saved, self.best = 0, self.step, best
         if self.rank == 0:
             checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep, [best["step"]] if best else [])
         distributed.barrier()  # the next collective of the others must not wait for rank 0's disk
@@ -315,35 +356,40 @@ class Trainer(Tester):
             backbone=self.backbone.state_dict(),
             head=self.head.bank.state(),
         )
+        kinds = {"optimizer": type(self.optimizer).__name__, "preparation of pictures": self.dataset.contract}
+        theirs = {"optimizer": saved.state.get("optimizer"), "preparation of pictures": saved.contract}
+        for what, kind in kinds.items():
+            if theirs[what] not in (None, kind):
+                raise UserError(
+                    f"checkpoint {saved.path.name} was made with the {what} {theirs[what]}, this run has {kind}: resume with "
+                    "the same, or start a new run with Global.init_from in another Global.output_dir"
+                )
+        for what in ("seed", "steps_per_epoch"):
+            ours = {"seed": self.cfg.Global.seed, "steps_per_epoch": self.steps_per_epoch}[what]
+            if saved.state[what] != ours:
+                log.get_logger().warning(
+                    f"checkpoint {saved.path.name} was made with {what} {saved.state[what]}, this run has {ours}: the run goes on "
+                    "with other random numbers and data than it would have had"
+                )
         if saved.state["global_batch"] != self.global_batch:
             raise UserError(
                 f"checkpoint {saved.path.name} was made with a global batch of {saved.state['global_batch']}, this run has "
                 f"{self.global_batch}: set DataLoader.Train.batch_size so that batch_size x {self.world_size} ranks is the same"
             )
         load_backbone(self.backbone, saved)
-        self._load_optimizer(saved.optimizer())
+        optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         load_head(self.head, saved)
-        self.step, self.best = saved.step, saved.state.get("best")
+        self.step, self.best, self._saved = saved.step, saved.state.get("best"), saved.step
+        self.divergence.skipped = saved.state.get("skipped", 0)
+        self.threshold = saved.state.get("threshold")
+        self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
 
-    # Paddle names an optimizer's state after parameters whose names count up over the process; ours follow the layer's.
-
-    def _optimizer_arrays(self) -> dict[str, np.ndarray]:
-        ours = {parameter.name: name for name, parameter in self.backbone.named_parameters()}
-        found = {}
-        for key, value in self.optimizer.state_dict().items():
-            owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
-            if owner is not None:
-                found[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
-        return found
-
-    def _load_optimizer(self, arrays: dict[str, np.ndarray]) -> None:
-        theirs = {name: parameter.name for name, parameter in self.backbone.named_parameters()}
-        state = {}
-        for key, array in arrays.items():
-            owner, kind = key.rsplit(":", 1)
-            state[f"{theirs[owner]}_{kind}"] = paddle.to_tensor(array)
-        self.optimizer.set_state_dict(state)
+    def _of_this_rank(self, counts: list[int]) -> int:
+        """A count of each rank of the run before; with another number of ranks, their sum as evenly as it goes."""
+        if len(counts) != self.world_size:
+            counts = [stop - start for start, stop in split(sum(counts), self.world_size)]
+        return counts[self.rank]
 
 
 def _arrays(tensors: dict) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
-from plsc.trainer import DivergedError, Trainer, init_backbone
+from plsc.trainer import Trainer, init_backbone
 from tests.training import (
     IMAGE_SHAPE,
     TINY,
@@ -149,10 +149,10 @@ def test_when_it_writes_a_row(tmp_path, every, expected):
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    trainer = train(tmp_path, NO_PAIRS)
+    trainer = train(tmp_path, NO_PAIRS, "Global.max_steps=8")
     said = capsys.readouterr().out
-    assert trainer.step == 12 and steps(rows(tmp_path)) == list(range(1, 13))
-    assert "ERROR" in said and "checkpoint of step 12 not written" in said and "; training goes on" in said
+    assert trainer.step == 8 and steps(rows(tmp_path)) == list(range(1, 9))
+    assert "ERROR" in said and "checkpoint of step 8 not written" in said and "; training goes on" in said
 
 
 # ---- the best checkpoint
@@ -216,7 +216,7 @@ def test_what_cannot_be_judged_is_never_the_best(tmp_path):
 
 def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    assert judged(tmp_path, FALLING).best is None
+    assert judged(tmp_path, FALLING, "Global.max_steps=2").best is None
 
 
 def test_identification_is_judged_by_rank_1(tmp_path):
@@ -336,16 +336,6 @@ def test_a_checkpoint_of_another_global_batch(whole):
     assert refused("DataLoader.Train.batch_size=6", resume=checkpoint(whole)) == (
         "checkpoint step-00000012 was made with a global batch of 12, this run has 6: set "
         "DataLoader.Train.batch_size so that batch_size x 1 ranks is the same"
-    )
-
-
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
-    with pytest.raises(DivergedError) as raised:
-        train(tmp_path, NO_PAIRS, "LRScheduler.learning_rate=1e6")
-    last = rows(tmp_path)[-1]["step"]
-    assert str(raised.value) == (
-        f"the loss is nan at step {last + 1} (learning rate 1e+06): lower LRScheduler.learning_rate, lengthen its warm-up, "
-        "or set Optimizer.clip_norm"
     )
 
 

@@ -42,8 +42,9 @@ class CorruptImages:
         self._said: set[int] = set()
         self.start_epoch()
 
-    def start_epoch(self) -> None:
-        self.replaced, self._seen = 0, 0
+    def start_epoch(self, seen: int = 0, replaced: int = 0) -> None:
+        """From the beginning, or, for a run that was stopped within the epoch, after `seen` images."""
+        self.replaced, self._seen = replaced, seen
         self._found: list[int] = []
 
     def note(self, size: int, replacements: Sequence[Replacement]) -> None:

@@ -91,8 +91,10 @@ class Loader:
         """Try some images before the first step. CorruptImageError if many of them cannot be decoded."""
         self._corrupt.probe(self.seed)
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """This rank's batches from `start_step` on: images uint8 [B, C, H, W], labels, indices int64 [B], which are those of
+    def epoch(
+        self, epoch: int, start_step: int = 0, replaced: int = 0
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """This rank's batches from `start_step` on, before which it had `replaced` corrupt images: images uint8 [B, C, H, W], labels, indices int64 [B], which are those of
         the substitutes where images were corrupt.
 
         One epoch at a time. An error in a sample is raised here, when its batch is due: the data set's own
@@ -101,7 +103,8 @@ class Loader:
         """
         assert not self._running, "the previous epoch's iterator is still in use"
         maker = self._start_workers() if self._num_workers else _Thread(self.dataset, self.seed)
-        self._corrupt.start_epoch()
+        seen = sum(map(len, itertools.islice(self._batch_indices(epoch, 0), start_step)))
+        self._corrupt.start_epoch(seen, replaced)
         self._running = True
         batches = self._batch_indices(epoch, start_step)
         waiting: deque = deque()  # indices of the batches under way, in order

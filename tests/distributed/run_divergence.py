@@ -1,0 +1,69 @@
+"""On W ranks: what is bad on one rank is skipped by all, bit for bit, and named by one line; training goes on.
+
+Argument: a folder for the runs.
+"""
+
+import io
+import json
+import logging
+import sys
+from pathlib import Path
+
+from plsc import distributed as d
+from plsc import log
+from plsc.divergence import DivergedError
+from tests.poison import everything, poisoned
+from tests.training import checkpoints
+
+folder = Path(sys.argv[1])
+d.init("cpu", threads=1)
+W, r = d.world_size(), d.rank()
+log.setup(r)
+said = io.StringIO()
+log.get_logger().addHandler(logging.StreamHandler(said))
+overrides = [
+    "DataLoader.Eval.dataset=null",
+    f"DataLoader.Train.batch_size={12 // W}",
+    "Head.name=dist_adaface",
+]
+
+for bad in ("embedding", "gradient", "centres"):
+    for rank in range(W):
+        output = folder / f"{bad}-{rank}"
+        trainer = poisoned(output, {2: bad}, *overrides, "Global.max_steps=4", rank=rank)
+        states, step = [], trainer.train_step
+
+        def watched(*args, states=states, trainer=trainer, step=step):
+            states.append(everything(trainer))
+            return step(*args)
+
+        trainer.train_step = watched
+        trainer.train(None)
+        assert states[1] == states[2] and states[0] != states[1] and states[2] != states[3], (bad, rank)
+        assert trainer.divergence.skipped == 1 and trainer.step == 4
+        centres = set(d.gather_objects(everything(trainer)["linear.weight"]))
+        assert len(centres) == 1, "the ranks have parted"
+        lines = [line for line in said.getvalue().splitlines() if "step 2:" in line]
+        said.truncate(0)
+        found = d.gather_objects(lines)
+        assert not any(found[1:]) and len(found[0]) == 1, found
+        what = {"gradient": "gradient of linear.bias", "centres": "gradient of head.centres"}.get(bad, bad)
+        assert found[0][0].startswith(f"step 2: {what}"), found
+        assert f" is NaN on rank {rank} (learning rate 0.05); step skipped (1 of 10 in a row)" in found[0][0]
+        (told,) = (output / "diverged").glob("*.json")
+        assert (
+            told.name == f"step-00000002-rank{rank}.json" and len(json.loads(told.read_text())["samples"]) > 1
+        )
+
+output = folder / "too-many"
+bad = dict.fromkeys(range(6, 13), "gradient")
+try:
+    poisoned(output, bad, *overrides, "Global.max_skipped=3", rank=W - 1).train(None)
+    line = "it did not end"
+except DivergedError as error:
+    line = str(error)
+assert line.startswith(
+    f"gradient of linear.bias is NaN on rank {W - 1} at step 8 (learning rate 0.05), step 3 in"
+)
+assert set(d.gather_objects(line)) == {line} and checkpoints(output) == [4]
+print(f"rank {r} of {W}: divergence ok")

@@ -1,0 +1,73 @@
+"""A network whose gradients, embeddings or centre gradients are not finite at chosen steps of chosen ranks."""
+
+from __future__ import annotations
+
+import paddle
+from paddle.autograd import PyLayer
+
+from plsc import distributed, optim
+from plsc.trainer import Trainer
+from tests.training import IMAGE_SHAPE, Linear, make_trainer
+
+
+class _Times(PyLayer):
+    """Identity; the gradient times a number."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor
+
+
+class Poisoned(Linear):
+    """Flatten, Linear, BatchNorm, Dropout; what is not finite in a step is told by `factors()`."""
+
+    def __init__(self, embedding_size: int = 8, image_shape: tuple[int, int, int] = IMAGE_SHAPE):
+        super().__init__(embedding_size, image_shape)
+        self.norm, self.dropout = paddle.nn.BatchNorm1D(embedding_size), paddle.nn.Dropout(0.2)
+        self.factors = lambda: (
+            1.0,
+            1.0,
+        )  # on the embedding of the first sample, and on the Linear's gradient
+
+    def forward(self, images):
+        of_value, of_gradient = self.factors()
+        x = self.dropout(self.norm(_Times.apply(self.linear(self.flat(images)), of_gradient)))
+        if of_value != 1.0:
+            x = paddle.concat([x[:1] * of_value, x[1:]])
+        return x
+
+
+def poisoned(output, bad: dict[int, str], *overrides: str, rank: int = 0, value="nan") -> Trainer:
+    """A trainer that meets, at these steps (from 1) of this rank, a bad "embedding", "gradient" or "centres" (their gradient)."""
+    paddle.seed(0)
+    net = Poisoned()
+    trainer = make_trainer(output, *overrides, backbone=net)
+    amount = float(value)
+
+    def now(what: str) -> float:
+        here = bad.get(trainer.step + 1) == what and distributed.rank() == rank
+        return amount if here and net.training else 1.0
+
+    net.factors = lambda: (now("embedding"), now("gradient"))
+    bank, set_gradient = trainer.head.bank, trainer.head.bank.set_gradient
+    bank.set_gradient = lambda name, start, stop, grad: set_gradient(name, start, stop, grad * now("centres"))
+    return trainer
+
+
+def everything(trainer: Trainer) -> dict[str, bytes]:
+    """What a skipped step must not change, on this rank."""
+    found = {name: tensor.numpy() for name, tensor in trainer.backbone.state_dict().items()}
+    found.update(
+        {
+            f"optimizer {name}": array
+            for name, array in optim.optimizer_arrays(trainer.optimizer, trainer.backbone).items()
+        }
+    )
+    found.update({f"head {name}": array.copy() for name, array in trainer.head.bank.state().items()})
+    margin = trainer.head.margin.state() if trainer.head.margin else {}
+    return {**{name: array.tobytes() for name, array in found.items()}, "margin": repr(margin).encode()}

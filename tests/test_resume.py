@@ -1,0 +1,115 @@
+"""A run that was stopped within an epoch and resumed equals the one that was never stopped: every loss, every byte."""
+
+import json
+
+import paddle
+import pytest
+
+from plsc.checkpoint import Checkpoint
+from plsc.errors import UserError
+from plsc.sharding import split
+from tests.checkpoints import assert_same, content, save_ranks
+from tests.image_files import png
+from tests.training import assert_same_arrays, checkpoint, make_trainer, rows, train
+
+CASES = {
+    "partial fc": ["Head.sample_rate=0.3"],
+    "partial fc in host memory": ["Head.sample_rate=0.3", "Head.bank=host"],
+    "adaface": ["Head.name=dist_adaface", "Head.sample_rate=0.3"],
+    "curricularface": ["Head.name=dist_curricularface"],
+    "replicated, plain, biased": ["Head={name: softmax, bias: true}"],
+    "sub-centres, clipped gradients": ["Head.sub_centres=2", "Optimizer.clip_norm=0.5"],
+    "cosine rate": ["LRScheduler={name: cosine, learning_rate: 0.05, warmup_steps: 3}"],
+    "evaluations": ["Global.eval_every_steps=6"],
+    "corrupt images": [
+        'DataLoader.Train.dataset={name: "tests.training:DamagedSynthetic", damaged: 3}',
+        "DataLoader.Train.max_corrupt=0.1",
+    ],
+}
+
+
+def states(folder, step):
+    manifest = json.loads((checkpoint(folder, step) / "manifest.json").read_text())
+    return {key: manifest[key] for key in ("state", "contract", "epoch", "heads", "files")}
+
+
+def compare(tmp_path, *overrides, stop=7):
+    """Train 12 steps (an epoch has 10) at one go, and in two parts."""
+    overrides = [f"Checkpoint.every_steps={stop}", *overrides]
+    train(tmp_path / "whole", *overrides)
+    train(tmp_path / "parts", *overrides, resume=checkpoint(tmp_path / "whole", stop))
+    whole = [row for row in rows(tmp_path / "whole") if row["step"] > stop]
+    assert [row["loss"].hex() for row in rows(tmp_path / "parts")] == [row["loss"].hex() for row in whole]
+    assert rows(tmp_path / "parts") == whole
+    evaluations = [row for row in rows(tmp_path / "whole", evaluations=True) if row["step"] > stop]
+    assert rows(tmp_path / "parts", evaluations=True) == evaluations
+    assert_same_arrays(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "parts"))
+    for step in (10, 12):
+        assert states(tmp_path / "parts", step) == states(tmp_path / "whole", step)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, case):
+    compare(tmp_path, *CASES[case])
+
+
+def test_every_augmentation_and_data_workers(tmp_path):
+    for number in range(60):
+        (tmp_path / f"{number}.png").write_bytes(png(number))
+    (tmp_path / "list.txt").write_text("".join(f"{number}.png\t{number % 23}\n" for number in range(60)))
+    keys = "flip: true, crop: 0.15, rotate: 8, colour: 0.3, grey: 0.1, blur: 0.1, low_resolution: 0.2, cutout: 0.2, randaugment: 2"
+    data = f"{{name: ImageList, list: {tmp_path}/list.txt, size: [12, 10], {keys}}}"
+    overrides = ["DataLoader.Eval.dataset=null", f"DataLoader.Train.dataset={data}"]
+    compare(tmp_path, *overrides, "DataLoader.Train.batch_size=6", "DataLoader.Train.num_workers=1")
+
+
+@pytest.mark.parametrize("saved_by", [1, 2, 3, 4])
+def test_16_pairs_of_world_sizes_hold_the_same_rows(tmp_path, saved_by):
+    everything = content(saved_by, classes=1003)
+    save_ranks(tmp_path, 1, everything, saved_by)
+    saved = Checkpoint.open(tmp_path / "step-00000001")
+    for ranks in (1, 2, 3, 4):
+        for start, stop in split(1003, ranks):
+            assert_same(saved.head(start, stop), {n: a[start:stop] for n, a in everything["head"].items()})
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped")
+    train(folder, "DataLoader.Eval.dataset=null", "Global.max_steps=4")
+    return checkpoint(folder, 4)
+
+
+def test_another_optimizer_is_refused(stopped, tmp_path):
+    def adam(backbone):
+        return paddle.optimizer.Adam(0.1, parameters=backbone.parameters())
+
+    with pytest.raises(UserError) as raised:
+        make_trainer(tmp_path, make_optimizer=adam).resume(stopped)
+    assert str(raised.value) == (
+        "checkpoint step-00000004 was made with the optimizer Momentum, this run has Adam: resume with the same, or start a new "
+        "run with Global.init_from in another Global.output_dir"
+    )
+
+
+def test_another_preparation_of_pictures_is_refused(stopped, tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.dataset.mean = 100.0
+    with pytest.raises(UserError, match="was made with the preparation of pictures {.*}, this run has {"):
+        trainer.resume(stopped)
+
+
+def test_another_seed_is_said(stopped, tmp_path, capsys):
+    make_trainer(tmp_path, "Global.seed=4").resume(stopped)
+    assert (
+        "step-00000004 was made with seed 3, this run has 4: the run goes on with other"
+        in capsys.readouterr().out
+    )
+
+
+def test_corrupt_images_are_shared_out_to_another_number_of_ranks(stopped, tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert Checkpoint.open(stopped).state["replaced"] == [0]
+    assert trainer._of_this_rank([4, 3, 2]) == 9 and trainer._of_this_rank([5]) == 5
+    trainer.rank, trainer.world_size = 1, 2
+    assert trainer._of_this_rank([4, 3, 2]) == 4 and trainer._of_this_rank([5, 6]) == 6
