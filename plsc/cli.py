@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -83,6 +84,9 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
     except UserError as error:
         if debug:
             raise
+        if "PADDLE_TRAINER_ID" in os.environ:
+            # The launcher terminates all ranks when one has ended; this one is about to, and with its own exit code.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for line in str(error).splitlines():
             print(f"ERROR {line}", file=sys.stderr, flush=True)
         return 2
