@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from plsc.checkpoint import Checkpoint
 from plsc.errors import MissingFileError, UserError
+from plsc.names import pick_rows, refuse_twins, told_names
 from plsc.rewrite import Head, fields_of, head_of, others_of, write_checkpoint
 from plsc.sharding import split
-
-_MOST_TOLD = 10
 
 
 def edit_identities(
@@ -52,7 +51,7 @@ def edit_identities(
     if not len(stay):
         raise UserError(f"{folder}: none of its {len(classes)} classes would stay; drop fewer")
     edited = [new.get(classes[number], classes[number]) for number in stay.tolist()]
-    _refuse_twins(edited, "after the edit")
+    refuse_twins(edited, "after the edit")
     fields = {**fields_of(saved), "num_classes": len(stay)}
     files = {**others_of(saved), "classes.json": [json.dumps(edited, indent=0).encode()]}
     made = write_checkpoint(
@@ -75,14 +74,8 @@ def _names_of(saved: Checkpoint, folder: str, names: str | None) -> list[str]:
         classes = _lines(names)
         if len(classes) != saved.num_classes:
             raise UserError(f"{names}: has {len(classes)} names, {folder} has {saved.num_classes} classes")
-    _refuse_twins(classes, names or folder)
+    refuse_twins(classes, names or folder)
     return classes
-
-
-def _refuse_twins(names: list[str], where: str) -> None:
-    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
-    if count > 1:
-        raise UserError(f"{where}: {count} classes are called '{name}'; a name is of one class")
 
 
 def _renamings(rename: Sequence[str]) -> dict[str, str]:
@@ -109,13 +102,10 @@ def _chosen(saved: Checkpoint, stay: np.ndarray) -> Head:
     head = head_of(saved)
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
-        wanted = stay[start:stop]
-        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1)
-        return np.concatenate([head.read(name, int(run[0]), int(run[-1]) + 1) for run in runs])
+        return pick_rows(partial(head.read, name), stay[start:stop])
 
     return Head(head.arrays, read)
 
 
 def _told(what: str, names: list[str]) -> str:
-    more = f", and {len(names) - _MOST_TOLD:,} more" if len(names) > _MOST_TOLD else ""
-    return f"{what} {len(names):,}: {', '.join(names[:_MOST_TOLD])}{more}" if names else ""
+    return f"{what} {len(names):,}: {told_names(names)}" if names else ""
