@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 import paddle
-import yaml
 
 from plsc import distributed, log
 from plsc.checkpoint import Checkpoint
@@ -28,6 +27,7 @@ from plsc.data.dataset import EVALUATION, Dataset, class_names
 from plsc.embed import ahead, to_input
 from plsc.errors import CorruptImageError, UserError
 from plsc.heads.softmax import SoftmaxHead
+from plsc.manifest import head_config
 from plsc.names import match_names, pick_rows, refuse_twins, told_names
 from plsc.sharding import split
 from plsc.tensorfile import tensor_differences, told
@@ -175,7 +175,7 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, head: SoftmaxHead, where:
     theirs = {name for name in saved.head_arrays if "momentum" not in name}
     ours = {"centres", "bias"} if head.bank.bias else {"centres"}
     width = saved.head_arrays["centres"].shape[1]
-    name = _head_name(saved)
+    name = head_config(saved.config_yaml).get("name")
     differs = []
     if name and (name in SOFTMAXES) != (cfg.Head.name in SOFTMAXES):
         differs.append(f"the head is {name}, this run's {cfg.Head.name}")
@@ -190,19 +190,9 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, head: SoftmaxHead, where:
         )
 
 
-def _head_name(saved: Checkpoint) -> str | None:
-    """Head.name of the run that wrote it; None where that is not said, as with centres of other programs."""
-    try:
-        config = yaml.safe_load(saved.config_yaml)
-    except yaml.YAMLError:
-        return None
-    head = config.get("Head") if isinstance(config, dict) else None
-    return head.get("name") if isinstance(head, dict) else None
-
-
 def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]:
     """Running statistics go along with the backbone that they are of, if the margin is the same; a line if there are any."""
-    found, name = saved.state.get("margin"), _head_name(saved) or ""
+    found, name = saved.state.get("margin"), head_config(saved.config_yaml).get("name", "")
     alike = name.removeprefix("dist_") == cfg.Head.name.removeprefix("dist_")
     if not (found and head.margin and alike and found.keys() == head.margin.state().keys()):
         return []

@@ -18,6 +18,15 @@ from tests.training import Linear, arrays, checkpoint, make_trainer, train
 OLD = [f"p{number}" for number in range(11)]
 # p3 and p10 are dropped, the order is another one, and three are new at the front, in the middle and at the end.
 NEW = ["x", "p9", "p0", "p1", "y", "p8", "p7", "p6", "p2", "p4", "p5", "z"]
+MANY = [*NEW, *(f"new {number}" for number in range(30))]
+# Names and overrides, for tests/distributed: fewer groups of new classes than ranks, more of them, and all rows on every rank.
+CASES = {
+    "few": (NEW, []),
+    "many": (MANY, ["Head.bank=host"]),
+    "random": (MANY, ["Global.new_centres=random"]),
+    "replicated": (MANY, ["Head.name=arcface"]),
+    "new head": (MANY, ["Global.keep_centres=none", "Global.new_centres=mean"]),
+}
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 
 
@@ -100,11 +109,10 @@ def test_new_ones_at_random_are_those_of_a_new_head(before, tmp_path):
 
 
 def test_many_groups_and_chunks_give_the_same(before, tmp_path, monkeypatch):
-    names = [*NEW, *(f"new {number}" for number in range(20))]
-    whole = started(tmp_path / "a", before, names=names)[0].head.bank.state()["centres"]
+    whole = started(tmp_path / "a", before, names=MANY)[0].head.bank.state()["centres"]
     monkeypatch.setattr(finetune, "_CLASSES_AT_ONCE", finetune._GROUP)
-    cut = started(tmp_path / "b", before, names=names)[0].head.bank.state()["centres"]
-    assert whole.tobytes() == cut.tobytes() and len(np.unique(whole, axis=0)) == 32
+    cut = started(tmp_path / "b", before, names=MANY)[0].head.bank.state()["centres"]
+    assert whole.tobytes() == cut.tobytes() and len(np.unique(whole, axis=0)) == len(MANY)
 
 
 def test_classes_without_a_readable_image_stay_random(before, tmp_path):
