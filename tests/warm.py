@@ -1,8 +1,9 @@
 """plsc-run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle: a start costs a
 second and not eight.
 
-Only what Popen does is replaced, and reports have no pictures; who starts, kills and waits for whom stays. The fork is sound: that
-process has one thread, and has computed nothing. tests/distributed/test_restart.py shows that its runs have the bits of a real launch.
+Popen is replaced, reports have no pictures, plsc-run does not pause and the launcher looks at its ranks five times a second, not
+once; who starts, kills and waits for whom stays. The fork is sound: that process has one thread, and has computed nothing.
+tests/distributed/test_restart.py shows that its runs have the bits of a real launch.
 
     with Warm() as warm: code = warm.start(["tools/run.py", "--nproc_per_node", "2", ...], folder).wait(60)
 """
@@ -204,6 +205,7 @@ def _keep(request: dict, answers: int, said: int) -> None:
 def main(number: int) -> None:
     import paddle.distributed.launch.main  # noqa: F401
     import visualdl  # noqa: F401
+    from paddle.distributed.launch.job.pod import Pod
 
     import plsc.report
     import plsc.results
@@ -212,6 +214,7 @@ def main(number: int) -> None:
 
     plsc.report.draw = lambda *_: []
     plsc.supervisor._PAUSE = 0
+    Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
     assert threading.active_count() == 1
     assert "\nThreads:\t1\n" in Path("/proc/self/status").read_text(), "a fork would inherit locks"
     subprocess.Popen = Forked
