@@ -46,6 +46,7 @@ class Supervisor:
         cfg.check_data()  # here it costs nothing; of ranks that end while they start, the first may not be the one that knows why
         self.folder = Path(cfg.Global.output_dir)
         self._chosen = any(override.startswith("Global.resume=") for override in given.override)
+        self._resumes = cfg.Global.resume
         self._options, self._max_failures = list(options), max_failures
         self._logs = _value(options, "--log_dir")
         if self._logs is None:
@@ -70,6 +71,8 @@ class Supervisor:
     def _run(self, locked: bool) -> int:
         failures, restarts, best = 0, 0, newest_step(self.folder)
         resume = best is not None and not self._chosen and not self._finished(best)
+        # A start that dies early leaves what another run had left there; to go on from that would be to take its result.
+        others = None if resume or self._resumes else _stamp(self.folder, best)
         if resume:
             closed = not list((self.folder / "errors").glob("rank*.alive"))
             how = (
@@ -86,6 +89,8 @@ class Supervisor:
             if code == 0:
                 return 0
             failed, newest = watch.failure(code, self._logs), newest_step(self.folder)
+            if others and others == _stamp(self.folder, newest):
+                best = newest = None
             if failed.user:
                 self._say(f"ERROR {failed.text}; not restarted, the logs are in {self._logs}")
                 return 2
@@ -187,6 +192,14 @@ def newest_step(folder: Path) -> int | None:
     found = (folder / "checkpoints").glob("step-*/manifest.json")
     steps = [re.fullmatch(r"step-(\d{8,})", path.parent.name) for path in found]
     return max((int(step[1]) for step in steps if step), default=None)
+
+
+def _stamp(folder: Path, step: int | None) -> tuple[int, int] | None:
+    """What tells a checkpoint from another of the same step; None without one."""
+    if step is None:
+        return None
+    found = (folder / f"checkpoints/step-{step:08d}/manifest.json").stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _end_the_rest() -> None:

@@ -119,6 +119,17 @@ def test_a_finished_run_is_not_resumed_nor_is_one_against_the_users_word(folder)
     assert ["Global.resume=true" in line for line in starts(folder)] == [False, False, True, False]
 
 
+@pytest.mark.parametrize("overrides", [[], ["Global.resume=false"]])
+def test_a_new_run_that_dies_while_it_starts_does_not_go_on_from_an_older_one(folder, overrides):
+    old = folder / "out/checkpoints/step-00000009"
+    old.mkdir(parents=True)
+    (old / "manifest.json").touch()
+    (folder / "out/results.json").write_text('{"step": 9}')
+    code, (said,) = ended(supervise(folder, FAULT="all:start:kill", overrides=overrides))
+    assert code == 0 and said.endswith("; restart 1 from the beginning")
+    assert len(starts(folder)) == 2 and not any("Global.resume=true" in line for line in starts(folder))
+
+
 @pytest.mark.parametrize("fault", ["1:4:supervisor-dies"])
 def test_a_killed_supervisor_leaves_no_process_and_the_next_start_works(folder, fault):
     process = supervise(folder, FAULT=fault)

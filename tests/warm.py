@@ -1,8 +1,9 @@
 """plsc-run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle: a start costs a
 second and not eight.
 
-Only what Popen does is replaced, and reports have no pictures; who starts, kills and waits for whom stays. The fork is sound: that
-process has one thread, and has computed nothing. tests/distributed/test_restart.py shows that its runs have the bits of a real launch.
+Popen is replaced, reports have no pictures, plsc-run does not pause and the launcher looks at its ranks five times a second, not
+once; who starts, kills and waits for whom stays. The fork is sound: that process has computed nothing and has no thread at work.
+tests/distributed/test_restart.py shows that its runs have the bits of a real launch.
 
     with Warm() as warm: code = warm.start(["tools/run.py", "--nproc_per_node", "2", ...], folder).wait(60)
 """
@@ -80,7 +81,9 @@ class Program:
     def _read_line(self) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
-            line += self._answers.recv(1)
+            byte = self._answers.recv(1)
+            assert byte, "the warm process has ended, see its stderr"
+            line += byte
         return line
 
 
@@ -202,8 +205,10 @@ def _keep(request: dict, answers: int, said: int) -> None:
 
 
 def main(number: int) -> None:
-    import paddle.distributed.launch.main  # noqa: F401
+    import paddle
+    import paddle.distributed.launch.main
     import visualdl  # noqa: F401
+    from paddle.distributed.launch.job.pod import Pod
 
     import plsc.report
     import plsc.results
@@ -212,8 +217,9 @@ def main(number: int) -> None:
 
     plsc.report.draw = lambda *_: []
     plsc.supervisor._PAUSE = 0
-    assert threading.active_count() == 1
-    assert "\nThreads:\t1\n" in Path("/proc/self/status").read_text(), "a fork would inherit locks"
+    Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
+    # A fork has but the thread that forks. Paddle 2.6 starts an idle one when it is imported, 3.x none.
+    assert len(os.listdir("/proc/self/task")) <= (2 if paddle.__version__.startswith("2.") else 1)
     subprocess.Popen = Forked
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended keepers vanish by themselves
     with socket.socket(fileno=number) as requests:
