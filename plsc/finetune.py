@@ -34,7 +34,9 @@ from plsc.tensorfile import tensor_differences, told
 
 IMAGES = 16  # of a new class, evenly spread over those that it has
 _GROUP = 8  # new classes whose images are one batch of the backbone
-_CLASSES_AT_ONCE = 4096 * _GROUP  # new classes whose means are in memory at once, on every rank
+_CLASSES_AT_ONCE = (
+    512 * _GROUP
+)  # new classes whose means are in memory at once, on every rank; a line in the log for each so many
 _ROWS_AT_ONCE = 65_536  # of the centres
 _UNIT = 2.0**-24  # lengths are added up in whole multiples of it: their sum does not depend on the order
 
@@ -89,10 +91,10 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     if not kept and len(random) == data.num_classes:
         return Start(lines, {})
     names = names or [f"class {number}" for number in range(data.num_classes)]
-    by = cfg.Global.keep_centres or "name"
+    by = f" by {cfg.Global.keep_centres or 'name'}" if kept else ""
     gone = f" ({told_names(match.dropped)})" if match.dropped else ""
     lines.append(
-        f"centres: {kept:,} kept by {by}, {len(new):,} new {how}, {len(match.dropped):,} dropped{gone}; all in identities.json"
+        f"centres: {kept:,} kept{by}, {len(new):,} new {how}, {len(match.dropped):,} dropped{gone}; all in identities.json"
     )
     if 0 < len(random) < len(new):
         without = told_names([names[number] for number in random])
@@ -256,6 +258,8 @@ def _mean_centres(
     """
     lost: list[int] = []
     for begin in range(0, len(new), _CLASSES_AT_ONCE):
+        if len(new) > _CLASSES_AT_ONCE:
+            log.get_logger().info(f"centres: means of {begin:,} of {len(new):,} new classes are done")
         classes = new[begin : begin + _CLASSES_AT_ONCE]
         unit_nD = directions(backbone, data, classes)
         known = unit_nD.any(axis=1)
