@@ -30,7 +30,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.manifest import head_config
 from plsc.names import match_names, pick_rows, refuse_twins, told_names
 from plsc.sharding import split
-from plsc.tensorfile import tensor_differences, told
+from plsc.tensorfile import float32_of, tensor_differences, told
 
 IMAGES = 16  # of a new class, evenly spread over those that it has
 _GROUP = 8  # new classes whose images are one batch of the backbone
@@ -215,10 +215,10 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> tuple[floa
     sums = [0, 0, 0]  # lengths, biases, classes
     for at in _blocks(np.flatnonzero(row_S >= 0) if keeps else np.arange(shard.size)):
         if keeps:
-            rows = {name: pick_rows(partial(saved.rows, name), row_S[at]) for name in names}
+            rows = {name: float32_of(pick_rows(partial(saved.rows, name), row_S[at])) for name in names}
             _put(head, state, at, rows)
         else:
-            rows = {name: state[name][at] for name in names}
+            rows = {name: float32_of(state[name][at[0] : at[-1] + 1]) for name in names}
         centres = rows["centres"].reshape(len(at) * head.sub_centres, -1).astype(np.float64)
         sums[0] += _whole(np.linalg.norm(centres, axis=1))
         sums[1] += _whole(rows["bias"]) if head.bank.bias else 0
@@ -238,11 +238,12 @@ def _blocks(rising: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _put(head: SoftmaxHead, state: dict, at: np.ndarray, rows: dict[str, np.ndarray]) -> None:
-    """Overwrite the rows `at` of the shard (rising, of one block); what lies between them is written as it is in `state`."""
+    """Overwrite the rows `at` of the shard (rising, of one block), or the first numbers of each, where `rows` are narrower; the rest
+    of the block is written as it is in `state`, whose arrays may be read by slices only, and may be bfloat16."""
     first, stop = int(at[0]), int(at[-1]) + 1
-    block = {name: np.array(array[first:stop]) for name, array in state.items()}
+    block = {name: float32_of(np.array(array[first:stop])) for name, array in state.items()}
     for name, values in rows.items():
-        block[name][at - first] = values
+        block[name].reshape(stop - first, -1)[at - first, : values[0].size] = values.reshape(len(at), -1)
     head.bank.load_rows(first, block)
 
 
@@ -267,9 +268,7 @@ def _mean_centres(
         inside = known & (classes >= head.shard.start) & (classes < head.shard.stop)
         state = head.bank.state()
         for at in _blocks(classes[inside] - head.shard.start):
-            centres = state["centres"][at]
-            unit = unit_nD[np.searchsorted(classes, at + head.shard.start)]
-            centres[:, : unit.shape[1]] = unit * length
+            centres = length * unit_nD[np.searchsorted(classes, at + head.shard.start)]
             biases = {"bias": np.full(len(at), bias)} if head.bank.bias else {}
             _put(head, state, at, {"centres": centres, **biases})
     return lost
