@@ -20,9 +20,9 @@ FLOORS = (
     "cli door",
     "entry",
     "trainer setters benchmark importers selftest convert doctor ckpt supervisor",
-    "tester results divergence finetune",
+    "tester results divergence restore finetune",
     "backbones heads data embed optim evaluation report checkpoint export",
-    "config distributed launcher guard",
+    "config distributed launcher guard kernels",
     "reference registry sharding environment log unpickle lock",
     "errors",
 )

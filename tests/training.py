@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import paddle
 from safetensors.numpy import load_file
 
 from plsc import distributed, log
-from plsc.backbones.small_resnet import SmallResNet
 from plsc.config import load
 from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
@@ -46,38 +43,6 @@ class OneBadSample(Synthetic):
         if index == 7:
             raise UserError("sample 7: the picture is broken")
         return super().sample(index, epoch)
-
-
-class FaultyNet(SmallResNet):
-    """The network of tiny.yaml; at given steps of this process, once each and in this order, something happens to the run.
-
-    Args:
-        plan: ["rank:step:signal", ...], the signal is for this rank; "rank:step:launcher:signal" and ":supervisor:" for those.
-        marks: folder for a file for each that has happened.
-    """
-
-    def __init__(
-        self,
-        plan: list[str],
-        marks: str,
-        image_shape: tuple[int, int, int],
-        embedding_size: int,
-        widths: list[int],
-        blocks: list[int],
-        dropout: float,
-    ):
-        super().__init__(embedding_size, image_shape, widths, blocks, dropout)
-        self.plan, self.marks, self.steps = plan, Path(marks), 0
-
-    def forward(self, images):
-        self.steps += self.training
-        due = next((item for item in self.plan if not (self.marks / item).exists()), "-1:0:")
-        rank, step, *whom, name = due.split(":")
-        if self.training and (int(rank), int(step)) == (distributed.rank(), self.steps):
-            (self.marks / due).touch()
-            others = {"launcher": os.getppid(), "supervisor": int(os.environ.get("PLSC_RUN_PID", "0"))}
-            os.kill(others[whom[0]] if whom else os.getpid(), signal.Signals[name])
-        return super().forward(images)
 
 
 class DamagedSynthetic(Synthetic):
@@ -193,3 +158,13 @@ def assert_same_arrays(one: Path, other: Path) -> None:
     assert {name.split(":")[0] for name in first} == {"backbone", "optimizer", "head"}
     assert first.keys() == second.keys()
     assert not [name for name in first if first[name].tobytes() != second[name].tobytes()]
+
+
+def assert_equal_runs(output: Path, expected: Path) -> None:
+    """Every row once, the loss of every step to the bit, weights and momentum of backbone and head to the byte."""
+    found, wanted = rows(output), rows(expected)
+    last = wanted[-1]["step"]
+    assert steps(found) == list(range(1, last + 1))
+    assert [row["loss"].hex() for row in found] == [row["loss"].hex() for row in wanted]
+    assert found == wanted and rows(output, evaluations=True) == rows(expected, evaluations=True)
+    assert_same_arrays(checkpoint(output, last), checkpoint(expected, last))

@@ -30,6 +30,7 @@ from plsc.heads.bank import BANKS
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
+from plsc.heads.walk import Workspace
 from plsc.sharding import ClassShard
 
 
@@ -67,8 +68,8 @@ class SoftmaxHead:
             own B samples only, and sums the centres' gradients over the ranks.
         bias: one number per class added to the logit.
         sub_centres: centres of each class, of which the nearest counts; more than 1 takes up label noise. Only with a margin.
-        sample_rate: share of the shard's classes that take part in a step (Partial FC): all positives of the step, the rest drawn
-            anew each step; 1.0 takes all. Only with `sharded`.
+        sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part together with all positives
+            of the step; 1.0 takes all. Only with `sharded`.
         bank: where the centres live, "device" or "host" (see bank.py).
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
@@ -88,6 +89,7 @@ class SoftmaxHead:
         sample_rate: float = 1.0,
         bank: str = "device",
         budget: int = 64 << 20,
+        compute_dtype: str = "float32",
         init_std: float | None = None,
         seed: int = 0,
         momentum: float = 0.9,
@@ -118,12 +120,13 @@ class SoftmaxHead:
             momentum=momentum,
             weight_decay=weight_decay,
         )
+        self.compute_dtype, self.workspace = compute_dtype, Workspace()
         self.similarity = Similarity(self.bank, margin is not None, sub_centres)
 
     def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
         """Embeddings [B, D] (or [B, D, 1, 1]) float and labels [B] int64 of this rank -> HeadOutput. Every rank calls it.
 
-        number: of the training step; with the seed and the rank it decides which classes are sampled.
+        number: of the training step; with the seed it decides which classes are sampled.
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
@@ -140,9 +143,9 @@ class SoftmaxHead:
         """The pieces of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         step = Step(self, emb.flatten(1), label_B, number=None)
         step.forward(keep=False)
-        logit_NS = step.logits(0, self.shard.size)[0]
+        logit_NS = step.walk.logits(0, self.shard.size)[0]
         if len(step.row_P):
-            step.put(logit_NS, 0, self.shard.size, self.scale * step.target_P)
+            step.walk.put(logit_NS, 0, self.shard.size, self.scale * step.target_P)
         prob_NS = (logit_NS - step.lse_N.unsqueeze(1)).exp()
         return ShardInfo(logit_NS, prob_NS, step.local_N, self.shard.size)
 
