@@ -30,11 +30,13 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.manifest import head_config
 from plsc.names import match_names, pick_rows, refuse_twins, told_names
 from plsc.sharding import split
-from plsc.tensorfile import tensor_differences, told
+from plsc.tensorfile import float32_of, tensor_differences, told
 
 IMAGES = 16  # of a new class, evenly spread over those that it has
 _GROUP = 8  # new classes whose images are one batch of the backbone
-_CLASSES_AT_ONCE = 4096 * _GROUP  # new classes whose means are in memory at once, on every rank
+_CLASSES_AT_ONCE = (
+    512 * _GROUP
+)  # new classes whose means are in memory at once, on every rank; a line in the log for each so many
 _ROWS_AT_ONCE = 65_536  # of the centres
 _UNIT = 2.0**-24  # lengths are added up in whole multiples of it: their sum does not depend on the order
 
@@ -89,10 +91,10 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     if not kept and len(random) == data.num_classes:
         return Start(lines, {})
     names = names or [f"class {number}" for number in range(data.num_classes)]
-    by = cfg.Global.keep_centres or "name"
+    by = f" by {cfg.Global.keep_centres or 'name'}" if kept else ""
     gone = f" ({told_names(match.dropped)})" if match.dropped else ""
     lines.append(
-        f"centres: {kept:,} kept by {by}, {len(new):,} new {how}, {len(match.dropped):,} dropped{gone}; all in identities.json"
+        f"centres: {kept:,} kept{by}, {len(new):,} new {how}, {len(match.dropped):,} dropped{gone}; all in identities.json"
     )
     if 0 < len(random) < len(new):
         without = told_names([names[number] for number in random])
@@ -213,10 +215,10 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> tuple[floa
     sums = [0, 0, 0]  # lengths, biases, classes
     for at in _blocks(np.flatnonzero(row_S >= 0) if keeps else np.arange(shard.size)):
         if keeps:
-            rows = {name: pick_rows(partial(saved.rows, name), row_S[at]) for name in names}
+            rows = {name: float32_of(pick_rows(partial(saved.rows, name), row_S[at])) for name in names}
             _put(head, state, at, rows)
         else:
-            rows = {name: state[name][at] for name in names}
+            rows = {name: float32_of(state[name][at[0] : at[-1] + 1]) for name in names}
         centres = rows["centres"].reshape(len(at) * head.sub_centres, -1).astype(np.float64)
         sums[0] += _whole(np.linalg.norm(centres, axis=1))
         sums[1] += _whole(rows["bias"]) if head.bank.bias else 0
@@ -236,11 +238,12 @@ def _blocks(rising: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _put(head: SoftmaxHead, state: dict, at: np.ndarray, rows: dict[str, np.ndarray]) -> None:
-    """Overwrite the rows `at` of the shard (rising, of one block); what lies between them is written as it is in `state`."""
+    """Overwrite the rows `at` of the shard (rising, of one block), or the first numbers of each, where `rows` are narrower; the rest
+    of the block is written as it is in `state`, whose arrays may be read by slices only, and may be bfloat16."""
     first, stop = int(at[0]), int(at[-1]) + 1
-    block = {name: np.array(array[first:stop]) for name, array in state.items()}
+    block = {name: float32_of(np.array(array[first:stop])) for name, array in state.items()}
     for name, values in rows.items():
-        block[name][at - first] = values
+        block[name].reshape(stop - first, -1)[at - first, : values[0].size] = values.reshape(len(at), -1)
     head.bank.load_rows(first, block)
 
 
@@ -256,6 +259,8 @@ def _mean_centres(
     """
     lost: list[int] = []
     for begin in range(0, len(new), _CLASSES_AT_ONCE):
+        if len(new) > _CLASSES_AT_ONCE:
+            log.get_logger().info(f"centres: means of {begin:,} of {len(new):,} new classes are done")
         classes = new[begin : begin + _CLASSES_AT_ONCE]
         unit_nD = directions(backbone, data, classes)
         known = unit_nD.any(axis=1)
@@ -263,9 +268,7 @@ def _mean_centres(
         inside = known & (classes >= head.shard.start) & (classes < head.shard.stop)
         state = head.bank.state()
         for at in _blocks(classes[inside] - head.shard.start):
-            centres = state["centres"][at]
-            unit = unit_nD[np.searchsorted(classes, at + head.shard.start)]
-            centres[:, : unit.shape[1]] = unit * length
+            centres = length * unit_nD[np.searchsorted(classes, at + head.shard.start)]
             biases = {"bias": np.full(len(at), bias)} if head.bank.bias else {}
             _put(head, state, at, {"centres": centres, **biases})
     return lost

@@ -8,6 +8,7 @@ import pytest
 
 from plsc import finetune
 from plsc.checkpoint import Checkpoint
+from plsc.config import load
 from plsc.data.dataset import EVALUATION
 from plsc.embed import to_input
 from plsc.errors import UserError
@@ -108,10 +109,11 @@ def test_new_ones_at_random_are_those_of_a_new_head(before, tmp_path):
     assert "3 new at random, 2 dropped" in said.lines[-1] and said.identities["random"] == ["x", "y", "z"]
 
 
-def test_many_groups_and_chunks_give_the_same(before, tmp_path, monkeypatch):
+def test_many_groups_and_chunks_give_the_same(before, tmp_path, monkeypatch, capsys):
     whole = started(tmp_path / "a", before, names=MANY)[0].head.bank.state()["centres"]
     monkeypatch.setattr(finetune, "_CLASSES_AT_ONCE", finetune._GROUP)
     cut = started(tmp_path / "b", before, names=MANY)[0].head.bank.state()["centres"]
+    assert "centres: means of 32 of 33 new classes are done\n" in capsys.readouterr().out
     assert whole.tobytes() == cut.tobytes() and len(np.unique(whole, axis=0)) == len(MANY)
 
 
@@ -176,6 +178,7 @@ def test_a_new_head_can_start_from_means_too(before, tmp_path):
     for label in range(len(NEW)):
         assert np.allclose(state[label], reference(trainer, label, length), rtol=0, atol=1e-6 * length)
     assert said.lines[1] == "the head is new: Global.keep_centres is none" and said.identities["new"] == NEW
+    assert said.lines[2].startswith("centres: 0 kept, 12 new from the mean embeddings")
 
 
 @pytest.mark.parametrize("head, kept", [("adaface", True), ("dist_adaface", True), ("curricularface", False)])
@@ -277,6 +280,13 @@ def test_it_works_together_with_edited_identities(before, tmp_path):
     saved, state = arrays(before)["head: centres"], trainer.head.bank.state()["centres"]
     assert state[NEW.index("x")].tobytes() == saved[3].tobytes()
     assert said.identities["new"] == ["p0", "y", "z"] and said.identities["dropped"] == ["p10"]
+
+
+def test_what_to_keep_needs_a_checkpoint():
+    for key in ("keep_centres=none", "new_centres=mean"):
+        with pytest.raises(UserError) as raised:
+            load(None, [f"Global.{key}"])
+        assert f"Global.{key.partition('=')[0]}: has no meaning without Global.init_from" in str(raised.value)
 
 
 # ---- the backbone
