@@ -9,6 +9,7 @@ all that a resumed run has to be given.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -22,13 +23,14 @@ from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
 from plsc.data.dataset import IdentificationSet, class_names
 from plsc.data.loader import Loader
-from plsc.divergence import Divergence, finite_arrays
+from plsc.divergence import DivergedError, Divergence, finite_arrays
 from plsc.embed import to_input
 from plsc.errors import UserError
 from plsc.guard import Guard
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput
 from plsc.restore import build_backbone, load_backbone, load_head
+from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
 from plsc.tensorfile import tensor_differences, told
@@ -153,19 +155,30 @@ class Trainer(Tester):
         self.guard.beat(self.step)
         try:
             while self.step < self.total_steps and not self.guard.stopped:
-                epoch, done = divmod(self.step, self.steps_per_epoch)
-                replaced, self._replaced = self._replaced, 0
-                for batch in self.loader.epoch(epoch, done, replaced):
-                    learning_rate = self.schedule(self.step)
-                    out = self.train_step(*batch, learning_rate)
-                    self._after_step(out, learning_rate)
-                    if self.step == self.total_steps or self._stops(epoch + 1):
-                        break
+                try:
+                    self._train_epoch()
+                except DivergedError as error:
+                    with self.progress.pause():
+                        self.guard.rest()
+                        roll_back(self, error)
+                    self.guard.beat(self.step)
         finally:
             self.guard.rest()
             self.progress.close()
             self.loader.close()
             self.seconds = time.monotonic() - began
+
+    def _train_epoch(self) -> None:
+        """What is left of the epoch, up to the run's end."""
+        epoch, done = divmod(self.step, self.steps_per_epoch)
+        replaced, self._replaced = self._replaced, 0
+        with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
+            for batch in batches:
+                learning_rate = self.schedule(self.step) * FACTOR**self.divergence.rollbacks
+                out = self.train_step(*batch, learning_rate)
+                self._after_step(out, learning_rate)
+                if self.step == self.total_steps or self._stops(epoch + 1):
+                    break
 
     def _stops(self, epoch: int) -> bool:
         """Whether some rank was asked to stop; if so, all of them have saved this step. UserError if they could not."""
@@ -295,7 +308,7 @@ class Trainer(Tester):
                     "replaced": self._replaced_so_far(),
                     "flip": self.cfg.DataLoader.Eval.flip,
                     "best": best,
-                    "skipped": self.divergence.skipped,
+                    **self.divergence.state(),
                 },
                 config_yaml=self.cfg.to_yaml(),
                 contract=self.dataset.contract,
@@ -348,7 +361,7 @@ class Trainer(Tester):
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         load_head(self.head, saved)
         self.step, self.best, self._saved = saved.step, saved.state.get("best"), saved.step
-        self.divergence.skipped = saved.state.get("skipped", 0)
+        self.divergence.load_state(saved.state)
         self.threshold = saved.state.get("threshold")
         self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
