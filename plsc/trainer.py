@@ -304,7 +304,7 @@ class Trainer(Tester):
                     "image_shape": list(self.dataset.image_shape),
                     "margin": self.head.margin.state() if self.head.margin else {},
                     "threshold": self.threshold,
-                    "optimizer": type(self.optimizer).__name__,
+                    **self._kinds(),
                     "replaced": self._replaced_so_far(),
                     "flip": self.cfg.DataLoader.Eval.flip,
                     "best": best,
@@ -337,10 +337,10 @@ class Trainer(Tester):
             backbone=self.backbone.state_dict(),
             head=self.head.bank.state(),
         )
-        kinds = {"optimizer": type(self.optimizer).__name__, "preparation of pictures": self.dataset.contract}
-        theirs = {"optimizer": saved.state.get("optimizer"), "preparation of pictures": saved.contract}
+        kinds = {**self._kinds(), "preparation of pictures": self.dataset.contract}
+        theirs = {**saved.state, "preparation of pictures": saved.contract}
         for what, kind in kinds.items():
-            if theirs[what] not in (None, kind):
+            if theirs.get(what) not in (None, kind):
                 raise UserError(
                     f"checkpoint {saved.path.name} was made with the {what} {theirs[what]}, this run has {kind}: resume with "
                     "the same, or start a new run with Global.init_from in another Global.output_dir"
@@ -365,6 +365,13 @@ class Trainer(Tester):
         self.threshold = saved.state.get("threshold")
         self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
+
+    def _kinds(self) -> dict[str, str]:
+        """What has no shape by which a checkpoint of another could be told. A head is the same spread over the ranks or not."""
+        return {
+            "optimizer": type(self.optimizer).__name__,
+            "head": self.cfg.Head.name.removeprefix("dist_"),
+        }
 
     def _of_this_rank(self, counts: list[int]) -> int:
         """A count of each rank of the run before; with another number of ranks, their sum as evenly as it goes."""
