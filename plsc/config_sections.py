@@ -113,6 +113,9 @@ class GlobalCfg(Section):
     max_skipped: int = Field(10, ge=1)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
     the first (docs/resume.md)."""
+    rollbacks: int = Field(0, ge=0)
+    """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
+    from before them, and on with half the learning rate it had (docs/resume.md)."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""

@@ -37,6 +37,7 @@ ROOM_OF = {
     "selftest_parts": "selftest",
     **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
     "postmortem": "supervisor",
+    "rollback": "trainer",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor"
