@@ -113,7 +113,7 @@ def measure(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
         "step_over_products": seconds["step"] / seconds["products"],
         "step_over_dense": seconds["step"] / seconds["dense"] if "dense" in seconds else None,
         "peak_bytes": peak,
-        "planned_bytes": memory(cfg.Head, shard.size, selected, args.dim, args.batch),
+        "planned_bytes": memory(cfg.Head, shard.size, selected, args.dim, args.batch, threads),
     }
 
 

@@ -189,7 +189,8 @@ def head_bytes(case: Case, rate: float) -> dict[str, int]:
     from plsc.heads.cost import memory
 
     cfg = case.cfg
-    return memory(cfg.Head, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples)
+    threads = max(1, (os.cpu_count() or 1) // case.ranks)
+    return memory(cfg.Head, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples, threads)
 
 
 def backbone_bytes(case: Case, found: dict) -> dict[str, int]:

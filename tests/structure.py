@@ -22,7 +22,7 @@ FLOORS = (
     "trainer setters benchmark importers selftest convert doctor ckpt supervisor",
     "tester results divergence restore",
     "backbones heads data embed optim evaluation report checkpoint export",
-    "config distributed launcher guard",
+    "config distributed launcher guard kernels",
     "reference registry sharding environment log unpickle lock timing",
     "errors",
 )

@@ -10,31 +10,42 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
-from plsc import distributed
+from plsc import distributed, kernels
 from plsc.config import Config
 from plsc.config_sections import HeadCfg
 from plsc.heads import build_head
 from plsc.heads.blocks import plan_blocks
+from plsc.kernels import softmax
 
 
-def memory(cfg: HeadCfg, classes: int, selected: int, embedding_size: int, samples: int) -> dict[str, int]:
+def memory(
+    cfg: HeadCfg, classes: int, selected: int, embedding_size: int, samples: int, threads: int = 1
+) -> dict[str, int]:
     """Bytes on a rank by part: what rests there, and what a step needs besides.
 
     Args:
         classes: S, of this rank's shard. selected: K, of them in a step. samples: N, that the rank judges.
+        threads: of the rank; with kernels each has blocks of its own.
     """
-    width = embedding_size * cfg.sub_centres
-    row = 4 * (width + cfg.bias)
-    budget = int(cfg.logits_budget_mb * 2**20)
-    block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget)
-    work = block * 4 * (3 * samples * cfg.sub_centres + 4 * width) + kept * 4 * samples * selected
+    row = 4 * (embedding_size * cfg.sub_centres + cfg.bias)
     return {
         "centres": classes * row,
         "momentum": classes * row,
         "gradient": selected * row,
-        "blocks": work,
+        "blocks": _blocks(cfg, selected, embedding_size * cfg.sub_centres, samples, threads),
         "embeddings": 6 * 4 * samples * embedding_size,
     }
+
+
+def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int) -> int:
+    budget = int(cfg.logits_budget_mb * 2**20)
+    hooked = cfg.name.endswith("curricularface") or cfg.filter_above is not None
+    if kernels.multiplies() and cfg.sub_centres == 1 and not hooked:
+        exps = 4 * samples * selected
+        of_thread = 4 * (softmax.BLOCK * (width + samples) + samples * width)
+        return (exps if exps <= budget else 0) + threads * of_thread
+    block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget)
+    return 4 * block * (3 * samples * cfg.sub_centres + 4 * width) + kept * 4 * samples * selected
 
 
 class Trial:

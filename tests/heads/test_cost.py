@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from plsc import kernels
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.cost import Trial, memory
+from plsc.kernels import softmax
 
 DIM = "Model.embedding_size=16"
 
@@ -31,11 +33,27 @@ def test_what_rests_and_the_gradient_are_as_large_as_computed(head):
 
 
 @pytest.mark.parametrize("budget", [0.1, 64])
-def test_the_blocks_stay_within_the_budget(budget):
+def test_the_blocks_stay_within_the_budget(budget, monkeypatch):
     cfg = load(None, [f"Head.logits_budget_mb={budget}"]).Head
+    monkeypatch.setenv("PLSC_KERNELS", "0")
     found = memory(cfg, 100_000, 100_000, 512, 64)["blocks"]
     block, kept = plan_blocks(64, 100_000, 512, 1, int(budget * 2**20))
     assert found == 4 * block * (3 * 64 + 4 * 512) + 4 * 64 * 100_000 * kept <= budget * 2**20
+
+
+def test_with_kernels_each_thread_has_blocks_and_a_margin_that_hooks_in_has_none():
+    if not kernels.multiplies():
+        pytest.skip("there are no kernels with products here")
+
+    def blocks(threads, **keys):
+        cfg = load(
+            None, [f"Head={{logits_budget_mb: 1, {', '.join(f'{k}: {v}' for k, v in keys.items())}}}"]
+        ).Head
+        return memory(cfg, 100_000, 2000, 64, 32, threads)["blocks"]
+
+    of_thread = 4 * (softmax.BLOCK * (64 + 32) + 32 * 64)
+    assert blocks(1) == 4 * 32 * 2000 + of_thread and blocks(3) - blocks(1) == 2 * of_thread
+    assert blocks(3, filter_above=0.4) == blocks(1, filter_above=0.4) != blocks(1)
 
 
 def test_a_trial_trains():
