@@ -70,6 +70,7 @@ setup(
             "plsc-convert = plsc.cli:convert",
             "plsc-doctor = plsc.cli:doctor",
             "plsc-ckpt = plsc.cli:ckpt",
+            "plsc-plan = plsc.cli:plan",
         ]
     },
 )

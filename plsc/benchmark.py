@@ -1,4 +1,4 @@
-"""Speed and memory of the parts, measured: `python tools/benchmark.py head --classes 1000000 --dim 128`, or `loader`.
+"""Speed and memory of the parts, measured: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan`.
 
 Timings on a shared machine drift, so what is compared is measured alternately in one run and given as a ratio of medians. Memory
 is the process's peak resident set above what it was once Paddle had computed something, from /proc (Linux).
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
-import numpy as np
-
-from plsc import environment
+from plsc import environment, launcher
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
@@ -29,122 +31,116 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def head(args: argparse.Namespace) -> dict:
-    """One step of the head (forward, backward, update), against the three bare matrix products of the same shapes."""
-    threads, _ = environment.prepare(args.threads)
-    import paddle
-
-    from plsc import distributed
-    from plsc.heads.blocks import plan_blocks
-    from plsc.heads.margins import ArcFace
-    from plsc.heads.softmax import SoftmaxHead
-
-    distributed.init("cpu", threads)
-    rng = np.random.default_rng(0)
-    emb = paddle.to_tensor(rng.standard_normal((args.batch, args.dim)), dtype="float32", stop_gradient=False)
-    label = paddle.to_tensor(rng.integers(0, args.classes, args.batch))
-
-    def step(head: SoftmaxHead) -> None:
-        head(emb, label % head.shard.num_classes).loss.backward()
-        head.step(0.1)
-        emb.clear_grad()
-
-    budget = int(args.budget_mb * 2**20)
-    step(
-        SoftmaxHead(1000, args.dim, ArcFace(), scale=64.0)
-    )  # Paddle's own base: libraries, threads, first buffers
-    base = resident_bytes()
-    reset_peak()
-    measured = SoftmaxHead(args.classes, args.dim, ArcFace(), scale=64.0, budget=budget)
-    for _ in range(2):
-        step(measured)
-    peak = resident_bytes("VmHWM") - base
-    bank = 3 * 4 * args.classes * args.dim
-    block, kept = plan_blocks(args.batch, args.classes, args.dim, 1, budget)
-    seconds = alternate(args.runs, {"step": lambda: step(measured), "products": bare_products(args)})
-    return {
-        **{key: value for key, value in vars(args).items() if key not in ("part", "json")},
-        "threads": threads,
-        "block": block,
-        "exponentials": "kept" if kept else "recomputed",
-        "bank_mb": bank / 2**20,
-        "peak_mb": peak / 2**20,
-        "allowed_mb": (bank + budget) * 1.1 / 2**20,
-        "step_seconds": seconds["step"],
-        "products_seconds": seconds["products"],
-        "step_over_products": seconds["step"] / seconds["products"],
-    }
-
-
-def bare_products(args: argparse.Namespace):
-    """The floor: [N, D] x [D, C], [N, C] x [C, D] and [C, N] x [N, D] by paddle.matmul, whole if [N, C] fits 2 GB."""
-    import paddle
-
-    classes = min(args.classes, 2**31 // (4 * args.batch))
-    repeat = args.classes / classes
-    emb, centres = paddle.randn([args.batch, args.dim]), paddle.randn([classes, args.dim])
-
-    def run() -> float:
-        logits = paddle.matmul(emb, centres, transpose_y=True)
-        paddle.matmul(logits, centres)
-        paddle.matmul(logits, emb, transpose_x=True)
-        return repeat
-
-    return run
-
-
 def alternate(runs: int, work: dict) -> dict:
     """Median seconds of each, run in turn `runs` times; a number that the work returns scales its time."""
     times: dict[object, list[float]] = {name: [] for name in work}
     for _ in range(runs):
         for name, function in work.items():
             began = time.perf_counter()
-            factor = function() or 1.0
-            times[name].append((time.perf_counter() - began) * factor)
+            factor = function()
+            seconds = time.perf_counter() - began
+            times[name].append(seconds * (factor if isinstance(factor, float) else 1.0))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def show(found: dict) -> str:
-    """One number or word a line."""
-    return "\n".join(
-        f"{key:20}{value:,.3f}" if isinstance(value, float) else f"{key:20}{value}"
-        for key, value in found.items()
+def run_ranks(arguments: list[str], ranks: int, logs: Path) -> str:
+    """`python -m plsc *arguments` on new processes; the last line that they say."""
+    lines: list[str] = []
+    if ranks > 1:
+        launcher.launch(arguments, ranks, logs, lines.append)
+    else:
+        path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
+        done = subprocess.run(
+            [sys.executable, "-m", "plsc", *arguments],
+            check=False,
+            env={**environment.for_ranks(), "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lines = done.stdout.splitlines()
+    said = [line.strip() for line in lines if line.strip() and "LAUNCH" not in line]
+    return said[-1] if said else "nothing was said"
+
+
+def circumstances() -> dict:
+    """What a number depends on besides the command: processor, Paddle, commit (None outside a checkout)."""
+    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        commit = subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip() or None
+    except FileNotFoundError:
+        commit = None
+    packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    return {
+        "machine": next(
+            (line.split(": ")[1] for line in cpuinfo if line.startswith("model name")), "unknown"
+        ),
+        "processors": os.cpu_count(),
+        "paddle": next((v for name, v in packages.items() if (name or "").startswith("paddlepaddle")), None),
+        "commit": commit,
+    }
+
+
+def told(found: dict) -> str:
+    """The circumstances in a line."""
+    return f"{found['processors']} processors {found['machine']}, Paddle {found['paddle']}, commit {found['commit']}"
+
+
+def draw(lines: dict[str, list[tuple[float, float]]], across: str, up: str) -> bytes:
+    """A PNG: label -> points (x, y), both axes logarithmic."""
+    from plsc.drawing import COLOURS, new_figure, png_of, styled
+
+    with styled():
+        figure = new_figure(4.5)
+        axes = figure.add_subplot(xlabel=across, ylabel=up, xscale="log", yscale="log")
+        for number, (label, points) in enumerate(lines.items()):
+            style = ("-", "--", ":")[number // len(COLOURS) % 3]
+            axes.plot(*zip(*sorted(points)), f"o{style}", color=COLOURS[number % len(COLOURS)], label=label)
+        axes.legend(loc="upper left", fontsize=8)
+        return png_of(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python tools/benchmark.py PART ...`."""
+    # Here: they take from this module what they share.
+    from plsc import (
+        benchmark_backbone,
+        benchmark_collectives,
+        benchmark_end2end,
+        benchmark_head,
+        benchmark_loader,
+        benchmark_plan,
     )
 
-
-def main(argv: list[str] | None = None) -> int:
-    from plsc import benchmark_backbone, benchmark_loader  # which take `alternate` from here
-
-    parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
-    parts = parser.add_subparsers(dest="part", required=True)
-    of_head = parts.add_parser("head", help=head.__doc__)
-    of_head.add_argument("--classes", type=int, default=100_000)
-    of_head.add_argument("--dim", type=int, default=512, help="embedding size")
-    of_head.add_argument("--batch", type=int, default=256, help="samples in the global batch")
-    of_head.add_argument("--budget-mb", type=float, default=64.0, help="Head.logits_budget_mb")
-    of_head.add_argument("--threads", type=int, help="default: all processors")
-    of_loader = parts.add_parser("loader", help=benchmark_loader.loader.__doc__)
-    of_loader.add_argument(
-        "path", nargs="?", help="a .rec or list file; default: synthetic jpgs, made for the run"
-    )
-    of_loader.add_argument("--images", type=int, default=4000, help="synthetic jpgs")
-    of_loader.add_argument("--size", type=int, default=112, help="height and width")
-    of_loader.add_argument("--batch", type=int, default=128)
-    of_loader.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
-    parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
-    for part in (of_head, of_loader):
-        part.add_argument("--runs", type=int, default=5)
-        part.add_argument("--json", type=Path, help="also write the numbers there")
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["backbone"]:
         return benchmark_backbone.main(argv[1:])
+    measures = {
+        "head": (benchmark_head, benchmark_head.head),
+        "loader": (benchmark_loader, benchmark_loader.loader),
+        "collectives": (benchmark_collectives, benchmark_collectives.collectives),
+        "end2end": (benchmark_end2end, benchmark_end2end.end2end),
+        "plan": (benchmark_plan, benchmark_plan.check),
+    }
+    parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
+    for name, (module, measure) in measures.items():
+        part = parts.add_parser(name, help=measure.__doc__)
+        module.add_arguments(part)
+        part.add_argument("--json", type=Path, help="also write the numbers there")
     args = parser.parse_args(argv)
-    if args.part == "head":
-        found = head(args)
-        print(show(found))
-    else:
-        found = benchmark_loader.loader(args)
-        print(benchmark_loader.show(found))
+    module, measure = measures[args.part]
+    found = measure(args)
+    row = getattr(args, "row", None)
+    if row:  # of new processes of our own, rank 0's
+        if environment.rank_from_env() == 0:
+            row.write_text(json.dumps(found))
+        return 0
+    print(module.show(found))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if getattr(args, "plot", None):
+        args.plot.write_bytes(module.plot(found))
     return 0

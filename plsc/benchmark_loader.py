@@ -69,6 +69,17 @@ def write_jpgs(folder: str, count: int, size: int) -> str:
     return str(path)
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", nargs="?", help="a .rec or list file; default: synthetic jpgs, made for the run"
+    )
+    parser.add_argument("--images", type=int, default=4000, help="synthetic jpgs")
+    parser.add_argument("--size", type=int, default=112, help="height and width")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+
+
 def loader(args: argparse.Namespace) -> dict:
     """Images a second of the loader with uint8 batches and with float32 ones, and whether workers change a bit."""
     with tempfile.TemporaryDirectory() as folder:

@@ -30,6 +30,8 @@ _OTHERS = {
     "convert": "a set of images to another format",
     "doctor": "what is wrong with a set of images",
     "selftest": "check this machine",
+    "plan": "what a run will take: memory, time, how many classes fit",
+    "benchmark": "speed and memory of the parts",
 }
 
 
@@ -102,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "doctor": doctor,
         "import": import_weights,
         "ckpt": ckpt,
+        "benchmark": benchmark,
+        "plan": plan,
     }
     if argv and argv[0] in others:
         return others[argv[0]](argv[1:])
@@ -152,6 +156,20 @@ def selftest(argv: Sequence[str] | None = None) -> int:
     from plsc.selftest import main  # here: it imports Paddle
 
     return main(argv, threads)
+
+
+def plan(argv: Sequence[str] | None = None) -> int:
+    """`plsc-plan`."""
+    from plsc.plan import main  # here: the verbs do without it
+
+    return _without_traceback(lambda: main(argv))
+
+
+def benchmark(argv: Sequence[str] | None = None) -> int:
+    """tools/benchmark.py."""
+    from plsc.benchmark import main  # here: the verbs do without it
+
+    return _without_traceback(lambda: main(argv))
 
 
 def convert(argv: Sequence[str] | None = None) -> int:

@@ -107,6 +107,9 @@ class GlobalCfg(Section):
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
     eval_every_steps: Optional[int] = Field(None, ge=1)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
+    profile: bool = False
+    """Measure what the time of a step goes into: a field of `metrics.jsonl`'s rows and a chart in the report
+    (docs/performance.md)."""
     hang_seconds: int = Field(600, ge=0)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc-run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""

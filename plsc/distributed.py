@@ -26,6 +26,7 @@ from plsc.environment import rank_from_env as rank
 from plsc.environment import world_size_from_env as world_size
 from plsc.errors import UserError
 from plsc.sharding import split
+from plsc.timing import timer
 
 _barriers = itertools.count()
 PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
@@ -80,6 +81,12 @@ def _groups_of_all_ranks_share_one():
         dist.new_group = original
 
 
+def finish() -> None:
+    """Wait until the device has done what it was given, so that a clock shows the work's time. A CPU has, always."""
+    if not paddle.get_device().startswith("cpu"):
+        paddle.device.synchronize()
+
+
 def data_parallel(layer: paddle.nn.Layer) -> paddle.nn.Layer:
     """Replicate `layer`: rank 0's parameters on every rank, gradients averaged over the ranks during backward."""
     return fleet.distributed_model(layer) if world_size() > 1 else layer
@@ -92,7 +99,8 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
     """
     assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order and say nothing"
     if world_size() > 1:
-        dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
+        with timer.part("gather"):
+            dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
     return x
 
 
@@ -126,7 +134,8 @@ def gather_counts(count: int) -> list[int]:
     if world_size() == 1:
         return [count]
     counts: list = []
-    dist.all_gather(counts, paddle.to_tensor([count], dtype="int64"))
+    with timer.part("gather"):
+        dist.all_gather(counts, paddle.to_tensor([count], dtype="int64"))
     return [c.item() for c in counts]
 
 
@@ -142,7 +151,8 @@ def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
     if x.shape[0] < most:
         x = paddle.concat([x, paddle.zeros([most - x.shape[0], *x.shape[1:]], dtype=x.dtype)])
     parts: list = []
-    dist.all_gather(parts, x.contiguous())
+    with timer.part("gather"):
+        dist.all_gather(parts, x.contiguous())
     return paddle.concat([part[:count] for part, count in zip(parts, counts)])
 
 

@@ -21,6 +21,7 @@ from paddle import _C_ops
 from plsc import distributed, log
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.timing import timer
 
 DUMPS = 20  # batches that one process writes; a run that skips now and then for weeks must not fill the disk
 
@@ -98,8 +99,10 @@ class Divergence:
         ok = math.isfinite(out.loss.item())
         if ok:
             emb_BD.register_hook(self._see_gradient)
-            out.loss.backward()
-            ok = distributed.every(finite(self._gradients().values()))
+            with timer.part("backward"):
+                out.loss.backward()
+            with timer.part("check"):
+                ok = distributed.every(finite(self._gradients().values()))
         if ok:
             self.in_a_row = 0
             self._out = self._emb_BD = self._emb_grad_BD = None

@@ -26,20 +26,8 @@ from plsc.sharding import split
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "identities.json"),
-    *(
-        "report.html",
-        "results.json",
-        "curves.png",
-        "roc.png",
-        "det.png",
-        "cmc.png",
-        "histogram.png",
-        "worst_pairs.png",
-        "confusion.png",
-        "export",
-        "test",
-        "predict",
-    ),
+    *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
+    *("worst_pairs.png", "confusion.png", "steps.png", "export", "test", "predict"),
 )
 
 

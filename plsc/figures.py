@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from plsc.drawing import COLOURS, FAINT, INK, LINE, WIDTH, colours, drawable, new_figure, png_of, styled
 from plsc.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
+from plsc.timing import PARTS
 
 MAIN = COLOURS[0]
 
@@ -70,6 +71,7 @@ def draw(
             ("Similarities", "histogram.png"): draw_histogram(pairs),
             ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(pairs, worst),
             ("Identification", "cmc.png"): draw_cmc(searches),
+            ("Time of a step", "steps.png"): draw_steps(rows),
         }
         return [
             Picture(heading, file, png_of(figure) if figure else None, text)
@@ -152,6 +154,29 @@ def _plot_evaluations(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str) -
         bottom, top = axes.get_ylim()
         axes.set_ylim(bottom - 0.12 * len(names) * (top - bottom), top)  # the legend gets room of its own
         axes.legend(loc="lower right")
+
+
+def draw_steps(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
+    """What a training step's time went into: medians over the logged steps."""
+    profiles = [row["profile"] for row in rows if "profile" in row]
+    profiles = profiles[1:] or profiles  # in the first, workers start and memory is got
+    if not profiles:
+        return None, "No times: set Global.profile to measure what the time of a step goes into."
+    names = list(reversed(profiles[0]))
+    milliseconds = [1e3 * float(np.median([profile[name] for profile in profiles])) for name in names]
+    total = sum(milliseconds)
+    figure = new_figure(0.32 * len(names) + 0.9)
+    axes = figure.add_subplot(
+        title="Time of a step", xlabel="milliseconds", xlim=(0, 1.25 * max(milliseconds))
+    )
+    bars = axes.barh(names, milliseconds, color=MAIN)
+    axes.bar_label(bars, [f"{part:.1f} ({part / total:.0%})" for part in milliseconds], padding=4, fontsize=8)
+    axes.grid(visible=False, axis="y")
+    told = "; ".join(f"{name}: {PARTS[name]}" for name in reversed(names))
+    return (
+        figure,
+        f"Rank 0, median over the logged steps, {total:.1f} ms in all. {told[0].upper()}{told[1:]}.",
+    )
 
 
 # Classification

@@ -15,14 +15,19 @@ from pathlib import Path
 
 from plsc import environment
 
+MAIN = Path(__file__).with_name("__main__.py")
 
-def launch(arguments: Sequence[str], ranks: int, logs: Path, say: Callable[[str], object]) -> int:
+
+def launch(
+    arguments: Sequence[str], ranks: int, logs: Path, say: Callable[[str], object], main: Path = MAIN
+) -> int:
     """Run `python -m plsc *arguments` on `ranks` processes, which can import what this one can.
 
     Args:
         logs: folder for what each rank prints, workerlog.0, workerlog.1, ...
         say: is given what the launcher and rank 0 print, a line at a time, line end included. They do not inherit stdout: a
             notebook shows what Python prints only.
+        main: another version's __main__.py.
 
     Returns: the launcher's exit code, 0 if every rank ended with 0.
     """
@@ -33,7 +38,7 @@ def launch(arguments: Sequence[str], ranks: int, logs: Path, say: Callable[[str]
     ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
         del env["CUDA_VISIBLE_DEVICES"]
     process = subprocess.Popen(
-        [sys.executable, *starter, str(Path(__file__).with_name("__main__.py")), *arguments],
+        [sys.executable, *starter, str(main), *arguments],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

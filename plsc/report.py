@@ -1,7 +1,7 @@
 """The report of a run: report.html, a page that stands alone, without scripts, and its pictures.
 
 curves.png and, of a verification, roc.png, det.png, histogram.png and worst_pairs.png, of an identification, cmc.png, of a
-classification, confusion.png lie beside the page, which has them inside. What a run cannot show (nothing logged, no pairs, no negatives) has no picture; the page says why. Try it:
+classification, confusion.png, with Global.profile steps.png lie beside the page, which has them inside. What a run cannot show (nothing logged, no pairs, no negatives) has no picture; the page says why. Try it:
 
     pytest tests/test_report.py --basetemp=/tmp/report    # then open a report.html below that folder
 """

@@ -13,7 +13,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -34,6 +34,7 @@ from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
 from plsc.tester import Tester
+from plsc.timing import timer
 
 MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
 
@@ -133,6 +134,8 @@ class Trainer(Tester):
             advice=self.loader.advice,
         )
         began = time.monotonic()
+        if self.cfg.Global.profile:
+            timer.start(self.step, distributed.finish)
         self.guard.beat(self.step)
         try:
             while self.step < self.total_steps and not self.guard.stopped:
@@ -146,6 +149,7 @@ class Trainer(Tester):
         finally:
             self.guard.rest()
             self.progress.close()
+            timer.stop()
             self.loader.close()
             self.seconds = time.monotonic() - began
 
@@ -168,8 +172,7 @@ class Trainer(Tester):
             return False
         name = signal.Signals(max(distributed.gather_counts(self.guard.signal))).name
         if self._saved != self.step:
-            with self.progress.pause():
-                self.guard.rest()
+            with self._pause():
                 self.save(epoch)
         if self._saved != self.step:
             raise UserError(
@@ -186,12 +189,14 @@ class Trainer(Tester):
 
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too many in a row.
         """
-        self.divergence.remember()
+        with timer.part("check"):
+            self.divergence.remember()
         emb_BD = self._forward(self.model, images)
         out = self.head(emb_BD, paddle.to_tensor(labels), self.step)
         if self.divergence.backward(out, emb_BD):
             self.optimizer.set_lr(learning_rate)
-            self.optimizer.step()
+            with timer.part("optimizer"):
+                self.optimizer.step()
             self.head.step(learning_rate)
         else:
             again = partial(self._forward, self.backbone, images)
@@ -203,7 +208,8 @@ class Trainer(Tester):
     def _forward(self, model: paddle.nn.Layer, images: np.ndarray) -> paddle.Tensor:
         paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
         model.train()
-        return model(to_input(images, self.dataset.contract))
+        with timer.part("forward"):
+            return model(to_input(images, self.dataset.contract))
 
     def _replaced_so_far(self) -> list[int]:
         """Corrupt images replaced in this epoch, of each rank; all ranks call it together. At its end: none of the next."""
@@ -221,6 +227,8 @@ class Trainer(Tester):
         epoch, end = -(-step // self.steps_per_epoch), step == self.total_steps
         end_of_epoch = step % self.steps_per_epoch == 0
         row = self.progress.update(step, epoch, out.loss, learning_rate, accuracy=out.accuracy)
+        if row and timer.on:
+            row["profile"] = timer.take(step)
         if row and self.metrics:
             self.metrics.write(
                 {**row, "skipped": self.divergence.skipped} if self.divergence.skipped else row
@@ -230,16 +238,21 @@ class Trainer(Tester):
         due = of_epoch or (every and step % every == 0)
         best = self.best
         if self.sets and (due or end):
-            with self.progress.pause():
-                self.guard.rest()
+            with self._pause():
                 self.evaluate(epoch)
                 self.threshold = self.row.get("threshold")
                 best = self._best(best)
         every = cfg.Checkpoint.every_steps
         if end or end_of_epoch or best is not self.best or (every and step % every == 0):
-            with self.progress.pause():
-                self.guard.rest()
+            with self._pause():
                 self.save(epoch, best)
+
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Around what is no step, and may take longer than one."""
+        with self.progress.pause(), timer.pause():
+            self.guard.rest()
+            yield
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 

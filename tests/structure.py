@@ -23,7 +23,7 @@ FLOORS = (
     "tester results divergence restore finetune",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher guard kernels",
-    "reference registry sharding environment log unpickle lock",
+    "reference registry sharding environment log unpickle lock timing",
     "errors",
 )
 # A package is a room, and so is a module; these rooms have more modules than one. The door is plsc/__init__.py.
@@ -32,7 +32,18 @@ ROOM_OF = {
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
     **dict.fromkeys(["manifest", "tensorfile", "space", "names"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
-    **dict.fromkeys(["benchmark_loader", "benchmark_backbone"], "benchmark"),
+    **dict.fromkeys(
+        [
+            "benchmark_loader",
+            "benchmark_backbone",
+            "benchmark_head",
+            "benchmark_collectives",
+            "benchmark_end2end",
+            "benchmark_plan",
+            "plan",
+        ],
+        "benchmark",
+    ),
     **dict.fromkeys(["rewrite", "centres", "foreign", "identities"], "ckpt"),
     "selftest_parts": "selftest",
     **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
@@ -40,7 +51,7 @@ ROOM_OF = {
     "rollback": "trainer",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
-WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor"
+WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor timing"
 # These know no ranks; or rank and world size come in as integers.
 WITHOUT_RANKS = "backbones data optim evaluation report checkpoint export"
 

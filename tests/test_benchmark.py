@@ -1,4 +1,4 @@
-"""The benchmark: its numbers add up, clock and memory gauge show what they should, the head stays in its budget."""
+"""What the benchmarks share: work is timed in turn, the gauge shows memory, new processes are said to fail, pictures are drawn."""
 
 import json
 import mmap
@@ -7,33 +7,7 @@ import numpy as np
 import pytest
 
 from plsc import benchmark
-from plsc.heads.blocks import plan_blocks
-from tests.launch import ROOT, run_python
-
-
-def test_the_numbers_add_up(tmp_path, capsys):
-    sizes = ["--classes", "300", "--dim", "16", "--batch", "8", "--budget-mb", "0.05", "--runs", "2"]
-    assert benchmark.main(["head", *sizes, "--threads", "1", "--json", str(tmp_path / "head.json")]) == 0
-    found = json.loads((tmp_path / "head.json").read_text())
-    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert list(printed) == list(found) and printed["classes"] == "300"
-    asked = {"classes": 300, "dim": 16, "batch": 8, "budget_mb": 0.05, "threads": 1, "runs": 2}
-    assert found.items() >= asked.items()
-    bank, budget = 3 * 4 * 300 * 16, int(0.05 * 2**20)
-    block, kept = plan_blocks(8, 300, 16, 1, budget)
-    assert (found["block"], found["exponentials"]) == (block, "kept" if kept else "recomputed")
-    assert found["bank_mb"] * 2**20 == bank
-    assert found["allowed_mb"] * 2**20 == pytest.approx(1.1 * (bank + budget))
-    assert found["step_over_products"] == found["step_seconds"] / found["products_seconds"] > 0
-
-
-def test_the_head_stays_within_bank_and_budget(tmp_path):
-    """In a new process, where no earlier test's memory is reused."""
-    sizes = ["--classes", "200000", "--dim", "128", "--batch", "64", "--budget-mb", "16", "--runs", "1"]
-    run_python(ROOT / "tools/benchmark.py", "head", *sizes, "--json", "head.json", cwd=tmp_path)
-    found = json.loads((tmp_path / "head.json").read_text())
-    assert found["bank_mb"] < found["peak_mb"] < found["allowed_mb"]
-    assert found["allowed_mb"] == pytest.approx(1.1 * (found["bank_mb"] + 16))
+from plsc.errors import UserError
 
 
 def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
@@ -64,3 +38,25 @@ def test_the_gauge_sees_memory_come_and_its_peak_go():
     assert benchmark.resident_bytes("VmHWM") - before > 0.9 * size
     benchmark.reset_peak()
     assert benchmark.resident_bytes("VmHWM") - before < 0.5 * size
+
+
+def test_circumstances_can_be_written_and_told():
+    found = benchmark.circumstances()
+    assert json.loads(json.dumps(found)) == found and found["processors"] > 0 and found["paddle"]
+    assert f"Paddle {found['paddle']}, commit {found['commit']}" in benchmark.told(found)
+
+
+def test_the_last_line_of_new_processes_is_told(tmp_path):
+    said = benchmark.run_ranks(["ckpt", "inspect", str(tmp_path / "none")], 1, tmp_path)
+    assert said.startswith("ERROR ") and "none" in said
+
+
+def test_points_are_drawn_whatever_their_order():
+    picture = benchmark.draw({"a": [(1000, 2.0), (10, 1.0)], "b": [(10, 3.0)]}, "classes", "ms")
+    assert picture.startswith(b"\x89PNG")
+    assert picture == benchmark.draw({"a": [(10, 1.0), (1000, 2.0)], "b": [(10, 3.0)]}, "classes", "ms")
+
+
+def test_a_mistake_in_the_overrides_is_told_before_anything_is_measured():
+    with pytest.raises(UserError, match=r"Head\.scal"):
+        benchmark.main(["head", "-o", "Head.scal=3"])

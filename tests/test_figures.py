@@ -9,8 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from plsc.evaluation import classify
-from plsc.figures import WorstPair, draw, draw_confusion, draw_curves, draw_worst_pairs, shorten
+from plsc.figures import WorstPair, draw, draw_confusion, draw_curves, draw_steps, draw_worst_pairs, shorten
 from plsc.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
+from plsc.timing import PARTS
 from tests.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
 
 
@@ -59,6 +60,24 @@ def test_curves_of_an_identification():
     shown = panels(draw_curves(rows)[0])["Identification"]
     assert shown.get_ylabel() == "rank-1 (%)"
     np.testing.assert_allclose(shown.lines[0].get_xydata(), [[20, 70]])
+
+
+def profile(**milliseconds):
+    return {name: milliseconds.get(name, 0) / 1e3 for name in PARTS}
+
+
+def test_the_time_of_a_step_is_the_median_without_the_first_row():
+    first, *later = profile(data=900, head=900), *(profile(head=ms, forward=60) for ms in (10, 20, 90))
+    rows = [row for p in (first, *later) for row in training([10], profile=p)] + [evaluation(10)]
+    figure, text = draw_steps(rows)
+    (axes,) = figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    shown = dict(zip(names, (bar.get_width() for bar in axes.patches)))
+    assert names == list(reversed(PARTS)) and shown == pytest.approx({**profile(), "head": 20, "forward": 60})
+    assert {label.get_text() for label in axes.texts} == {"20.0 (25%)", "60.0 (75%)", "0.0 (0%)"}
+    assert "80.0 ms in all" in text and all(meaning in text for meaning in list(PARTS.values())[1:])
+    assert draw_steps([*training([10], profile=first)])[0] is not None
+    assert draw_steps(training([10]))[0] is None
 
 
 def confused(classes, images=50):

@@ -101,6 +101,7 @@ def test_nothing_at_all_is_still_a_report_and_removes_the_old_pictures(tmp_path)
         "No histogram",
         "No worst pairs",
         "No CMC",
+        "No times: set Global.profile",
     ):
         assert what in page.text
 

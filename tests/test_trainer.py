@@ -13,6 +13,7 @@ from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
+from plsc.timing import PARTS, timer
 from plsc.trainer import Trainer
 from tests.training import (
     IMAGE_SHAPE,
@@ -145,6 +146,24 @@ def test_when_it_writes_a_row(tmp_path, every, expected):
     assert steps(found) == list(expected)
     assert [row["epoch"] for row in found] == [1 if step <= 10 else 2 for step in expected]
     assert set(found[0]) == {"step", "epoch", "loss", "lr", "accuracy"}  # and what `rows` takes out
+
+
+def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path):
+    """All of the time between two rows but the evaluations and checkpoints, and nothing of it changes the run."""
+    train(tmp_path / "on", "Global.profile=true", "Global.log_every=4")
+    train(tmp_path / "off", "Global.log_every=4")
+    found = rows(tmp_path / "on")
+    profiles = [row.pop("profile") for row in found]
+    assert found == rows(tmp_path / "off")
+    assert_same_arrays(checkpoint(tmp_path / "on"), checkpoint(tmp_path / "off"))
+    assert len(profiles) == 3 and not timer.on
+    rates = [
+        row["images_per_second"] for row in log.read_metrics(tmp_path / "on/metrics.jsonl") if "lr" in row
+    ]
+    for profile, rate in zip(profiles, rates):
+        assert list(profile) == list(PARTS)
+        assert sum(profile.values()) == pytest.approx(12 / rate, rel=0.1)
+        assert min(profile[name] for name in PARTS if name != "gather") > 0 == profile["gather"]
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 import sys
 
-from plsc.benchmark import main
+from plsc.cli import benchmark
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(benchmark())

@@ -26,6 +26,7 @@ from plsc.data.transforms import ORDER, generator
 from plsc.data.workers import Workers
 from plsc.errors import UserError
 from plsc.sharding import split
+from plsc.timing import timer
 
 THREAD_BATCHES = 2  # prepared ahead by the thread
 
@@ -118,7 +119,8 @@ class Loader:
             refill()
             while waiting:
                 began = time.perf_counter()
-                images, replaced = maker.result()
+                with timer.part("data"):
+                    images, replaced = maker.result()
                 self.wait_seconds += time.perf_counter() - began
                 indices = waiting.popleft()
                 self._corrupt.note(len(indices), replaced)

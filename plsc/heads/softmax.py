@@ -32,6 +32,7 @@ from plsc.heads.margins import Margin
 from plsc.heads.step import Step
 from plsc.heads.walk import Workspace
 from plsc.sharding import ClassShard
+from plsc.timing import timer
 
 
 @dataclass
@@ -130,13 +131,15 @@ class SoftmaxHead:
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
-        step = Step(self, emb.flatten(1), label_B, number)
-        loss = _SoftmaxLoss.apply(step.emb_BD, step)
+        with timer.part("head"):
+            step = Step(self, emb.flatten(1), label_B, number)
+            loss = _SoftmaxLoss.apply(step.emb_BD, step)
         return HeadOutput(loss, step.accuracy, step.own(step.loss_N), step.own(step.correct_N))
 
     def step(self, lr: float) -> None:
         """Move the centres by the gradients of the last backward."""
-        self.bank.update(lr)
+        with timer.part("head"):
+            self.bank.update(lr)
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
@@ -183,4 +186,5 @@ class _SoftmaxLoss(PyLayer):
 
     @staticmethod
     def backward(ctx, grad):
-        return ctx.step.backward(grad)
+        with timer.part("head"):  # inside the backbone's backward pass
+            return ctx.step.backward(grad)
