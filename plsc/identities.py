@@ -118,10 +118,13 @@ def _refuse_merge(
     )
     if count > 1:
         raise UserError(f"--merge: '{name}' is named {count} times in --merge and --drop; once is enough")
-    if merge and head_config(saved.config_yaml).get("sub_centres", 1) > 1:
-        raise UserError(
-            f"--merge: {folder} has sub-centres, which stand in no order; drop all names but one instead"
-        )
+    why = None
+    if head_config(saved.config_yaml).get("sub_centres", 1) > 1:
+        why = "has sub-centres, which stand in no order"
+    elif saved.head_arrays["centres"].dtype == np.uint16:
+        why = "has its rows as bfloat16, of which no means are taken"
+    if merge and why:
+        raise UserError(f"--merge: {folder} {why}; drop all names but one instead")
 
 
 def _places(classes: list[str], merge: Sequence[Sequence[str]]) -> dict[int, list[int]]:

@@ -62,6 +62,8 @@ def test_merges_that_are_refused(saved, tmp_path):
     (tmp_path / "keep.txt").write_text("a\nb\n")
     sub = {**content(0), "config_yaml": "Head: {sub_centres: 3}"}
     (three, *_) = save_ranks(tmp_path / "s", 1, sub, 1, classes=NAMES)
+    bits = {**content(0), "head": {"centres": np.zeros((11, 4), np.uint16)}}
+    (half, *_) = save_ranks(tmp_path / "h", 1, bits, 1, classes=NAMES)
     for source, options, said in (
         (folder, {"merge": [["a"]]}, "--merge: give two names or more of one identity (got 'a')"),
         (folder, {"merge": [["a", "zz"]]}, f"--merge: {folder} has no class 'zz'"),
@@ -79,6 +81,11 @@ def test_merges_that_are_refused(saved, tmp_path):
             folder,
             {"merge": [["c", "a"]], "keep_list": str(tmp_path / "keep.txt")},
             "--merge: 'c' is not in the keep list; it is the one that stays",
+        ),
+        (
+            half,
+            {"merge": [["c", "a"]]},
+            f"--merge: {half} has its rows as bfloat16, of which no means are taken; drop all names but one instead",
         ),
         (
             three,
