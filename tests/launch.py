@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -41,13 +43,19 @@ def launch(
 ) -> subprocess.CompletedProcess:
     """Run `script` on `ranks` ranks (None leaves the number to the launcher); the logs go to `folder`/log.
 
+    A script of the tests is forked from a process that has imported Paddle; what a user starts is started as a user does.
     The result's stdout is all ranks' output, in rank order. With check=True a failed launch fails the test with
     the tail of every rank's log.
     """
     logs = Path(folder) / "log"
     number = [] if ranks is None else ["--nproc_per_node", str(ranks)]
     command = ["-m", "paddle.distributed.launch", *number, "--log_dir", logs, script, *args]
-    result = run_python(*command, cwd=folder, timeout=timeout, check=False, **env)
+    if ROOT / "tests" in Path(script).resolve().parents:
+        result = subprocess.CompletedProcess(
+            command, warm.shared().run(command, Path(folder), timeout, **env)
+        )
+    else:
+        result = run_python(*command, cwd=folder, timeout=timeout, check=False, **env)
     ranks_said = [log.read_text(errors="replace") for log in sorted(logs.glob("workerlog.*"))]
     if check and result.returncode != 0:
         tails = "\n".join(f"--- rank {rank}\n{text[-3000:]}" for rank, text in enumerate(ranks_said))

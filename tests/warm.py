@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,12 +51,27 @@ class Warm:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), said.fileno()])
         return Program(ours)
 
+    def run(self, command: list, folder: Path, timeout: float, **env: str) -> int:
+        """The exit code of a program, which must end in time with all that it has started."""
+        program = self.start(command, folder, **env)
+        try:
+            return program.wait(timeout)
+        finally:
+            for pid in processes(folder.resolve()) if program.returncode is None else ():
+                os.kill(pid, signal.SIGKILL)
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self._socket.close()
         self._process.wait()
+
+
+@lru_cache
+def shared() -> Warm:
+    """One for all tests; it ends with this process."""
+    return Warm()
 
 
 class Program:

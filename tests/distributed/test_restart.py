@@ -16,7 +16,7 @@ from tests import soak
 from tests.faults import CGROUP, LATE
 from tests.launch import ROOT, launch
 from tests.training import TINY, assert_equal_runs, checkpoints, rows, steps
-from tests.warm import Warm, all_ended, lines
+from tests.warm import all_ended, lines, shared
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
 SETTINGS = ["Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"]
@@ -35,8 +35,7 @@ def command(folder, *plan, options=(), more=()):
 
 @pytest.fixture(scope="module")
 def warm():
-    with Warm() as found:
-        yield found
+    return shared()
 
 
 @pytest.fixture(scope="module")
