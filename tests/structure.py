@@ -32,7 +32,7 @@ ROOM_OF = {
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
     **dict.fromkeys(["manifest", "tensorfile", "space"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
-    **dict.fromkeys(["benchmark_loader", "benchmark_backbone"], "benchmark"),
+    **dict.fromkeys(["benchmark_loader", "benchmark_backbone", "benchmark_save"], "benchmark"),
     **dict.fromkeys(["rewrite", "centres", "foreign", "identities"], "ckpt"),
     "selftest_parts": "selftest",
     **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
