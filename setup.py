@@ -2,17 +2,35 @@
 
 Paddle is an extra and never a requirement: its GPU builds are other packages (paddlepaddle-gpu), and a requirement on
 paddlepaddle would put the CPU build over the one that you have.
+
+The kernels (plsc/kernels) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
+nothing and built for every processor of the architecture; which instructions are used is decided when they run.
 """
 
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (ROOT / "plsc" / "__init__.py").read_text(), re.MULTILINE
 ).group(1)
+
+KERNELS = Extension(
+    "plsc.kernels._native",
+    sources=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/kernels/*.cpp")),
+    depends=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/kernels/*.h")),
+    extra_compile_args=[
+        "-O3",
+        "-std=gnu++17",
+        "-fopenmp-simd",  # `omp simd` only: threads come from the OpenMP runtime that Paddle brings
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fvisibility=hidden",
+    ],
+    optional=True,
+)
 
 setup(
     name="plsc",
@@ -23,6 +41,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.9",
     packages=find_packages(include=["plsc", "plsc.*"]),
+    ext_modules=[KERNELS],
+    package_data={"plsc.kernels": ["*.cpp", "*.h"]},
     install_requires=[
         "matplotlib>=3.5",  # the report's pictures, and the fonts of the default data set
         "numpy",

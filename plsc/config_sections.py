@@ -93,8 +93,14 @@ class GlobalCfg(Section):
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
     init_from: Optional[str] = None
-    """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with; the head is
-    new. A run that is resumed has its own."""
+    """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with, and the centres
+    of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
+    keep_centres: Optional[Literal["name", "number", "none"]] = None
+    """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
+    without names to which classes were only appended; or none. null is `name`."""
+    new_centres: Optional[Literal["mean", "random"]] = None
+    """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
+    numbers. null is `mean` where other centres are kept, else `random`."""
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
@@ -113,6 +119,13 @@ class GlobalCfg(Section):
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""
+
+    @field_validator("keep_centres", "new_centres")
+    @classmethod
+    def _starts_somewhere(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+        if value is not None and info.data.get("init_from") is None:
+            raise ValueError("has no meaning without Global.init_from")
+        return value
 
 
 class ModelCfg(Plug):

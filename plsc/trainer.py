@@ -33,28 +33,9 @@ from plsc.restore import build_backbone, load_backbone, load_head
 from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
-from plsc.tensorfile import tensor_differences, told
 from plsc.tester import Tester
 
 MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
-
-
-def init_backbone(backbone: paddle.nn.Layer, path: str, contract: dict) -> None:
-    """Global.init_from: give `backbone` the weights of the checkpoint at `path`, of any run. UserError, a line for each tensor, if
-    they are of another network."""
-    saved = checkpoint.Checkpoint.open(path)
-    own, arrays, where = backbone.state_dict(), saved.backbone(), f"Global.init_from: {path}"
-    if not own.keys() & arrays.keys():
-        raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {type(backbone).__name__}'s")
-    if lines := tensor_differences(arrays, own, "the checkpoint", type(backbone).__name__):
-        raise UserError(told(where, lines))
-    for name, array in arrays.items():
-        own[name].set_value(array)
-    if saved.contract != contract:
-        log.get_logger().warning(f"{path} was trained on images {saved.contract}, this run has {contract}")
-    log.get_logger().info(
-        f"starting with the {len(arrays)} tensors of the backbone in {path}; the head is new"
-    )
 
 
 class Trainer(Tester):

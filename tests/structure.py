@@ -20,9 +20,9 @@ FLOORS = (
     "cli door",
     "entry",
     "trainer setters benchmark importers selftest convert doctor ckpt supervisor",
-    "tester results divergence restore",
+    "tester results divergence restore finetune",
     "backbones heads data embed optim evaluation report checkpoint export",
-    "config distributed launcher guard",
+    "config distributed launcher guard kernels",
     "reference registry sharding environment log unpickle lock",
     "errors",
 )
@@ -30,7 +30,7 @@ FLOORS = (
 ROOM_OF = {
     "": "door",
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
-    **dict.fromkeys(["manifest", "tensorfile", "space"], "checkpoint"),
+    **dict.fromkeys(["manifest", "tensorfile", "space", "names"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     **dict.fromkeys(["benchmark_loader", "benchmark_backbone", "benchmark_save"], "benchmark"),
     **dict.fromkeys(["rewrite", "centres", "foreign", "identities"], "ckpt"),

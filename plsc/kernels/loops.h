@@ -1,0 +1,115 @@
+// The inner loops of the head, plain enough for the compiler to vectorise. Included once for each instruction set
+// (native.cpp), so nothing from the standard library is used here: an inlined copy of it for one set must not be
+// shared with another. Rows are `width` floats, one after the other; N is the number of samples.
+
+// exp(x) for x <= 0: 2^n times a polynomial, relative error below 2e-7; 0 below -87; a NaN stays one.
+static inline float exp_of(float x) {
+  const float bounded = x < -87.0f ? -87.0f : x;
+  const float shifted = bounded * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
+  const float n = shifted - 12582912.0f;
+  const float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  int bits;
+  __builtin_memcpy(&bits, &shifted, 4);
+  bits = (bits - 0x4B400000 + 127) << 23;
+  float power;
+  __builtin_memcpy(&power, &bits, 4);
+  const float y = p * power;
+  return x < -87.0f ? 0.0f : y;
+}
+
+static inline float dot(const float* a, const float* b, int64_t width) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < width; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+static void inverse_norms(const float* rows, int64_t count, int64_t width, float* inverse) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float square = dot(rows + i * width, rows + i * width, width);
+    inverse[i] = square > 0.0f ? 1.0f / __builtin_sqrtf(square) : square;  // 0 of a zero row; NaN stays NaN
+  }
+}
+
+// logit * inverse + bias of one class, with the maximum over the classes of each sample.
+static void scale_and_max(float* logit, int64_t samples, float scale, float bias, float* max) {
+#pragma omp simd
+  for (int64_t n = 0; n < samples; ++n) {
+    logit[n] = logit[n] * scale + bias;
+    max[n] = logit[n] > max[n] ? logit[n] : max[n];
+  }
+}
+
+static void exp_and_sum(float* logit, int64_t classes, int64_t samples, const float* max, float* sum) {
+  for (int64_t c = 0; c < classes; ++c, logit += samples) {
+#pragma omp simd
+    for (int64_t n = 0; n < samples; ++n) {
+      logit[n] = exp_of(logit[n] - max[n]);
+      sum[n] += logit[n];
+    }
+  }
+}
+
+// Recomputed logits to probabilities; the exponent may pass 0 by rounding only.
+static void exp_of_difference(float* logit, int64_t samples, float scale, float bias, const float* lse) {
+#pragma omp simd
+  for (int64_t n = 0; n < samples; ++n) logit[n] = exp_of(logit[n] * scale + bias - lse[n]);
+}
+
+static void multiply(float* x, const float* factor, float by, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor[i] * by;
+}
+
+static float sum_of(const float* x, int64_t count) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += x[i];
+  return sum;
+}
+
+static void add(float* to, const float* x, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] += x[i];
+}
+
+// Gradient by unit rows -> gradient by the rows, where `grad` has the factor 1 / length already.
+static void turn(float* grad, const float* rows, const float* inverse, int64_t count, int64_t width) {
+  for (int64_t i = 0; i < count; ++i, grad += width, rows += width) {
+    const float along = dot(grad, rows, width) * inverse[i] * inverse[i];
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) grad[d] -= along * rows[d];
+  }
+}
+
+// v <- mu v + g + decay w;  w <- w - lr v
+static void momentum_row(float* value, float* momentum, const float* grad, int64_t width, float lr, float mu,
+                         float decay) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) {
+    const float v = mu * momentum[d] + (grad[d] + decay * value[d]);
+    momentum[d] = v;
+    value[d] -= lr * v;
+  }
+}
+
+// float32 to bfloat16, to the nearest, ties to even; a NaN stays one.
+static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, x + i, 4);
+    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    y[i] = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? (bits >> 16) | 64u : rounded);
+  }
+}
+
+static const Loops table = {inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply,
+                            sum_of, add, turn, momentum_row, to_bfloat16};

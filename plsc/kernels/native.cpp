@@ -1,0 +1,149 @@
+// Set-up of the kernels, and those that walk over rows. See native.h; the head's step is in softmax.cpp.
+#include "native.h"
+
+#include <string.h>
+
+namespace baseline {
+#include "loops.h"
+}
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define PLSC_X86 1
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+namespace avx2 {
+#include "loops.h"
+}
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
+namespace avx512 {
+#include "loops.h"
+}
+#pragma GCC pop_options
+#endif
+
+const Loops* loops = &baseline::table;
+
+namespace {
+
+typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
+typedef int (*Count)();                                                // omp_get_thread_num, omp_get_num_threads
+typedef void (*Sgemm)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*,
+                      int);  // cblas_sgemm
+typedef int (*Bgemm)(char, char, int64_t, int64_t, int64_t, float, const uint16_t*, int64_t, const uint16_t*,
+                     int64_t, float, float*, int64_t);  // dnnl_gemm_bf16bf16f32
+
+Parallel parallel = nullptr;
+Count thread_number = nullptr, thread_count = nullptr;
+Sgemm sgemm = nullptr;
+Bgemm bgemm = nullptr;
+
+struct Job {
+  Body body;
+  void* data;
+};
+
+void run_job(void* data) {
+  const Job* job = static_cast<const Job*>(data);
+  job->body(job->data, thread_number(), thread_count());
+}
+
+}  // namespace
+
+void run_threads(Body body, void* data) {
+  Job job = {body, data};
+  if (parallel)
+    parallel(run_job, &job, 0, 0);
+  else
+    body(data, 0, 1);
+}
+
+void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const float* a, const float* b, float beta, float* c) {
+  const int row_major = 101, plain = 111, transposed = 112;
+  sgemm(row_major, ta ? transposed : plain, tb ? transposed : plain, m, n, k, 1.0f, a, ta ? m : k, b, tb ? k : n,
+        beta, c, n);
+}
+
+void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* a, const uint16_t* b, float beta,
+             float* c) {
+  bgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', m, n, k, 1.0f, a, ta ? m : k, b, tb ? k : n, beta, c, n);
+}
+
+// Addresses of the functions named above, null where there is none; without the first three there is one thread.
+PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
+                         void* dnnl_gemm) {
+  parallel = get_thread_num && get_num_threads ? (Parallel)gomp_parallel : nullptr;
+  thread_number = (Count)get_thread_num;
+  thread_count = (Count)get_num_threads;
+  sgemm = (Sgemm)cblas_sgemm;
+  bgemm = (Bgemm)dnnl_gemm;
+}
+
+// Choose the loops for the best instruction set that the processor has, at most `level`: 0 baseline, 1 AVX2, 2 AVX-512.
+// Returns the level chosen.
+PLSC_API int plsc_instructions(int level) {
+  loops = &baseline::table;
+#ifdef PLSC_X86
+  __builtin_cpu_init();
+  if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    loops = &avx512::table;
+    return 2;
+  }
+  if (level >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    loops = &avx2::table;
+    return 1;
+  }
+#endif
+  return 0;
+}
+
+PLSC_API int plsc_multiplies() { return sgemm != nullptr; }
+
+PLSC_API int plsc_multiplies_bfloat16() {
+#ifdef PLSC_X86
+  return bgemm && __builtin_cpu_supports("avx512bf16");
+#else
+  return 0;
+#endif
+}
+
+// How many threads a kernel runs on when this thread calls it.
+PLSC_API int plsc_threads() {
+  int found = 1;
+  on_threads([&](int64_t thread, int64_t threads) {
+    if (thread == 0) found = (int)threads;
+  });
+  return found;
+}
+
+PLSC_API void plsc_inverse_norms(const float* rows, int64_t count, int64_t width, float* inverse) {
+  share(count, [&](int64_t start, int64_t stop) {
+    loops->inverse_norms(rows + start * width, stop - start, width, inverse + start);
+  });
+}
+
+// Rows `index` of `rows` -> `out` [count, width].
+PLSC_API void plsc_gather(const float* rows, const int64_t* index, int64_t count, int64_t width, float* out) {
+  share(count, [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) memcpy(out + i * width, rows + index[i] * width, width * sizeof(float));
+  });
+}
+
+// The way back; no row may be in `index` twice.
+PLSC_API void plsc_scatter(float* rows, const int64_t* index, int64_t count, int64_t width, const float* from) {
+  share(count, [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) memcpy(rows + index[i] * width, from + i * width, width * sizeof(float));
+  });
+}
+
+// Momentum SGD on rows `index` (null: the first `count`) with their gradients [count, width].
+PLSC_API void plsc_momentum(float* values, float* momenta, const int64_t* index, const float* grads, int64_t count,
+                            int64_t width, float lr, float mu, float decay) {
+  share(count, [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) {
+      const int64_t row = index ? index[i] : i;
+      loops->momentum_row(values + row * width, momenta + row * width, grads + i * width, width, lr, mu, decay);
+    }
+  });
+}

@@ -1,0 +1,58 @@
+"""Each function of rows.py, by kernel and by numpy, against float64."""
+
+import numpy as np
+import pytest
+
+from plsc.kernels import rows
+
+INDEX = np.array([0, 3, 4, 10, 22])
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 33, 512])
+def test_inverse_norms(path, two_threads, width):
+    matrix = drawn(23, width)
+    matrix[4] = 0
+    got = rows.inverse_norms(matrix)
+    lengths = np.linalg.norm(matrix.astype(np.float64), axis=1)
+    assert got[4] == 0 and np.allclose(np.delete(got * lengths, 4), 1, atol=3e-7)
+
+
+def test_inverse_norms_shows_a_nan(path):
+    matrix = drawn(5, 8)
+    matrix[2, 3] = np.nan
+    assert np.isnan(rows.inverse_norms(matrix)).tolist() == [False, False, True, False, False]
+
+
+def test_rows_go_there_and_back(path, two_threads):
+    matrix = drawn(23, 9)
+    picked = np.empty((5, 9), np.float32)
+    rows.gather(matrix, INDEX, picked)
+    assert np.array_equal(picked, matrix[INDEX])
+    other = np.zeros_like(matrix)
+    rows.scatter(other, INDEX, picked)
+    assert np.array_equal(other[INDEX], picked) and not np.delete(other, INDEX, axis=0).any()
+
+
+@pytest.mark.parametrize("index", [None, INDEX], ids=["all", "sampled"])
+@pytest.mark.parametrize("width", [1, 19, 64])
+def test_momentum(path, two_threads, index, width):
+    value, momentum = drawn(23, width), drawn(23, width, seed=1)
+    before, chosen = value.copy(), slice(None) if index is None else index
+    want, velocity = value.astype(np.float64), momentum.astype(np.float64)
+    for step in range(3):
+        grad = drawn(23 if index is None else 5, width, seed=2 + step)
+        rows.momentum(value, momentum, index, grad, 0.1, 0.9, 0.01)
+        velocity[chosen] = 0.9 * velocity[chosen] + grad + 0.01 * want[chosen]
+        want[chosen] -= 0.1 * velocity[chosen]
+    assert np.abs(value - want).max() < 1e-6 and np.abs(momentum - velocity).max() < 2e-6
+    if index is not None:
+        assert np.array_equal(np.delete(value, index, axis=0), np.delete(before, index, axis=0))
+
+
+def test_a_row_beyond_the_matrix_is_not_walked_into(path):
+    with pytest.raises((AssertionError, IndexError)):
+        rows.gather(drawn(4, 3), np.array([1, 4]), np.empty((2, 3), np.float32))
