@@ -1,4 +1,4 @@
-"""Speed and memory of the parts, measured: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan`.
+"""Speed and memory of the parts, measured: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | save`.
 
 Timings on a shared machine drift, so what is compared is measured alternately in one run and given as a ratio of medians. Memory
 is the process's peak resident set above what it was once Paddle had computed something, from /proc (Linux).
@@ -111,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         benchmark_head,
         benchmark_loader,
         benchmark_plan,
+        benchmark_save,
     )
 
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -122,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "collectives": (benchmark_collectives, benchmark_collectives.collectives),
         "end2end": (benchmark_end2end, benchmark_end2end.end2end),
         "plan": (benchmark_plan, benchmark_plan.check),
+        "save": (benchmark_save, benchmark_save.save),
     }
     parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)

@@ -40,6 +40,7 @@ ROOM_OF = {
             "benchmark_collectives",
             "benchmark_end2end",
             "benchmark_plan",
+            "benchmark_save",
             "plan",
         ],
         "benchmark",
