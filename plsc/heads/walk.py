@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed, kernels
+from plsc.errors import UserError
 from plsc.heads.blocks import plan_blocks
 from plsc.kernels import softmax
 
@@ -32,6 +33,23 @@ def choose(step, keep: bool | None) -> ByBlocks | ByKernels:
         and step.bank.host_rows("centres") is not None
     )
     return (ByKernels if able else ByBlocks)(step, keep)
+
+
+def check_bfloat16(margin, sub_centres: int) -> None:
+    """Refuse what no kernel can do in bfloat16, or this process cannot."""
+    wanting = None
+    if sub_centres > 1:
+        wanting = "and sub_centres above 1 do not go together"
+    elif margin and margin.has_others:
+        wanting = "does not go with a margin that changes the other classes (curricularface, filter_above)"
+    elif not paddle.get_device().startswith("cpu"):
+        wanting = f"is for CPUs, and this run computes on {paddle.get_device()}"
+    elif not kernels.multiplies():
+        wanting = "needs the kernels, which were not built or are turned off (PLSC_KERNELS=0)"
+    elif not kernels.has_bfloat16():
+        wanting = "needs a processor with AVX512-BF16, which this one has not"
+    if wanting:
+        raise UserError(f"Head.compute_dtype: bfloat16 {wanting}; set float32")
 
 
 class ByKernels:
