@@ -13,7 +13,7 @@ import ctypes
 import functools
 import os
 import sysconfig
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from plsc import log
@@ -38,6 +38,7 @@ _ARGUMENTS = {
     "plsc_gather": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_scatter": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_momentum": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3,
+    "plsc_sum_of_squares": [c_void_p, c_int64],
     "plsc_softmax_forward": [c_void_p] * 2,
     "plsc_softmax_backward": [c_void_p] * 7,
 }
@@ -89,6 +90,7 @@ def _fits(native: ctypes.CDLL) -> bool:
         return False
     for name, arguments in _ARGUMENTS.items():
         getattr(native, name).argtypes = arguments
+    native.plsc_sum_of_squares.restype = c_double
     return True
 
 

@@ -111,5 +111,5 @@ static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
   }
 }
 
-static const Loops table = {inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply,
+static const Loops table = {dot, inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply,
                             sum_of, add, turn, momentum_row, to_bfloat16};

@@ -66,6 +66,14 @@ def momentum(
     values_SD[rows] = value_KD - np.float32(lr) * momentum_KD
 
 
+def sum_of_squares(rows_KD) -> float:
+    """Of all numbers; not finite where one of them is not, or where a square is too large for float32."""
+    if native := library():
+        return native.plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.vdot(rows_KD, rows_KD))
+
+
 def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray) -> None:
     """What numpy would refuse, a kernel must not walk into."""
     count = len(rows_KD)
