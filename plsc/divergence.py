@@ -18,9 +18,10 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
-from plsc import distributed, log
+from plsc import distributed, kernels, log
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.kernels.rows import sum_of_squares
 from plsc.timing import timer
 
 DUMPS = 20  # batches that one process writes; a run that skips now and then for weeks must not fill the disk
@@ -40,8 +41,15 @@ def finite(tensors: Iterable[paddle.Tensor]) -> bool:
     tensors = [tensor for tensor in tensors if tensor.size]
     if not tensors:
         return True
-    total = paddle.add_n([_C_ops.squared_l2_norm(tensor).astype("float32") for tensor in tensors])
-    return math.isfinite(total.item()) or not any(map(_kind, tensors))
+    if kernels.library() and all(map(_for_kernels, tensors)):
+        total = sum(map(sum_of_squares, tensors))
+    else:
+        total = paddle.add_n([_C_ops.squared_l2_norm(tensor).astype("float32") for tensor in tensors]).item()
+    return math.isfinite(total) or not any(map(_kind, tensors))
+
+
+def _for_kernels(tensor: paddle.Tensor) -> bool:
+    return tensor.place.is_cpu_place() and tensor.dtype == paddle.float32 and tensor.is_contiguous()
 
 
 def finite_arrays(arrays: Iterable[np.ndarray]) -> bool:

@@ -1,6 +1,7 @@
 // Set-up of the kernels, and those that walk over rows. See native.h; the head's step is in softmax.cpp.
 #include "native.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 namespace baseline {
@@ -45,6 +46,7 @@ struct Job {
 
 void run_job(void* data) {
   const Job* job = static_cast<const Job*>(data);
+  if (thread_count() > MOST_THREADS) abort();
   job->body(job->data, thread_number(), thread_count());
 }
 
@@ -68,6 +70,9 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
              float* c) {
   bgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', m, n, k, 1.0f, a, ta ? m : k, b, tb ? k : n, beta, c, n);
 }
+
+// To be raised with every change of a function's arguments, here and in __init__.py.
+PLSC_API int plsc_version() { return 1; }
 
 // Addresses of the functions named above, null where there is none; without the first three there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
@@ -146,4 +151,21 @@ PLSC_API void plsc_momentum(float* values, float* momenta, const int64_t* index,
       loops->momentum_row(values + row * width, momenta + row * width, grads + i * width, width, lr, mu, decay);
     }
   });
+}
+
+// The sum of the squares, NaN or infinite where a number is: a thread's part is a double, pieces of it are float32.
+PLSC_API double plsc_sum_of_squares(const float* x, int64_t count) {
+  const int64_t piece = 4096;
+  double sums[MOST_THREADS] = {0.0};
+  on_threads([&](int64_t thread, int64_t threads) {
+    double sum = 0.0;
+    for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; i += piece) {
+      const int64_t left = count * (thread + 1) / threads - i;
+      sum += loops->dot(x + i, x + i, left < piece ? left : piece);
+    }
+    sums[thread] = sum;
+  });
+  double total = 0.0;
+  for (int64_t t = 0; t < MOST_THREADS; ++t) total += sums[t];
+  return total;
 }

@@ -7,7 +7,10 @@
 
 #define PLSC_API extern "C" __attribute__((visibility("default")))
 
+const int64_t MOST_THREADS = 1024;
+
 struct Loops {
+  float (*dot)(const float*, const float*, int64_t);
   void (*inverse_norms)(const float*, int64_t, int64_t, float*);
   void (*scale_and_max)(float*, int64_t, float, float, float*);
   void (*exp_and_sum)(float*, int64_t, int64_t, const float*, float*);
@@ -15,7 +18,7 @@ struct Loops {
   void (*multiply)(float*, const float*, float, int64_t);
   float (*sum_of)(const float*, int64_t);
   void (*add)(float*, const float*, int64_t);
-  void (*turn)(float*, const float*, const float*, int64_t, int64_t);
+  void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);
   void (*momentum_row)(float*, float*, const float*, int64_t, float, float, float);
   void (*to_bfloat16)(const float*, uint16_t*, int64_t);
 };

@@ -56,3 +56,15 @@ def test_momentum(path, two_threads, index, width):
 def test_a_row_beyond_the_matrix_is_not_walked_into(path):
     with pytest.raises((AssertionError, IndexError)):
         rows.gather(drawn(4, 3), np.array([1, 4]), np.empty((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4095, 20_001])
+def test_sum_of_squares(path, two_threads, count):
+    numbers = drawn(count)
+    want = float((numbers.astype(np.float64) ** 2).sum())
+    assert abs(rows.sum_of_squares(numbers) - want) <= 1e-5 * want
+    for place in {0, count // 2, count - 1} if count else ():
+        for bad in (np.nan, np.inf, 1e30):
+            spoiled = numbers.copy()
+            spoiled[place] = bad
+            assert not np.isfinite(rows.sum_of_squares(spoiled))
