@@ -46,6 +46,7 @@ def build_head(
         sample_rate=cfg.sample_rate,
         bank=cfg.bank,
         budget=int(cfg.logits_budget_mb * 2**20),
+        compute_dtype=cfg.compute_dtype,
         init_std=cfg.init_std,
         seed=seed,
         momentum=optimizer.momentum,

@@ -99,7 +99,7 @@ class Bank(ABC):
         """A store as numpy, without a copy where that is possible."""
 
     @abstractmethod
-    def host_rows(self, name: str) -> tuple[np.ndarray, np.ndarray | None] | None:
+    def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
         """Rows in host memory for a kernel to read, and which of them are selected, int64 [K] (None: all); None where there are
         no such rows."""
 
@@ -152,8 +152,11 @@ class Bank(ABC):
         assert self._grads or not self.selected, "update() before a backward pass"
         for name, grad in self.gradients().items():
             decay = self._decay if name == "centres" else 0.0
-            for start in range(0, self.selected, _UPDATE_ROWS):
-                stop = min(start + _UPDATE_ROWS, self.selected)
+            # A kernel needs no temporaries, so no pieces.
+            whole = kernels.library() and grad.place.is_cpu_place()
+            piece = max(1, self.selected) if whole else _UPDATE_ROWS
+            for start in range(0, self.selected, piece):
+                stop = min(start + piece, self.selected)
                 self._move(name, start, stop, grad[start:stop], lr, decay)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -193,12 +196,12 @@ class DeviceBank(Bank):
 
     def host_rows(self, name):
         store = self._values[name]
-        return (host_view(store), self._chosen) if store.place.is_cpu_place() else None
+        return (store, self._chosen) if store.place.is_cpu_place() else None
 
     def _move(self, name, start, stop, grad, lr, decay):
         stores = self._values[name], self._momenta[name]
         if kernels.library() and grad.place.is_cpu_place():
-            _move_on_host(*map(host_view, stores), self._of_shard(start, stop), grad, lr, self._mu, decay)
+            row_kernels.momentum(*stores, self._chosen, grad, lr, self._mu, decay)
             return
         value, momentum = (self._read(store, start, stop) for store in stores)
         rate = paddle.to_tensor(lr, dtype="float32")
@@ -235,8 +238,10 @@ class HostBank(Bank):
         return self._values[name], self._chosen
 
     def _move(self, name, start, stop, grad, lr, decay):
-        stores = self._values[name], self._momenta[name]
-        _move_on_host(*stores, self._of_shard(start, stop), grad, lr, self._mu, decay)
+        stores, chosen = (self._values[name], self._momenta[name]), self._of_shard(start, stop)
+        if self._chosen is None:
+            stores, chosen = [store[chosen] for store in stores], None
+        row_kernels.momentum(*stores, chosen, host_view(grad), lr, self._mu, decay)
 
     def _put(self, store, start, rows):
         store[start : start + len(rows)] = rows
@@ -246,15 +251,6 @@ class HostBank(Bank):
 
 
 BANKS = {"device": DeviceBank, "host": HostBank}
-
-
-def _move_on_host(value, momentum, chosen: slice | np.ndarray, grad: paddle.Tensor, lr, mu, decay) -> None:
-    """Momentum SGD on these rows of arrays, [S, width] or [S]."""
-    if isinstance(chosen, slice):
-        value, momentum, chosen = value[chosen], momentum[chosen], None
-    width = grad.shape[1] if grad.ndim == 2 else 1
-    arrays = (array.reshape(-1, width) for array in (value, momentum, host_view(grad)))
-    row_kernels.momentum(next(arrays), next(arrays), chosen, next(arrays), lr, mu, decay)
 
 
 def _momentum_of(name: str) -> str:

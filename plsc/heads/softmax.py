@@ -30,7 +30,7 @@ from plsc.heads.bank import BANKS
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
-from plsc.heads.walk import Workspace
+from plsc.heads.walk import Workspace, check_bfloat16
 from plsc.sharding import ClassShard
 from plsc.timing import timer
 
@@ -73,8 +73,11 @@ class SoftmaxHead:
             anew each step; 1.0 takes all. Only with `sharded`.
         bank: where the centres live, "device" or "host" (see bank.py).
         budget: bytes for logits, exponentials and the other temporaries of a class block.
+        compute_dtype: "float32", or "bfloat16" for the inputs of the matrix products; only by kernels (see walk.py).
         init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
         momentum, weight_decay: of the centres' momentum SGD.
+
+    Raises UserError for a compute_dtype that cannot be had.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class SoftmaxHead:
         sub_centres: int = 1,
         sample_rate: float = 1.0,
         bank: str = "device",
-        budget: int = 64 << 20,
+        budget: int = 256 << 20,
         compute_dtype: str = "float32",
         init_std: float | None = None,
         seed: int = 0,
@@ -103,6 +106,8 @@ class SoftmaxHead:
         assert 0 < sample_rate <= 1 and (sharded or sample_rate == 1), (
             "ranks that share centres must sample the same"
         )
+        if compute_dtype == "bfloat16":
+            check_bfloat16(margin, sub_centres)
         self.margin, self.scale, self.sharded, self.budget = margin, scale, sharded, budget
         self.sub_centres, self.sample_rate, self.seed = sub_centres, sample_rate, seed
         self.shard = (

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed, kernels
-from plsc.heads.bank import host_view
+from plsc.errors import UserError
 from plsc.heads.blocks import plan_blocks
 from plsc.kernels import softmax
 
@@ -35,18 +35,34 @@ def choose(step, keep: bool | None) -> ByBlocks | ByKernels:
     return (ByKernels if able else ByBlocks)(step, keep)
 
 
+def check_bfloat16(margin, sub_centres: int) -> None:
+    """Refuse what no kernel can do in bfloat16, or this process cannot."""
+    wanting = None
+    if sub_centres > 1:
+        wanting = "and sub_centres above 1 do not go together"
+    elif margin and margin.has_others:
+        wanting = "does not go with a margin that changes the other classes (curricularface, filter_above)"
+    elif not paddle.get_device().startswith("cpu"):
+        wanting = f"is for CPUs, and this run computes on {paddle.get_device()}"
+    elif not kernels.multiplies():
+        wanting = "needs the kernels, which were not built or are turned off (PLSC_KERNELS=0)"
+    elif not kernels.has_bfloat16():
+        wanting = "needs a processor with AVX512-BF16, which this one has not"
+    if wanting:
+        raise UserError(f"Head.compute_dtype: bfloat16 {wanting}; set float32")
+
+
 class ByKernels:
     """Compiled code on the bank's own memory."""
 
     def __init__(self, step, keep: bool | None):
         self.step, self.bank, head = step, step.bank, step.head
         rows_SD, index_K = self.bank.host_rows("centres")
-        x_ND = host_view(step.scaled_ND)
-        samples, classes = len(x_ND), self.bank.selected
+        samples, classes = len(step.scaled_ND), self.bank.selected
         fits = 4 * samples * classes <= head.budget
         self.exps = head.workspace.take(classes * samples) if (fits if keep is None else keep) else None
         problem = softmax.Problem(
-            x_ND,
+            step.scaled_ND,
             rows_SD,
             self.bank.host_rows("bias")[0] if self.bank.bias else None,
             index_K,
@@ -67,14 +83,7 @@ class ByKernels:
 
     def backward(self, lse_N, dtarget_P, x_ND, factor) -> paddle.Tensor:
         grads = {name: self.bank.gradient(name) for name in self.bank.names}
-        views = {name: host_view(grad) for name, grad in grads.items()}
-        grad_ND = self.softmax.backward(
-            host_view(lse_N),
-            np.empty(0, np.float32) if dtarget_P is None else host_view(dtarget_P),
-            host_view(x_ND),
-            views["centres"],
-            views.get("bias"),
-        )
+        grad_ND = self.softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
         if self.bank.bias:
             grads["bias"].multiply_(factor)
         if not self.step.head.sharded:

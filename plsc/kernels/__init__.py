@@ -24,7 +24,11 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
+_VERSION = (
+    1  # of the functions below, as native.cpp says it: a library from before a change must not be called
+)
 _ARGUMENTS = {
+    "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
     "plsc_threads": [],
@@ -56,16 +60,19 @@ def has_bfloat16() -> bool:
 
 @functools.cache
 def _load() -> ctypes.CDLL | None:
-    try:
-        native = ctypes.CDLL(str(_FILE))
-    except OSError as error:
-        why = "not built" if not _FILE.exists() else str(error)
+    native, why = None, "not built"
+    if _FILE.exists():
+        try:
+            native = ctypes.CDLL(str(_FILE))
+        except OSError as error:
+            why = str(error)
+    if native and not _fits(native):
+        native, why = None, "built from other sources; build them again"
+    if native is None:
         log.get_logger().info(
             f"kernels: none ({why}); the head runs on Paddle's ops, several times slower on a CPU"
         )
         return None
-    for name, arguments in _ARGUMENTS.items():
-        getattr(native, name).argtypes = arguments  # results: int, which those without one leave undefined
     openmp, mkl, onednn = (_of_paddle(name) for name in ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3"))
     native.plsc_setup(
         *(_address(openmp, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")),
@@ -74,6 +81,15 @@ def _load() -> ctypes.CDLL | None:
     )
     native.plsc_instructions(len(LEVELS) - 1)
     return native
+
+
+def _fits(native: ctypes.CDLL) -> bool:
+    """Whether the library has these functions; if so they know their arguments now (results: int, which some leave undefined)."""
+    if not all(hasattr(native, name) for name in _ARGUMENTS) or native.plsc_version() != _VERSION:
+        return False
+    for name, arguments in _ARGUMENTS.items():
+        getattr(native, name).argtypes = arguments
+    return True
 
 
 def _of_paddle(name: str) -> ctypes.CDLL | None:

@@ -15,7 +15,7 @@ struct Loops {
   void (*multiply)(float*, const float*, float, int64_t);
   float (*sum_of)(const float*, int64_t);
   void (*add)(float*, const float*, int64_t);
-  void (*turn)(float*, const float*, const float*, int64_t, int64_t);
+  void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);
   void (*momentum_row)(float*, float*, const float*, int64_t, float, float, float);
   void (*to_bfloat16)(const float*, uint16_t*, int64_t);
 };

@@ -2,8 +2,8 @@
 
     S rows of the matrix   K of them meant, by their numbers int64 [K] or, with None, all (K = S)   D their width
 
-Arrays are C-contiguous and used in place: a view of a CPU tensor is as good as an array. With kernels the work is shared by the
-threads of the caller's OpenMP team (Global.threads). Try it: `pytest tests/kernels/test_rows.py`.
+Arrays are C-contiguous and used in place; kernels take CPU tensors as well. With kernels the work is shared by the threads of the
+caller's OpenMP team (Global.threads). Try it: `pytest tests/kernels/test_rows.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None
     """Copy these rows, side by side, into `out_KD`."""
     if native := library():
         _check(rows_SD, index_K, out_KD)
-        native.plsc_gather(address(rows_SD), address(index_K, np.int64), *out_KD.shape, address(out_KD))
+        native.plsc_gather(address(rows_SD), address(index_K, "int64"), *out_KD.shape, address(out_KD))
     else:
         np.take(rows_SD, index_K, axis=0, out=out_KD)
 
@@ -36,7 +36,7 @@ def scatter(rows_SD: np.ndarray, index_K: np.ndarray, from_KD: np.ndarray) -> No
     """The way back. No row may be meant twice."""
     if native := library():
         _check(rows_SD, index_K, from_KD)
-        native.plsc_scatter(address(rows_SD), address(index_K, np.int64), *from_KD.shape, address(from_KD))
+        native.plsc_scatter(address(rows_SD), address(index_K, "int64"), *from_KD.shape, address(from_KD))
     else:
         rows_SD[index_K] = from_KD
 
@@ -50,14 +50,14 @@ def momentum(
     mu: float,
     decay: float,
 ) -> None:
-    """v <- mu v + g + decay w;  w <- w - lr v, on these rows, of which none is meant twice; the others keep their bytes."""
+    """v <- mu v + g + decay w;  w <- w - lr v, on these rows, of which none is meant twice; the others keep their bytes. Rows of one
+    number may come as [S]."""
     if native := library():
         _check(values_SD, index_K, grads_KD)
-        assert values_SD.shape == momenta_SD.shape
-        index = address(index_K, np.int64)
-        native.plsc_momentum(
-            address(values_SD), address(momenta_SD), index, address(grads_KD), *grads_KD.shape, lr, mu, decay
-        )
+        assert list(values_SD.shape) == list(momenta_SD.shape)
+        count, width = len(grads_KD), grads_KD.shape[1] if grads_KD.ndim == 2 else 1
+        arrays = address(values_SD), address(momenta_SD), address(index_K, "int64"), address(grads_KD)
+        native.plsc_momentum(*arrays, count, width, lr, mu, decay)
         return
     rows = slice(None) if index_K is None else index_K
     value_KD = values_SD[rows]
@@ -68,14 +68,18 @@ def momentum(
 
 def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray) -> None:
     """What numpy would refuse, a kernel must not walk into."""
-    count, width = rows_KD.shape
-    assert rows_SD.shape[1] == width and count == (len(rows_SD) if index_K is None else len(index_K))
+    count = len(rows_KD)
+    assert list(rows_SD.shape[1:]) == list(rows_KD.shape[1:])
+    assert count == (len(rows_SD) if index_K is None else len(index_K))
     assert index_K is None or not count or (index_K.min() >= 0 and index_K.max() < len(rows_SD))
 
 
-def address(array: np.ndarray | None, dtype: type = np.float32) -> int | None:
-    """For a kernel; null for None."""
+def address(array, dtype: str = "float32") -> int | None:
+    """Where a kernel finds an array or a CPU tensor; null for None."""
     if array is None:
         return None
-    assert array.dtype == dtype and array.flags.c_contiguous
-    return array.ctypes.data
+    if isinstance(array, np.ndarray):
+        assert array.dtype == dtype and array.flags.c_contiguous
+        return array.ctypes.data
+    assert str(array.dtype) == f"paddle.{dtype}" and array.is_contiguous() and array.place.is_cpu_place()
+    return array.data_ptr()

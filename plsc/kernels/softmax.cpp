@@ -33,7 +33,7 @@ class Buffer {
 };
 
 struct Buffers {
-  Buffer<float> rows, logits, saved, factor, gradient;
+  Buffer<float> rows, logits, saved, factor, gradient, of_rows;
   Buffer<uint16_t> half_rows, half_logits, half_x;
 };
 thread_local Buffers own;
@@ -193,16 +193,18 @@ PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const 
       for (int64_t n = 0; n < s.samples; ++n) factor[n] = s.exps ? expf(max[n] - lse[n]) : 1.0f;
       gradient_of_logits(block, logit, factor, of_target, of_bias);
       float* of_block = of_rows + block.start * s.width;
+      // A product that writes to memory far away is slow: rows that are turned anyway go there in that pass.
+      float* near = s.inverse ? own.of_rows.at_least(s.block * s.width) : of_block;
       if (s.bfloat16) {
         const uint16_t* half_rows = half(own.half_rows, rows, block.count * s.width);
         const uint16_t* half_logit = half(own.half_logits, logit, block.count * s.samples);
         product(true, false, s.samples, s.width, block.count, half_logit, half_rows, 1.0f, part);
-        product(false, false, block.count, s.width, s.samples, half_logit, half_scaled, 0.0f, of_block);
+        product(false, false, block.count, s.width, s.samples, half_logit, half_scaled, 0.0f, near);
       } else {
         product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, part);
-        product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, of_block);
+        product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, near);
       }
-      if (s.inverse) loops->turn(of_block, rows, s.inverse + block.start, block.count, s.width);
+      if (s.inverse) loops->turn(near, rows, s.inverse + block.start, block.count, s.width, of_block);
     }
   });
   share(numbers, [&](int64_t start, int64_t stop) {

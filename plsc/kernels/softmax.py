@@ -2,7 +2,7 @@
 
     N samples   D embedding size   K classes of the step   P samples whose class is in the shard
 
-What a kernel writes is in host memory, float32 and C-contiguous, and belongs to the caller. Threads are the caller's OpenMP team, each of
+Arrays and CPU tensors, float32 and C-contiguous, used in place. Threads are the caller's OpenMP team, each of
 which takes blocks of `BLOCK` classes: results do not change from run to run with the same number of threads.
 Try it: `pytest tests/kernels/test_softmax.py`.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from plsc.kernels import library
 from plsc.kernels.rows import address
 
-BLOCK = 512  # classes whose rows and logits lie in a processor's second-level cache together
+BLOCK = 256  # classes whose rows and logits lie in a processor's second-level cache together
 
 
 class _Shard(ctypes.Structure):
@@ -60,7 +60,7 @@ class Softmax:
         self._shard = _Shard(samples, width, self.classes, BLOCK, len(p.class_P), p.bfloat16)
         self._shard.x, self._shard.rows, self._shard.bias = map(address, (p.x_ND, p.rows_SD, p.bias_S))
         self._shard.target_class, self._shard.target_sample, self._shard.index = (
-            address(array, np.int64) for array in (p.class_P, p.sample_P, p.index_K)
+            address(array, "int64") for array in (p.class_P, p.sample_P, p.index_K)
         )
         self._shard.inverse = address(self._held[2] if p.cosine else None)
         self._shard.exps, self._shard.max = address(exps_KN), address(self.max_bN)
@@ -87,7 +87,7 @@ class Softmax:
             scaled_ND: x times the factors that the gradient by the rows shall have.
             drows_KD, dbias_K: where those by rows and bias go; the latter without these factors.
         """
-        grad_ND = np.empty_like(scaled_ND)
+        grad_ND = np.empty(scaled_ND.shape, np.float32)
         library().plsc_softmax_backward(
             ctypes.byref(self._shard),
             *map(address, (lse_N, dtarget_P, scaled_ND, grad_ND, drows_KD, dbias_K)),

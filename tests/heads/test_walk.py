@@ -4,6 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc import kernels
+from plsc.errors import UserError
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.margins import ArcFace
 from plsc.heads.softmax import SoftmaxHead
@@ -100,3 +102,31 @@ def test_the_workspace_is_used_again():
     assert len(space.take(50)) == 50  # the first is out
     space.give_back(first)
     assert space.take(80) is first
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        ({"margin": ArcFace(), "sub_centres": 2}, "and sub_centres above 1 do not go together; set float32"),
+        ({"margin": CurricularFace()}, "does not go with a margin that changes the other classes"),
+    ],
+)
+def test_bfloat16_that_no_kernel_does_is_refused(options, said):
+    with pytest.raises(UserError, match="Head.compute_dtype: bfloat16 " + said):
+        SoftmaxHead(C, D, compute_dtype="bfloat16", **options)
+
+
+def test_bfloat16_without_kernels_or_processor_is_refused(way, monkeypatch):
+    monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
+    said = "needs a processor with" if way == "kernels" else "needs the kernels, which were not built or are"
+    with pytest.raises(UserError, match="Head.compute_dtype: bfloat16 " + said):
+        SoftmaxHead(C, D, compute_dtype="bfloat16")
+
+
+def test_bfloat16_trains_as_float32_does_within_its_rounding(way):
+    if not kernels.has_bfloat16():
+        pytest.skip("no bfloat16 here")
+    losses, grad, state = train(steps=5, **HEADS["sampled"], compute_dtype="bfloat16")
+    want_losses, want_grad, want_state = train(steps=5, **HEADS["sampled"])
+    assert 0 < relative(losses, want_losses) < 1e-2 and relative(grad, want_grad) < 0.1
+    assert relative(state["centres"], want_state["centres"]) < 1e-2

@@ -40,6 +40,16 @@ def test_a_broken_library_is_said(monkeypatch, tmp_path, said):
     assert len(said) == 1 and "_native.so" in said[0]
 
 
+@pytest.mark.skipif(not BUILT, reason="the kernels are not built")
+def test_a_library_of_other_sources_is_not_called(monkeypatch, said):
+    monkeypatch.delenv("PLSC_KERNELS", raising=False)
+    monkeypatch.setattr(kernels, "_VERSION", 0)
+    kernels._load.cache_clear()
+    assert kernels.library() is None
+    kernels._load.cache_clear()
+    assert "(built from other sources; build them again)" in said[0]
+
+
 def test_the_switch_turns_them_off(monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", "0")
     assert kernels.library() is None
