@@ -134,8 +134,9 @@ def main(argv: list[str] | None = None) -> int:
     parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
     of_save = parts.add_parser("save", help=benchmark_save.save.__doc__)
     benchmark_save.add_arguments(of_save)
-    for part in (of_head, of_loader, of_save):
+    for part in (of_head, of_loader):
         part.add_argument("--runs", type=int, default=5)
+    for part in (of_head, of_loader, of_save):
         part.add_argument("--json", type=Path, help="also write the numbers there")
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["backbone"]:

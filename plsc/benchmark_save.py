@@ -33,6 +33,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--dim", type=int, default=512, help="embedding size")
     part.add_argument("--bank", choices=BANKS, default="device", help="Head.bank")
     part.add_argument("--folder", default=".", help="on the disk to measure; what is written is deleted")
+    part.add_argument("--runs", type=int, default=5)
 
 
 def save(args: argparse.Namespace) -> dict:
