@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import mmap
 import os
 import stat
+import tempfile
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from plsc import tensorfile
 from plsc.tensorfile import DamagedError, TensorFile, crc32_of, layout, write_blocks, write_synced
 
 ARRAYS = {
@@ -78,6 +84,45 @@ def test_size_and_checksum(tmp_path):
     data = (tmp_path / "a").read_bytes()
     assert info == {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
     assert crc32_of(tmp_path / "a") == info["crc32"]
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", None])
+@pytest.mark.parametrize(
+    "sizes", [[0], [1], [64], [63, 1], [64, 64, 64], [100, 0, 4096, 5], [4096, 4096], [8192, 1]]
+)
+def test_buffers_of_any_size_pass_through_the_blocks(tmp_path, monkeypatch, folder, sizes):
+    """On a disk past the page cache, in memory as the system does it."""
+    monkeypatch.setattr(tensorfile, "_BLOCK", mmap.PAGESIZE)
+    with tempfile.TemporaryDirectory(dir=folder if folder and os.path.isdir(folder) else tmp_path) as place:
+        buffers = [np.random.default_rng(size).bytes(size) for size in sizes]
+        info = write_synced(f"{place}/a", buffers)
+        data = Path(place, "a").read_bytes()
+    assert data == b"".join(buffers) and info == {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+
+
+def test_a_disk_that_refuses_pages_past_the_cache_is_written_through_it(tmp_path, monkeypatch):
+    write, refused = os.write, []
+
+    def picky(file, block):
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(len(block))
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(file, block[:1000])
+
+    monkeypatch.setattr(tensorfile, "_BLOCK", mmap.PAGESIZE)
+    monkeypatch.setattr(os, "write", picky)
+    data = np.random.default_rng(0).bytes(3 * mmap.PAGESIZE + 5)
+    write_synced(tmp_path / "a", [data])
+    assert (tmp_path / "a").read_bytes() == data and len(refused) <= 1
+
+
+def test_an_error_of_the_writing_thread_is_raised(tmp_path, monkeypatch):
+    def full(file, block):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_synced(tmp_path / "a", [b"x" * 10])
 
 
 def test_an_existing_file_is_not_written_over(tmp_path):
