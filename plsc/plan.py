@@ -67,12 +67,13 @@ def calibrate(
 ) -> dict:
     """What this machine takes, measured in new processes: as many as `case` has ranks, if there are processors for them.
 
-    Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...] with `image_shape`, "base": bytes
-    of Paddle itself, "parameters": of the backbone, "ranks": processes that took part}.
+    Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...] (with
+    `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each}.
     """
     processors = os.cpu_count() or 1
     ranks = case.ranks if case.ranks <= processors else 1
-    threads = threads or case.cfg.Global.threads or max(1, processors // min(case.ranks, processors))
+    # None: as in training, the processors shared out, or what the user's OMP_NUM_THREADS says.
+    threads = threads or case.cfg.Global.threads or (None if ranks == case.ranks else 1)
     with tempfile.TemporaryDirectory() as folder:
         config, found = Path(folder, "config.yaml"), Path(folder, "found.json")
         config.write_text(case.cfg.to_yaml())
@@ -87,20 +88,20 @@ def calibrate(
         )
         if not found.exists():
             raise UserError(f"plsc-plan: the calibration failed: {said}")
-        return {**json.loads(found.read_text()), "ranks": ranks, "threads": threads}
+        return {**json.loads(found.read_text()), "ranks": ranks}
 
 
 def work(cfg: Config, asked: dict) -> dict:
     """The calibration on this rank; every rank calls it."""
-    environment.prepare(asked["threads"])
+    threads, _ = environment.prepare(asked["threads"])
     from plsc import distributed
     from plsc.heads.cost import Trial
 
-    distributed.init("cpu", asked["threads"])
+    distributed.init("cpu", threads)
     small = {"Head": {"sample_rate": 1.0}}
     Trial(_with(cfg, **small), 1000, 8).step()
     base = benchmark.resident_bytes()
-    found: dict = {"base": base, "head": {}, "backbone": [], "parameters": 0}
+    found: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
     rates = {"full": 1.0, "sampled": min(cfg.Head.sample_rate, 0.1)}
     kinds = rates if cfg.Head.name.startswith("dist_") else ["full"]
     for kind in kinds:
@@ -203,12 +204,16 @@ def backbone_bytes(case: Case, found: dict) -> dict[str, int]:
 
 
 def largest(case: Case, others: int, memory: float) -> int:
-    """The most classes for which the head's bytes on a rank and `others` are within `memory` bytes."""
-    rate, low, high = case.cfg.Head.sample_rate, 0, 2**40
+    """The most classes for which the head's bytes on a rank, its whole Head.logits_budget_mb among them, and `others` are within
+    `memory` bytes."""
+    rate, budget = case.cfg.Head.sample_rate, int(case.cfg.Head.logits_budget_mb * 2**20)
+    low, high = 0, 2**40
     while high - low > 1:
         middle = (low + high) // 2
-        there = Case(case.cfg, middle, case.ranks, case.batch)
-        fits = sum(head_bytes(there, rate).values()) + others <= memory
+        parts = head_bytes(Case(case.cfg, middle, case.ranks, case.batch), rate)
+        # Whole, since more classes may need less: exponentials that do not fit the budget are not kept.
+        parts["blocks"] = max(parts["blocks"], budget)
+        fits = sum(parts.values()) + others <= memory
         low, high = (middle, high) if fits else (low, middle)
     return low
 

@@ -86,12 +86,13 @@ def test_a_head_on_every_rank_knows_no_rates():
 
 @pytest.mark.parametrize("ranks, rate", [(1, 1.0), (2, 0.1)])
 def test_one_class_more_than_the_largest_number_does_not_fit(ranks, rate):
-    asked = case(10, ranks, 8, f"Head.sample_rate={rate}")
+    asked = case(10, ranks, 8, f"Head.sample_rate={rate}", "Head.logits_budget_mb=64")
     most = plan.largest(asked, others=10 * MB, memory=100 * MB)
 
     def bytes_of(classes):
         there = plan.Case(asked.cfg, classes, ranks, 8)
-        return sum(memory(asked.cfg.Head, there.shard, there.selected(rate), 16, there.samples).values())
+        parts = memory(asked.cfg.Head, there.shard, there.selected(rate), 16, there.samples)
+        return sum({**parts, "blocks": 64 * MB}.values())
 
     assert bytes_of(most) <= 90 * MB < bytes_of(most + 2 * ranks)
 
