@@ -127,8 +127,8 @@ class Entry(Setters):
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
-        trainer_module = self._start()
-        from plsc import distributed
+        self._start()
+        from plsc import distributed, restore
         from plsc.tester import Tester
 
         if self.config.DataLoader.Eval.dataset is None:
@@ -136,7 +136,7 @@ class Entry(Setters):
         saved = self._checkpoint()
         tester = Tester(self.config, self._backbone(saved), saved.contract, saved.num_classes)
         if tester.classifies:
-            tester.head = trainer_module.build_saved_head(self.config, saved)
+            tester.head = restore.build_saved_head(self.config, saved)
         tester.evaluate()
         if distributed.rank() == 0:
             facts = {"checkpoint": str(saved.path), "step": saved.step}
@@ -344,10 +344,10 @@ class Entry(Setters):
         return Checkpoint.open(path, verify=False)
 
     def _backbone(self, saved):
-        from plsc import trainer
+        from plsc import restore
 
-        backbone = self._model or trainer.build_backbone(self.config, tuple(saved.state["image_shape"]))
-        trainer.load_backbone(backbone, saved)
+        backbone = self._model or restore.build_backbone(self.config, tuple(saved.state["image_shape"]))
+        restore.load_backbone(backbone, saved)
         return backbone
 
     def _finish(self, run, folder: Path, how: str, facts: dict[str, Any]) -> None:

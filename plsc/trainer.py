@@ -27,28 +27,14 @@ from plsc.embed import to_input
 from plsc.errors import UserError
 from plsc.guard import Guard
 from plsc.heads import build_head
-from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.heads.softmax import HeadOutput
+from plsc.restore import build_backbone, load_backbone, load_head
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
 from plsc.tensorfile import tensor_differences, told
 from plsc.tester import Tester
 
 MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
-_ROWS_AT_ONCE = 65_536  # of the centres, when a checkpoint is read: no second copy of the shard in memory
-
-
-def build_backbone(cfg: Config, image_shape: tuple[int, int, int]) -> paddle.nn.Layer:
-    """The backbone with its initial weights, the same on every rank."""
-    paddle.seed(cfg.Global.seed)
-    return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
-
-
-def load_backbone(backbone: paddle.nn.Layer, saved: checkpoint.Checkpoint) -> None:
-    """Put a checkpoint's weights into `backbone`; UserError if they are of another network."""
-    own = backbone.state_dict()
-    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own)
-    for name, array in saved.backbone().items():
-        own[name].set_value(array)
 
 
 def init_backbone(backbone: paddle.nn.Layer, path: str, contract: dict) -> None:
@@ -67,24 +53,6 @@ def init_backbone(backbone: paddle.nn.Layer, path: str, contract: dict) -> None:
     log.get_logger().info(
         f"starting with the {len(arrays)} tensors of the backbone in {path}; the head is new"
     )
-
-
-def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:
-    """Put this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another head."""
-    state, shard = head.bank.state(), head.shard
-    saved.check_matches(shard.num_classes, head.bank.width, head=state)
-    if head.margin:
-        head.margin.load_state(saved.state["margin"])
-    for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
-        rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
-        head.bank.load_rows(start - shard.start, rows)
-
-
-def build_saved_head(cfg: Config, saved: checkpoint.Checkpoint) -> SoftmaxHead:
-    """The config's head with a checkpoint's classes."""
-    head = build_head(cfg.Head, cfg.Optimizer, saved.num_classes, cfg.Model.embedding_size, cfg.Global.seed)
-    load_head(head, saved)
-    return head
 
 
 class Trainer(Tester):

@@ -20,7 +20,7 @@ FLOORS = (
     "cli door",
     "entry",
     "trainer setters benchmark importers selftest convert doctor ckpt supervisor",
-    "tester results divergence",
+    "tester results divergence restore",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher guard kernels",
     "reference registry sharding environment log unpickle lock",
