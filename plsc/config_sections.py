@@ -180,9 +180,9 @@ class HeadCfg(Section):
     scale: float = Field(64.0, gt=0)
     """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
     sample_rate: float = Field(1.0, gt=0, le=1)
-    """Fraction of a shard's class centres that take part in a step (Partial FC): all classes of the batch, and
-    others drawn anew each step. 0.1 makes the head about ten times cheaper; worth it from some 100,000 classes
-    on."""
+    """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it together
+    with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
+    some 100,000 classes on."""
     bank: Literal["device", "host"] = "device"
     """Where class centres and momentum live. host keeps them in the machine's memory, where more fit than on a
     GPU, and carries over the rows that a step needs: pair it with a `sample_rate` below 1."""

@@ -85,7 +85,7 @@ def test_row_3_1_the_split_is_the_documents_formula(num_classes, ranks):
 def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():
     head = SoftmaxHead(2000, D, CosFace(), sample_rate=0.999)
     head(*batch())
-    assert head.bank.selected == 1998
+    assert 1998 <= head.bank.selected < 2000
     for rate in (1.5, 0, -0.1):
         with pytest.raises(ConfigError, match=r"Head.sample_rate: must be a number in \(0, 1\]"):
             load(None, [f"Head.sample_rate={rate}"])
@@ -176,7 +176,7 @@ def test_row_3_16_without_sampling_the_rows_are_used_in_place():
 
 
 def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
-    """plsc has no side stream: a draw depends on (seed, step, rank), so one made beforehand in a thread gives the same bytes."""
+    """plsc has no side stream: a draw depends on (seed, step), so one made beforehand in a thread gives the same bytes."""
 
     def train():
         head = SoftmaxHead(200, D, CosFace(), sample_rate=0.1, seed=7)
@@ -191,7 +191,7 @@ def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
     def draw():
         for number in reversed(range(5)):
             positives = np.unique(batch(seed=number, num_classes=200)[1].numpy())
-            drawn[number] = choose_classes(positives, 200, 0.1, 7, number, 0)
+            drawn[number] = choose_classes(positives, ClassShard.whole(200), 0.1, 7, number)
 
     beside = threading.Thread(target=draw)
     beside.start()

@@ -1,32 +1,60 @@
-"""Partial FC's choice of classes: every positive of the step, and negatives drawn at random (An et al., Partial FC, CVPR 2022).
+"""Partial FC's choice of classes: a random part of all of them, and every positive of the step (An et al., Partial FC, CVPR 2022).
 
-    S classes in this rank's shard   K of them chosen
+    C classes   S classes in this rank's shard   K of them chosen
 
-Integers and numpy only. The draw depends on (seed, step, rank) alone, so a resumed run draws the same rows.
+The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any number of ranks, a resumed
+run draws it again, and it is known before the step's samples are. Integers and numpy only.
+
+Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassShard.whole(100), 0.1, seed=0, step=7))"`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from plsc.sharding import ClassShard
 
-def choose_classes(
-    positives: np.ndarray, shard_size: int, rate: float, seed: int, step: int, rank: int
-) -> np.ndarray:
-    """The classes of the shard that take part in a step: int64 [K], rising, K = max(positives, int(rate * S)).
+_BLOCK = 131_072  # classes that are drawn from together; changing it changes every run's draws
 
-    The negatives are a uniform draw without replacement from the classes that are no positives. Its cost grows with K (numpy
-    keeps a set of what it has drawn while K is below S / 50, and 8 S bytes, at most 400 K, from there on).
+
+def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
+    """The classes of the shard that take part in a step whatever its samples are: int64, rising, numbered from the shard's start.
+
+    Of a block of n classes int(rate n) are drawn without replacement, and one more with the probability of what int cut off, so
+    each class is in with probability `rate`, in each step anew. A rank whose shard cuts a block draws all of it and keeps its
+    part: the draws of any number of ranks are parts of the same. The cost follows that of the classes drawn (numpy keeps a set
+    of them where few are wanted, else 8 bytes for each class of one block).
 
     Args:
-        positives: the classes of the step's samples that lie in this shard, int64, rising, each once.
         rate: the sample rate, in (0, 1].
+        step: its number, at least 0.
     """
-    wanted = max(0, int(rate * shard_size) - len(positives))
-    rng = np.random.Generator(
-        np.random.Philox(key=np.array([seed, rank], np.uint64), counter=[0, 0, 0, step])
-    )
-    rank_among_negatives = rng.choice(shard_size - len(positives), wanted, replace=False, shuffle=False)
-    # The r-th negative is r plus the number of positives before it; the i-th positive has p_i - i negatives before it.
-    before = np.searchsorted(positives - np.arange(len(positives)), rank_among_negatives, side="right")
-    return np.sort(np.concatenate([positives, rank_among_negatives + before]))
+    parts = [np.empty(0, np.int64)]
+    for block in range(shard.start // _BLOCK, -(-shard.stop // _BLOCK)):
+        first = block * _BLOCK
+        size = min(_BLOCK, shard.num_classes - first)
+        rng = np.random.Generator(
+            np.random.Philox(key=np.array([seed, block], np.uint64), counter=[0, 0, 0, step])
+        )
+        count = int(rate * size)
+        count += rng.random() < rate * size - count
+        parts.append(np.sort(rng.choice(size, count, replace=False, shuffle=False)) + first)
+    drawn = np.concatenate(parts)
+    low, high = np.searchsorted(drawn, [shard.start, shard.stop])
+    return drawn[low:high] - shard.start
+
+
+def choose_classes(positives: np.ndarray, shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
+    """The classes of the shard that take part in a step: int64 [K], rising, the draw united with the positives.
+
+    In the paper positives take places of the draw, and K = max(positives, rate S). Here they come on top, which makes the draw
+    independent of them and of the ranks: K is about rate S, and larger by the positives that were not drawn.
+
+    Args:
+        positives: the classes of the step's samples that lie in this shard, int64, rising, each once, numbered from its start.
+        rate, seed, step: as of `draw_classes`.
+    """
+    drawn = draw_classes(shard, rate, seed, step)
+    place = np.searchsorted(drawn, positives)
+    missing = place == np.searchsorted(drawn, positives, side="right")
+    return np.insert(drawn, place[missing], positives[missing])

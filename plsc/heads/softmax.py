@@ -67,8 +67,8 @@ class SoftmaxHead:
             own B samples only, and sums the centres' gradients over the ranks.
         bias: one number per class added to the logit.
         sub_centres: centres of each class, of which the nearest counts; more than 1 takes up label noise. Only with a margin.
-        sample_rate: share of the shard's classes that take part in a step (Partial FC): all positives of the step, the rest drawn
-            anew each step; 1.0 takes all. Only with `sharded`.
+        sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part together with all positives
+            of the step; 1.0 takes all. Only with `sharded`.
         bank: where the centres live, "device" or "host" (see bank.py).
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
@@ -123,7 +123,7 @@ class SoftmaxHead:
     def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
         """Embeddings [B, D] (or [B, D, 1, 1]) float and labels [B] int64 of this rank -> HeadOutput. Every rank calls it.
 
-        number: of the training step; with the seed and the rank it decides which classes are sampled.
+        number: of the training step; with the seed it decides which classes are sampled.
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """

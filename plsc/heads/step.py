@@ -91,9 +91,7 @@ class Step:
         if head.sample_rate == 1 or self.number is None:
             self.bank.select(None)
             return class_P
-        index_K = choose_classes(
-            np.unique(class_P), head.shard.size, head.sample_rate, head.seed, self.number, distributed.rank()
-        )
+        index_K = choose_classes(np.unique(class_P), head.shard, head.sample_rate, head.seed, self.number)
         self.bank.select(index_K)
         return np.searchsorted(index_K, class_P)
 

@@ -4,35 +4,75 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.heads import sampling
 from plsc.heads.margins import ArcFace
-from plsc.heads.sampling import choose_classes
+from plsc.heads.sampling import choose_classes, draw_classes
 from plsc.heads.softmax import SoftmaxHead
+from plsc.sharding import ClassShard
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(sampling, "_BLOCK", 64)
 
 
 @pytest.mark.parametrize("positives", [[], [0], [99], [0, 1, 2, 50, 98, 99], list(range(100))])
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 0.001])
-def test_holds_every_positive_and_the_right_number_of_distinct_classes(positives, rate):
-    positives = np.array(positives, np.int64)
-    chosen = choose_classes(positives, 100, rate, seed=1, step=2, rank=3)
-    assert len(chosen) == max(len(positives), int(rate * 100))
-    assert (np.diff(chosen) > 0).all() and np.isin(positives, chosen).all()
-    assert not len(chosen) or (chosen[0] >= 0 and chosen[-1] < 100)
+def test_holds_every_positive_and_the_draw(positives, rate):
+    shard = ClassShard(1000, 300, 400)
+    chosen = choose_classes(np.array(positives, np.int64), shard, rate, seed=1, step=2)
+    assert chosen.dtype == np.int64 and (np.diff(chosen) > 0).all()
+    assert set(chosen) == set(positives) | set(draw_classes(shard, rate, seed=1, step=2))
 
 
-def test_negatives_are_uniform():
-    counts = np.zeros(20)
-    for step in range(4000):
-        counts[choose_classes(np.array([3, 4, 17]), 20, 0.4, 0, step, 0)] += 1
-    assert (counts[[3, 4, 17]] == 4000).all()
-    negatives = np.delete(counts, [3, 4, 17])  # 5 of 17 each time: 1176 expected, deviation 29
-    assert np.abs(negatives - 4000 * 5 / 17).max() < 4.5 * 29
+@pytest.mark.parametrize(
+    "rate,counts", [(1.0, {1003}), (0.3, {300, 301}), (0.1, {100, 101}), (0.001, {1, 2}), (1e-6, {0, 1})]
+)
+def test_as_many_distinct_classes_as_the_rate_says(rate, counts):
+    for step in range(20):
+        drawn = draw_classes(ClassShard.whole(1003), rate, 5, step)
+        assert (np.diff(drawn) > 0).all() and len(drawn) in counts
+        assert not len(drawn) or (drawn[0] >= 0 and drawn[-1] < 1003)
 
 
-def test_the_draw_depends_on_seed_step_and_rank_alone():
-    first = choose_classes(np.array([5]), 1000, 0.1, 1, 2, 3)
-    assert np.array_equal(first, choose_classes(np.array([5]), 1000, 0.1, 1, 2, 3))
-    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
-        assert not np.array_equal(first, choose_classes(np.array([5]), 1000, 0.1, *other))
+@pytest.mark.parametrize("rate", [0.3, 0.01])
+@pytest.mark.parametrize("num_classes", [1, 63, 64, 65, 128, 1003])
+def test_any_number_of_ranks_draws_the_same(num_classes, rate, small_blocks):
+    for step in range(5):
+        whole = draw_classes(ClassShard.whole(num_classes), rate, 5, step)
+        for ranks in (1, 2, 3, 4, 7, 1100):
+            shards = [ClassShard.of_rank(num_classes, ranks, rank) for rank in range(ranks)]
+            parts = [draw_classes(shard, rate, 5, step) + shard.start for shard in shards]
+            assert np.array_equal(np.concatenate(parts), whole)
+
+
+def test_each_class_is_drawn_with_the_rate(small_blocks):
+    """Whole block and tail, alone and in pairs: 0.13 x 64 = 8.32 of the block, 0.13 x 21 = 2.73 of the tail."""
+    steps, rate = 20_000, 0.13
+    taken = np.zeros((steps, 85), np.float32)
+    for step in range(steps):
+        taken[step, draw_classes(ClassShard.whole(85), rate, 0, step)] = 1
+    counts = taken.sum(0)
+    assert np.abs(counts - steps * rate).max() < 4.5 * np.sqrt(steps * rate * (1 - rate))
+    # Two classes of one block: E[k (k - 1)] / (n (n - 1)) for k drawn of n. Of two blocks: rate squared.
+    pairs = taken.T @ taken / steps
+    for block, n in ((slice(0, 64), 64), (slice(64, 85), 21)):
+        whole, more = divmod(rate * n, 1)
+        together = whole * (whole - 1 + 2 * more) / (n * (n - 1))
+        found = pairs[block, block][~np.eye(n, dtype=bool)]
+        assert np.abs(found - together).max() < 5 * np.sqrt(together / steps)
+    assert np.abs(pairs[:64, 64:] - rate**2).max() < 5 * rate / np.sqrt(steps)
+    # From one step to the next: as independent as two blocks.
+    assert np.abs(taken[1:].T @ taken[:-1] / steps - rate**2).max() < 5 * rate / np.sqrt(steps)
+
+
+def test_the_draw_depends_on_seed_and_step_alone(small_blocks):
+    shard = ClassShard.whole(1000)
+    first = draw_classes(shard, 0.1, 1, 2)
+    assert np.array_equal(first, draw_classes(shard, 0.1, 1, 2))
+    for other in ((2, 2), (1, 3)):
+        assert not np.array_equal(first, draw_classes(shard, 0.1, *other))
+    assert not np.array_equal(first[first < 64], first[(first >= 64) & (first < 128)] - 64)  # blocks differ
 
 
 def train(rate, steps, num_classes=60):

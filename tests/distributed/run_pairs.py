@@ -1,0 +1,43 @@
+"""On W ranks: train from nothing, or take over the checkpoints of all numbers of ranks and train on from each.
+
+Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes; a global batch has 12 samples, a rank 12 / W of them.
+"""
+
+import sys
+from pathlib import Path
+
+import paddle
+
+from plsc import distributed
+from tests.training import Linear, assert_takes_over, checkpoint, make_trainer, train
+
+WORLD_SIZES = (1, 2, 3, 4)
+STOP, END = 5, 8  # steps; an epoch has 83
+
+
+def overrides(ranks: int) -> list[str]:
+    data = "{name: Synthetic, num_classes: 1003, images_per_class: 1, image_shape: [1, 12, 10]}"
+    return [
+        f"DataLoader.Train={{dataset: {data}, batch_size: {12 // ranks}}}",
+        "DataLoader.Eval.dataset=null",
+        "Head.sample_rate=0.3",
+        f"Global.max_steps={END}",
+        f"Checkpoint.every_steps={STOP}",
+    ]
+
+
+def save(folder: Path, ranks: int) -> None:
+    paddle.seed(0)
+    train(folder / str(ranks), *overrides(ranks), backbone=Linear())
+
+
+def load(folder: Path, ranks: int) -> None:
+    for saved_by in WORLD_SIZES:
+        path = checkpoint(folder / str(saved_by), STOP)
+        assert_takes_over(make_trainer(folder / "nothing", *overrides(ranks), backbone=Linear()), path)
+        train(folder / f"{saved_by}-{ranks}", *overrides(ranks), resume=path, backbone=Linear())
+
+
+if __name__ == "__main__":
+    distributed.init("cpu", threads=1)
+    {"save": save, "load": load}[sys.argv[2]](Path(sys.argv[1]), distributed.world_size())
