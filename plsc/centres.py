@@ -17,8 +17,9 @@ import numpy as np
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
 from plsc.foreign import Gathered, find_shards
+from plsc.half import float32_of
 from plsc.log import replace_file
-from plsc.rewrite import Head, file_blocks, head_of, row_blocks, rows_as_file, write_checkpoint
+from plsc.rewrite import Head, RowArray, file_blocks, head_of, row_blocks, rows_as_file, write_checkpoint
 from plsc.tensorfile import layout, write_blocks
 
 
@@ -60,15 +61,20 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
 
 
 def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
-    """Its head with the centres only."""
+    """Its head with the centres only, of bfloat16 the float32."""
     head = head_of(saved)
+    entry = head.arrays["centres"]
+    dtype = np.dtype(np.float32) if entry.dtype == np.uint16 else entry.dtype
+
+    def plain(name: str, start: int, stop: int) -> np.ndarray:
+        return float32_of(head.read(name, start, stop))
 
     def unit(name: str, start: int, stop: int) -> np.ndarray:
-        rows = head.read(name, start, stop)
+        rows = plain(name, start, stop)
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
         return (rows / np.where(lengths == 0, 1, lengths)).astype(rows.dtype)
 
-    return Head({"centres": head.arrays["centres"]}, unit if normalise else head.read)
+    return Head({"centres": RowArray(dtype, entry.shape)}, unit if normalise else plain)
 
 
 def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:

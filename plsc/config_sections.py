@@ -183,9 +183,14 @@ class HeadCfg(Section):
     """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it together
     with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
     some 100,000 classes on."""
-    bank: Literal["device", "host"] = "device"
-    """Where class centres and momentum live. host keeps them in the machine's memory, where more fit than on a
-    GPU, and carries over the rows that a step needs: pair it with a `sample_rate` below 1."""
+    bank: Literal["device", "host", "disk"] = "device"
+    """Where class centres and momentum live: on the device, in the machine's memory, or on its disk (docs/large.md). A
+    step carries over the rows that it needs: pair host and disk with a `sample_rate` below 1."""
+    bank_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How host and disk keep them; what is computed is float32. bfloat16 halves memory, file and checkpoint, and rounds at
+    random so that small updates are not lost (docs/large.md has the effect on accuracy)."""
+    bank_folder: Optional[str] = Field(None, min_length=1)
+    """Where disk keeps its file, on a disk of the rank's own machine: the faster, the better. null: `output_dir`."""
     logits_budget_mb: float = Field(64.0, gt=0)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""
@@ -195,6 +200,18 @@ class HeadCfg(Section):
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
 
+    @field_validator("bank_dtype", "bank_folder")
+    @classmethod
+    def _fits_the_bank(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+        bank = info.data.get("bank")
+        if info.field_name == "bank_dtype" and value == "bfloat16" and bank == "device":
+            raise ValueError(
+                "is for the banks host and disk; the device computes with its rows in place, as float32"
+            )
+        if info.field_name == "bank_folder" and value is not None and bank in ("device", "host"):
+            raise ValueError(f"has no meaning with the bank {bank}, only with disk")
+        return value
+
     @field_validator("options")
     @classmethod
     def _known_options(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
@@ -203,6 +220,17 @@ class HeadCfg(Section):
             if known and key not in known:
                 raise ValueError(f"has no '{key}'{did_you_mean(key, known)} (one of {', '.join(known)})")
         return value
+
+    def told(self, classes: int, embedding_size: int) -> str:
+        """What that many classes take on a rank, and where."""
+        numbers = classes * (embedding_size * self.sub_centres + self.bias) / 2**20
+        if self.bank == "device":
+            return f"{3 * 4 * numbers:.1f} MB for centres, momentum and gradient"
+        each, where = (
+            2 if self.bank_dtype == "bfloat16" else 4,
+            "the disk" if self.bank == "disk" else "host memory",
+        )
+        return f"{2 * each * numbers:.1f} MB on {where} for centres and momentum"
 
 
 class OptimizerCfg(Section):

@@ -33,6 +33,8 @@ class RowArray(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     """Its first axis is classes."""
+    code: str | None = None
+    """Of the dtype in the file, where numpy has no such dtype (bfloat16)."""
 
 
 class Head(NamedTuple):
@@ -92,8 +94,12 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
 
 def rows_as_file(head: Head, start: int, stop: int) -> Iterator:
     """The blocks of bytes of the safetensors file with these rows of all of the head's arrays."""
-    shapes = {name: (stop - start, *entry.shape[1:]) for name, entry in head.arrays.items()}
-    header, order = header_of({name: RowArray(head.arrays[name].dtype, shapes[name]) for name in shapes})
+    header, order = header_of(
+        {
+            name: RowArray(entry.dtype, (stop - start, *entry.shape[1:]), getattr(entry, "code", None))
+            for name, entry in head.arrays.items()
+        }
+    )
     yield header
     for name in order:
         for _, rows in row_blocks(head, name, start, stop):

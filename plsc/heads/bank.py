@@ -11,12 +11,14 @@ selected rows over and their gradients back. A row's initial value depends on (s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 import paddle
 from paddle import _C_ops
 from paddle.utils import dlpack
 
+from plsc.half import float32_of
 from plsc.sharding import ClassShard
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
@@ -43,6 +45,8 @@ class Bank(ABC):
     on the device. `momentum` and `weight_decay` are per step.
     """
 
+    itemsize = 4  # bytes of a number at rest, and in a checkpoint
+
     def __init__(
         self,
         shard: ClassShard,
@@ -56,12 +60,17 @@ class Bank(ABC):
     ):
         self.shard, self.width, self.bias = shard, width, bias
         self._mu, self._decay = momentum, weight_decay
-        self._values = {"centres": self._keep(initial_rows(seed, shard.start, shard.stop, width, std))}
-        if bias:
-            self._values["bias"] = self._keep(np.zeros(shard.size, np.float32))
-        self._momenta = {name: self._zeros_like(store) for name, store in self._values.items()}
+        self._fill(seed, std)
         self._grads: dict[str, paddle.Tensor] = {}
         self.select(None)
+
+    def _fill(self, seed: int, std: float) -> None:
+        """Make the stores, with the initial rows."""
+        shard = self.shard
+        self._values = {"centres": self._keep(initial_rows(seed, shard.start, shard.stop, self.width, std))}
+        if self.bias:
+            self._values["bias"] = self._keep(np.zeros(shard.size, np.float32))
+        self._momenta = {name: self._zeros_like(store) for name, store in self._values.items()}
 
     # What the kinds do differently: a store is one of the arrays in self._values and self._momenta.
 
@@ -126,8 +135,13 @@ class Bank(ABC):
         """Gradients of the selected rows by name, [K, width] and [K]; empty before the first backward."""
         return self._grads
 
-    def update(self, lr: float) -> None:
-        """One momentum SGD step on the selected rows, with the gradients set since they were selected."""
+    def expect(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
+        """After `select`: what the next step will select, as far as it is known. A bank whose rows are far away fetches them
+        meanwhile; the others need not know, and do not call `draw`."""
+
+    def update(self, lr: float, step: int = 0) -> None:
+        """One momentum SGD step on the selected rows, with the gradients set since they were selected. The number of the training
+        step is for a bank that rounds."""
         assert self._grads or not self.selected, "update() before a backward pass"
         for name, grad in self._grads.items():
             decay = self._decay if name == "centres" else 0.0
@@ -138,15 +152,16 @@ class Bank(ABC):
     def state(self) -> dict[str, np.ndarray]:
         """Everything that a checkpoint needs, by name, first axis the shard's classes. In host memory these are views, not
         copies: they change with the next update."""
-        momenta = {_momentum_of(name): momentum for name, momentum in self._momenta.items()}
+        momenta = {momentum_of(name): momentum for name, momentum in self._momenta.items()}
         return {name: self._look(store) for name, store in {**self._values, **momenta}.items()}
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
-        """Take over `rows`, cut from what `state()` gave on any split of the classes; they go to [start, start + len)."""
+        """Take over `rows`, cut from what `state()` of any kind of bank gave on any split of the classes; they go to
+        [start, start + len)."""
         for name in self._values:
             if len(rows[name]):
-                self._put(self._values[name], start, rows[name])
-                self._put(self._momenta[name], start, rows[_momentum_of(name)])
+                self._put(self._values[name], start, float32_of(rows[name]))
+                self._put(self._momenta[name], start, float32_of(rows[momentum_of(name)]))
 
 
 class DeviceBank(Bank):
@@ -225,7 +240,7 @@ class HostBank(Bank):
 BANKS = {"device": DeviceBank, "host": HostBank}
 
 
-def _momentum_of(name: str) -> str:
+def momentum_of(name: str) -> str:
     """ "momentum" belongs to "centres", "bias_momentum" to "bias"."""
     return "momentum" if name == "centres" else f"{name}_momentum"
 

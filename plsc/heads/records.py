@@ -1,0 +1,120 @@
+"""Where rows live that are no arrays of the bank: one record a class, in host memory or in a file.
+
+A record holds all that is kept of a class, one number after the other, so that a sampled class costs one read and one write. The file is
+read and written through the system's page cache, in rising order, with the coming reads announced (posix_fadvise): that keeps the disk's queue
+full from one thread. It has no name: it is gone when the process is, however that ends. Try it:
+
+    FileRecords("/tmp", count=1000, width=8, dtype=np.float32).read(np.array([3, 500]))  # zeros
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from plsc.errors import UserError
+from plsc.space import need_and_free
+
+_AHEAD = 512  # records that are announced before they are read
+
+
+class MemoryRecords:
+    """`count` records of `width` numbers in host memory, all zero."""
+
+    def __init__(self, count: int, width: int, dtype: np.dtype):
+        self._all = np.zeros((count, width), dtype)
+
+    def read(self, rows: np.ndarray | slice) -> np.ndarray:
+        """A copy of the records with these numbers: [k, width]."""
+        return self._all[rows].copy() if isinstance(rows, slice) else self._all[rows]
+
+    def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
+        """Overwrite them; a number at most once."""
+        self._all[rows] = records
+
+
+class FileRecords:
+    """The same in a file without a name in `folder`, whose space is taken at once.
+
+    Raises UserError, in one line: no space, no right to write; when used: the file was cut, the disk fails.
+    """
+
+    def __init__(self, folder: str | os.PathLike, count: int, width: int, dtype: np.dtype):
+        self._dtype, self._width, self._folder = np.dtype(dtype), width, folder
+        self._bytes = width * self._dtype.itemsize
+        fits, numbers = need_and_free(Path(folder), count * self._bytes)
+        if not fits:
+            raise UserError(self._no_space(numbers))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
+            if count:
+                os.posix_fallocate(self._file.fileno(), 0, count * self._bytes)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise UserError(self._no_space(numbers)) from error
+            raise UserError(
+                f"Head.bank_folder: {folder}: cannot hold the class centres: {error.strerror}; name another folder"
+            ) from error
+
+    def _no_space(self, numbers: str) -> str:
+        return (
+            f"Head.bank_folder: {self._folder}: no space for the class centres and their momentum ({numbers}); make room, name another "
+            "folder, or halve it with Head.bank_dtype=bfloat16"
+        )
+
+    def read(self, rows: np.ndarray | slice) -> np.ndarray:
+        if isinstance(rows, slice):
+            return self._read_range(rows.start, rows.stop)
+        records = np.empty((len(rows), self._width), self._dtype)
+        file, size, views = self._file.fileno(), self._bytes, _bytes_of(records)
+        offsets = (rows * size).tolist()
+        for number, offset in enumerate(offsets):
+            if number % _AHEAD == 0:
+                for coming in offsets[number + _AHEAD * (number > 0) : number + 2 * _AHEAD]:
+                    os.posix_fadvise(file, coming, size, os.POSIX_FADV_WILLNEED)
+            start = number * size
+            if os.preadv(file, [views[start : start + size]], offset) != size:
+                raise self._cut()
+        return records
+
+    def _read_range(self, start: int, stop: int) -> np.ndarray:
+        records = np.empty((stop - start, self._width), self._dtype)
+        file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
+        os.posix_fadvise(file, offset + len(left), len(left), os.POSIX_FADV_WILLNEED)  # of who reads on
+        while left:
+            count = os.preadv(file, [left], offset)
+            if not count:
+                raise self._cut()
+            left, offset = left[count:], offset + count
+        return records
+
+    def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
+        whole = isinstance(rows, slice)
+        size = len(records) * self._bytes if whole else self._bytes
+        offsets = [rows.start * self._bytes] if whole else (rows * self._bytes).tolist()
+        file, views = self._file.fileno(), _bytes_of(np.ascontiguousarray(records, self._dtype))
+        for number, offset in enumerate(offsets):
+            left = views[number * size : (number + 1) * size]
+            try:
+                while left:
+                    count = os.pwrite(file, left, offset)
+                    left, offset = left[count:], offset + count
+            except OSError as error:
+                raise UserError(
+                    f"{self._folder}: class centres cannot be written: {error.strerror}; resume from the newest checkpoint, perhaps with "
+                    "another Head.bank_folder"
+                ) from error
+
+    def _cut(self) -> UserError:
+        return UserError(
+            f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
+        )
+
+
+def _bytes_of(records: np.ndarray) -> memoryview:
+    return memoryview(records.reshape(-1).view(np.uint8))
