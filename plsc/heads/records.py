@@ -68,9 +68,15 @@ class FileRecords:
         )
 
     def read(self, rows: np.ndarray | slice) -> np.ndarray:
-        if isinstance(rows, slice):
-            return self._read_range(rows.start, rows.stop)
-        records = np.empty((len(rows), self._width), self._dtype)
+        whole = isinstance(rows, slice)
+        records = np.empty((rows.stop - rows.start if whole else len(rows), self._width), self._dtype)
+        try:
+            self._read_range(rows.start, records) if whole else self._read_rows(rows, records)
+        except OSError as error:
+            raise UserError(self._failed("read", error)) from error
+        return records
+
+    def _read_rows(self, rows: np.ndarray, records: np.ndarray) -> None:
         file, size, views = self._file.fileno(), self._bytes, _bytes_of(records)
         offsets = (rows * size).tolist()
         for number, offset in enumerate(offsets):
@@ -80,10 +86,8 @@ class FileRecords:
             start = number * size
             if os.preadv(file, [views[start : start + size]], offset) != size:
                 raise self._cut()
-        return records
 
-    def _read_range(self, start: int, stop: int) -> np.ndarray:
-        records = np.empty((stop - start, self._width), self._dtype)
+    def _read_range(self, start: int, records: np.ndarray) -> None:
         file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
         os.posix_fadvise(file, offset + len(left), len(left), os.POSIX_FADV_WILLNEED)  # of who reads on
         while left:
@@ -91,28 +95,30 @@ class FileRecords:
             if not count:
                 raise self._cut()
             left, offset = left[count:], offset + count
-        return records
 
     def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
         whole = isinstance(rows, slice)
         size = len(records) * self._bytes if whole else self._bytes
         offsets = [rows.start * self._bytes] if whole else (rows * self._bytes).tolist()
         file, views = self._file.fileno(), _bytes_of(np.ascontiguousarray(records, self._dtype))
-        for number, offset in enumerate(offsets):
-            left = views[number * size : (number + 1) * size]
-            try:
+        try:
+            for number, offset in enumerate(offsets):
+                left = views[number * size : (number + 1) * size]
                 while left:
                     count = os.pwrite(file, left, offset)
                     left, offset = left[count:], offset + count
-            except OSError as error:
-                raise UserError(
-                    f"{self._folder}: class centres cannot be written: {error.strerror}; resume from the newest checkpoint, perhaps with "
-                    "another Head.bank_folder"
-                ) from error
+        except OSError as error:
+            raise UserError(self._failed("written", error)) from error
 
     def _cut(self) -> UserError:
         return UserError(
             f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
+        )
+
+    def _failed(self, what: str, error: OSError) -> str:
+        return (
+            f"{self._folder}: class centres cannot be {what}: {error.strerror}; resume from the newest checkpoint, perhaps with another "
+            "Head.bank_folder"
         )
 
 
