@@ -23,7 +23,7 @@ def test_nearest_takes_the_nearest_and_of_two_the_even_one():
 def test_stochastic_rounding_is_unbiased_and_takes_neighbours_only():
     rng = np.random.default_rng(0)
     x = np.repeat(rng.standard_normal((1, 33)).astype(np.float32), 20_000, axis=0)
-    found = half.float32_of(half.stochastic(x, 1, 2, np.arange(20_000))).astype(np.float64)
+    found = half.float32_of(half.stochastic(x, half.keys_of(1, 2, np.arange(20_000)))).astype(np.float64)
     low = half.float32_of((x[0].view(np.uint32) >> 16).astype(np.uint16)).astype(np.float64)
     step = half.float32_of(((x[0].view(np.uint32) >> 16) + 1).astype(np.uint16)) - low
     assert np.isin((found - low) / step, [0, 1]).all()
@@ -41,25 +41,23 @@ def test_small_updates_arrive_where_the_nearest_loses_them():
     plain, random = x.copy(), x.copy()
     for step in range(400):  # of a tenth of bfloat16's step each
         plain = half.float32_of(half.nearest(plain - np.float32(2.0**-8 / 10)))
-        random = half.float32_of(half.stochastic(random - np.float32(2.0**-8 / 10), 0, step, np.arange(64)))
+        random = half.float32_of(
+            half.stochastic(random - np.float32(2.0**-8 / 10), half.keys_of(0, step, np.arange(64)))
+        )
     assert (plain == 1).all() and abs(random.mean() - (1 - 40 * 2.0**-8)) < 0.01
 
 
 def test_what_is_exact_stays_and_what_is_no_number_stays_none():
     x = np.array([[1.0, -0.5, np.inf, -np.inf, 0.0, -0.0]], np.float32)
-    assert half.float32_of(half.stochastic(x, 0, 0, np.array([7]))).tobytes() == x.tobytes()
+    assert half.float32_of(half.stochastic(x, np.array([7], np.uint32))).tobytes() == x.tobytes()
     bad = np.array([[0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001]], np.uint32).view(np.float32)
-    assert np.isnan(half.float32_of(half.stochastic(bad, 0, 0, np.array([7])))).all()
+    assert np.isnan(half.float32_of(half.stochastic(bad, np.array([7], np.uint32)))).all()
 
 
 def test_the_chance_depends_on_seed_step_class_and_column_alone():
-    first = half.noise(1, 2, np.array([3, 9, 2**40]), 5)
-    assert np.array_equal(first[1:], half.noise(1, 2, np.array([9, 2**40]), 5))
-    others = [
-        half.noise(2, 2, np.array([3]), 5),
-        half.noise(1, 3, np.array([3]), 5),
-        first[:1],
-        first[1:2],
-        first[2:],
-    ]
-    assert len(np.unique(np.concatenate(others))) == 25
+    classes = np.array([3, 9, 2**40])
+    first = half.keys_of(1, 2, classes)
+    assert np.array_equal(first[1:], half.keys_of(1, 2, classes[1:]))
+    keys = np.concatenate([first, half.keys_of(2, 2, classes), half.keys_of(1, 3, classes)])
+    assert len(np.unique(half.noise(keys, 5))) == 45
+    assert np.array_equal(half.noise(keys[2:4], 5), half.noise(keys, 7)[2:4, :5])

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from plsc.errors import UserError
+from plsc.kernels.records import read_records, write_records
 from plsc.space import need_and_free
-
-_AHEAD = 512  # records that are announced before they are read
 
 
 class MemoryRecords:
@@ -71,21 +70,17 @@ class FileRecords:
         whole = isinstance(rows, slice)
         records = np.empty((rows.stop - rows.start if whole else len(rows), self._width), self._dtype)
         try:
-            self._read_range(rows.start, records) if whole else self._read_rows(rows, records)
+            if whole:
+                self._read_range(rows.start, records)
+            else:
+                read_records(self._file.fileno(), rows, records)
+        except EOFError as error:
+            raise UserError(
+                f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
+            ) from error
         except OSError as error:
             raise UserError(self._failed("read", error)) from error
         return records
-
-    def _read_rows(self, rows: np.ndarray, records: np.ndarray) -> None:
-        file, size, views = self._file.fileno(), self._bytes, _bytes_of(records)
-        offsets = (rows * size).tolist()
-        for number, offset in enumerate(offsets):
-            if number % _AHEAD == 0:
-                for coming in offsets[number + _AHEAD * (number > 0) : number + 2 * _AHEAD]:
-                    os.posix_fadvise(file, coming, size, os.POSIX_FADV_WILLNEED)
-            start = number * size
-            if os.preadv(file, [views[start : start + size]], offset) != size:
-                raise self._cut()
 
     def _read_range(self, start: int, records: np.ndarray) -> None:
         file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
@@ -93,27 +88,24 @@ class FileRecords:
         while left:
             count = os.preadv(file, [left], offset)
             if not count:
-                raise self._cut()
+                raise EOFError
             left, offset = left[count:], offset + count
 
     def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
-        whole = isinstance(rows, slice)
-        size = len(records) * self._bytes if whole else self._bytes
-        offsets = [rows.start * self._bytes] if whole else (rows * self._bytes).tolist()
-        file, views = self._file.fileno(), _bytes_of(np.ascontiguousarray(records, self._dtype))
+        records = np.ascontiguousarray(records, self._dtype)
         try:
-            for number, offset in enumerate(offsets):
-                left = views[number * size : (number + 1) * size]
-                while left:
-                    count = os.pwrite(file, left, offset)
-                    left, offset = left[count:], offset + count
+            if isinstance(rows, slice):
+                self._write_range(rows.start, records)
+            else:
+                write_records(self._file.fileno(), rows, records)
         except OSError as error:
             raise UserError(self._failed("written", error)) from error
 
-    def _cut(self) -> UserError:
-        return UserError(
-            f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
-        )
+    def _write_range(self, start: int, records: np.ndarray) -> None:
+        file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
+        while left:
+            count = os.pwrite(file, left, offset)
+            left, offset = left[count:], offset + count
 
     def _failed(self, what: str, error: OSError) -> str:
         return (

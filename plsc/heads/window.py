@@ -23,6 +23,7 @@ import paddle
 from plsc import half
 from plsc.heads.bank import BANKS, Bank, HostBank, initial_rows, momentum_of
 from plsc.heads.records import FileRecords, MemoryRecords
+from plsc.kernels.records import pack, unpack
 from plsc.sharding import ClassShard
 
 _ROWS_AT_ONCE = 8192  # rows between a record and float32: no second copy of a window
@@ -131,11 +132,10 @@ class WindowBank(HostBank):
 
     def _write_initial(self, start: int) -> None:
         stop, first = min(start + _ROWS_AT_ONCE, self.shard.size), self.shard.start
-        records = np.zeros((stop - start, self._record_width), np.float32)
-        records[:, self._columns["centres"]] = initial_rows(
-            self._seed, first + start, first + stop, self.width, self._std
-        )
-        self._at_rest.write(slice(start, stop), self._nearest(records))
+        centres = initial_rows(self._seed, first + start, first + stop, self.width, self._std)
+        records = np.zeros((stop - start, self._record_width), self._dtype)
+        records[:, self._columns["centres"]] = self._nearest(centres)
+        self._at_rest.write(slice(start, stop), records)
 
     def _nearest(self, records: np.ndarray) -> np.ndarray:
         return records if self._dtype == np.float32 else half.nearest(records)
@@ -150,19 +150,15 @@ class WindowBank(HostBank):
     def _load(self, rows: np.ndarray, window: _Window, slots: np.ndarray) -> None:
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            found = self._unpack(half.float32_of(self._records.read(rows[part])))
-            for name, array in window.arrays.items():
-                array[slots[part]] = found[name]
+            unpack(self._records.read(rows[part]), list(window.arrays.values()), slots[part])
 
     def _store(self, rows: np.ndarray, window: _Window, slots: np.ndarray, step: int) -> None:
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            records = np.empty((len(rows[part]), self._record_width), np.float32)
-            for name, array in self._unpack(records).items():
-                array[...] = window.arrays[name][slots[part]]
-            self.finite = self.finite and bool(np.isfinite(records).all())
+            part, keys = slice(start, start + _ROWS_AT_ONCE), None
             if self._dtype != np.float32:
-                records = half.stochastic(records, self._seed, step, rows[part] + self.shard.start)
+                keys = half.keys_of(self._seed, step, rows[part] + self.shard.start)
+            records, finite = pack(list(window.arrays.values()), slots[part], keys)
+            self.finite = self.finite and finite
             self._records.write(rows[part], records)
 
     # -- the thread ---------------------------------------------------------------------------------------------------------

@@ -32,6 +32,10 @@ _ARGUMENTS = {
     "plsc_gather": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_scatter": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_momentum": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3,
+    "plsc_read_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "plsc_write_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "plsc_pack": [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+    "plsc_unpack": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
 }
 
 
@@ -52,7 +56,14 @@ def _load() -> ctypes.CDLL | None:
         return None
     for name, arguments in _ARGUMENTS.items():
         getattr(native, name).argtypes = arguments
-    for name in ("plsc_setup", "plsc_inverse_norms", "plsc_gather", "plsc_scatter", "plsc_momentum"):
+    for name in (
+        "plsc_setup",
+        "plsc_inverse_norms",
+        "plsc_gather",
+        "plsc_scatter",
+        "plsc_momentum",
+        "plsc_unpack",
+    ):
         getattr(native, name).restype = None
     openmp, mkl, onednn = (_of_paddle(name) for name in ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3"))
     native.plsc_setup(
