@@ -228,9 +228,9 @@ class HeadCfg(Section):
             return f"{3 * 4 * numbers:.1f} MB for centres, momentum and gradient"
         each, where = (
             2 if self.bank_dtype == "bfloat16" else 4,
-            "the disk" if self.bank == "disk" else "host memory",
+            {"disk": "on the disk"}.get(self.bank, "in host memory"),
         )
-        return f"{2 * each * numbers:.1f} MB on {where} for centres and momentum"
+        return f"{2 * each * numbers:.1f} MB {where} for centres and momentum"
 
 
 class OptimizerCfg(Section):

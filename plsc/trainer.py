@@ -137,6 +137,8 @@ class Trainer(Tester):
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
         need = 4 * numbers + bank.itemsize * self.head.shard.num_classes * (bank.width + bank.bias)
         refuse_full_disk(self.checkpoints, 2 * need)  # and as much momentum
+        bank.settle()
+        distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.model = distributed.data_parallel(self.backbone)
         self.progress = log.Progress(
             self.total_steps,

@@ -112,6 +112,9 @@ class Bank(ABC):
         """The selected rows, int64 [K], rising."""
         return np.arange(self.shard.size) if self._chosen is None else self._chosen
 
+    def settle(self) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Do now what would delay the first step: a bank that is far away writes the initial rows that no checkpoint has brought."""
+
     def select(self, index_K: np.ndarray | None) -> None:
         """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them."""
         self._chosen = index_K

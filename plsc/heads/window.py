@@ -13,6 +13,7 @@ Without sampling there is no window: rows are fetched block by block, in the for
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -20,13 +21,14 @@ from functools import partial
 import numpy as np
 import paddle
 
-from plsc import half
+from plsc import half, log
 from plsc.heads.bank import BANKS, Bank, HostBank, initial_rows, momentum_of
 from plsc.heads.records import FileRecords, MemoryRecords
 from plsc.kernels.records import pack, unpack
 from plsc.sharding import ClassShard
 
 _ROWS_AT_ONCE = 8192  # rows between a record and float32: no second copy of a window
+_TOLD = 1 << 30  # bytes that take so long to write that the user is told
 _SPARE = 65_536  # rows of a window beyond the draw, for positives that were not drawn; memory only where they are used
 
 
@@ -123,12 +125,22 @@ class WindowBank(HostBank):
     @property
     def _records(self) -> FileRecords | MemoryRecords:
         """With the initial rows, unless a checkpoint's came before anybody looked."""
-        if self._filled < self.shard.size:
-            starts = range(self._filled, self.shard.size, _ROWS_AT_ONCE)
-            self._filled = self.shard.size
-            with ThreadPoolExecutor(os.cpu_count()) as threads:
-                list(threads.map(self._write_initial, starts))
+        self.settle()
         return self._at_rest
+
+    def settle(self):
+        count = self.shard.size - self._filled
+        if not count:
+            return
+        starts = range(self._filled, self.shard.size, _ROWS_AT_ONCE)
+        self._filled, began = self.shard.size, time.monotonic()
+        size = count * self._record_width * self.itemsize
+        if size > _TOLD:
+            log.get_logger().info(f"writing the initial rows of {count:,} classes, {size / 2**20:,.0f} MB")
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(self._write_initial, starts))
+        if size > _TOLD:
+            log.get_logger().info(f"written in {time.monotonic() - began:.0f} s")
 
     def _write_initial(self, start: int) -> None:
         stop, first = min(start + _ROWS_AT_ONCE, self.shard.size), self.shard.start

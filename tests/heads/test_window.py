@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc import half
+from plsc import half, log
 from plsc.checkpoint import Checkpoint, save
 from plsc.errors import UserError
 from plsc.heads import window as window_module
@@ -183,3 +183,14 @@ def test_a_shard_without_classes(tmp_path):
     bank.update(0.1)
     bank.select(np.empty(0, np.int64))
     assert bank.state()["centres"][:].shape == (0, D) and bank.selected == 0
+
+
+def test_writing_the_initial_rows_is_told_where_it_takes_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(window_module, "_TOLD", 100)
+    log.setup(0)
+    bank = make("disk", "float32", tmp_path, bias=False)
+    bank.settle()
+    assert "INFO writing the initial rows of 60 classes, 0 MB" in capsys.readouterr().out
+    bank.settle()
+    bank.select(np.array([1]))
+    assert capsys.readouterr().out == ""
