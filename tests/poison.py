@@ -55,8 +55,10 @@ def poisoned(output, bad: dict[int, str], *overrides: str, rank: int = 0, value=
         return amount if here and net.training else 1.0
 
     net.factors = lambda: (now("embedding"), now("gradient"))
-    bank, set_gradient = trainer.head.bank, trainer.head.bank.set_gradient
-    bank.set_gradient = lambda name, start, stop, grad: set_gradient(name, start, stop, grad * now("centres"))
+    bank, gradients = trainer.head.bank, trainer.head.bank.gradients
+    bank.gradients = lambda: {
+        name: grad.multiply_(paddle.to_tensor(now("centres"))) for name, grad in gradients().items()
+    }
     return trainer
 
 

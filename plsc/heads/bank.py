@@ -18,7 +18,9 @@ import paddle
 from paddle import _C_ops
 from paddle.utils import dlpack
 
+from plsc import kernels
 from plsc.half import float32_of
+from plsc.kernels import rows as row_kernels
 from plsc.sharding import ClassShard
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
@@ -72,6 +74,9 @@ class Bank(ABC):
             self._values["bias"] = self._keep(np.zeros(shard.size, np.float32))
         self._momenta = {name: self._zeros_like(store) for name, store in self._values.items()}
 
+    def _of_shard(self, start: int, stop: int):
+        return slice(start, stop) if self._chosen is None else self._chosen[start:stop]
+
     # What the kinds do differently: a store is one of the arrays in self._values and self._momenta.
 
     @abstractmethod
@@ -102,6 +107,11 @@ class Bank(ABC):
     def _look(self, store) -> np.ndarray:
         """A store as numpy, without a copy where that is possible."""
 
+    @abstractmethod
+    def host_rows(self, name: str) -> tuple[np.ndarray, np.ndarray | None] | None:
+        """Rows in host memory for a kernel to read, and which of them are selected, int64 [K] (None: all); None where there are
+        no such rows."""
+
     @property
     def selected(self) -> int:
         """K, the number of rows that take part in the step."""
@@ -114,6 +124,11 @@ class Bank(ABC):
 
     def settle(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Do now what would delay the first step: a bank that is far away writes the initial rows that no checkpoint has brought."""
+
+    @property
+    def names(self) -> list[str]:
+        """What a row has: "centres", "bias"."""
+        return list(self._values)
 
     def select(self, index_K: np.ndarray | None) -> None:
         """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them."""
@@ -129,14 +144,20 @@ class Bank(ABC):
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be set before it."""
-        shape = [self.selected, self.width] if name == "centres" else [self.selected]
-        if name not in self._grads or self._grads[name].shape != shape:
-            self._grads[name] = paddle.empty(shape)
-        paddle.assign(grad, output=self._grads[name][start:stop])
+        paddle.assign(grad, output=self.gradient(name)[start:stop])
+
+    def gradient(self, name: str) -> paddle.Tensor:
+        """Where the gradient of the selected rows goes, [K, width] or [K]: as `set_gradient`, for who writes it in place."""
+        held, needed = self._grads.get(name), self.selected
+        if held is None or len(held) < needed:
+            # Sampling takes a few more or less each step: some room, so that they need not get new memory each time.
+            room = needed + (0 if held is None else needed // 16)
+            self._grads[name] = held = paddle.empty([room, self.width] if name == "centres" else [room])
+        return held[:needed]
 
     def gradients(self) -> dict[str, paddle.Tensor]:
         """Gradients of the selected rows by name, [K, width] and [K]; empty before the first backward."""
-        return self._grads
+        return {name: held[: self.selected] for name, held in self._grads.items()}
 
     def expect(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
         """After `select`: what the next step will select, as far as it is known. A bank whose rows are far away fetches them
@@ -146,7 +167,7 @@ class Bank(ABC):
         """One momentum SGD step on the selected rows, with the gradients set since they were selected. The number of the training
         step is for a bank that rounds."""
         assert self._grads or not self.selected, "update() before a backward pass"
-        for name, grad in self._grads.items():
+        for name, grad in self.gradients().items():
             decay = self._decay if name == "centres" else 0.0
             for start in range(0, self.selected, _UPDATE_ROWS):
                 stop = min(start + _UPDATE_ROWS, self.selected)
@@ -188,8 +209,15 @@ class DeviceBank(Bank):
             store, number_P if self._index_K is None else paddle.gather(self._index_K, number_P)
         )
 
+    def host_rows(self, name):
+        store = self._values[name]
+        return (host_view(store), self._chosen) if store.place.is_cpu_place() else None
+
     def _move(self, name, start, stop, grad, lr, decay):
         stores = self._values[name], self._momenta[name]
+        if kernels.library() and grad.place.is_cpu_place():
+            _move_on_host(*map(host_view, stores), self._of_shard(start, stop), grad, lr, self._mu, decay)
+            return
         value, momentum = (self._read(store, start, stop) for store in stores)
         rate = paddle.to_tensor(lr, dtype="float32")
         rule = ("l2_decay", decay) if decay else ("", 0.0)
@@ -202,7 +230,7 @@ class DeviceBank(Bank):
         paddle.assign(paddle.to_tensor(rows), output=store[start : start + len(rows)])
 
     def _look(self, store):
-        return _host_view(store)
+        return host_view(store)
 
 
 class HostBank(Bank):
@@ -214,9 +242,6 @@ class HostBank(Bank):
     def _zeros_like(self, store):
         return np.zeros_like(store)
 
-    def _of_shard(self, start: int, stop: int):
-        return slice(start, stop) if self._chosen is None else self._chosen[start:stop]
-
     def _read(self, store, start, stop):
         return paddle.to_tensor(store[self._of_shard(start, stop)])
 
@@ -224,14 +249,12 @@ class HostBank(Bank):
         number_P = number_P.numpy()
         return paddle.to_tensor(store[number_P if self._chosen is None else self._chosen[number_P]])
 
+    def host_rows(self, name):
+        return self._values[name], self._chosen
+
     def _move(self, name, start, stop, grad, lr, decay):
-        rows = self._of_shard(start, stop)
-        value, momentum = self._values[name][rows], self._momenta[name][rows]
-        momentum *= np.float32(self._mu)
-        momentum += grad.numpy()
-        momentum += np.float32(decay) * value
-        value -= np.float32(lr) * momentum
-        self._values[name][rows], self._momenta[name][rows] = value, momentum
+        stores = self._values[name], self._momenta[name]
+        _move_on_host(*stores, self._of_shard(start, stop), grad, lr, self._mu, decay)
 
     def _put(self, store, start, rows):
         store[start : start + len(rows)] = rows
@@ -241,6 +264,15 @@ class HostBank(Bank):
 
 
 BANKS = {"device": DeviceBank, "host": HostBank}
+
+
+def _move_on_host(value, momentum, chosen: slice | np.ndarray, grad: paddle.Tensor, lr, mu, decay) -> None:
+    """Momentum SGD on these rows of arrays, [S, width] or [S]."""
+    if isinstance(chosen, slice):
+        value, momentum, chosen = value[chosen], momentum[chosen], None
+    width = grad.shape[1] if grad.ndim == 2 else 1
+    arrays = (array.reshape(-1, width) for array in (value, momentum, host_view(grad)))
+    row_kernels.momentum(next(arrays), next(arrays), chosen, next(arrays), lr, mu, decay)
 
 
 def momentum_of(name: str) -> str:
@@ -261,7 +293,8 @@ class _Exporter:
         return 1, 0  # the CPU
 
 
-def _host_view(tensor: paddle.Tensor) -> np.ndarray:
+def host_view(tensor: paddle.Tensor) -> np.ndarray:
+    """A CPU tensor's memory as numpy, of any other a copy. Kernels may write into the view; with numpy 1 Python may not."""
     return (
         np.from_dlpack(_Exporter(tensor)) if tensor.size and tensor.place.is_cpu_place() else tensor.numpy()
     )

@@ -29,6 +29,7 @@ from plsc import distributed
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
+from plsc.heads.walk import Workspace
 from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
 
@@ -91,6 +92,7 @@ class SoftmaxHead:
         bank_dtype: str = "float32",
         bank_folder: str = ".",
         budget: int = 64 << 20,
+        compute_dtype: str = "float32",
         init_std: float | None = None,
         seed: int = 0,
         momentum: float = 0.9,
@@ -124,6 +126,7 @@ class SoftmaxHead:
             momentum=momentum,
             weight_decay=weight_decay,
         )
+        self.compute_dtype, self.workspace = compute_dtype, Workspace()
         self.similarity = Similarity(self.bank, margin is not None, sub_centres)
 
     def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
@@ -147,9 +150,9 @@ class SoftmaxHead:
         """The pieces of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         step = Step(self, emb.flatten(1), label_B, number=None)
         step.forward(keep=False)
-        logit_NS = step.logits(0, self.shard.size)[0]
+        logit_NS = step.walk.logits(0, self.shard.size)[0]
         if len(step.row_P):
-            step.put(logit_NS, 0, self.shard.size, self.scale * step.target_P)
+            step.walk.put(logit_NS, 0, self.shard.size, self.scale * step.target_P)
         prob_NS = (logit_NS - step.lse_N.unsqueeze(1)).exp()
         return ShardInfo(logit_NS, prob_NS, step.local_N, self.shard.size)
 

@@ -10,10 +10,9 @@ import paddle.nn.functional as F
 
 from plsc import distributed
 from plsc.errors import UserError
-from plsc.heads.blocks import inverse, plan_blocks, unit_rows, unit_rows_gradient
+from plsc.heads import walk
+from plsc.heads.blocks import inverse, unit_rows, unit_rows_gradient
 from plsc.heads.sampling import choose_classes, draw_classes
-
-_LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 
 
 class Step:
@@ -116,55 +115,15 @@ class Step:
             self.margin.observe_targets(self.of_all(shared_2N[0]))
         self.cosines = tuple(row_N.unsqueeze(1) for row_N in shared_2N.unbind())
 
-    def logits(self, start: int, stop: int):
-        """A block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook [N]; the hook's slopes
-        [N, b] and the nearest sub-centres [N, b, J], None where there is nothing of the kind."""
-        logit_Nb, nearest_NbJ = self.head.similarity.logits(self.scaled_ND, start, stop)
-        # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
-        self.put(logit_Nb, start, stop, float("-inf"))
-        max_N = logit_Nb.max(axis=1).clip(min=_LOWEST)
-        if not (self.margin and self.margin.has_others):
-            return logit_Nb, max_N, None, nearest_NbJ
-        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.cosines)
-        return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
-
-    def put(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
-        """Overwrite the block's target entries in place with their part of `value_P` (or with one number)."""
-        first, last = np.searchsorted(self.column_P, [start, stop])
-        if first == last:
-            return
-        columns = paddle.to_tensor(self.column_P[first:last] - start)
-        value = paddle.to_tensor(value_P) if isinstance(value_P, float) else value_P[first:last]
-        x_Nb.index_put_((self.rows[first:last], columns), value)
-
     def _walk_others(self, keep: bool | None) -> None:
-        """Row maximum and row sum of exponentials over the shard's sampled logits that are not the sample's target."""
-        head, samples = self.head, self.x_ND.shape[0]
-        block, fits = plan_blocks(samples, self.bank.selected, self.bank.width, head.sub_centres, head.budget)
-        hooked = self.margin is not None and self.margin.has_others
-        if hooked or head.sub_centres > 1:
-            keep = False  # backward needs the slopes and the nearest sub-centres again, not the exponentials alone
-        self.blocks = [
-            (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
-        ]
-        self.kept: list | None = [] if (fits if keep is None else keep) else None
-        # As if of one block without classes, for a shard that has none.
-        plain, maxima, sums = [[paddle.full([samples], value)] for value in (_LOWEST, _LOWEST, 0.0)]
-        for start, stop in self.blocks:
-            exp_Nb, plain_N, _, _ = self.logits(start, stop)
-            max_N = exp_Nb.max(axis=1).clip(min=_LOWEST) if hooked else plain_N
-            exp_Nb.subtract_(max_N.unsqueeze(1)).exp_()
-            plain.append(plain_N)
-            maxima.append(max_N)
-            sums.append(exp_Nb.sum(axis=1))
-            if self.kept is not None:
-                self.kept.append((exp_Nb, max_N))
-        maxima_N, sums_N = paddle.stack(maxima), paddle.stack(sums)
-        largest_2N = paddle.stack([maxima_N.max(axis=0), paddle.stack(plain).max(axis=0)])
-        if head.sharded:
+        """Row maximum and row sum of exponentials over the sampled logits that are not the sample's target: of all ranks, of this."""
+        self.walk = walk.choose(self, keep)
+        own_N, plain_N, sum_N = self.walk.forward()
+        largest_2N = paddle.stack([own_N, plain_N])
+        if self.head.sharded:
             distributed.all_reduce(largest_2N, "max")
         self.max_N, self.plain_max_N = largest_2N.unbind()
-        self.rest_N = (sums_N * (maxima_N - self.max_N).exp()).sum(axis=0)
+        self.rest_N = sum_N * (own_N - self.max_N).exp()
 
     def _join_ranks(self) -> None:
         """One SUM makes the losses of all N samples known to every rank, and shows labels that no rank owns."""
@@ -206,41 +165,13 @@ class Step:
     def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
         """Gradient of the loss by this rank's embeddings, times W (see `distributed`); centre gradients go to the bank."""
         factor = grad.astype("float32") / self.num_samples
-        x_ND = self.scaled_ND * factor
         miss_P = paddle.gather(self.miss_N, self.rows) if len(self.row_P) else None
-        grad_ND = paddle.zeros_like(self.x_ND)
-        for number, (start, stop) in enumerate(self.blocks):
-            dlogit_Nb, nearest_NbJ = self._probabilities(number)
-            if miss_P is not None:
-                self.put(dlogit_Nb, start, stop, -miss_P * self.slope_P)
-            part_ND, centre_grad = self.head.similarity.gradient(dlogit_Nb, nearest_NbJ, x_ND, start, stop)
-            grad_ND += part_ND
-            self._to_bank("centres", start, stop, centre_grad)
-            if self.bank.bias:
-                self._to_bank("bias", start, stop, dlogit_Nb.sum(axis=0) * factor)
-        self.kept = None
+        dtarget_P = None if miss_P is None else -miss_P * self.slope_P
+        grad_ND = self.walk.backward(self.lse_N, dtarget_P, self.scaled_ND * factor, factor)
         grad_ND = grad_ND * (factor * self.head.scale)
         if self.margin and self.margin.trains_norm:
             grad_ND = paddle.concat([grad_ND, self._norm_gradient(miss_P, factor).unsqueeze(1)], axis=1)
         return self._embedding_gradient(grad_ND, factor).astype(self.emb_BD.dtype)
-
-    def _probabilities(self, number: int) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Softmax of block `number` times the hook's slopes, [N, b], 0 at the targets; the nearest sub-centres."""
-        if self.kept is not None:
-            exp_Nb, max_N = self.kept[number]
-            self.kept[number] = None
-            return exp_Nb.multiply_((max_N - self.lse_N).exp().unsqueeze(1)), None
-        logit_Nb, _, slope_Nb, nearest_NbJ = self.logits(*self.blocks[number])
-        prob_Nb = logit_Nb.subtract_(self.lse_N.unsqueeze(1)).exp_()
-        if slope_Nb is not None:
-            # At the targets, 0 times a slope of -inf: they are overwritten, but NaN would not be.
-            prob_Nb = prob_Nb * slope_Nb.clip(min=_LOWEST)
-        return prob_Nb, nearest_NbJ
-
-    def _to_bank(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        if not self.head.sharded:
-            distributed.all_reduce(grad)
-        self.bank.set_gradient(name, start, stop, grad)
 
     def _norm_gradient(self, miss_P: paddle.Tensor | None, factor: paddle.Tensor) -> paddle.Tensor:
         """Gradient of this shard's target logits by the embeddings' norms, [N]."""

@@ -207,6 +207,13 @@ class WindowBank(HostBank):
     def index(self):
         return np.arange(self.shard.size) if self._rows is None else self._rows
 
+    @property
+    def names(self):
+        return [name for name in self._widths if "momentum" not in name]
+
+    def host_rows(self, name):
+        return None if self._rows is None else super().host_rows(name)
+
     def select(self, index_K):
         self._rows = index_K
         self._wait()
@@ -225,7 +232,7 @@ class WindowBank(HostBank):
 
     def _show(self, arrays: dict[str, np.ndarray]) -> None:
         """Let the host bank work on these."""
-        self._values = {name: array for name, array in arrays.items() if "momentum" not in name}
+        self._values = {name: arrays[name] for name in self.names}
         self._momenta = {name: arrays[momentum_of(name)] for name in self._values}
 
     def expect(self, draw):

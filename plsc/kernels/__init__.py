@@ -28,6 +28,8 @@ _ARGUMENTS = {
     "plsc_setup": [c_void_p] * 5,
     "plsc_instructions": [c_int],
     "plsc_threads": [],
+    "plsc_multiplies": [],
+    "plsc_multiplies_bfloat16": [],
     "plsc_inverse_norms": [c_void_p, c_int64, c_int64, c_void_p],
     "plsc_gather": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_scatter": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
@@ -36,12 +38,24 @@ _ARGUMENTS = {
     "plsc_write_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_pack": [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
     "plsc_unpack": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
+    "plsc_softmax_forward": [c_void_p] * 2,
+    "plsc_softmax_backward": [c_void_p] * 7,
 }
 
 
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, ready for use; None where they are turned off or cannot be had, which the log says once."""
     return None if os.environ.get("PLSC_KERNELS") == "0" else _load()
+
+
+def multiplies() -> bool:
+    """Whether there are kernels with matrix products in them: Paddle's wheels for x86-64 bring the library for that."""
+    return library() is not None and bool(library().plsc_multiplies())
+
+
+def has_bfloat16() -> bool:
+    """Whether there are such products of bfloat16 numbers, by a library and a processor that has them in hardware."""
+    return library() is not None and bool(library().plsc_multiplies_bfloat16())
 
 
 @functools.cache
@@ -55,16 +69,7 @@ def _load() -> ctypes.CDLL | None:
         )
         return None
     for name, arguments in _ARGUMENTS.items():
-        getattr(native, name).argtypes = arguments
-    for name in (
-        "plsc_setup",
-        "plsc_inverse_norms",
-        "plsc_gather",
-        "plsc_scatter",
-        "plsc_momentum",
-        "plsc_unpack",
-    ):
-        getattr(native, name).restype = None
+        getattr(native, name).argtypes = arguments  # results: int, which those without one leave undefined
     openmp, mkl, onednn = (_of_paddle(name) for name in ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3"))
     native.plsc_setup(
         *(_address(openmp, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")),

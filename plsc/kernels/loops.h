@@ -63,14 +63,9 @@ static void exp_of_difference(float* logit, int64_t samples, float scale, float 
   for (int64_t n = 0; n < samples; ++n) logit[n] = exp_of(logit[n] * scale + bias - lse[n]);
 }
 
-static void multiply(float* x, const float* factor, int64_t count) {
+static void multiply(float* x, const float* factor, float by, int64_t count) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) x[i] *= factor[i];
-}
-
-static void multiply_by(float* x, float factor, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor[i] * by;
 }
 
 static float sum_of(const float* x, int64_t count) {
@@ -116,5 +111,5 @@ static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
   }
 }
 
-static const Loops table = {inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply, multiply_by,
+static const Loops table = {inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply,
                             sum_of, add, turn, momentum_row, to_bfloat16};

@@ -98,6 +98,16 @@ PLSC_API int plsc_instructions(int level) {
   return 0;
 }
 
+PLSC_API int plsc_multiplies() { return sgemm != nullptr; }
+
+PLSC_API int plsc_multiplies_bfloat16() {
+#ifdef PLSC_X86
+  return bgemm && __builtin_cpu_supports("avx512bf16");
+#else
+  return 0;
+#endif
+}
+
 // How many threads a kernel runs on when this thread calls it.
 PLSC_API int plsc_threads() {
   int found = 1;

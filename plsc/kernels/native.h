@@ -12,8 +12,7 @@ struct Loops {
   void (*scale_and_max)(float*, int64_t, float, float, float*);
   void (*exp_and_sum)(float*, int64_t, int64_t, const float*, float*);
   void (*exp_of_difference)(float*, int64_t, float, float, const float*);
-  void (*multiply)(float*, const float*, int64_t);
-  void (*multiply_by)(float*, float, int64_t);
+  void (*multiply)(float*, const float*, float, int64_t);
   float (*sum_of)(const float*, int64_t);
   void (*add)(float*, const float*, int64_t);
   void (*turn)(float*, const float*, const float*, int64_t, int64_t);

@@ -17,7 +17,7 @@ def inverse_norms(rows_KD: np.ndarray) -> np.ndarray:
     """1 / length of each row, [K]; 0 of a zero row."""
     inverse_K = np.empty(len(rows_KD), np.float32)
     if native := library():
-        native.plsc_inverse_norms(_float(rows_KD), *rows_KD.shape, _float(inverse_K))
+        native.plsc_inverse_norms(address(rows_KD), *rows_KD.shape, address(inverse_K))
         return inverse_K
     square_K = np.einsum("kd,kd->k", rows_KD, rows_KD)
     return np.divide(1.0, np.sqrt(square_K), out=square_K, where=square_K != 0)
@@ -27,7 +27,7 @@ def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None
     """Copy these rows, side by side, into `out_KD`."""
     if native := library():
         _check(rows_SD, index_K, out_KD)
-        native.plsc_gather(_float(rows_SD), _int(index_K), *out_KD.shape, _float(out_KD))
+        native.plsc_gather(address(rows_SD), address(index_K, np.int64), *out_KD.shape, address(out_KD))
     else:
         np.take(rows_SD, index_K, axis=0, out=out_KD)
 
@@ -36,7 +36,7 @@ def scatter(rows_SD: np.ndarray, index_K: np.ndarray, from_KD: np.ndarray) -> No
     """The way back. No row may be meant twice."""
     if native := library():
         _check(rows_SD, index_K, from_KD)
-        native.plsc_scatter(_float(rows_SD), _int(index_K), *from_KD.shape, _float(from_KD))
+        native.plsc_scatter(address(rows_SD), address(index_K, np.int64), *from_KD.shape, address(from_KD))
     else:
         rows_SD[index_K] = from_KD
 
@@ -54,9 +54,9 @@ def momentum(
     if native := library():
         _check(values_SD, index_K, grads_KD)
         assert values_SD.shape == momenta_SD.shape
-        index = None if index_K is None else _int(index_K)
+        index = address(index_K, np.int64)
         native.plsc_momentum(
-            _float(values_SD), _float(momenta_SD), index, _float(grads_KD), *grads_KD.shape, lr, mu, decay
+            address(values_SD), address(momenta_SD), index, address(grads_KD), *grads_KD.shape, lr, mu, decay
         )
         return
     rows = slice(None) if index_K is None else index_K
@@ -73,11 +73,9 @@ def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray)
     assert index_K is None or not count or (index_K.min() >= 0 and index_K.max() < len(rows_SD))
 
 
-def _float(array: np.ndarray) -> int:
-    assert array.dtype == np.float32 and array.flags.c_contiguous
-    return array.ctypes.data
-
-
-def _int(array: np.ndarray) -> int:
-    assert array.dtype == np.int64 and array.flags.c_contiguous
+def address(array: np.ndarray | None, dtype: type = np.float32) -> int | None:
+    """For a kernel; null for None."""
+    if array is None:
+        return None
+    assert array.dtype == dtype and array.flags.c_contiguous
     return array.ctypes.data

@@ -14,6 +14,7 @@ from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.step import Step
+from plsc.heads.walk import ByBlocks
 from plsc.selftest_parts import relative
 
 B, C, D = 6, 23, 16
@@ -104,7 +105,7 @@ def row_2_6():
     step = case.forward(keep=True)
     others = np.where(np.arange(C) == case.label[:, None], -np.inf, case.logits)
     assert relative(step.max_N.numpy(), others.max(axis=1)) < 1e-5
-    assert relative(step.kept[0][1].numpy(), others[:, case.rows].max(axis=1)) < 1e-5
+    assert relative(step.walk.forward()[0].numpy(), others[:, case.rows].max(axis=1)) < 1e-5
     losses = []
     for shift in (0.0, 1e4):
         moved = Case(bias=True)
@@ -127,7 +128,7 @@ def row_2_8():
     step = case.forward()
     block = paddle.zeros([len(case.x), case.head.shard.size])
     if len(step.row_P):
-        step.put(block, 0, case.head.shard.size, paddle.ones([len(step.row_P)]))
+        ByBlocks(step, keep=None).put(block, 0, case.head.shard.size, paddle.ones([len(step.row_P)]))
     assert np.array_equal(block.numpy(), case.one_hot)
     assert not block.numpy()[case.local == -1].any()
 

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads import step as step_module
+from plsc.heads import walk as walk_module
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
 from plsc.heads.softmax import SoftmaxHead
@@ -17,6 +17,7 @@ from tests.heads.cases import run
 def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
     """Loss and updated centres to 1e-6 for any block; gradients to 1e-6 between the modes, and between block sizes to the
     rounding of a float32 logit: a matrix product of another shape may round it by an ulp, 4e-6 for a logit of 40."""
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # theirs: test_walk.py
     margin, _, scale = MARGINS[name]
     rng = np.random.default_rng(0)
     x, label = rng.standard_normal((8, 16)).astype(np.float32), rng.integers(0, 53, 8)
@@ -24,7 +25,7 @@ def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
     for block in (53, 52, 26, 7, 2, 1):
         of_mode = {}
         for keep in (True, False):
-            monkeypatch.setattr(step_module, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
+            monkeypatch.setattr(walk_module, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
             head = SoftmaxHead(53, 16, margin, scale=scale, init_std=0.5)
             largest = (
                 head.inspect(paddle.to_tensor(x), paddle.to_tensor(label)).shard_logit.abs().max().item()
@@ -41,6 +42,7 @@ def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
 
 
 def test_kept_mode_runs_three_products_and_recomputing_four(monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", "0")
     calls = []
     product = paddle.matmul
     monkeypatch.setattr(paddle, "matmul", lambda *a, **k: calls.append(1) or product(*a, **k))

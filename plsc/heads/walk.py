@@ -1,0 +1,205 @@
+"""The walk over a shard's classes: forward to maxima and sums of their logits, backward to all gradients. Two ways, one result.
+
+    N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres   P targets in this shard
+
+`ByBlocks` takes Paddle's ops, on any device and for whatever a margin does. `ByKernels` does the same on CPUs in two calls of
+plsc/kernels, several times faster, where a margin leaves the other logits alone. Both are made for one step, hold what its backward
+needs, and leave the gradients of the rows in the bank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+
+from plsc import distributed, kernels
+from plsc.heads.bank import host_view
+from plsc.heads.blocks import plan_blocks
+from plsc.kernels import softmax
+
+LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
+
+
+def choose(step, keep: bool | None) -> ByBlocks | ByKernels:
+    """The fastest walk for this step. keep: whether exponentials are kept for backward; None: if the budget holds them."""
+    head = step.head
+    able = (
+        kernels.multiplies()
+        and step.scaled_ND.place.is_cpu_place()
+        and step.bank.selected > 0
+        and step.number is not None  # an inspection asks for logits
+        and head.sub_centres == 1
+        and not (head.margin and head.margin.has_others)
+        and step.bank.host_rows("centres") is not None
+    )
+    return (ByKernels if able else ByBlocks)(step, keep)
+
+
+class ByKernels:
+    """Compiled code on the bank's own memory."""
+
+    def __init__(self, step, keep: bool | None):
+        self.step, self.bank, head = step, step.bank, step.head
+        rows_SD, index_K = self.bank.host_rows("centres")
+        x_ND = host_view(step.scaled_ND)
+        samples, classes = len(x_ND), self.bank.selected
+        fits = 4 * samples * classes <= head.budget
+        self.exps = head.workspace.take(classes * samples) if (fits if keep is None else keep) else None
+        problem = softmax.Problem(
+            x_ND,
+            rows_SD,
+            self.bank.host_rows("bias")[0] if self.bank.bias else None,
+            index_K,
+            step.column_P,
+            step.row_P,
+            cosine=head.margin is not None,
+            bfloat16=head.compute_dtype == "bfloat16",
+        )
+        kept = None if self.exps is None else self.exps[: classes * samples].reshape(classes, samples)
+        self.softmax = softmax.Softmax(problem, kept)
+
+    def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        max_bN, sum_bN = self.softmax.forward()
+        max_N = max_bN.max(axis=0)
+        sum_N = (sum_bN * np.exp(max_bN - max_N)).sum(axis=0)
+        max_N, sum_N = paddle.to_tensor(max_N), paddle.to_tensor(sum_N)
+        return max_N, max_N, sum_N
+
+    def backward(self, lse_N, dtarget_P, x_ND, factor) -> paddle.Tensor:
+        grads = {name: self.bank.gradient(name) for name in self.bank.names}
+        views = {name: host_view(grad) for name, grad in grads.items()}
+        grad_ND = self.softmax.backward(
+            host_view(lse_N),
+            np.empty(0, np.float32) if dtarget_P is None else host_view(dtarget_P),
+            host_view(x_ND),
+            views["centres"],
+            views.get("bias"),
+        )
+        if self.bank.bias:
+            grads["bias"].multiply_(factor)
+        if not self.step.head.sharded:
+            for grad in grads.values():
+                distributed.all_reduce(grad)
+        self.step.head.workspace.give_back(self.exps)
+        return paddle.to_tensor(grad_ND)
+
+
+class ByBlocks:
+    """Paddle's ops, a block of classes at a time."""
+
+    def __init__(self, step, keep: bool | None):
+        self.step, self.head, self.margin, self.bank = step, step.head, step.margin, step.bank
+        block, fits = plan_blocks(
+            len(step.scaled_ND), self.bank.selected, self.bank.width, self.head.sub_centres, self.head.budget
+        )
+        self.hooked = self.margin is not None and self.margin.has_others
+        if self.hooked or self.head.sub_centres > 1:
+            keep = False  # backward needs the slopes and the nearest sub-centres again, not the exponentials alone
+        self.blocks = [
+            (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
+        ]
+        self.kept: list | None = [] if (fits if keep is None else keep) else None
+
+    def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        """Over the shard's sampled logits that are not the sample's target, [N] each: their maximum, their maximum before the
+        margin's hook, and the sum of exp(logit - maximum)."""
+        # As if of one block without classes, for a shard that has none.
+        samples = len(self.step.scaled_ND)
+        plain, maxima, sums = [[paddle.full([samples], value)] for value in (LOWEST, LOWEST, 0.0)]
+        for start, stop in self.blocks:
+            exp_Nb, plain_N, _, _ = self.logits(start, stop)
+            max_N = exp_Nb.max(axis=1).clip(min=LOWEST) if self.hooked else plain_N
+            exp_Nb.subtract_(max_N.unsqueeze(1)).exp_()
+            plain.append(plain_N)
+            maxima.append(max_N)
+            sums.append(exp_Nb.sum(axis=1))
+            if self.kept is not None:
+                self.kept.append((exp_Nb, max_N))
+        maxima_bN, sums_bN = paddle.stack(maxima), paddle.stack(sums)
+        max_N = maxima_bN.max(axis=0)
+        sum_N = (sums_bN * (maxima_bN - max_N).exp()).sum(axis=0)
+        return max_N, paddle.stack(plain).max(axis=0), sum_N
+
+    def logits(self, start: int, stop: int):
+        """A block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook [N]; the hook's slopes
+        [N, b] and the nearest sub-centres [N, b, J], None where there is nothing of the kind."""
+        logit_Nb, nearest_NbJ = self.head.similarity.logits(self.step.scaled_ND, start, stop)
+        # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
+        self.put(logit_Nb, start, stop, float("-inf"))
+        max_N = logit_Nb.max(axis=1).clip(min=LOWEST)
+        if not self.hooked:
+            return logit_Nb, max_N, None, nearest_NbJ
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.step.cosines)
+        return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
+
+    def put(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
+        """Overwrite the block's target entries in place with their part of `value_P` (or with one number)."""
+        first, last = np.searchsorted(self.step.column_P, [start, stop])
+        if first == last:
+            return
+        columns = paddle.to_tensor(self.step.column_P[first:last] - start)
+        value = paddle.to_tensor(value_P) if isinstance(value_P, float) else value_P[first:last]
+        x_Nb.index_put_((self.step.rows[first:last], columns), value)
+
+    def backward(
+        self,
+        lse_N: paddle.Tensor,
+        dtarget_P: paddle.Tensor | None,
+        x_ND: paddle.Tensor,
+        factor: paddle.Tensor,
+    ) -> paddle.Tensor:
+        """Gradient of the summed losses by the scaled embeddings, [N, D]; to the bank: that by its rows.
+
+        Args:
+            lse_N: logarithm of the samples' whole denominators.
+            dtarget_P: gradient by the targets' logits; None where there are none.
+            x_ND: the scaled embeddings times factor, which is that of the mean.
+        """
+        grad_ND = paddle.zeros_like(x_ND)
+        for number, (start, stop) in enumerate(self.blocks):
+            dlogit_Nb, nearest_NbJ = self._probabilities(number, lse_N)
+            if dtarget_P is not None:
+                self.put(dlogit_Nb, start, stop, dtarget_P)
+            part_ND, centre_grad = self.head.similarity.gradient(dlogit_Nb, nearest_NbJ, x_ND, start, stop)
+            grad_ND += part_ND
+            self._to_bank("centres", start, stop, centre_grad)
+            if self.bank.bias:
+                self._to_bank("bias", start, stop, dlogit_Nb.sum(axis=0) * factor)
+        self.kept = None
+        return grad_ND
+
+    def _probabilities(self, number: int, lse_N) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """Softmax of block `number` times the hook's slopes, [N, b], 0 at the targets; the nearest sub-centres."""
+        if self.kept is not None:
+            exp_Nb, max_N = self.kept[number]
+            self.kept[number] = None
+            return exp_Nb.multiply_((max_N - lse_N).exp().unsqueeze(1)), None
+        logit_Nb, _, slope_Nb, nearest_NbJ = self.logits(*self.blocks[number])
+        prob_Nb = logit_Nb.subtract_(lse_N.unsqueeze(1)).exp_()
+        if slope_Nb is not None:
+            # At the targets, 0 times a slope of -inf: they are overwritten, but NaN would not be.
+            prob_Nb = prob_Nb * slope_Nb.clip(min=LOWEST)
+        return prob_Nb, nearest_NbJ
+
+    def _to_bank(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
+        if not self.head.sharded:
+            distributed.all_reduce(grad)
+        self.bank.set_gradient(name, start, stop, grad)
+
+
+class Workspace:
+    """Memory for the exponentials that outlives a step: fresh pages cost more time than the work on them."""
+
+    def __init__(self):
+        self._spare: np.ndarray | None = None
+
+    def take(self, numbers: int) -> np.ndarray:
+        """At least so many float32."""
+        found, self._spare = self._spare, None
+        if found is None or len(found) < numbers:
+            found = np.empty(numbers + (0 if found is None else numbers // 16), np.float32)
+        return found
+
+    def give_back(self, taken: np.ndarray | None) -> None:
+        """A step that never comes to its backward keeps what it took, and the next one gets another."""
+        self._spare = self._spare if taken is None else taken

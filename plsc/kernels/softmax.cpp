@@ -1,0 +1,212 @@
+// Forward and backward of the softmax over one shard's classes, block by block; what is computed and why: heads/softmax.py.
+// Each thread takes a run of blocks and does everything for one while it lies in its cache: fetch the rows, their lengths,
+// the product with the samples, exponentials; in backward the gradients of logits, samples and rows. Logits lie as
+// [classes, samples], so that a class's are one run.
+#include "native.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace {
+
+const float LOWEST = -1e30f;  // as in heads/step.py: stands for "no other logit"
+
+// Memory that grows as needed and stays with its thread from step to step: fresh pages cost more than the work on them.
+template <typename T>
+class Buffer {
+ public:
+  ~Buffer() { free(data_); }
+  T* at_least(int64_t count) {
+    if (count > size_) {
+      free(data_);
+      data_ = static_cast<T*>(aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64));
+      if (!data_) abort();
+      size_ = count;
+    }
+    return data_;
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+struct Buffers {
+  Buffer<float> rows, logits, saved, factor, gradient;
+  Buffer<uint16_t> half_rows, half_logits, half_x;
+};
+thread_local Buffers own;
+
+}  // namespace
+
+// The step's problem; softmax.py has the same structure. K classes in blocks, N samples, width D, P targets.
+struct Shard {
+  int64_t samples, width, classes, block, targets, bfloat16;
+  const float* x;               // [N, D], times the scale of the loss
+  const float* rows;            // of the bank
+  const int64_t* index;         // [K] numbers of the rows that take part; null: the first K
+  const float* bias;            // of the bank; null: none
+  const int64_t* target_class;  // [P], rising: the sample's own class, 0 to K - 1
+  const int64_t* target_sample; // [P]
+  float* inverse;               // [K], 1 / length of the rows, found in forward; null: rows are not normalised
+  float* exps;                  // [K, N], kept from forward to backward; null: logits are computed again
+  float* max;                   // [blocks, N], found in forward
+};
+
+namespace {
+
+struct Block {
+  const Shard& shard;
+  int64_t number, start, count, target;  // target: the first of this block
+
+  Block(const Shard& s, int64_t n) : shard(s), number(n), start(n * s.block), target(0) {
+    count = s.classes - start < s.block ? s.classes - start : s.block;
+    int64_t high = s.targets;
+    while (target < high) {
+      const int64_t middle = (target + high) / 2;
+      if (s.target_class[middle] < start)
+        target = middle + 1;
+      else
+        high = middle;
+    }
+  }
+
+  int64_t row(int64_t c) const { return shard.index ? shard.index[start + c] : start + c; }
+  float inverse(int64_t c) const { return shard.inverse ? shard.inverse[start + c] : 1.0f; }
+  float bias(int64_t c) const { return shard.bias ? shard.bias[row(c)] : 0.0f; }
+
+  const float* rows() const {
+    const int64_t width = shard.width;
+    if (!shard.index) return shard.rows + start * width;
+    float* found = own.rows.at_least(shard.block * width);
+    for (int64_t c = 0; c < count; ++c) memcpy(found + c * width, shard.rows + row(c) * width, width * sizeof(float));
+    return found;
+  }
+
+  float* logits() const {
+    return shard.exps ? shard.exps + start * shard.samples : own.logits.at_least(shard.block * shard.samples);
+  }
+
+  // How many of the targets from `at` on belong to class c.
+  int64_t targets(int64_t at, int64_t c) const {
+    int64_t n = 0;
+    while (at + n < shard.targets && shard.target_class[at + n] == start + c) ++n;
+    return n;
+  }
+};
+
+const uint16_t* half(Buffer<uint16_t>& buffer, const float* x, int64_t count) {
+  uint16_t* found = buffer.at_least(count);
+  loops->to_bfloat16(x, found, count);
+  return found;
+}
+
+void similarities(const Shard& s, const Block& block, const float* rows, const uint16_t* half_x, float* logit) {
+  if (s.bfloat16)
+    product(false, true, block.count, s.samples, s.width, half(own.half_rows, rows, block.count * s.width), half_x,
+            0.0f, logit);
+  else
+    product(false, true, block.count, s.samples, s.width, rows, s.x, 0.0f, logit);
+}
+
+// Exponentials of the block's logits less their maximum; those of the targets are 0 and not in the maximum.
+void forward(const Block& block, const uint16_t* half_x, float* sum) {
+  const Shard& s = block.shard;
+  const float* rows = block.rows();
+  float* logit = block.logits();
+  float* max = s.max + block.number * s.samples;
+  float* saved = own.saved.at_least(s.samples);
+  if (s.inverse) loops->inverse_norms(rows, block.count, s.width, s.inverse + block.start);
+  similarities(s, block, rows, half_x, logit);
+  for (int64_t n = 0; n < s.samples; ++n) max[n] = LOWEST, sum[n] = 0.0f;
+  int64_t at = block.target;
+  for (int64_t c = 0; c < block.count; ++c) {
+    float* of_class = logit + c * s.samples;
+    const int64_t* sample = s.target_sample + at;
+    const int64_t targets = block.targets(at, c);
+    for (int64_t t = 0; t < targets; ++t) saved[t] = max[sample[t]];
+    loops->scale_and_max(of_class, s.samples, block.inverse(c), block.bias(c), max);
+    for (int64_t t = 0; t < targets; ++t) max[sample[t]] = saved[t], of_class[sample[t]] = -INFINITY;
+    at += targets;
+  }
+  loops->exp_and_sum(logit, block.count, s.samples, max, sum);
+}
+
+// The block's exponentials to gradients of its logits, times 1 / length of the class's row.
+void gradient_of_logits(const Block& block, float* logit, const float* factor, const float* of_target, float* of_bias) {
+  const Shard& s = block.shard;
+  int64_t at = block.target;
+  for (int64_t c = 0; c < block.count; ++c) {
+    float* of_class = logit + c * s.samples;
+    const float inverse = block.inverse(c);
+    loops->multiply(of_class, factor, inverse, s.samples);
+    for (const int64_t end = at + block.targets(at, c); at < end; ++at)
+      of_class[s.target_sample[at]] = of_target[at] * inverse;
+    if (of_bias) of_bias[block.start + c] = loops->sum_of(of_class, s.samples);
+  }
+}
+
+}  // namespace
+
+// -> shard.inverse, max and exps, and sum [blocks, N]: the sums of the exponentials. Run over the threads.
+PLSC_API void plsc_softmax_forward(const Shard* shard, float* sum) {
+  const Shard& s = *shard;
+  const uint16_t* half_x = s.bfloat16 ? half(own.half_x, s.x, s.samples * s.width) : nullptr;
+  share((s.classes + s.block - 1) / s.block, [&](int64_t start, int64_t stop) {
+    for (int64_t b = start; b < stop; ++b) forward(Block(s, b), half_x, sum + b * s.samples);
+  });
+}
+
+// lse [N]: logarithm of the whole denominator. of_target [P]: gradient of the targets' logits. scaled_x [N, D]: x times what
+// the gradients of the rows shall be multiplied with. -> of_x [N, D], of_rows [K, D], of_bias [K] (null: none).
+PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const float* of_target, const float* scaled_x,
+                                    float* of_x, float* of_rows, float* of_bias) {
+  const Shard& s = *shard;
+  const int64_t numbers = s.samples * s.width, blocks = (s.classes + s.block - 1) / s.block;
+  const int64_t most = 1024;
+  float* parts[most];
+  int64_t team = 0;
+  const uint16_t *half_x = nullptr, *half_scaled = nullptr;
+  if (s.bfloat16) {
+    uint16_t* both = own.half_x.at_least(2 * numbers);
+    loops->to_bfloat16(s.x, both, numbers);
+    loops->to_bfloat16(scaled_x, both + numbers, numbers);
+    half_x = both, half_scaled = both + numbers;
+  }
+  on_threads([&](int64_t thread, int64_t threads) {
+    if (threads > most) abort();
+    if (thread == 0) team = threads;
+    float* part = parts[thread] = own.gradient.at_least(numbers);
+    float* factor = own.factor.at_least(s.samples);
+    memset(part, 0, numbers * sizeof(float));
+    for (int64_t b = blocks * thread / threads; b < blocks * (thread + 1) / threads; ++b) {
+      const Block block(s, b);
+      const float* rows = block.rows();
+      float* logit = block.logits();
+      const float* max = s.max + b * s.samples;
+      if (!s.exps) {
+        similarities(s, block, rows, half_x, logit);
+        for (int64_t c = 0; c < block.count; ++c)
+          loops->exp_of_difference(logit + c * s.samples, s.samples, block.inverse(c), block.bias(c), lse);
+      }
+      for (int64_t n = 0; n < s.samples; ++n) factor[n] = s.exps ? expf(max[n] - lse[n]) : 1.0f;
+      gradient_of_logits(block, logit, factor, of_target, of_bias);
+      float* of_block = of_rows + block.start * s.width;
+      if (s.bfloat16) {
+        const uint16_t* half_rows = half(own.half_rows, rows, block.count * s.width);
+        const uint16_t* half_logit = half(own.half_logits, logit, block.count * s.samples);
+        product(true, false, s.samples, s.width, block.count, half_logit, half_rows, 1.0f, part);
+        product(false, false, block.count, s.width, s.samples, half_logit, half_scaled, 0.0f, of_block);
+      } else {
+        product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, part);
+        product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, of_block);
+      }
+      if (s.inverse) loops->turn(of_block, rows, s.inverse + block.start, block.count, s.width);
+    }
+  });
+  share(numbers, [&](int64_t start, int64_t stop) {
+    memcpy(of_x + start, parts[0] + start, (stop - start) * sizeof(float));
+    for (int64_t t = 1; t < team; ++t) loops->add(of_x + start, parts[t] + start, stop - start);
+  });
+}

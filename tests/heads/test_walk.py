@@ -1,0 +1,102 @@
+"""The two ways through a shard against each other: over 50 steps of training, and where a block, a thread or the budget ends."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.heads.adaptive import CurricularFace, MagFace
+from plsc.heads.margins import ArcFace
+from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.step import Step
+from plsc.heads.walk import ByBlocks, ByKernels, Workspace, choose
+from plsc.kernels import softmax
+from plsc.selftest_parts import relative
+
+C, D, N = 157, 24, 12
+HEADS = {
+    "arcface": {"margin": ArcFace(), "scale": 30.0},
+    "sampled": {"margin": ArcFace(), "scale": 30.0, "sample_rate": 0.3},
+    "host": {"margin": ArcFace(), "scale": 30.0, "sample_rate": 0.3, "bank": "host"},
+    "norm": {"margin": MagFace(), "scale": 30.0},
+    "bias": {"bias": True},
+    "replicated": {"sharded": False},
+}
+
+
+def train(steps=50, threads=1, **options):
+    """Losses, the last gradient by the embeddings, and what the head holds at the end."""
+    paddle.base.core.set_num_threads(threads)
+    head = SoftmaxHead(C, D, seed=3, weight_decay=1e-3, init_std=0.5, **options)
+    rng, losses = np.random.default_rng(5), []
+    for number in range(steps):
+        emb = paddle.to_tensor(rng.standard_normal((N, D)), dtype="float32", stop_gradient=False)
+        out = head(emb, paddle.to_tensor(rng.integers(0, C, N) % 40), number)
+        out.loss.backward()
+        head.step(0.05)
+        losses.append(out.loss.item())
+    paddle.base.core.set_num_threads(1)
+    state = {name: array.copy() for name, array in head.bank.state().items()}
+    return np.array(losses), emb.grad.numpy(), state
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_both_ways_agree_over_50_steps(way, name, monkeypatch):
+    if way == "ops":
+        pytest.skip("compared in the other run")
+    losses, grad, state = train(**HEADS[name])
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    other_losses, other_grad, other_state = train(**HEADS[name])
+    assert relative(losses, other_losses) < 1e-5 and relative(grad, other_grad) < 1e-5
+    assert {key: relative(state[key], other_state[key]) < 1e-5 for key in state} == dict.fromkeys(state, True)
+
+
+@pytest.mark.parametrize("name", ["arcface", "sampled", "bias"])
+@pytest.mark.parametrize("block", [1, 7, 156, 157, 512])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_blocks_threads_and_budget_do_not_matter(way, name, block, threads, monkeypatch):
+    if way == "ops":
+        pytest.skip("the kernels' own blocks")
+    want = train(steps=3, **HEADS[name])
+    monkeypatch.setattr(softmax, "BLOCK", block)
+    for budget in (1 << 20, 1):  # exponentials kept, computed again
+        losses, grad, state = train(steps=3, threads=threads, budget=budget, **HEADS[name])
+        assert relative(losses, want[0]) < 1e-6 and relative(grad, want[1]) < 1e-5
+        assert all(relative(state[key], want[2][key]) < 1e-5 for key in state)
+
+
+def test_two_steps_may_be_open_at_once():
+    head, emb = SoftmaxHead(C, D, ArcFace(), scale=64.0), paddle.to_tensor(np.eye(N, D, dtype=np.float32))
+    emb.stop_gradient = False
+    label = paddle.arange(N)
+    head(emb, label).loss.backward()
+    want = emb.grad.numpy()
+    first, second = head(emb, label), head(emb * 2.0 + 1.0, label)
+    emb.clear_grad()
+    first.loss.backward()
+    assert np.array_equal(emb.grad.numpy(), want) and second.loss.item() != first.loss.item()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"margin": CurricularFace(), "scale": 64.0}, {"margin": ArcFace(), "scale": 64.0, "sub_centres": 2}],
+    ids=["others", "sub-centres"],
+)
+def test_what_the_kernels_cannot_do_goes_by_blocks(options):
+    step = Step(SoftmaxHead(C, D, **options), paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
+    step.forward()
+    assert isinstance(step.walk, ByBlocks)
+
+
+def test_the_kernels_are_taken_where_they_can(way):
+    step = Step(SoftmaxHead(C, D, **HEADS["sampled"]), paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
+    step.forward()
+    assert isinstance(step.walk, ByKernels if way == "kernels" else ByBlocks)
+    assert type(choose(step, None)) is type(step.walk)
+
+
+def test_the_workspace_is_used_again():
+    space = Workspace()
+    first = space.take(100)
+    assert len(space.take(50)) == 50  # the first is out
+    space.give_back(first)
+    assert space.take(80) is first
