@@ -113,7 +113,7 @@ def show(found: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from plsc import benchmark_backbone, benchmark_loader  # which take `alternate` from here
+    from plsc import benchmark_backbone, benchmark_loader, benchmark_save  # which take `alternate` from here
 
     parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
@@ -132,7 +132,9 @@ def main(argv: list[str] | None = None) -> int:
     of_loader.add_argument("--batch", type=int, default=128)
     of_loader.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
-    for part in (of_head, of_loader):
+    of_save = parts.add_parser("save", help=benchmark_save.save.__doc__)
+    benchmark_save.add_arguments(of_save)
+    for part in (of_head, of_loader, of_save):
         part.add_argument("--runs", type=int, default=5)
         part.add_argument("--json", type=Path, help="also write the numbers there")
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -142,6 +144,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.part == "head":
         found = head(args)
         print(show(found))
+    elif args.part == "save":
+        found = benchmark_save.save(args)
+        print(benchmark_save.show(found))
     else:
         found = benchmark_loader.loader(args)
         print(benchmark_loader.show(found))

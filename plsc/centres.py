@@ -19,7 +19,18 @@ from plsc.errors import UserError
 from plsc.foreign import Gathered, find_shards
 from plsc.half import float32_of
 from plsc.log import replace_file
-from plsc.rewrite import Head, RowArray, file_blocks, head_of, row_blocks, rows_as_file, write_checkpoint
+from plsc.rewrite import (
+    ANOTHER_DISK,
+    FileBlocks,
+    Head,
+    RowArray,
+    head_of,
+    row_blocks,
+    row_bytes,
+    rows_as_file,
+    write_checkpoint,
+)
+from plsc.space import refuse_full_disk
 from plsc.tensorfile import layout, write_blocks
 
 
@@ -44,6 +55,7 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
     if names and classes is None:
         raise UserError(f"{folder}: has no names of classes; leave --names out, or give it some first")
     head = _centres_of(saved, normalise)
+    refuse_full_disk(target, row_bytes(head) * saved.num_classes, *ANOTHER_DISK)
     blocks = rows_as_file if target.endswith(".safetensors") else _npy_blocks
     try:
         try:
@@ -116,7 +128,7 @@ def import_centres(
             )
         about = {key: saved.state[key] for key in ("image_shape", "threshold", "flip") if key in saved.state}
         fields = {"contract": saved.contract, "state": about, "config": saved.config_yaml}
-        files["backbone.safetensors"] = file_blocks(saved.path / "backbone.safetensors")
+        files["backbone.safetensors"] = FileBlocks(saved.path / "backbone.safetensors")
     numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}
     fields = {"step": 0, "epoch": 0, **numbers, **fields}
     made = write_checkpoint(target, gathered.ranges, gathered.head, files, fields)

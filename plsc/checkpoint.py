@@ -176,11 +176,12 @@ def _entries(root: Path, pattern: str) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if re.fullmatch(pattern, path.name))
 
 
-def latest(root: str | os.PathLike, rename: bool = True) -> Path | None:
+def latest(root: str | os.PathLike, rename: bool = True, before: int | None = None) -> Path | None:
     """The newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
 
     An unusable newer one is warned about and, with `rename`, set aside as step-XXXXXXXX.bad (never deleted).
     Let one rank call it with rename=True and tell the others the path; they open it with verify=False.
+    `before`: of the checkpoints of earlier steps than this one; None too if none of them is usable.
 
     Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
     damaged one; also for one written by a newer plsc or not readable by this user, which is not damage.
@@ -190,6 +191,8 @@ def latest(root: str | os.PathLike, rename: bool = True) -> Path | None:
         _entries(root, r"step-\d{8,}(\.old)?"), key=lambda path: (int(path.stem[5:]), not path.suffix)
     )
     for path in reversed(found):
+        if before is not None and int(path.stem[5:]) >= before:
+            continue
         try:
             Checkpoint.open(path)
         except DamagedError as error:
@@ -205,7 +208,7 @@ def latest(root: str | os.PathLike, rename: bool = True) -> Path | None:
             path = path.rename(path.with_suffix(""))
         return path
     bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(found)
-    if bad:
+    if bad and before is None:
         raise UserError(
             f"{root}: none of the {bad} checkpoints is usable (the warnings say why; they are kept as .bad): "
             "put a good copy back, or start anew with another Global.output_dir"
@@ -234,6 +237,13 @@ def _set_aside(path: Path) -> Path:
     while (aside := _beside(path.with_suffix(""), "bad" if number == 1 else f"bad{number}")).exists():
         number += 1
     return path.rename(aside)
+
+
+def withdraw(root: str | os.PathLike, after: int) -> None:
+    """Set the checkpoints of later steps aside: a run that has gone back to this one must not be resumed from them."""
+    for path in _entries(Path(root), r"step-\d{8,}"):
+        if int(path.name[5:]) > after:
+            _set_aside(path)
 
 
 def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> list[Path]:

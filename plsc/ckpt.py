@@ -153,9 +153,17 @@ def _parser() -> argparse.ArgumentParser:
         "--backbone", metavar="FOLDER", help="a checkpoint whose network goes with the centres"
     )
     bring.add_argument("--classes", type=int, metavar="N", help="how many there have to be in all")
-    edit = verb("edit-identities", "rename and drop classes by name", output=new)
+    edit = verb("edit-identities", "rename, merge and drop classes by name", output=new)
     edit.add_argument("--rename", nargs="+", action="extend", default=[], metavar="old=new")
     edit.add_argument("--drop", nargs="+", action="extend", default=[], metavar="name")
+    edit.add_argument(
+        "--merge",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="name",
+        help="names of one identity; the first stays",
+    )
     edit.add_argument("--keep-list", metavar="FILE", help="drop all classes but these, a name a line")
     edit.add_argument("--names", metavar="FILE", help="names for a checkpoint without, a line a class")
     return parser
@@ -175,7 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.verb == "export-centres":
         said = export_centres(args.folder, args.output, args.names, args.normalise)
     elif args.verb == "edit-identities":
-        said = edit_identities(args.folder, args.output, args.rename, args.drop, args.keep_list, args.names)
+        lists = args.rename, args.drop, args.keep_list, args.names, args.merge
+        said = edit_identities(args.folder, args.output, *lists)
     else:
         said = import_centres(args.sources, args.output, args.backbone, args.classes)
     print(said.replace(f"{os.getcwd()}/", ""))

@@ -93,8 +93,14 @@ class GlobalCfg(Section):
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
     init_from: Optional[str] = None
-    """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with; the head is
-    new. A run that is resumed has its own."""
+    """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with, and the centres
+    of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
+    keep_centres: Optional[Literal["name", "number", "none"]] = None
+    """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
+    without names to which classes were only appended; or none. null is `name`."""
+    new_centres: Optional[Literal["mean", "random"]] = None
+    """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
+    numbers. null is `mean` where other centres are kept, else `random`."""
     log_every: int = Field(10, ge=1)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0)
@@ -107,9 +113,19 @@ class GlobalCfg(Section):
     max_skipped: int = Field(10, ge=1)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
     the first (docs/resume.md)."""
+    rollbacks: int = Field(0, ge=0)
+    """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
+    from before them, and on with half the learning rate it had (docs/resume.md)."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
     programs need some."""
+
+    @field_validator("keep_centres", "new_centres")
+    @classmethod
+    def _starts_somewhere(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+        if value is not None and info.data.get("init_from") is None:
+            raise ValueError("has no meaning without Global.init_from")
+        return value
 
 
 class ModelCfg(Plug):
@@ -184,13 +200,11 @@ class HeadCfg(Section):
     with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
     some 100,000 classes on."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and momentum live: on the device, in the machine's memory, or on its disk (docs/large.md). A
-    step carries over the rows that it needs: pair host and disk with a `sample_rate` below 1."""
+    """Where class centres and momentum live (docs/large.md). host and disk fetch a step's rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How host and disk keep them; what is computed is float32. bfloat16 halves memory, file and checkpoint, and rounds at
-    random so that small updates are not lost (docs/large.md has the effect on accuracy)."""
+    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
     bank_folder: Optional[str] = Field(None, min_length=1)
-    """Where disk keeps its file, on a disk of the rank's own machine: the faster, the better. null: `output_dir`."""
+    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
     logits_budget_mb: float = Field(64.0, gt=0)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""
@@ -203,13 +217,10 @@ class HeadCfg(Section):
     @field_validator("bank_dtype", "bank_folder")
     @classmethod
     def _fits_the_bank(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
-        bank = info.data.get("bank")
-        if info.field_name == "bank_dtype" and value == "bfloat16" and bank == "device":
-            raise ValueError(
-                "is for the banks host and disk; the device computes with its rows in place, as float32"
-            )
-        if info.field_name == "bank_folder" and value is not None and bank in ("device", "host"):
-            raise ValueError(f"has no meaning with the bank {bank}, only with disk")
+        banks = ("disk",) if info.field_name == "bank_folder" else ("host", "disk")
+        bank = info.data.get("bank", "disk")
+        if value not in (None, "float32") and bank not in banks:
+            raise ValueError(f"has no meaning with the bank {bank}, only with {' and '.join(banks)}")
         return value
 
     @field_validator("options")
@@ -220,17 +231,6 @@ class HeadCfg(Section):
             if known and key not in known:
                 raise ValueError(f"has no '{key}'{did_you_mean(key, known)} (one of {', '.join(known)})")
         return value
-
-    def told(self, classes: int, embedding_size: int) -> str:
-        """What that many classes take on a rank, and where."""
-        numbers = classes * (embedding_size * self.sub_centres + self.bias) / 2**20
-        if self.bank == "device":
-            return f"{3 * 4 * numbers:.1f} MB for centres, momentum and gradient"
-        each, where = (
-            2 if self.bank_dtype == "bfloat16" else 4,
-            {"disk": "on the disk"}.get(self.bank, "in host memory"),
-        )
-        return f"{2 * each * numbers:.1f} MB {where} for centres and momentum"
 
 
 class OptimizerCfg(Section):

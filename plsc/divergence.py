@@ -30,7 +30,11 @@ _BLOCK = 65_536  # rows of a bank that is not in memory, looked at together
 
 
 class DivergedError(UserError):
-    """Too many steps in a row had to be skipped."""
+    """Too many steps in a row had to be skipped. `what`: what was not finite in the last."""
+
+    def __init__(self, text: str, what: str):
+        super().__init__(text)
+        self.what = what
 
 
 def finite(tensors: Iterable[paddle.Tensor]) -> bool:
@@ -70,7 +74,7 @@ class Divergence:
         max_skipped: as many in a row end the run.
         name: index of a sample -> what a person would call it.
 
-    Attributes: `skipped`, steps so far; `in_a_row`, of them the last ones.
+    Attributes: `skipped`, steps so far; `in_a_row`, of them the last ones; `rollbacks`, how often the run went back (rollback.py).
     """
 
     def __init__(
@@ -83,9 +87,18 @@ class Divergence:
     ):
         self.backbone, self.head, self.folder = backbone, head, Path(folder)
         self.max_skipped, self.name = max_skipped, name
-        self.skipped = self.in_a_row = self._dumped = 0
+        self.skipped = self.in_a_row = self.rollbacks = self._dumped = 0
         # What a forward pass changes: BatchNorm's running statistics, which have no gradient.
         self._statistics = [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row, "rollbacks": self.rollbacks}
+
+    def load_state(self, state: dict) -> None:
+        """Take over what `state` gave, from among other things of a checkpoint."""
+        for name in self.state():
+            setattr(self, name, state.get(name, 0))
 
     def remember(self) -> None:
         """Call it before the forward pass: keeps what that pass changes."""
@@ -161,11 +174,12 @@ class Divergence:
         if distributed.rank() in bad or not bad:
             self._dump(step, learning_rate, own[1] if bad else what, images, labels, indices)
         self._out = self._emb_BD = self._emb_grad_BD = None
-        if self.in_a_row == self.max_skipped:
+        if self.in_a_row >= self.max_skipped:
             raise DivergedError(
                 f"{what} at step {step} ({rate}), step {self.in_a_row} in a row that had to be skipped; the checkpoints are as "
                 f"they were, the batches in {self.folder}: lower LRScheduler.learning_rate, lengthen its warm-up, or set "
-                "Optimizer.clip_norm"
+                "Optimizer.clip_norm",
+                what,
             )
 
     def _culprit(self, indices: np.ndarray, again: Callable[[], paddle.Tensor]) -> tuple[int, str] | None:

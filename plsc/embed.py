@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import paddle
@@ -52,22 +53,20 @@ def embed(
         if start == stop:  # more ranks than images: one goes through all the same, to know D
             parts = [through(images(0, 1))[:0]]
         else:
-            parts = [through(pixels) for pixels in _ahead(images, start, stop, batch_size)]
+            parts = [through(pixels) for pixels in ahead(images, start, stop, batch_size)]
     finally:
         if training:
             backbone.train()
     return distributed.gather_array(np.concatenate(parts))
 
 
-def _ahead(
-    images: Callable[[int, int], np.ndarray], start: int, stop: int, batch_size: int
-) -> Iterator[np.ndarray]:
-    """The batches of [start, stop), each read while the one before it is in use."""
+def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: int) -> Iterator[Any]:
+    """What `read(start, stop)` gives for the batches of [start, stop), not empty; each is read while the one before it is in use."""
     bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
     with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
-        coming = pool.submit(images, *bounds[0])
+        coming = pool.submit(read, *bounds[0])
         for following in [*bounds[1:], None]:
-            pixels = coming.result()
+            found = coming.result()
             if following:
-                coming = pool.submit(images, *following)
-            yield pixels
+                coming = pool.submit(read, *following)
+            yield found

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from plsc import environment, guard, launcher, log
-from plsc.config import Config, load
+from plsc.config import Config, load, rows_told
 from plsc.errors import MissingFileError, UserError
 from plsc.setters import Setters
 from plsc.sharding import split
 
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints"),
+    *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "identities.json"),
     *(
         "report.html",
         "results.json",
@@ -78,23 +78,23 @@ class Entry(Setters):
 
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
         trainer_module = self._start(reads_data=False)
-        from plsc import distributed
+        from plsc import distributed, finetune
 
         guarded.listen()
         trainer = trainer_module.Trainer(self.config, self._model, self._make_optimizer)
         trainer.guard = guarded
         path = self._resume_from() if self.config.Global.resume else None
+        start = finetune.Start([], {})
         if path is not None:
             trainer.resume(path)
         elif self.config.Global.init_from:
-            trainer_module.init_backbone(
-                trainer.backbone, self.config.Global.init_from, trainer.dataset.contract
-            )
+            start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
         metrics = None
         if distributed.rank() == 0:
             if path is None:
                 self._set_earlier_run_aside()
             log.setup(0, self.output_dir / "train.log")
+            start.tell(self.output_dir)
             for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
                 log.get_logger().info(line)
             log.replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
@@ -280,7 +280,7 @@ class Entry(Setters):
             "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
             "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
             "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
-            f"{cfg.Head.told(sizes[0], width)}, at most {cfg.Head.logits_budget_mb:g} MB for logits",
+            f"{rows_told(cfg.Head, sizes[0], width)}, at most {cfg.Head.logits_budget_mb:g} MB for logits",
         }
         return [f"plan: {name:9}{text}" for name, text in rows.items()]
 

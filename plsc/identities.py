@@ -1,4 +1,4 @@
-"""The names of a checkpoint's classes: given, changed, and classes dropped by name, with all their rows.
+"""The names of a checkpoint's classes: given, changed; and classes merged and dropped by name, with all their rows.
 
 plsc-ckpt edit-identities output/checkpoints/step-00000656 --rename "Ann=Anne" --drop Bob --output edited
 """
@@ -9,16 +9,17 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from plsc.checkpoint import Checkpoint
 from plsc.errors import MissingFileError, UserError
+from plsc.manifest import head_config
+from plsc.names import pick_rows, refuse_twins, told_names
 from plsc.rewrite import Head, fields_of, head_of, others_of, write_checkpoint
 from plsc.sharding import split
-
-_MOST_TOLD = 10
 
 
 def edit_identities(
@@ -28,6 +29,7 @@ def edit_identities(
     drop: Sequence[str] = (),
     keep_list: str | None = None,
     names: str | None = None,
+    merge: Sequence[Sequence[str]] = (),
 ) -> str:
     """Write the checkpoint `folder` with other names or fewer classes as the folder `target`; a line for each change.
 
@@ -35,6 +37,7 @@ def edit_identities(
 
     Args:
         rename: "old=new" each. drop: names, as they are in `folder`.
+        merge: names of one identity each; the first one's rows become the means of all of theirs (centre, momentum, bias), the others go.
         keep_list: a file of names, a line each; all other classes are dropped.
         names: a file with a name a line, for a checkpoint that has none.
 
@@ -44,24 +47,28 @@ def edit_identities(
     classes = _names_of(saved, folder, names)
     new = _renamings(rename)
     kept = set(_lines(keep_list)) if keep_list else set(classes)
-    known = set(classes)
-    for option, asked in (("--rename", new), ("--drop", drop), (f"--keep-list {keep_list}", kept)):
-        if unknown := [name for name in asked if name not in known]:
+    known, twins = set(classes), [name for names in merge for name in names]
+    asked = {"--rename": new, "--drop": drop, f"--keep-list {keep_list}": kept, "--merge": twins}
+    for option, some in asked.items():
+        if unknown := [name for name in some if name not in known]:
             raise UserError(f"{option}: {folder} has no class '{min(unknown)}'")
-    stay = np.array([n for n, name in enumerate(classes) if name in kept and name not in set(drop)], np.int64)
+    _refuse_merge(saved, merge, drop, kept, folder)
+    merged = {name for names in merge for name in names[1:]}
+    away = merged.union(drop)
+    stay = np.array([n for n, name in enumerate(classes) if name in kept and name not in away], np.int64)
     if not len(stay):
         raise UserError(f"{folder}: none of its {len(classes)} classes would stay; drop fewer")
     edited = [new.get(classes[number], classes[number]) for number in stay.tolist()]
-    _refuse_twins(edited, "after the edit")
+    refuse_twins(edited, "after the edit")
     fields = {**fields_of(saved), "num_classes": len(stay)}
     files = {**others_of(saved), "classes.json": [json.dumps(edited, indent=0).encode()]}
-    made = write_checkpoint(
-        target, split(len(stay), len(saved.manifest.heads)), _chosen(saved, stay), files, fields
-    )
-    gone = sorted(known - {classes[number] for number in stay.tolist()})
+    head = _chosen(saved, stay, _places(classes, merge))
+    made = write_checkpoint(target, split(len(stay), len(saved.manifest.heads)), head, files, fields)
+    gone = sorted(known - {classes[number] for number in stay.tolist()} - merged)
     renamed = [f"{old} -> {name}" for old, name in new.items() if old not in gone]
     report = [f"{made}: {len(stay):,} of {len(classes):,} classes"]
-    report += [_told("renamed", renamed), _told("dropped", gone)]
+    into = [f"{' and '.join(others)} into {first}" for first, *others in merge if first not in gone]
+    report += [_told("renamed", renamed), _told("merged", into), _told("dropped", gone)]
     return "\n".join(filter(None, report))
 
 
@@ -75,14 +82,8 @@ def _names_of(saved: Checkpoint, folder: str, names: str | None) -> list[str]:
         classes = _lines(names)
         if len(classes) != saved.num_classes:
             raise UserError(f"{names}: has {len(classes)} names, {folder} has {saved.num_classes} classes")
-    _refuse_twins(classes, names or folder)
+    refuse_twins(classes, names or folder)
     return classes
-
-
-def _refuse_twins(names: list[str], where: str) -> None:
-    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
-    if count > 1:
-        raise UserError(f"{where}: {count} classes are called '{name}'; a name is of one class")
 
 
 def _renamings(rename: Sequence[str]) -> dict[str, str]:
@@ -104,18 +105,45 @@ def _lines(path: str) -> list[str]:
         raise UserError(f"{os.fspath(path)}: cannot be read as text: {error}") from error
 
 
-def _chosen(saved: Checkpoint, stay: np.ndarray) -> Head:
-    """The head's rows of the classes `stay` (ascending), which are contiguous in runs."""
+def _refuse_merge(
+    saved: Checkpoint, merge: Sequence[Sequence[str]], drop: Sequence[str], kept: set[str], folder: str
+) -> None:
+    for names in merge:
+        if len(names) < 2:
+            raise UserError(f"--merge: give two names or more of one identity (got '{' '.join(names)}')")
+        if names[0] not in kept:
+            raise UserError(f"--merge: '{names[0]}' is not in the keep list; it is the one that stays")
+    name, count = (
+        Counter([*(name for names in merge for name in names), *drop]).most_common(1)[0] if merge else ("", 0)
+    )
+    if count > 1:
+        raise UserError(f"--merge: '{name}' is named {count} times in --merge and --drop; once is enough")
+    if merge and head_config(saved.config_yaml).get("sub_centres", 1) > 1:
+        raise UserError(
+            f"--merge: {folder} has sub-centres, which stand in no order; drop all names but one instead"
+        )
+
+
+def _places(classes: list[str], merge: Sequence[Sequence[str]]) -> dict[int, list[int]]:
+    """Of each class that stays of a merge: the classes whose mean it becomes."""
+    place = {name: number for number, name in enumerate(classes)} if merge else {}
+    return {place[names[0]]: [place[name] for name in names] for names in merge}
+
+
+def _chosen(saved: Checkpoint, stay: np.ndarray, merge: dict[int, list[int]]) -> Head:
+    """The head's rows of the classes `stay` (rising); `merge`: class -> all whose mean it becomes."""
     head = head_of(saved)
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
-        wanted = stay[start:stop]
-        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1)
-        return np.concatenate([head.read(name, int(run[0]), int(run[-1]) + 1) for run in runs])
+        numbers = stay[start:stop]
+        rows = pick_rows(partial(head.read, name), numbers)
+        for place in np.flatnonzero(np.isin(numbers, list(merge))).tolist():
+            parts = pick_rows(partial(head.read, name), np.array(merge[int(numbers[place])]))
+            rows[place] = parts.astype(np.float64).mean(axis=0)
+        return rows
 
     return Head(head.arrays, read)
 
 
 def _told(what: str, names: list[str]) -> str:
-    more = f", and {len(names) - _MOST_TOLD:,} more" if len(names) > _MOST_TOLD else ""
-    return f"{what} {len(names):,}: {', '.join(names[:_MOST_TOLD])}{more}" if names else ""
+    return f"{what} {len(names):,}: {told_names(names)}" if names else ""

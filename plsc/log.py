@@ -235,23 +235,36 @@ class Metrics:
     def __init__(self, folder: str | Path, from_step: int | None = None) -> None:
         self.path = Path(folder) / "metrics.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = read_metrics(self.path) if self.path.exists() else []
-        kept = [row for row in rows if from_step is None or row["step"] <= from_step and from_step > 0]
-        replace_file(self.path, "".join(_dump(row) for row in kept).encode())
+        rows = self._keep(from_step)
         records = self.path.parent / "visualdl" / "vdlrecords.train.log"
         if from_step == 0:
             records.unlink(missing_ok=True)
         # VisualDL cannot forget a point: those of dropped rows are there already, they are not drawn twice.
         self._drawn: dict[str | None, int] = {}
-        for row in rows if records.exists() else ():
-            kind = row.get("eval")
-            self._drawn[kind] = max(row["step"], self._drawn.get(kind, 0))
+        if records.exists():
+            self._note_drawn(rows)
         self._visualdl: Any = None
         with self._visualdl_may_fail(), contextlib.redirect_stdout(io.StringIO()):  # it greets on stdout
             from visualdl import LogWriter  # takes 0.3 s: only when there is something to write
 
             # A fixed name: with a second file in the folder, VisualDL would show only the newest.
             self._visualdl = LogWriter(str(records.parent), file_name=records.name)
+
+    def _keep(self, until: int | None) -> list[dict[str, Any]]:
+        """Drop the rows of the steps after `until` (None: none of them, 0: all); the rows that were there."""
+        rows = read_metrics(self.path) if self.path.exists() else []
+        kept = [row for row in rows if until is None or row["step"] <= until and until > 0]
+        replace_file(self.path, "".join(_dump(row) for row in kept).encode())
+        return rows
+
+    def rewind(self, step: int) -> None:
+        """Drop the rows of later steps, which will be written again; VisualDL keeps their first points."""
+        self._note_drawn(self._keep(step))
+
+    def _note_drawn(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            kind = row.get("eval")
+            self._drawn[kind] = max(row["step"], self._drawn.get(kind, 0))
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row: {"step", "epoch", "loss", "lr", "images_per_second", "data_wait"} or {"eval", "step", "accuracy"}

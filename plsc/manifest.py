@@ -17,6 +17,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from plsc.errors import MissingFileError, UserError
@@ -175,3 +176,13 @@ def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile])
             raise DamagedError(
                 f"{path}/{part.file}: its arrays are not the rows [{part.start}, {part.stop}) of the head"
             )
+
+
+def head_config(config: str) -> dict:
+    """The section Head of a checkpoint's config; {} where it is not said, as with centres of other programs."""
+    try:
+        sections = yaml.safe_load(config)
+    except yaml.YAMLError:
+        return {}
+    head = sections.get("Head") if isinstance(sections, dict) else None
+    return head if isinstance(head, dict) else {}

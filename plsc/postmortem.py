@@ -41,6 +41,9 @@ class Watch:
     def __init__(self, folder: Path):
         self._folder, self._asked = folder, False
         self._seen: dict[int, float] = {}  # rank -> when it was last seen running
+        self._halted: dict[
+            int, dict[str, Any]
+        ] = {}  # rank -> its record, of a process that was stopped (SIGSTOP)
         for kind in ("alive", "json"):
             for rank in self._records(kind):
                 for suffix in ("alive", "json", "trace"):
@@ -48,15 +51,15 @@ class Watch:
         self._oom_kills = _oom_kills()
 
     def _records(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Rank -> what its file says, of ranks on this machine; without a file that is being written just now."""
+        """Rank -> what its file says, and "since" when, of ranks on this machine; without a file that is being written just now."""
         found = {}
         for path in self._folder.glob(f"rank*.{kind}"):
             try:
-                record = json.loads(path.read_bytes())
+                written, record = path.stat().st_mtime, json.loads(path.read_bytes())
             except (OSError, ValueError):
                 continue
             if record.get("host") == socket.gethostname():
-                found[int(path.stem[4:])] = record
+                found[int(path.stem[4:])] = {**record, "since": written}
         return found
 
     def pids(self) -> dict[int, int]:
@@ -66,13 +69,17 @@ class Watch:
         }
 
     def look(self) -> None:
-        """Note who is there. Once one has failed, the others are asked where they are."""
+        """Note who is there. Once one has failed, the others are asked where they are; one that was stopped must go on to answer."""
         pids = self.pids()
         self._seen.update(dict.fromkeys(pids, time.time()))
         if not self._asked and any("type" in record for record in self._records("json").values()):
             self._asked = True
-            for pid in pids.values():
+            records = self._records("alive")
+            for rank, pid in pids.items():
+                if _state(pid) == "T":
+                    self._halted[rank] = records[rank]
                 send(pid, signal.SIGUSR1)
+                send(pid, signal.SIGCONT)
 
     def stopped(self) -> str | None:
         """The signal on which the ranks have saved and stopped, or None."""
@@ -95,13 +102,16 @@ class Watch:
         if first in vanished:
             return Failure(self._of_vanished(first, vanished[first]["step"] + 1), rank=first)
         error = raised[first]
-        if vanished and _LOST_PEER.search(
-            error["message"]
-        ):  # it waited in vain for one that the launcher had to kill
-            stuck = min(vanished, key=lambda rank: (vanished[rank]["step"], self._seen.get(rank, 0)))
-            waited = error["time"] - (self._folder / f"rank{stuck}.alive").stat().st_mtime
-            return Failure(self._of_stuck(stuck, waited, vanished[stuck]["step"] + 1), rank=stuck)
+        waited_for = self._halted or vanished
+        if waited_for and _LOST_PEER.search(error["message"]):  # in vain, until the launcher had to kill it
+            stuck = min(waited_for, key=lambda rank: (waited_for[rank]["step"], self._seen.get(rank, 0)))
+            record = waited_for[stuck]
+            return Failure(
+                self._of_stuck(stuck, error["time"] - record["since"], record["step"] + 1), rank=stuck
+            )
         said = f"{error['type']}: {error['message']}" if not error["user"] else error["message"]
+        if error["type"] == "MemoryError":
+            said += "; lower DataLoader.Train.batch_size"
         return Failure(f"rank {first} failed at step {error['step'] + 1}: {said}", error["user"], first)
 
     def _of_vanished(self, rank: int, step: int) -> str:
@@ -115,8 +125,9 @@ class Watch:
         return f"rank {rank} was killed (signal 9) at step {step}{memory if _oom_kills() > self._oom_kills else ''}"
 
     def _of_stuck(self, rank: int, seconds: float, step: int) -> str:
-        place = _place(self._trace(rank)) or "a place unknown (it did not answer: stopped, or the machine is)"
-        return f"no progress for {seconds:.0f} s: rank {rank} is at step {step} in {place}"
+        place = _place(self._trace(rank)) or "a place unknown (it did not answer)"
+        halted = " (the process was stopped, by SIGSTOP)" if rank in self._halted else ""
+        return f"no progress for {seconds:.0f} s: rank {rank} is at step {step} in {place}{halted}"
 
     def _trace(self, rank: int) -> str:
         path = self._folder / f"rank{rank}.trace"
@@ -132,10 +143,15 @@ def _place(trace: str) -> str:
 
 def _runs(pid: int) -> bool:
     """Whether the process is there and not a zombie."""
+    return _state(pid) not in "ZX"
+
+
+def _state(pid: int) -> str:
+    """A letter, as `ps` has it: T stopped, Z zombie; X where there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 def _oom_kills() -> int:

@@ -9,9 +9,10 @@ are the same: a file's layout comes from plsc.tensorfile in both. Try it:
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,10 @@ from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
 from plsc.manifest import FORMAT, Manifest, seal
 from plsc.sharding import split
+from plsc.space import refuse_full_disk
 from plsc.tensorfile import header_of, sync_folder, write_blocks, write_synced
 
+ANOTHER_DISK = ("it", "name a target on another disk")
 BLOCK = 8 << 20  # bytes of rows, or of a copied file, in memory at once
 
 
@@ -50,23 +53,28 @@ def write_checkpoint(
     target: str | os.PathLike,
     ranges: Sequence[tuple[int, int]],
     head: Head,
-    files: Mapping[str, Iterable],
+    files: Mapping[str, FileBlocks | Sequence],
     fields: Mapping[str, Any],
 ) -> Path:
     """Write the checkpoint folder `target`, which must not be there; until all of it is on the disk it is called target.tmp.
 
     Args:
         ranges: the classes [start, stop) of each head file, in order.
-        files: the other files by name, each as blocks of bytes; the backbone's and the optimizer's have to be among them.
+        files: the other files by name, copied or as blocks of bytes; the backbone's and the optimizer's have to be among them.
         fields: of the manifest, all but those about files.
 
-    Raises UserError.
+    Raises UserError, before anything is written where the disk has too little room.
     """
     target = Path(os.path.abspath(target))
     tmp = target.with_name(f"{target.name}.tmp")
     for path in (target, tmp):
         if path.exists():
             raise UserError(f"{path}: is there already, and nothing is overwritten; name another folder")
+    need = row_bytes(head) * (ranges[-1][1] - ranges[0][0])
+    need += sum(
+        blocks.size if isinstance(blocks, FileBlocks) else sum(map(len, blocks)) for blocks in files.values()
+    )
+    refuse_full_disk(target, need, *ANOTHER_DISK)
     try:
         try:
             tmp.mkdir(parents=True)
@@ -106,20 +114,28 @@ def rows_as_file(head: Head, start: int, stop: int) -> Iterator:
             yield rows.reshape(-1).view(np.uint8)
 
 
+def row_bytes(head: Head) -> int:
+    """How many bytes one class has in all of the head's arrays."""
+    return sum(entry.dtype.itemsize * math.prod(entry.shape[1:]) for entry in head.arrays.values())
+
+
 def row_blocks(head: Head, name: str, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
     """(first class, rows) of [start, stop), as many classes at a time as BLOCK bytes hold."""
-    entry = head.arrays[name]
-    width = entry.dtype.itemsize * int(np.prod(entry.shape[1:], dtype=np.int64))
-    count = max(1, BLOCK // max(width, 1))
+    count = max(1, BLOCK // max(row_bytes(Head({name: head.arrays[name]}, head.read)), 1))
     for first in range(start, stop, count):
         yield first, head.read(name, first, min(first + count, stop))
 
 
-def file_blocks(path: str | os.PathLike) -> Iterator[bytes]:
-    """A file's bytes, BLOCK at a time."""
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK):
-            yield block
+class FileBlocks:
+    """A file's bytes, BLOCK at a time. `size`: how many there are."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path, self.size = path, os.path.getsize(path)
+
+    def __iter__(self) -> Iterator[bytes]:
+        with open(self.path, "rb") as file:
+            while block := file.read(BLOCK):
+                yield block
 
 
 def head_of(saved: Checkpoint) -> Head:
@@ -133,10 +149,10 @@ def fields_of(saved: Checkpoint) -> dict[str, Any]:
     return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
 
 
-def others_of(saved: Checkpoint) -> dict[str, Iterator[bytes]]:
+def others_of(saved: Checkpoint) -> dict[str, FileBlocks]:
     """Its files that are not of the head, as write_checkpoint takes them."""
     heads = {part.file for part in saved.manifest.heads}
-    return {name: file_blocks(saved.path / name) for name in saved.manifest.files if name not in heads}
+    return {name: FileBlocks(saved.path / name) for name in saved.manifest.files if name not in heads}
 
 
 def reshard(saved: Checkpoint, target: str | os.PathLike, ranks: int) -> Path:

@@ -21,13 +21,16 @@ def need_and_free(folder: Path, need: int) -> tuple[bool, str]:
     return need <= free, f"need {need / 1e6:.3g} MB, free {free / 1e6:.3g} MB"
 
 
-def refuse_full_disk(folder: str | Path, need: int) -> None:
-    """UserError if not even one checkpoint of `need` bytes fits."""
+def refuse_full_disk(
+    folder: str | Path,
+    need: int,
+    what: str = "a checkpoint",
+    remedy: str = "set another Global.output_dir",
+) -> None:
+    """UserError if `what`, of `need` bytes, does not fit on the disk of `folder`."""
     fits, numbers = need_and_free(Path(folder), need)
     if not fits:
-        raise UserError(
-            f"{folder}: no space for a checkpoint ({numbers}); make room, or set another Global.output_dir"
-        )
+        raise UserError(f"{folder}: no space for {what} ({numbers}); make room, or {remedy}")
 
 
 def full_disk(folder: Path, need: int, error: OSError | None = None) -> OSError | None:

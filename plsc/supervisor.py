@@ -43,6 +43,7 @@ class Supervisor:
         sys.path.insert(0, str(Path(self._script).resolve().parent))  # as for the script: it may hold classes
         given, _ = _config_parser().parse_known_args(self._arguments)
         cfg = config.load(given.config, given.override)
+        cfg.check_data()  # here it costs nothing; of ranks that end while they start, the first may not be the one that knows why
         self.folder = Path(cfg.Global.output_dir)
         self._chosen = any(override.startswith("Global.resume=") for override in given.override)
         self._options, self._max_failures = list(options), max_failures
@@ -152,7 +153,14 @@ class Supervisor:
             time.sleep(_POLL)
         watch.look()
         _end_the_rest()
+        self._forget_environments()
         return self._launcher.returncode
+
+    def _forget_environments(self) -> None:
+        """Delete the launcher's JOB.abcdef.log, a new one a start, which holds its environment and nothing that is of use later."""
+        job = _value(self._options, "--job_id") or "default"
+        for path in Path(self._logs).glob(f"{job}.{6 * '[a-z]'}.log"):
+            path.unlink(missing_ok=True)
 
     def _pass_on(self, number: int, watch: Watch, first: bool) -> None:
         """The first to the ranks themselves: the launcher would give them 30 s only. Before they listen, and a further one,

@@ -9,6 +9,7 @@ all that a resumed run has to be given.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -22,37 +23,19 @@ from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
 from plsc.data.dataset import IdentificationSet, class_names
 from plsc.data.loader import Loader
-from plsc.divergence import Divergence, finite_arrays
+from plsc.divergence import DivergedError, Divergence, finite_arrays
 from plsc.embed import to_input
 from plsc.errors import UserError
 from plsc.guard import Guard
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput
 from plsc.restore import build_backbone, load_backbone, load_head
+from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
-from plsc.tensorfile import tensor_differences, told
 from plsc.tester import Tester
 
 MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
-
-
-def init_backbone(backbone: paddle.nn.Layer, path: str, contract: dict) -> None:
-    """Global.init_from: give `backbone` the weights of the checkpoint at `path`, of any run. UserError, a line for each tensor, if
-    they are of another network."""
-    saved = checkpoint.Checkpoint.open(path)
-    own, arrays, where = backbone.state_dict(), saved.backbone(), f"Global.init_from: {path}"
-    if not own.keys() & arrays.keys():
-        raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {type(backbone).__name__}'s")
-    if lines := tensor_differences(arrays, own, "the checkpoint", type(backbone).__name__):
-        raise UserError(told(where, lines))
-    for name, array in arrays.items():
-        own[name].set_value(array)
-    if saved.contract != contract:
-        log.get_logger().warning(f"{path} was trained on images {saved.contract}, this run has {contract}")
-    log.get_logger().info(
-        f"starting with the {len(arrays)} tensors of the backbone in {path}; the head is new"
-    )
 
 
 class Trainer(Tester):
@@ -154,19 +137,30 @@ class Trainer(Tester):
         self.guard.beat(self.step)
         try:
             while self.step < self.total_steps and not self.guard.stopped:
-                epoch, done = divmod(self.step, self.steps_per_epoch)
-                replaced, self._replaced = self._replaced, 0
-                for batch in self.loader.epoch(epoch, done, replaced):
-                    learning_rate = self.schedule(self.step)
-                    out = self.train_step(*batch, learning_rate)
-                    self._after_step(out, learning_rate)
-                    if self.step == self.total_steps or self._stops(epoch + 1):
-                        break
+                try:
+                    self._train_epoch()
+                except DivergedError as error:
+                    with self.progress.pause():
+                        self.guard.rest()
+                        roll_back(self, error)
+                    self.guard.beat(self.step)
         finally:
             self.guard.rest()
             self.progress.close()
             self.loader.close()
             self.seconds = time.monotonic() - began
+
+    def _train_epoch(self) -> None:
+        """What is left of the epoch, up to the run's end."""
+        epoch, done = divmod(self.step, self.steps_per_epoch)
+        replaced, self._replaced = self._replaced, 0
+        with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
+            for batch in batches:
+                learning_rate = self.schedule(self.step) * FACTOR**self.divergence.rollbacks
+                out = self.train_step(*batch, learning_rate)
+                self._after_step(out, learning_rate)
+                if self.step == self.total_steps or self._stops(epoch + 1):
+                    break
 
     def _stops(self, epoch: int) -> bool:
         """Whether some rank was asked to stop; if so, all of them have saved this step. UserError if they could not."""
@@ -292,11 +286,11 @@ class Trainer(Tester):
                     "image_shape": list(self.dataset.image_shape),
                     "margin": self.head.margin.state() if self.head.margin else {},
                     "threshold": self.threshold,
-                    "optimizer": type(self.optimizer).__name__,
+                    **self._kinds(),
                     "replaced": self._replaced_so_far(),
                     "flip": self.cfg.DataLoader.Eval.flip,
                     "best": best,
-                    "skipped": self.divergence.skipped,
+                    **self.divergence.state(),
                 },
                 config_yaml=self.cfg.to_yaml(),
                 contract=self.dataset.contract,
@@ -325,10 +319,10 @@ class Trainer(Tester):
             backbone=self.backbone.state_dict(),
             head=self.head.bank.state(),
         )
-        kinds = {"optimizer": type(self.optimizer).__name__, "preparation of pictures": self.dataset.contract}
-        theirs = {"optimizer": saved.state.get("optimizer"), "preparation of pictures": saved.contract}
+        kinds = {**self._kinds(), "preparation of pictures": self.dataset.contract}
+        theirs = {**saved.state, "preparation of pictures": saved.contract}
         for what, kind in kinds.items():
-            if theirs[what] not in (None, kind):
+            if theirs.get(what) not in (None, kind):
                 raise UserError(
                     f"checkpoint {saved.path.name} was made with the {what} {theirs[what]}, this run has {kind}: resume with "
                     "the same, or start a new run with Global.init_from in another Global.output_dir"
@@ -349,10 +343,17 @@ class Trainer(Tester):
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         load_head(self.head, saved)
         self.step, self.best, self._saved = saved.step, saved.state.get("best"), saved.step
-        self.divergence.skipped = saved.state.get("skipped", 0)
+        self.divergence.load_state(saved.state)
         self.threshold = saved.state.get("threshold")
         self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
+
+    def _kinds(self) -> dict[str, str]:
+        """What has no shape by which a checkpoint of another could be told. A head is the same spread over the ranks or not."""
+        return {
+            "optimizer": type(self.optimizer).__name__,
+            "head": self.cfg.Head.name.removeprefix("dist_"),
+        }
 
     def _of_this_rank(self, counts: list[int]) -> int:
         """A count of each rank of the run before; with another number of ranks, their sum as evenly as it goes."""

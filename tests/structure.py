@@ -20,7 +20,7 @@ FLOORS = (
     "cli door",
     "entry",
     "trainer setters benchmark importers selftest convert doctor ckpt supervisor",
-    "tester results divergence restore",
+    "tester results divergence restore finetune",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher guard kernels",
     "reference registry sharding environment log unpickle lock space half",
@@ -30,13 +30,14 @@ FLOORS = (
 ROOM_OF = {
     "": "door",
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
-    **dict.fromkeys(["manifest", "tensorfile"], "checkpoint"),
+    **dict.fromkeys(["manifest", "tensorfile", "names"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
-    **dict.fromkeys(["benchmark_loader", "benchmark_backbone"], "benchmark"),
+    **dict.fromkeys(["benchmark_loader", "benchmark_backbone", "benchmark_save"], "benchmark"),
     **dict.fromkeys(["rewrite", "centres", "foreign", "identities"], "ckpt"),
     "selftest_parts": "selftest",
     **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
     "postmortem": "supervisor",
+    "rollback": "trainer",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor space half"

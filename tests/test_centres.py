@@ -1,6 +1,8 @@
 """Centres alone: the files are what numpy and the safetensors package read."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,10 +62,17 @@ def refusal(*args, **options):
     return str(raised.value)
 
 
-def test_refusals(saved, tmp_path):
+def test_refusals(saved, tmp_path, monkeypatch):
     folder, _ = saved
     said = refusal(folder, tmp_path / "a.txt")
     assert said == f"--output: must end in .safetensors or .npy (got '{tmp_path}/a.txt')"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=53 * 4 * 4 - 1))
+    said = refusal(folder, tmp_path / "b.npy")
+    assert said == (
+        f"{tmp_path}/b.npy: no space for it (need 0.000848 MB, free 0.000847 MB); make room, or name a target on another disk"
+    )
+    assert not list(tmp_path.glob("b.npy*"))
+    monkeypatch.undo()
     (tmp_path / "a.npy").write_text("mine")
     said = refusal(folder, tmp_path / "a.npy")
     assert said == f"{tmp_path}/a.npy: is there already, and nothing is overwritten; name another file"

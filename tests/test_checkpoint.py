@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 import plsc.checkpoint
-from plsc.checkpoint import Checkpoint, SaveError, best, latest, prune, save
+from plsc.checkpoint import Checkpoint, SaveError, best, latest, prune, save, withdraw
 from plsc.errors import MissingFileError, UserError
 from plsc.sharding import split
 from tests.checkpoints import assert_holds, assert_same, content, flip, reseal, save_one, save_ranks
@@ -142,6 +142,21 @@ def test_all_bad_is_never_a_fresh_start(tmp_path):
             UserError, match="none of the 2 checkpoints is usable .*: put a good copy back, or start anew"
         ):
             latest(tmp_path, rename=rename)
+
+
+def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
+    paths = {step: save_one(tmp_path, step, content(0)) for step in (2, 4, 6, 8)}
+    assert [latest(tmp_path, before=step) for step in (9, 8, 7, 3, 2)] == [
+        paths[8], paths[6], paths[6], paths[2], None
+    ]  # fmt: skip
+    flip(paths[4] / "manifest.json")
+    assert latest(tmp_path, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
+    withdraw(tmp_path, after=6)
+    withdraw(tmp_path, after=2)
+    names = [f"step-0000000{step}.bad" for step in (4, 6, 8)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", *names]
+    flip(paths[2] / "manifest.json")
+    assert latest(tmp_path, before=9) is None
 
 
 def test_a_newer_format_stops_latest_and_stays(tmp_path):

@@ -103,7 +103,7 @@ MARGINS = ", ".join(f"[dist_]{kind}" for kind in KINDS)
         ),
         (
             "Head: {bank_dtype: bfloat16}",
-            "Head.bank_dtype: is for the banks host and disk; the device computes with its rows in place, as float32 (got 'bfloat16')",
+            "Head.bank_dtype: has no meaning with the bank device, only with host and disk (got 'bfloat16')",
         ),
         (
             "Head: {bank: host, bank_folder: /fast}",
@@ -145,15 +145,6 @@ def test_an_integer_may_stand_for_a_number():
 
 def test_a_margin_of_null_may_stand_beside_softmax():
     assert load(None, ["Head={name: softmax, margin: null}"]).Head.margin is None
-
-
-def test_the_head_tells_what_its_rows_take_and_where():
-    million = 2**20
-    assert load(None, []).Head.told(million, 128) == "1536.0 MB for centres, momentum and gradient"
-    head = load(None, ["Head={bank: disk, sub_centres: 3}"]).Head
-    assert head.told(million, 128) == "3072.0 MB on the disk for centres and momentum"
-    head = load(None, ["Head={name: softmax, bank: host, bank_dtype: bfloat16, bias: true}"]).Head
-    assert head.told(million, 128) == "516.0 MB in host memory for centres and momentum"
 
 
 def sections(section: type[Section]):

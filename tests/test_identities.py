@@ -33,6 +33,65 @@ def test_rename_and_drop(saved, tmp_path, monkeypatch, block):
     assert made.step == 120 and made.state == everything["state"]
 
 
+@pytest.mark.parametrize("block", [20, 1 << 20])
+def test_merged_classes_are_the_means_of_their_rows(saved, tmp_path, monkeypatch, block):
+    monkeypatch.setattr(rewrite, "BLOCK", block)
+    folder, everything = saved
+    merge = [["c", "k", "a"], ["h", "g"]]
+    said = edit_identities(folder, str(tmp_path / "out"), ["c=Cy"], ["e"], merge=merge)
+    assert said.splitlines() == [
+        f"{tmp_path}/out: 7 of 11 classes",
+        "renamed 1: c -> Cy",
+        "merged 2: k and a into c, g into h",
+        "dropped 1: e",
+    ]
+    made = Checkpoint.open(tmp_path / "out")
+    assert made.classes() == ["b", "Cy", "d", "f", "h", "i", "j"]
+    for name, old in everything["head"].items():
+        rows = old[[1, 2, 3, 5, 7, 8, 9]]
+        rows[1] = sum(old[n].astype(np.float64) for n in (2, 10, 0)) / 3
+        rows[4] = (old[7].astype(np.float64) + old[6]) / 2
+        found = made.head(0, 7)[name]
+        assert found.dtype == old.dtype and np.allclose(found, rows, rtol=1e-6, atol=1e-7), name
+        stay = [0, 2, 3, 5, 6]
+        assert found[stay].tobytes() == rows[stay].tobytes()
+
+
+def test_merges_that_are_refused(saved, tmp_path):
+    folder, _ = saved
+    (tmp_path / "keep.txt").write_text("a\nb\n")
+    sub = {**content(0), "config_yaml": "Head: {sub_centres: 3}"}
+    (three, *_) = save_ranks(tmp_path / "s", 1, sub, 1, classes=NAMES)
+    for source, options, said in (
+        (folder, {"merge": [["a"]]}, "--merge: give two names or more of one identity (got 'a')"),
+        (folder, {"merge": [["a", "zz"]]}, f"--merge: {folder} has no class 'zz'"),
+        (
+            folder,
+            {"merge": [["a", "b"], ["c", "b"]]},
+            "--merge: 'b' is named 2 times in --merge and --drop; once is enough",
+        ),
+        (
+            folder,
+            {"merge": [["a", "b"]], "drop": ["a"]},
+            "--merge: 'a' is named 2 times in --merge and --drop; once is enough",
+        ),
+        (
+            folder,
+            {"merge": [["c", "a"]], "keep_list": str(tmp_path / "keep.txt")},
+            "--merge: 'c' is not in the keep list; it is the one that stays",
+        ),
+        (
+            three,
+            {"merge": [["c", "a"]]},
+            f"--merge: {three} has sub-centres, which stand in no order; drop all names but one instead",
+        ),
+    ):
+        with pytest.raises(UserError) as raised:
+            edit_identities(str(source), str(tmp_path / "out"), **options)
+        assert str(raised.value) == said
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_keep_list(saved, tmp_path):
     (tmp_path / "keep.txt").write_text("k\nc\n")
     said = edit_identities(saved[0], str(tmp_path / "out"), keep_list=str(tmp_path / "keep.txt"))
@@ -80,3 +139,6 @@ def test_the_verb(saved, tmp_path, capsys):
     command = ["ckpt", "edit-identities", saved[0], "--output", str(tmp_path / "out"), "--drop", "a", "b"]
     assert cli.main([*command, "--rename", "c=C"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/out: 9 of 11 classes\nrenamed 1: c -> C\ndropped 2: a, b\n"
+    command[4] = str(tmp_path / "merged")
+    assert cli.main([*command[:5], "--merge", "a", "b", "--merge", "d", "e", "f"]) == 0
+    assert capsys.readouterr().out.endswith(": 8 of 11 classes\nmerged 2: b into a, e and f into d\n")

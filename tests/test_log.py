@@ -360,6 +360,18 @@ def test_visualdl_shows_each_step_once_also_after_a_resume(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_rollback_replaces_rows_while_the_file_is_open(tmp_path):
+    metrics = Metrics(tmp_path)
+    for row in (*rows_up_to(5), {"eval": "pairs", "step": 5, "accuracy": 0.5}):
+        metrics.write(row)
+    metrics.rewind(3)
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows_up_to(3)
+    write(metrics, rows_up_to(6, loss=2.0)[3:])
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert rows == [*rows_up_to(3), *rows_up_to(6, loss=2.0)[3:]]
+    assert visualdl_points(tmp_path, "train/loss") == [(s, 1.0) for s in range(1, 6)] + [(6, 2.0)]
+
+
 def test_missing_visualdl_is_said_once_and_not_fatal(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "visualdl", None)
     write(Metrics(tmp_path), rows_up_to(2))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_a_vanished_rank_was_first_if_it_was_last_seen_before_the_others_failed(
 
 def test_one_that_its_peers_waited_for_in_vain_hung(folder, monkeypatch):
     asked = []
-    monkeypatch.setattr(postmortem, "send", lambda pid, number: asked.append(pid))
+    monkeypatch.setattr(postmortem, "send", lambda pid, number: asked.append(number))
     watch = Watch(folder)
     alive(folder, 0, 57)
     alive(folder, 1, 56)
@@ -90,11 +91,42 @@ def test_one_that_its_peers_waited_for_in_vain_hung(folder, monkeypatch):
     raised(folder, 0, 57, *GLOO, when=-1)
     watch.look()
     watch.look()
-    assert asked == [os.getpid(), os.getpid()]  # each once; rank 0's is one of the two in this test only
+    assert asked == 2 * [
+        signal.SIGUSR1,
+        signal.SIGCONT,
+    ]  # each rank once; rank 0 is one of the two in this test only
     text = watch.failure(1, "log").text
     assert text.startswith("no progress for 29 s: rank 1 is at step 57 in a place unknown")
     (folder / "rank1.trace").write_text(TRACE)
     assert watch.failure(1, "log").text == "no progress for 29 s: rank 1 is at step 57 in /lib/loader.py:77"
+
+
+def test_one_that_was_stopped_is_waked_and_told_apart_from_what_it_says_then(folder):
+    stopped = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    stopped.send_signal(signal.SIGSTOP)
+    while postmortem._state(stopped.pid) != "T":
+        time.sleep(0.01)
+    watch = Watch(folder)
+    alive(folder, 1, 56, stopped.pid)
+    os.utime(folder / "rank1.alive", (time.time() - 30, time.time() - 30))
+    raised(folder, 0, 57, *GLOO)
+    watch.look()
+    stopped.communicate()
+    assert stopped.returncode == -signal.SIGUSR1  # which a rank answers
+    (folder / "rank1.alive").unlink()
+    raised(folder, 1, 56, *GLOO, when=1)
+    (folder / "rank1.trace").write_text(TRACE)
+    assert watch.failure(1, "log").text == (
+        "no progress for 30 s: rank 1 is at step 57 in /lib/loader.py:77 (the process was stopped, by SIGSTOP)"
+    )
+
+
+def test_want_of_memory_comes_with_advice(folder):
+    watch = Watch(folder)
+    raised(folder, 0, 6, "MemoryError", "Fail to alloc memory of 268435456 size")
+    assert watch.failure(1, "log").text == (
+        "rank 0 failed at step 7: MemoryError: Fail to alloc memory of 268435456 size; lower DataLoader.Train.batch_size"
+    )
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,21 @@ def test_another_optimizer_is_refused(stopped, tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", ["dist_adaface", "dist_curricularface", "dist_cosface", "dist_softmax"])
+def test_another_head_is_refused(stopped, tmp_path, name):
+    with pytest.raises(UserError) as raised:
+        make_trainer(tmp_path, f"Head={{name: {name}}}").resume(stopped)
+    assert str(raised.value).startswith(
+        f"checkpoint step-00000004 was made with the head arcface, this run has {name[5:]}: resume with the same, or start"
+    )
+
+
+def test_the_same_head_on_every_rank_is_no_other(stopped, tmp_path):
+    trainer = make_trainer(tmp_path, "Head.name=arcface")
+    trainer.resume(stopped)
+    assert trainer.step == 4
+
+
 def test_another_preparation_of_pictures_is_refused(stopped, tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.dataset.mean = 100.0

@@ -1,6 +1,8 @@
 """Checkpoints cut anew: the bytes that a training run of so many ranks would have written, and back again."""
 
 import json
+import shutil
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,24 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"b: cannot be written: No space left on device"):
         reshard(opened, tmp_path / "b", 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"]
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    """11 classes of 4 + 4 float32 and a float64, 440 bytes; the files of the network; not the headers and the manifest."""
+    (saved, *_) = save_ranks(tmp_path / "a", 1, content(0), 2)
+    names = ("backbone.safetensors", "optimizer.safetensors")
+    need = 440 + sum((saved / name).stat().st_size for name in names)
+    Usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, need - 1))
+    with pytest.raises(UserError) as raised:
+        reshard(Checkpoint.open(saved), tmp_path / "b", 3)
+    numbers = f"need {need / 1e6:.3g} MB, free {(need - 1) / 1e6:.3g} MB"
+    assert str(raised.value) == (
+        f"{tmp_path}/b: no space for it ({numbers}); make room, or name a target on another disk"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, need))
+    reshard(Checkpoint.open(saved), tmp_path / "b", 3)
 
 
 def test_what_became_shorter_since_is_said(tmp_path):

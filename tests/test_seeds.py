@@ -1,9 +1,6 @@
 """Rows of docs/seeds.md that no other test shows, and the page itself: 47 rows, each with tests that are there and run."""
 
-import ast
-import re
 import threading
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,7 @@ from plsc.selftest_parts import relative
 from plsc.sharding import ClassShard
 from tests.distributed import run_seed_rows
 from tests.launch import ROOT, launch
+from tests.named_tests import assert_there_and_run, rows
 
 D = 16
 
@@ -203,17 +201,8 @@ def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
 # ---- the page
 
 PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
-TESTS = {
-    match[1]: re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)(\[[^`]*\])?`", match[0])
-    for match in re.finditer(r"^\| (\d\.\d+) \|.*$", PAGE, re.MULTILINE)
-}
+TESTS = rows(PAGE, r"\d\.\d+")
 IDS = [f"{seed}.{row}" for seed, rows in ((1, 13), (2, 15), (3, 19)) for row in range(1, rows + 1)]
-
-
-@lru_cache
-def functions(file):
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def test_the_page_has_all_rows_in_order_each_with_a_test():
@@ -223,12 +212,7 @@ def test_the_page_has_all_rows_in_order_each_with_a_test():
 
 @pytest.mark.parametrize("row", IDS)
 def test_the_tests_of_a_row_are_there_and_run(row):
-    for file, name, parameters in TESTS[row]:
-        assert name in functions(file), f"{file} has no {name}"
-        marks = [ast.unparse(mark) for mark in functions(file)[name].decorator_list]
-        assert not parameters or any("parametrize" in mark for mark in marks), f"{name} takes no parameters"
-        assert all(mark.startswith(("pytest.mark.parametrize", "pytest.mark.slow")) for mark in marks), marks
-        assert "skip" not in ast.unparse(functions(file)[name]), f"{name} may be skipped"
+    assert_there_and_run(TESTS[row])
 
 
 def test_a_row_on_ranks_is_named_with_its_own_number():

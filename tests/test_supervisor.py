@@ -36,6 +36,7 @@ def test_a_run_that_ends_well_is_left_alone(folder):
     assert ended(process) == (0, []) and len(starts(folder)) == len(starts(folder, 1)) == 1
     assert "Global.resume" not in starts(folder)[0] and newest_step(folder / "out") == 6
     assert not list((folder / "out/errors").glob("*.alive"))
+    assert [path.name for path in (folder / "out/log").iterdir()] == ["workerlog.0"]  # no file a start
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -145,9 +146,19 @@ def test_a_signal_before_anything_has_begun_ends_it(folder):
     assert said == ["INFO stopped on SIGTERM before the training began; nothing is lost"]
 
 
-def test_a_wrong_config_is_refused_before_anything_starts():
-    with pytest.raises(UserError, match="Head.name"):
-        main(["--nproc_per_node", "2", "train", "-o", "Head.name=x"])
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        ("Head.name=x", "Head.name"),
+        (
+            "DataLoader.Train.dataset={name: ImageList, list: no.txt}",
+            "DataLoader.Train.dataset.list: .*no.txt",
+        ),
+    ],
+)
+def test_a_wrong_config_and_missing_data_are_refused_before_anything_starts(override, line):
+    with pytest.raises(UserError, match=line):
+        main(["--nproc_per_node", "2", "train", "-o", override])
 
 
 def test_the_command_is_split_at_the_program():

@@ -13,7 +13,7 @@ from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
-from plsc.trainer import Trainer, init_backbone
+from plsc.trainer import Trainer
 from tests.training import (
     IMAGE_SHAPE,
     TINY,
@@ -337,41 +337,3 @@ def test_a_checkpoint_of_another_global_batch(whole):
         "checkpoint step-00000012 was made with a global batch of 12, this run has 6: set "
         "DataLoader.Train.batch_size so that batch_size x 1 ranks is the same"
     )
-
-
-def test_training_starts_with_the_backbone_of_another_run(tmp_path, capsys):
-    """Its head is new; and a backbone that differs is refused, tensor by tensor."""
-    first = train(tmp_path / "a", "Global.max_steps=2")
-    folder = str(checkpoint(tmp_path / "a", 2))
-    trainer = make_trainer(tmp_path / "b", "Global.seed=5")
-    before = trainer.head.bank.state()["centres"].copy()
-    contract = trainer.dataset.contract
-    init_backbone(trainer.backbone, folder, dict(contract, mean=1.0))
-    for name, tensor in first.backbone.state_dict().items():
-        assert np.array_equal(tensor.numpy(), trainer.backbone.state_dict()[name].numpy())
-    assert np.array_equal(trainer.head.bank.state()["centres"], before)
-    warning, done = capsys.readouterr().out.splitlines()[-2:]
-    assert warning.endswith(
-        f"{folder} was trained on images {contract}, this run has {dict(contract, mean=1.0)}"
-    )
-    count = len(first.backbone.state_dict())
-    assert done.endswith(f"starting with the {count} tensors of the backbone in {folder}; the head is new")
-
-
-def test_a_backbone_that_differs_is_refused_tensor_by_tensor(tmp_path):
-    train(tmp_path / "a", "Global.max_steps=1", backbone=Linear())
-    folder = str(checkpoint(tmp_path / "a", 1))
-    other = paddle.nn.Layer()
-    other.linear = paddle.nn.Linear(7, 8, bias_attr=False)
-    other.norm = paddle.nn.LayerNorm(8, bias_attr=False)
-    with pytest.raises(UserError) as raised:
-        init_backbone(other, folder, {})
-    where = f"Global.init_from: {folder}"
-    assert str(raised.value).splitlines() == [
-        f"{where}: linear.bias is not in Layer",
-        f"{where}: norm.weight is not in the checkpoint",
-        f"{where}: linear.weight is [120, 8] in the checkpoint, [7, 8] in Layer",
-    ]
-    with pytest.raises(UserError) as raised:
-        init_backbone(paddle.nn.PReLU(), folder, {})
-    assert str(raised.value) == f"{where}: none of its 2 tensors is one of PReLU's"

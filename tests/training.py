@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import paddle
 from safetensors.numpy import load_file
 
 from plsc import distributed, log
-from plsc.backbones.small_resnet import SmallResNet
 from plsc.config import load
 from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
@@ -47,38 +45,6 @@ class OneBadSample(Synthetic):
         return super().sample(index, epoch)
 
 
-class FaultyNet(SmallResNet):
-    """The network of tiny.yaml; at given steps of this process, once each and in this order, something happens to the run.
-
-    Args:
-        plan: ["rank:step:signal", ...], the signal is for this rank; "rank:step:launcher:signal" and ":supervisor:" for those.
-        marks: folder for a file for each that has happened.
-    """
-
-    def __init__(
-        self,
-        plan: list[str],
-        marks: str,
-        image_shape: tuple[int, int, int],
-        embedding_size: int,
-        widths: list[int],
-        blocks: list[int],
-        dropout: float,
-    ):
-        super().__init__(embedding_size, image_shape, widths, blocks, dropout)
-        self.plan, self.marks, self.steps = plan, Path(marks), 0
-
-    def forward(self, images):
-        self.steps += self.training
-        due = next((item for item in self.plan if not (self.marks / item).exists()), "-1:0:")
-        rank, step, *whom, name = due.split(":")
-        if self.training and (int(rank), int(step)) == (distributed.rank(), self.steps):
-            (self.marks / due).touch()
-            others = {"launcher": os.getppid(), "supervisor": int(os.environ.get("PLSC_RUN_PID", "0"))}
-            os.kill(others[whom[0]] if whom else os.getpid(), signal.Signals[name])
-        return super().forward(images)
-
-
 class DamagedSynthetic(Synthetic):
     """The images of tiny.yaml; the first `damaged` cannot be decoded."""
 
@@ -93,6 +59,21 @@ class DamagedSynthetic(Synthetic):
 
     def name(self, index: int) -> str:
         return f"sample {index}"
+
+
+class People(Synthetic):
+    """The images of tiny.yaml by people who have names; the pictures of `damaged` cannot be decoded."""
+
+    def __init__(
+        self, people: list[str], damaged: Sequence[str] = (), images_per_class: int = 5, seed: int = 0
+    ):
+        super().__init__(len(people), images_per_class, IMAGE_SHAPE, seed)
+        self.identities, self.damaged = np.array(people), damaged
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        if self.identities[self.labels[index]] in self.damaged:
+            raise CorruptImageError(f"{self.name(index)}: not an image")
+        return super().sample(index, epoch)
 
 
 class Linear(paddle.nn.Layer):
@@ -177,3 +158,13 @@ def assert_same_arrays(one: Path, other: Path) -> None:
     assert {name.split(":")[0] for name in first} == {"backbone", "optimizer", "head"}
     assert first.keys() == second.keys()
     assert not [name for name in first if first[name].tobytes() != second[name].tobytes()]
+
+
+def assert_equal_runs(output: Path, expected: Path) -> None:
+    """Every row once, the loss of every step to the bit, weights and momentum of backbone and head to the byte."""
+    found, wanted = rows(output), rows(expected)
+    last = wanted[-1]["step"]
+    assert steps(found) == list(range(1, last + 1))
+    assert [row["loss"].hex() for row in found] == [row["loss"].hex() for row in wanted]
+    assert found == wanted and rows(output, evaluations=True) == rows(expected, evaluations=True)
+    assert_same_arrays(checkpoint(output, last), checkpoint(expected, last))

@@ -19,6 +19,8 @@ from plsc.data.drawn import PAIRS_SEED, draw_negatives
 from plsc.data.transforms import PAIRS, distort, generator
 from plsc.errors import UserError
 
+HELD_OUT = 0.1
+
 
 class Glyphs(Dataset):
     """Training pictures of glyphs: about 2,600 classes in eight faces, 4,400 in four.
@@ -27,23 +29,30 @@ class Glyphs(Dataset):
     `held_out`: share of the classes that is never trained on; the same classes in every run, see GlyphPairs.
     `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
     `repeats`: how often an epoch shows each class in each face.
+    `since`: more than `held_out`; show only the classes that a `held_out` of this share would keep back, and this one
+    trains: those that a run has added to an earlier one's. The labels stay.
     """
 
     def __init__(
         self,
         faces: Literal[4, 8] = 8,
-        held_out: float = 0.1,
+        held_out: float = HELD_OUT,
         size: int = 32,
         augment: float = 1.0,
         repeats: int = 1,
+        since: float = 0.0,
         seed: int = 0,
     ):
-        self.check(faces=faces, held_out=held_out, size=size, augment=augment, repeats=repeats)
+        self.check(faces=faces, held_out=held_out, size=size, augment=augment, repeats=repeats, since=since)
         classes = fonts.glyph_classes(faces)
         trained = ~fonts.held_out_mask(classes.identity, held_out)
-        self.codepoints, self.identities = classes.codepoint[trained], classes.identity[trained]
+        self.codepoints, self.identities = classes.codepoint[trained], _names(classes.identity[trained])
         self.num_classes = len(self.codepoints)
-        self.labels = np.tile(np.repeat(np.arange(self.num_classes, dtype=np.int64), faces), repeats)
+        shown = np.arange(self.num_classes)
+        if since:
+            shown = np.flatnonzero(fonts.held_out_mask(classes.identity[trained], since))
+        self._views = np.tile((shown[:, np.newaxis] * faces + np.arange(faces)).ravel(), repeats)
+        self.labels = self._views // faces
         self.image_shape = (1, size, size)
         self.augment, self.seed = augment, seed
         self._drawings = _draw_views(self.codepoints, faces, size)
@@ -53,12 +62,12 @@ class Glyphs(Dataset):
         _check_ranges(kwargs)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        drawing = self._drawings[index % len(self._drawings)]
+        drawing = self._drawings[self._views[index]]
         rng = generator(self.seed, epoch, index)
         return distort(drawing, self.image_shape[1], self.augment, rng)[np.newaxis]
 
     def name(self, index: int) -> str:
-        return _view_name(self.codepoints, len(self._drawings), index % len(self._drawings))
+        return _view_name(self.codepoints, len(self._drawings), int(self._views[index]))
 
 
 class GlyphPairs(PairSet):
@@ -69,6 +78,7 @@ class GlyphPairs(PairSet):
     class in each face is one picture, distorted once. Nothing depends on the run's seed.
     `num_pairs`, `faces`, `size` as in Glyphs. `held_out` must be at most that of the training set.
     `augment`: strength of the distortions (transforms.distort), as in training by default.
+    `since`: as in Glyphs: pairs of the classes that a run has added, to verify a network that does not know them yet.
     """
 
     name = "glyph pairs"
@@ -77,14 +87,19 @@ class GlyphPairs(PairSet):
         self,
         num_pairs: int = 6000,
         faces: Literal[4, 8] = 8,
-        held_out: float = 0.1,
+        held_out: float = HELD_OUT,
         size: int = 32,
         augment: float = 1.0,
+        since: float = 0.0,
     ):
-        self.check(num_pairs=num_pairs, faces=faces, held_out=held_out, size=size, augment=augment)
+        self.check(
+            num_pairs=num_pairs, faces=faces, held_out=held_out, size=size, augment=augment, since=since
+        )
         classes = fonts.glyph_classes(faces)
         unseen = fonts.held_out_mask(classes.identity, held_out)
-        self.codepoints, self.identities = classes.codepoint[unseen], classes.identity[unseen]
+        if since:
+            unseen = fonts.held_out_mask(classes.identity, since) & ~unseen
+        self.codepoints, self.identities = classes.codepoint[unseen], _names(classes.identity[unseen])
         self.image_shape = (1, size, size)
         self.augment = augment
         self.pairs, self.same = _draw_pairs(len(self.codepoints), faces, num_pairs)
@@ -113,10 +128,18 @@ def _check_ranges(values: dict) -> None:
         "augment": ("from 0 to 2", lambda value: 0 <= value <= 2),
         "repeats": ("at least 1", lambda value: value >= 1),
         "num_pairs": ("at least 1", lambda value: value >= 1),
+        "since": (
+            "more than held_out and at most 0.9, or 0",
+            lambda value: value == 0 or values.get("held_out", HELD_OUT) < value <= 0.9,
+        ),
     }
     for key, value in values.items():
         if key in rules and not rules[key][1](value):
             raise UserError(f"{key}: must be {rules[key][0]}, got {value}")
+
+
+def _names(codepoints: np.ndarray) -> np.ndarray:
+    return np.array([f"U+{codepoint:04X}" for codepoint in codepoints.tolist()])
 
 
 def _draw_views(codepoints: np.ndarray, faces: int, size: int) -> np.ndarray:

@@ -51,7 +51,7 @@ def build_bank(
 
 
 class StoredRows:
-    """One array of a bank as a checkpoint takes it: `.dtype`, `.shape`, and rows by slice, read when they are asked for. bfloat16 is
+    """One array of a bank as a checkpoint takes it: `.dtype`, `.shape`, and rows by slice or by numbers, read when they are asked for. bfloat16 is
     given as uint16, its bits; `code` names it in a checkpoint's file."""
 
     def __init__(self, bank: WindowBank, name: str, dtype: np.dtype, shape: tuple[int, ...]):
@@ -66,9 +66,11 @@ class StoredRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, _ = rows.indices(len(self))
-        return self._bank.read_rows(start, max(start, stop))[self._name]
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            rows = slice(start, max(start, stop))
+        return self._bank.read_rows(rows)[self._name]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(half.float32_of(self[:]), dtype)
@@ -240,7 +242,9 @@ class WindowBank(HostBank):
 
     def rows(self, name, start, stop):
         if self._rows is None:
-            return paddle.to_tensor(np.ascontiguousarray(half.float32_of(self.read_rows(start, stop)[name])))
+            return paddle.to_tensor(
+                np.ascontiguousarray(half.float32_of(self.read_rows(slice(start, stop))[name]))
+            )
         return super().rows(name, start, stop)
 
     def gather(self, name, number_P):
@@ -281,10 +285,10 @@ class WindowBank(HostBank):
             for name, width in self._widths.items()
         }
 
-    def read_rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Rows [start, stop) of the shard as they rest, views by name."""
+    def read_rows(self, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
+        """These rows of the shard as they rest, views by name."""
         self._wait()
-        return self._unpack(self._records.read(slice(start, stop)))
+        return self._unpack(self._records.read(rows))
 
     def load_rows(self, start, rows):
         self._wait()

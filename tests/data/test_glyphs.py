@@ -127,3 +127,29 @@ def test_wrong_pair_arguments_are_named():
         UserError, match="^num_pairs: must be at most 16408, got 20000: 293 held-out classes in 8 faces"
     ):
         GlyphPairs(num_pairs=20000)
+
+
+def test_what_a_run_adds_are_the_classes_that_a_larger_share_keeps_back(glyphs):
+    before, added = Glyphs(held_out=0.1175), Glyphs(held_out=0.1, since=0.1175, repeats=2, seed=3)
+    names = glyphs.identities.tolist()
+    assert names == added.identities.tolist() and added.num_classes == glyphs.num_classes
+    new = [number for number, name in enumerate(names) if name not in set(before.identities.tolist())]
+    assert len(new) == 50 == len(names) - before.num_classes
+    assert added.labels.tolist() == 2 * np.repeat(new, 8).tolist()
+    views = [number * 8 + face for number in new for face in range(8)]
+    assert [added.name(index) for index in (0, 9, 409)] == [glyphs.name(views[n]) for n in (0, 9, 9)]
+    pairs = GlyphPairs(num_pairs=100, held_out=0.1, since=0.1175)
+    assert pairs.identities.tolist() == [names[number] for number in new]
+
+
+@pytest.mark.parametrize("kind", [Glyphs, GlyphPairs])
+@pytest.mark.parametrize("since", [0.1, 0.95])
+def test_what_a_run_adds_needs_a_larger_share(kind, since):
+    with pytest.raises(
+        UserError, match=rf"^since: must be more than held_out and at most 0.9, or 0, got {since}"
+    ):
+        kind(held_out=0.1, since=since)
+
+
+def test_classes_are_called_by_their_first_code_point(glyphs):
+    assert glyphs.identities[glyphs.codepoints == ord("A")].tolist() == ["U+0041"]

@@ -1,6 +1,6 @@
 """On W ranks: what is bad on one rank is skipped by all, bit for bit, and named by one line; training goes on.
 
-Argument: a folder for the runs.
+And of going back after too many. Argument: a folder for the runs.
 """
 
 import io
@@ -13,7 +13,7 @@ from plsc import distributed as d
 from plsc import log
 from plsc.divergence import DivergedError
 from tests.poison import everything, poisoned
-from tests.training import checkpoints
+from tests.training import checkpoint, checkpoints
 
 folder = Path(sys.argv[1])
 d.init("cpu", threads=1)
@@ -66,4 +66,21 @@ assert line.startswith(
     f"gradient of linear.bias is NaN on rank {W - 1} at step 8 (learning rate 0.05), step 3 in"
 )
 assert set(d.gather_objects(line)) == {line} and checkpoints(output) == [4]
+
+# A rollback, by all ranks together: as a run that was resumed there with half the rate.
+bad.clear()
+bad.update(dict.fromkeys(range(6, 9), "gradient"))
+back = [*overrides, "Global.max_skipped=3", "Checkpoint.keep=9"]
+trainer = poisoned(folder / "back", bad, *back, "Global.rollbacks=1", rank=W - 1)
+resume = trainer.resume
+trainer.resume = lambda path: (bad.clear(), resume(path))
+trainer.train(None)
+assert trainer.step == 12 and set(d.gather_objects(trainer.divergence.rollbacks)) == {1}
+other = poisoned(folder / "other", {}, *back, "LRScheduler.learning_rate=0.025")
+other.resume(checkpoint(folder / "back", 4))
+other.train(None)
+assert everything(other) == everything(trainer)
+lines = d.gather_objects([line for line in said.getvalue().splitlines() if "rolled back" in line])
+told = f"rolled back from step 8 to step 4, learning rate times 0.5 from here on (rollback 1 of 1): gradient of linear.bias is NaN on rank {W - 1}"
+assert lines == [[told]] + [[]] * (W - 1), lines
 print(f"rank {r} of {W}: divergence ok")

@@ -1,0 +1,147 @@
+"""A network to which, at given steps of given ranks, something happens: signals, kills inside a save, full disks, want of memory.
+
+    plan: "rank:step:what[@place]", e.g. "1:3:SIGKILL", "0:5:supervisor SIGTERM", "0:4:SIGKILL@before rename", "1:2:late"
+
+Each item happens once, in the order of the plan, whatever is killed and started again in between: a file in `marks` says so. Two
+that follow each other must not be for the same step of two ranks, which may come to it in either order.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+import plsc.checkpoint
+import plsc.tester
+from plsc import distributed
+from plsc.backbones.small_resnet import SmallResNet
+
+# Where a place is: "before NAME [word in the first argument]", "after NAME ...".
+PLACES = {
+    "write_synced": plsc.checkpoint,  # of a file of a checkpoint
+    "sync_folder": plsc.checkpoint,
+    "rename": Path,  # a checkpoint to its name, or an old one away
+    "rmtree": shutil,
+    "judge": plsc.tester,  # rank 0's part of an evaluation
+    "embed": plsc.tester,
+}
+CGROUP = "PLSC_TEST_CGROUP"  # in the environment: a memory cgroup with a limit
+LATE = 35  # seconds; Gloo waits for 30
+
+
+class FaultyNet(SmallResNet):
+    """The network of tiny.yaml with a plan.
+
+    Args:
+        plan: steps count from 1 in each process; 0 is the making of the network.
+        marks: folder for a file for each that has happened.
+    """
+
+    def __init__(
+        self,
+        plan: list[str],
+        marks: str,
+        image_shape: tuple[int, int, int],
+        embedding_size: int,
+        widths: list[int],
+        blocks: list[int],
+        dropout: float,
+    ):
+        super().__init__(embedding_size, image_shape, widths, blocks, dropout)
+        self.plan, self.marks, self.steps = plan, Path(marks), 0
+        self._come_to_step()
+
+    def forward(self, images):
+        if self.training:
+            self.steps += 1
+            self._come_to_step()
+        return super().forward(images)
+
+    def _come_to_step(self) -> None:
+        item = next((item for item in self.plan if not (self.marks / item).exists()), "-1:0:")
+        rank, step, what = item.split(":")
+        if (int(rank), int(step)) != (distributed.rank(), self.steps):
+            return
+        what, _, place = what.partition("@")
+        if place:
+            self._wait_for(place, what, self.marks / item)
+        else:
+            (self.marks / item).touch()
+            act(what)
+
+    def _wait_for(self, place: str, what: str, mark: Path) -> None:
+        when, name, *words = place.split()
+        owner, original = PLACES[name], getattr(PLACES[name], name)
+
+        def patched(*args, **keywords):
+            due = all(word in str(args[0]) for word in words) and not mark.exists()
+            if due and when == "before":
+                mark.touch()
+                act(what)
+            try:
+                return original(*args, **keywords)
+            finally:
+                if due:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, 2 * (resource.RLIM_INFINITY,))
+                if due and when == "after":
+                    mark.touch()
+                    act(what)
+
+        setattr(owner, name, patched)
+
+
+def act(what: str) -> None:
+    """Let it happen to this process; a signal perhaps to its "launcher", its "supervisor" or, as Ctrl-C, the "terminal"."""
+    *whom, name = what.split()
+    if name in signal.Signals.__members__:
+        supervisor = int(os.environ.get("PLSC_RUN_PID", "0"))
+        others = {"launcher": os.getppid(), "supervisor": supervisor, "terminal": -supervisor}
+        os.kill(others[whom[0]] if whom else os.getpid(), signal.Signals[name])
+        if whom:
+            time.sleep(0.7)  # it is passed on from there
+    else:
+        {"late": _late, "full": _full, "memory": _memory, "oom": _oom, "worker": _worker, "raise": _raise}[
+            name
+        ]()
+
+
+def _late() -> None:
+    time.sleep(LATE)
+
+
+def _full() -> None:
+    """No file may grow beyond 256 bytes, until the patched call has returned."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, resource.RLIM_INFINITY))
+
+
+def _memory() -> None:
+    """An allocation that the system refuses."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, resource.RLIM_INFINITY))
+    paddle.zeros([2**28])
+
+
+def _oom() -> None:
+    """The kernel kills this process for want of memory."""
+    (Path(os.environ[CGROUP]) / "cgroup.procs").write_text(str(os.getpid()))
+    kept = []
+    while True:
+        kept.append(np.ones(2**22))
+
+
+def _worker() -> None:
+    """kill -9 of a data worker of this rank."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    os.kill(int(found[0]), signal.SIGKILL)
+
+
+def _raise() -> None:
+    raise OSError("the network is down")

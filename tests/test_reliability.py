@@ -1,0 +1,111 @@
+"""docs/reliability.md: 20 rows of faults, each with tests that are there and run; and what of them no other file shows."""
+
+import logging
+import shutil
+
+import pytest
+
+from plsc import cli
+from plsc.checkpoint import latest
+from tests.checkpoints import flip
+from tests.launch import ROOT
+from tests.named_tests import assert_there_and_run, rows
+from tests.training import TINY, assert_equal_runs, checkpoint, checkpoints, train
+
+TESTS = rows((ROOT / "docs/reliability.md").read_text(encoding="utf-8"), r"\d+")
+FILES = ("backbone", "optimizer", "head-00000-of-00001")
+HERE = ["-c", str(TINY), "-o", "Global.output_dir=out", "Global.resume=true"]
+
+
+def test_the_page_has_all_rows_in_order_each_with_a_test():
+    assert list(TESTS) == [str(row) for row in range(1, 21)]
+    assert all(TESTS.values())
+
+
+@pytest.mark.parametrize("row", TESTS)
+def test_the_tests_of_a_row_are_there_and_run(row):
+    assert_there_and_run(TESTS[row])
+
+
+# ---- row 7: damaged checkpoints
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """12 steps, with checkpoints of steps 4, 8, 10 and 12; and the first 8 of them."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder / "whole", "Checkpoint.keep=9")
+    train(folder / "out", "Global.max_steps=8")
+    return folder
+
+
+def cut(part):
+    def damage(path):
+        with open(path / "head-00000-of-00001.safetensors", "r+b") as file:
+            file.truncate(int(part * (path / file.name).stat().st_size))
+
+    return damage
+
+
+DAMAGE = {
+    **{f"cut at {part}": cut(part) for part in (0, 0.001, 0.1, 0.5, 0.9, 0.999)},
+    **{f"a bit of {name}": lambda path, name=name: flip(path / f"{name}.safetensors") for name in FILES},
+    "a bit of the manifest": lambda path: flip(path / "manifest.json"),
+    "no shard": lambda path: (path / "head-00000-of-00001.safetensors").unlink(),
+    "an empty manifest": lambda path: (path / "manifest.json").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(whole, tmp_path, caplog, damage):
+    shutil.copytree(whole / "out", tmp_path / "out")
+    DAMAGE[damage](checkpoint(tmp_path / "out", 8))
+    logging.getLogger("plsc").addHandler(caplog.handler)
+    found = latest(tmp_path / "out/checkpoints")
+    logging.getLogger("plsc").removeHandler(caplog.handler)
+    assert found == checkpoint(tmp_path / "out", 4)
+    (line,) = set(caplog.messages)
+    assert line.startswith("checkpoint step-00000008 is unusable (") and "\n" not in line
+    assert line.endswith("; kept as step-00000008.bad, trying the one before it")
+    assert (tmp_path / "out/checkpoints/step-00000008.bad").is_dir()
+
+
+def test_the_run_goes_on_from_the_one_before_it_to_the_same_end(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole / "out", tmp_path / "out")
+    flip(checkpoint(tmp_path / "out", 8) / "head-00000-of-00001.safetensors")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run("train", HERE) == 0
+    assert_equal_runs(tmp_path / "out", whole / "whole")
+
+
+def test_all_damaged_is_exit_code_2_and_not_a_fresh_start(whole, tmp_path, monkeypatch, capsys):
+    shutil.copytree(whole / "out", tmp_path / "out")
+    for step in checkpoints(tmp_path / "out"):
+        flip(checkpoint(tmp_path / "out", step) / "manifest.json")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert cli.run("train", HERE) == 2
+        assert "none of the 2 checkpoints is usable" in capsys.readouterr().err
+
+
+# ---- row 14: another problem
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "Model.embedding_size=4",
+        "Model.widths=[4, 8]",
+        "Head={name: dist_softmax, bias: true}",
+        "DataLoader.Train.batch_size=6",
+    ],
+)
+def test_a_refused_resume_writes_nothing(whole, tmp_path, monkeypatch, capsys, override):
+    shutil.copytree(whole / "out", tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert cli.run("train", [*HERE, override]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ERROR checkpoint step-00000008 ")
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert after == {**before, tmp_path / "out/.lock": after[tmp_path / "out/.lock"]}
