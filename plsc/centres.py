@@ -17,11 +17,13 @@ import numpy as np
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
 from plsc.foreign import Gathered, find_shards
+from plsc.half import float32_of
 from plsc.log import replace_file
 from plsc.rewrite import (
     ANOTHER_DISK,
     FileBlocks,
     Head,
+    RowArray,
     head_of,
     row_blocks,
     row_bytes,
@@ -29,7 +31,7 @@ from plsc.rewrite import (
     write_checkpoint,
 )
 from plsc.space import refuse_full_disk
-from plsc.tensorfile import layout, write_blocks
+from plsc.tensorfile import layout, write_synced
 
 
 def export_centres(folder: str, target: str, names: bool = False, normalise: bool = False) -> str:
@@ -57,7 +59,7 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
     blocks = rows_as_file if target.endswith(".safetensors") else _npy_blocks
     try:
         try:
-            write_blocks(beside, blocks(head, 0, saved.num_classes))
+            write_synced(beside, blocks(head, 0, saved.num_classes))
             os.replace(beside, target)
         finally:
             Path(beside).unlink(missing_ok=True)  # of an export that failed
@@ -71,15 +73,20 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
 
 
 def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
-    """Its head with the centres only."""
+    """Its head with the centres only, of bfloat16 the float32."""
     head = head_of(saved)
+    entry = head.arrays["centres"]
+    dtype = np.dtype(np.float32) if entry.dtype == np.uint16 else entry.dtype
+
+    def plain(name: str, start: int, stop: int) -> np.ndarray:
+        return float32_of(head.read(name, start, stop))
 
     def unit(name: str, start: int, stop: int) -> np.ndarray:
-        rows = head.read(name, start, stop)
+        rows = plain(name, start, stop)
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
         return (rows / np.where(lengths == 0, 1, lengths)).astype(rows.dtype)
 
-    return Head({"centres": head.arrays["centres"]}, unit if normalise else head.read)
+    return Head({"centres": RowArray(dtype, entry.shape)}, unit if normalise else plain)
 
 
 def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:

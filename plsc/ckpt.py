@@ -45,7 +45,11 @@ def inspect(folder: str) -> dict[str, Any]:
         "embedding_size": saved.embedding_size,
         "world_size": manifest.world_size,
         "head": {
-            name: [str(entry.dtype), saved.num_classes, *entry.shape[1:]]
+            name: [
+                "bfloat16" if entry.code == "BF16" else str(entry.dtype),
+                saved.num_classes,
+                *entry.shape[1:],
+            ]
             for name, entry in saved.head_arrays.items()
         },
         "files": [

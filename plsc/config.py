@@ -284,6 +284,18 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
             yield (*path, key), to_jsonable_python(value)
 
 
+def rows_told(head: HeadCfg, classes: int, embedding_size: int) -> str:
+    """What that many classes take on a rank, and where."""
+    numbers = classes * (embedding_size * head.sub_centres + head.bias) / 2**20
+    if head.bank == "device":
+        return f"{3 * 4 * numbers:.1f} MB for centres, momentum and gradient"
+    each, where = (
+        (2 if head.bank_dtype == "bfloat16" else 4),
+        {"disk": "on the disk"}.get(head.bank, "in host memory"),
+    )
+    return f"{2 * each * numbers:.1f} MB {where} for centres and momentum"
+
+
 _PAGE = """# The config
 
 <!-- Made by `python -m plsc.config > docs/config.md` from the texts in plsc/config_sections.py -->

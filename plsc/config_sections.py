@@ -74,19 +74,15 @@ class GlobalCfg(Section):
     exclusive = (("epochs", "max_steps"),)
 
     epochs: Optional[int] = Field(None, ge=1)
-    """Passes over the training set. Give this or `max_steps`; one given with `-o` replaces the other of the
-    file."""
+    """Passes over the training set. Give this or `max_steps`; with `-o` one replaces the other of the file."""
     max_steps: Optional[int] = Field(None, ge=1)
     """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Seed of everything random: initial weights, order of the samples, augmentation. At a fixed number of
-    ranks the same seed gives the same run."""
+    """Seed of everything random. At a fixed number of ranks the same seed gives the same run."""
     output_dir: str = Field("output", min_length=1)
-    """Folder for the resolved config, `metrics.jsonl`, checkpoints, exported models and `report.html`. Give
-    each run its own."""
+    """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`. Give each run its own."""
     resume: bool = False
-    """Continue from the newest whole checkpoint in `output_dir`. The number of ranks may differ from
-    before."""
+    """Continue from the newest whole checkpoint in `output_dir`. The number of ranks may differ from before."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
     checkpoint: Optional[str] = None
@@ -108,8 +104,7 @@ class GlobalCfg(Section):
     eval_every_steps: Optional[int] = Field(None, ge=1)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
     profile: bool = False
-    """Measure what the time of a step goes into: a field of `metrics.jsonl`'s rows and a chart in the report
-    (docs/performance.md)."""
+    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
     hang_seconds: int = Field(600, ge=0)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc-run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
@@ -120,8 +115,7 @@ class GlobalCfg(Section):
     """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
     from before them, and on with half the learning rate it had (docs/resume.md)."""
     threads: Optional[int] = Field(None, ge=1)
-    """CPU threads per rank. null shares the processors of the machine out among its ranks; set it when other
-    programs need some."""
+    """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 
     @field_validator("keep_centres", "new_centres")
     @classmethod
@@ -202,9 +196,12 @@ class HeadCfg(Section):
     """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it together
     with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
     some 100,000 classes on."""
-    bank: Literal["device", "host"] = "device"
-    """Where class centres and momentum live. host keeps them in the machine's memory, where more fit than on a
-    GPU, and carries over the rows that a step needs: pair it with a `sample_rate` below 1."""
+    bank: Literal["device", "host", "disk"] = "device"
+    """Where class centres and momentum live (docs/large.md). host and disk fetch a step's rows: set `sample_rate`."""
+    bank_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
+    bank_folder: Optional[str] = Field(None, min_length=1)
+    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
     logits_budget_mb: float = Field(256.0, gt=0)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""
@@ -216,6 +213,15 @@ class HeadCfg(Section):
     init_std: Optional[float] = Field(None, gt=0)
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
+
+    @field_validator("bank_dtype", "bank_folder")
+    @classmethod
+    def _fits_the_bank(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+        banks = ("disk",) if info.field_name == "bank_folder" else ("host", "disk")
+        bank = info.data.get("bank", "disk")
+        if value not in (None, "float32") and bank not in banks:
+            raise ValueError(f"has no meaning with the bank {bank}, only with {' and '.join(banks)}")
+        return value
 
     @field_validator("options")
     @classmethod

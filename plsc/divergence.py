@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,15 @@ from paddle import _C_ops
 
 from plsc import distributed, kernels, log
 from plsc.errors import UserError
+from plsc.half import float32_of
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.heads.window import StoredRows
 from plsc.kernels.rows import sum_of_squares
 from plsc.timing import timer
 
 DUMPS = 20  # batches that one process writes; a run that skips now and then for weeks must not fill the disk
+
+_BLOCK = 65_536  # rows of a bank that is not in memory, looked at together
 
 
 class DivergedError(UserError):
@@ -52,10 +56,22 @@ def _for_kernels(tensor: paddle.Tensor) -> bool:
     return tensor.place.is_cpu_place() and tensor.dtype == paddle.float32 and tensor.is_contiguous()
 
 
-def finite_arrays(arrays: Iterable[np.ndarray]) -> bool:
-    """The same of numpy arrays."""
+def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
+    """The same of numpy arrays, and of a bank's rows that are not in memory: those are read only if some may not be finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return all(np.isfinite(np.vdot(array, array)) or np.isfinite(array).all() for array in arrays)
+        return all(
+            np.isfinite(np.vdot(block, block)) or np.isfinite(block).all()
+            for array in arrays
+            if not getattr(array, "finite", False)
+            for block in _blocks(array)
+        )
+
+
+def _blocks(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
+    if isinstance(array, np.ndarray):
+        yield array
+    else:
+        yield from (float32_of(array[start : start + _BLOCK]) for start in range(0, len(array), _BLOCK))
 
 
 class Divergence:
@@ -185,7 +201,10 @@ class Divergence:
                 return 0, f"weight {name} is {kind}"
         for name, array in self.head.bank.state().items():
             if not finite_arrays([array]):
-                return 0, f"weight head.{name} is {'NaN' if np.isnan(array).any() else 'inf'}"
+                return (
+                    0,
+                    f"weight head.{name} is {'NaN' if any(np.isnan(block).any() for block in _blocks(array)) else 'inf'}",
+                )
         for place, values in enumerate((self._emb_BD, self._out.losses_B), start=1):
             for row, index in enumerate(indices.tolist()):
                 if kind := _kind(values[row]):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from plsc import environment, guard, launcher, log
-from plsc.config import Config, load
+from plsc.config import Config, load, rows_told
 from plsc.errors import MissingFileError, UserError
 from plsc.setters import Setters
 from plsc.sharding import split
@@ -260,7 +260,6 @@ class Entry(Setters):
             split(dataset.num_classes, world_size) if sharded else [(0, dataset.num_classes)] * world_size
         )
         sizes = sorted({stop - start for start, stop in shards}, reverse=True)
-        bank = 3 * 4 * sizes[0] * (width + cfg.Head.bias) / 2**20
         steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
         parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
         rows = {
@@ -268,8 +267,8 @@ class Entry(Setters):
             "data": f"{len(dataset):,} images of {dataset.num_classes:,} classes, shape {list(dataset.image_shape)}",
             "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
             "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
-            "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, {bank:.1f} MB for centres, "
-            f"momentum and gradient, at most {cfg.Head.logits_budget_mb:g} MB for logits",
+            "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
+            f"{rows_told(cfg.Head, sizes[0], width)}, at most {cfg.Head.logits_budget_mb:g} MB for logits",
         }
         return [f"plan: {name:9}{text}" for name, text in rows.items()]
 

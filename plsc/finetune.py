@@ -26,11 +26,12 @@ from plsc.config_sections import SOFTMAXES, GlobalCfg
 from plsc.data.dataset import EVALUATION, Dataset, class_names
 from plsc.embed import ahead, to_input
 from plsc.errors import CorruptImageError, UserError
+from plsc.half import float32_of
 from plsc.heads.softmax import SoftmaxHead
 from plsc.manifest import head_config
 from plsc.names import match_names, pick_rows, refuse_twins, told_names
 from plsc.sharding import split
-from plsc.tensorfile import float32_of, tensor_differences, told
+from plsc.tensorfile import tensor_differences, told
 
 IMAGES = 16  # of a new class, evenly spread over those that it has
 _GROUP = 8  # new classes whose images are one batch of the backbone

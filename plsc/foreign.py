@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from plsc.errors import MissingFileError, UserError
+from plsc.half import float32_of
 from plsc.manifest import read_json
 from plsc.paddlefile import load_tensor
 from plsc.rewrite import Head, RowArray
 from plsc.sharding import split
-from plsc.tensorfile import float32_of
 from plsc.torchfile import load_torch
 from plsc.unpickle import load_pickle
 

@@ -25,7 +25,8 @@ from plsc import checkpoint, log
 from plsc.config import Config, load
 from plsc.data.dataset import MEAN, SCALE, preprocessing
 from plsc.errors import UserError
-from plsc.tensorfile import DamagedError, TensorFile, float32_of, tensor_differences, told
+from plsc.half import float32_of
+from plsc.tensorfile import DamagedError, TensorFile, tensor_differences, told
 from plsc.torchfile import load_torch
 from plsc.unpickle import errors_told, load_pickle
 

@@ -43,6 +43,7 @@ def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:
 
 def build_saved_head(cfg: Config, saved: checkpoint.Checkpoint) -> SoftmaxHead:
     """The config's head with a checkpoint's classes."""
-    head = build_head(cfg.Head, cfg.Optimizer, saved.num_classes, cfg.Model.embedding_size, cfg.Global.seed)
+    sizes = saved.num_classes, cfg.Model.embedding_size
+    head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
     load_head(head, saved)
     return head

@@ -24,7 +24,7 @@ from plsc.errors import UserError
 from plsc.manifest import FORMAT, Manifest, seal
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
-from plsc.tensorfile import header_of, sync_folder, write_blocks, write_synced
+from plsc.tensorfile import header_of, sync_folder, write_synced
 
 ANOTHER_DISK = ("it", "name a target on another disk")
 BLOCK = 8 << 20  # bytes of rows, or of a copied file, in memory at once
@@ -36,6 +36,8 @@ class RowArray(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     """Its first axis is classes."""
+    code: str | None = None
+    """Of the dtype in the file, where numpy has no such dtype (bfloat16)."""
 
 
 class Head(NamedTuple):
@@ -87,10 +89,10 @@ def write_checkpoint(
 
 
 def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mapping) -> None:
-    sums, heads = {name: write_blocks(tmp / name, blocks) for name, blocks in files.items()}, []
+    sums, heads = {name: write_synced(tmp / name, blocks) for name, blocks in files.items()}, []
     for number, (start, stop) in enumerate(ranges):
         name = f"head-{number:05d}-of-{len(ranges):05d}.safetensors"
-        sums[name] = write_blocks(tmp / name, rows_as_file(head, start, stop))
+        sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
         heads.append({"file": name, "start": start, "stop": stop})
     manifest = Manifest(format=FORMAT, plsc=plsc.__version__, heads=heads, files=sums, **fields)
     text = json.dumps(manifest.model_dump(), indent=1)
@@ -100,8 +102,12 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
 
 def rows_as_file(head: Head, start: int, stop: int) -> Iterator:
     """The blocks of bytes of the safetensors file with these rows of all of the head's arrays."""
-    shapes = {name: (stop - start, *entry.shape[1:]) for name, entry in head.arrays.items()}
-    header, order = header_of({name: RowArray(head.arrays[name].dtype, shapes[name]) for name in shapes})
+    header, order = header_of(
+        {
+            name: RowArray(entry.dtype, (stop - start, *entry.shape[1:]), getattr(entry, "code", None))
+            for name, entry in head.arrays.items()
+        }
+    )
     yield header
     for name in order:
         for _, rows in row_blocks(head, name, start, stop):

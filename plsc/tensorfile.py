@@ -18,7 +18,7 @@ import math
 import mmap
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +45,8 @@ class DamagedError(UserError):
 
 
 def header_of(arrays: Mapping[str, Any]) -> tuple[bytes, list[str]]:
-    """What stands before the data in the safetensors file of `arrays` (of anything with .dtype and .shape), and the order in which
-    their data follow."""
+    """What stands before the data in the safetensors file of `arrays` (of anything with .dtype and .shape, and .code for one that
+    is not its dtype's), and the order in which their data follow."""
     header, end = {}, 0
     # Wide numbers first: that keeps each array aligned.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
@@ -54,29 +54,44 @@ def header_of(arrays: Mapping[str, Any]) -> tuple[bytes, list[str]]:
         dtype, shape = arrays[name].dtype, arrays[name].shape
         assert dtype in _CODES, f"array {name!r} has the dtype {dtype}, which safetensors cannot hold"
         size = math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": (end, end + size)}
+        code = getattr(arrays[name], "code", None) or _CODES[dtype]
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": (end, end + size)}
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
 
 
-def layout(arrays: Mapping[str, np.ndarray]) -> list:
-    """The buffers that in a row are the safetensors file of `arrays`; views where an array is contiguous."""
+def layout(arrays: Mapping[str, Any]) -> list:
+    """The buffers that in a row are the safetensors file of `arrays`; views where an array is contiguous. Of an array that is not
+    in memory, which gives its rows by slice, they are `Rows`, read when they are written."""
     header, order = header_of(arrays)
-    return [header, *(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8) for name in order)]
+    return [header, *(buffer for name in order for buffer in _buffers(arrays[name]))]
 
 
-def write_blocks(path: str | os.PathLike, blocks: Iterable) -> dict:
-    """As write_synced, for blocks that are made one at a time and need not fit into memory together."""
-    crc = 0
-    with open(path, "xb") as file:
-        for block in blocks:
-            crc = zlib.crc32(block, crc)
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        return {"bytes": file.tell(), "crc32": f"{crc:08x}"}
+class Rows:
+    """A buffer that is read when it is called."""
+
+    def __init__(self, array: Any, start: int, stop: int):
+        self._array, self._start, self._stop = array, start, stop
+
+    def __len__(self) -> int:
+        """Its bytes."""
+        return (self._stop - self._start) * math.prod(self._array.shape[1:]) * self._array.dtype.itemsize
+
+    def __call__(self) -> np.ndarray:
+        return _bytes_of(self._array[self._start : self._stop])
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _buffers(array: Any) -> list:
+    if isinstance(array, np.ndarray):
+        return [_bytes_of(array)]
+    count = max(1, _BLOCK * len(array) // max(1, len(Rows(array, 0, len(array)))))
+    return [Rows(array, start, min(start + count, len(array))) for start in range(0, len(array), count)]
 
 
 def sync_folder(path: str | os.PathLike) -> None:
@@ -88,8 +103,8 @@ def sync_folder(path: str | os.PathLike) -> None:
         os.close(folder)
 
 
-def write_synced(path: str | os.PathLike, buffers: Sequence) -> dict:
-    """Write `buffers` one after the other into a new file and sync it to the disk.
+def write_synced(path: str | os.PathLike, buffers: Iterable) -> dict:
+    """Write `buffers` one after the other into a new file and sync it to the disk; they may be made one at a time.
 
     Past the page cache where the system lets us (O_DIRECT): pages for gigabytes that nobody will read cost more processor time than
     all else here, and would drive out the training data. The bytes go through two aligned blocks: one is filled and
@@ -118,7 +133,7 @@ def _blocks_of(buffers: Iterable) -> Iterator[memoryview]:
     """The bytes of `buffers`, in turn in one of two blocks of memory, full but for the last."""
     blocks, filled = [memoryview(mmap.mmap(-1, _BLOCK)) for _ in range(2)], 0
     for buffer in buffers:
-        rest = memoryview(buffer)
+        rest = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
         while len(rest):
             part = rest[: _BLOCK - filled]
             blocks[0][filled : filled + len(part)] = part
@@ -163,6 +178,7 @@ class _Entry(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the data
+    code: str  # of the dtype, in the file
 
 
 class TensorFile:
@@ -208,7 +224,7 @@ class TensorFile:
 
     def _entry(self, name: str, dtype: str, shape: list, data_offsets: list) -> _Entry:
         start, stop = data_offsets
-        entry = _Entry(np.dtype(DTYPES.get(dtype, "V")), tuple(shape), start)
+        entry = _Entry(np.dtype(DTYPES.get(dtype, "V")), tuple(shape), start, dtype)
         sound = (
             dtype in DTYPES
             and len(shape) <= 32
@@ -253,13 +269,6 @@ def _no_twins(pairs: list[tuple]) -> dict:
     if len(dict(pairs)) != len(pairs):
         raise ValueError("a name is there twice")
     return dict(pairs)
-
-
-def float32_of(value: object) -> object:
-    """bfloat16, of which the file readers give the bits, is the upper half of a float32."""
-    if isinstance(value, np.ndarray) and value.dtype == np.uint16:
-        return (value.astype(np.uint32) << 16).view(np.float32)
-    return value
 
 
 def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:

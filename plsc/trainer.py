@@ -78,9 +78,8 @@ class Trainer(Tester):
             train.num_workers,
             train.max_corrupt,
         )
-        self.head = build_head(
-            cfg.Head, cfg.Optimizer, self.dataset.num_classes, cfg.Model.embedding_size, cfg.Global.seed
-        )
+        sizes = self.dataset.num_classes, cfg.Model.embedding_size
+        self.head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
         self.optimizer = (
             make_optimizer(self.backbone)
             if make_optimizer
@@ -119,9 +118,11 @@ class Trainer(Tester):
         have saved that step; `metrics` is rank 0's, None on the others."""
         self.metrics = metrics
         self.loader.probe()
-        numbers = sum(tensor.size for tensor in self.backbone.state_dict().values())
-        numbers += self.head.shard.num_classes * (self.head.bank.width + self.head.bank.bias)
-        refuse_full_disk(self.checkpoints, 2 * 4 * numbers)  # float32, and as much momentum
+        bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
+        need = 4 * numbers + bank.itemsize * self.head.shard.num_classes * (bank.width + bank.bias)
+        refuse_full_disk(self.checkpoints, 2 * need)  # and as much momentum
+        bank.settle()
+        distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.model = distributed.data_parallel(self.backbone)
         self.progress = log.Progress(
             self.total_steps,

@@ -100,3 +100,21 @@ def flip(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+
+
+class Bits:
+    """bfloat16 rows of a bank that are not in memory."""
+
+    code, dtype = "BF16", np.dtype(np.uint16)
+
+    def __init__(self, rows):
+        self.rows, self.shape = rows, rows.shape
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, part):
+        return Bits(self.rows[part])
+
+    def __array__(self, dtype=None, copy=None):
+        return self.rows

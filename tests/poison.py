@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
@@ -70,6 +71,6 @@ def everything(trainer: Trainer) -> dict[str, bytes]:
             for name, array in optim.optimizer_arrays(trainer.optimizer, trainer.backbone).items()
         }
     )
-    found.update({f"head {name}": array.copy() for name, array in trainer.head.bank.state().items()})
+    found.update({f"head {name}": np.array(array[:]) for name, array in trainer.head.bank.state().items()})
     margin = trainer.head.margin.state() if trainer.head.margin else {}
     return {**{name: array.tobytes() for name, array in found.items()}, "margin": repr(margin).encode()}

@@ -23,14 +23,14 @@ FLOORS = (
     "tester results divergence restore finetune",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher guard kernels",
-    "reference registry sharding environment log unpickle lock timing",
+    "reference registry sharding environment log unpickle lock timing space half",
     "errors",
 )
 # A package is a room, and so is a module; these rooms have more modules than one. The door is plsc/__init__.py.
 ROOM_OF = {
     "": "door",
     **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
-    **dict.fromkeys(["manifest", "tensorfile", "space", "names"], "checkpoint"),
+    **dict.fromkeys(["manifest", "tensorfile", "names"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     **dict.fromkeys(
         [
@@ -52,7 +52,7 @@ ROOM_OF = {
     "rollback": "trainer",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
-WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor timing"
+WITHOUT_PADDLE = "errors registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor timing space half"
 # These know no ranks; or rank and world size come in as integers.
 WITHOUT_RANKS = "backbones data optim evaluation report checkpoint export"
 

@@ -13,8 +13,9 @@ from plsc.centres import export_centres, import_centres
 from plsc.checkpoint import Checkpoint
 from plsc.ckpt import inspect
 from plsc.errors import UserError
+from plsc.half import float32_of, nearest
 from tests import test_foreign as foreign
-from tests.checkpoints import assert_same, content, flip, save_ranks
+from tests.checkpoints import Bits, assert_same, content, flip, save_ranks
 
 
 @pytest.fixture
@@ -131,3 +132,19 @@ def test_the_verb(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("the 2 ranks have 11 classes together, not 12\n")
     assert cli.main([*command, "11"]) == 0
     assert "11 classes x 4 from 2 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_bfloat16_goes_out_as_float32(tmp_path, capsys, normalise):
+    everything = content(1, classes=53)
+    bits = nearest(everything["head"]["centres"])
+    everything["head"] = {"centres": Bits(bits), "momentum": Bits(bits)}
+    folder = str(save_ranks(tmp_path, 1, everything, 1)[0])
+    assert inspect(folder)["head"]["centres"] == ["bfloat16", 53, 4]
+    for name in ("a.npy", "a.safetensors"):
+        export_centres(folder, str(tmp_path / name), normalise=normalise)
+    found, want = np.load(tmp_path / "a.npy"), float32_of(bits)
+    if normalise:
+        want = want / np.linalg.norm(want.astype(np.float64), axis=1, keepdims=True)
+    assert found.dtype == np.float32 and np.array_equal(found, want.astype(np.float32))
+    assert np.array_equal(load_file(tmp_path / "a.safetensors")["centres"], found)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plsc.config import ConfigError, load
+from plsc.config import ConfigError, load, rows_told
 
 MORE = """
 DataLoader:
@@ -55,3 +55,12 @@ def test_the_data_of_further_sets_is_checked(write):
     assert str(raised.value) == (
         "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be at least 1, got 0"
     )
+
+
+def test_the_head_tells_what_its_rows_take_and_where():
+    million = 2**20
+    assert rows_told(load(None, []).Head, million, 128) == "1536.0 MB for centres, momentum and gradient"
+    head = load(None, ["Head={bank: disk, sub_centres: 3}"]).Head
+    assert rows_told(head, million, 128) == "3072.0 MB on the disk for centres and momentum"
+    head = load(None, ["Head={name: softmax, bank: host, bank_dtype: bfloat16, bias: true}"]).Head
+    assert rows_told(head, million, 128) == "516.0 MB in host memory for centres and momentum"

@@ -102,6 +102,14 @@ MARGINS = ", ".join(f"[dist_]{kind}" for kind in KINDS)
             ),
         ),
         (
+            "Head: {bank_dtype: bfloat16}",
+            "Head.bank_dtype: has no meaning with the bank device, only with host and disk (got 'bfloat16')",
+        ),
+        (
+            "Head: {bank: host, bank_folder: /fast}",
+            "Head.bank_folder: has no meaning with the bank host, only with disk (got '/fast')",
+        ),
+        (
             "LRScheduler: {gamma: 0.1}",
             "LRScheduler.gamma: has no meaning with cosine, only with step (got 0.1)",
         ),

@@ -6,8 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc import log
+from plsc import divergence, log
 from plsc.divergence import DUMPS, DivergedError, finite, finite_arrays
+from plsc.half import nearest
 from tests.poison import everything, poisoned
 from tests.training import checkpoints, rows, train
 
@@ -168,6 +169,34 @@ def test_only_the_first_batches_are_kept(tmp_path):
 def test_finite(values, expected):
     assert finite([paddle.to_tensor(value) for value in values]) is expected
     assert finite_arrays([np.array(value, np.float32) for value in values]) is expected
+
+
+def test_rows_that_are_not_in_memory(monkeypatch):
+    monkeypatch.setattr(divergence, "_BLOCK", 2)
+    rows = np.zeros((5, 3), np.float32)
+    assert finite_arrays([Resting(rows, False), Resting(nearest(rows), False)])
+    rows[4, 1] = np.inf
+    assert finite_arrays([Resting(rows, True)])  # what its bank says is believed
+    assert not finite_arrays([Resting(rows, False)]) and not finite_arrays([Resting(nearest(rows), False)])
+
+
+class Resting:
+    def __init__(self, rows, finite):
+        self.rows, self.finite = rows, finite
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, part):
+        return self.rows[part]
+
+
+@pytest.mark.parametrize("bank", [["host", "bfloat16"], ["disk", "float32"], ["disk", "bfloat16"]])
+def test_a_bad_step_leaves_no_trace_at_rest(tmp_path, bank):
+    head = [f"Head={{sample_rate: 0.3, bank: {bank[0]}, bank_dtype: {bank[1]}}}"]
+    trainer = poisoned(tmp_path, {3: "gradient"}, NO_PAIRS, *head, "Global.max_steps=5", value="nan")
+    states = run(trainer, tmp_path)
+    assert states[2] == states[3] and states[3] != states[4]
 
 
 def test_empty_tensors_are_finite():

@@ -15,6 +15,9 @@ from tests.training import assert_same_arrays, checkpoint, make_trainer, rows, t
 CASES = {
     "partial fc": ["Head.sample_rate=0.3"],
     "partial fc in host memory": ["Head.sample_rate=0.3", "Head.bank=host"],
+    "partial fc on disk": ["Head.sample_rate=0.3", "Head.bank=disk"],
+    "partial fc on disk, rounded": ["Head.sample_rate=0.3", "Head.bank=disk", "Head.bank_dtype=bfloat16"],
+    "all classes in host memory, rounded": ["Head.bank=host", "Head.bank_dtype=bfloat16"],
     "adaface": ["Head.name=dist_adaface", "Head.sample_rate=0.3"],
     "curricularface": ["Head.name=dist_curricularface"],
     "replicated, plain, biased": ["Head={name: softmax, bias: true}"],

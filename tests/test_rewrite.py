@@ -11,8 +11,9 @@ import pytest
 from plsc import rewrite
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
+from plsc.half import nearest
 from plsc.rewrite import reshard
-from tests.checkpoints import assert_holds, content, flip, save_ranks
+from tests.checkpoints import Bits, assert_holds, content, flip, save_ranks
 
 
 def files(folder):
@@ -92,10 +93,14 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"file/x: cannot be written: Not a directory"):
         reshard(opened, tmp_path / "file" / "x", 3)
 
-    def full(*args):
-        raise OSError(28, "No space left on device")
+    original = rewrite.write_synced
 
-    monkeypatch.setattr(rewrite, "write_synced", full)  # the manifest, which comes last
+    def full(path, buffers):
+        if path.name == "manifest.json":  # which comes last
+            raise OSError(28, "No space left on device")
+        return original(path, buffers)
+
+    monkeypatch.setattr(rewrite, "write_synced", full)
     with pytest.raises(UserError, match=r"b: cannot be written: No space left on device"):
         reshard(opened, tmp_path / "b", 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"]
@@ -139,3 +144,13 @@ def test_the_manifest_says_what_is_there(tmp_path):
     with pytest.raises(UserError, match=r"head-00002-of-00003.safetensors: fails its checksum"):
         Checkpoint.open(made)
     assert np.array_equal(Checkpoint.open(saved).rows("centres", 8, 11), content(0)["head"]["centres"][8:])
+
+
+def test_bfloat16_stays_what_it_is(tmp_path, small_blocks):
+    everything = content(0)
+    centres = everything["head"]["centres"]
+    everything["head"] = {name: Bits(nearest(centres)) for name in ("centres", "momentum")}
+    (first, *_) = save_ranks(tmp_path, 120, everything, 1)
+    assert Checkpoint.open(first).head_arrays["centres"].code == "BF16"
+    cut = reshard(Checkpoint.open(first), tmp_path / "cut", 3)
+    assert files(reshard(Checkpoint.open(cut), tmp_path / "back", 1)) == files(first)

@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 
 from plsc import tensorfile
-from plsc.tensorfile import DamagedError, TensorFile, crc32_of, layout, write_blocks, write_synced
+from plsc.tensorfile import DamagedError, TensorFile, crc32_of, layout, write_synced
 
 ARRAYS = {
     "weight": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
@@ -222,7 +222,41 @@ def test_blocks_are_written_as_the_arrays_together(tmp_path):
     buffers = layout({"a": np.arange(6.0).reshape(2, 3), "b": np.arange(5, dtype=np.float32)})
     whole = write_synced(tmp_path / "whole", buffers)
     pieces = (bytes(buffer)[at : at + 7] for buffer in buffers for at in range(0, len(buffer), 7))
-    assert write_blocks(tmp_path / "pieces", pieces) == whole
+    assert write_synced(tmp_path / "pieces", pieces) == whole
     assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
     with pytest.raises(FileExistsError):
-        write_blocks(tmp_path / "whole", [])
+        write_synced(tmp_path / "whole", [])
+
+
+class OnDemand:
+    """Rows that are not in memory."""
+
+    def __init__(self, array, code=None):
+        self.array, self.dtype, self.shape, self.code = array, array.dtype, array.shape, code
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, rows):
+        return self.array[rows]
+
+
+@pytest.mark.parametrize("block", [1, 100, 1 << 20])
+def test_rows_that_are_not_in_memory_are_written_as_those_that_are(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(tensorfile, "_BLOCK", block)
+    arrays = {
+        "a": np.arange(60, dtype=np.float32).reshape(20, 3),
+        "b": np.arange(20.0),
+        "none": np.empty((0, 3)),
+    }
+    buffers = layout({name: OnDemand(array) for name, array in arrays.items()})
+    sums = write_synced(tmp_path / "lazy", buffers)
+    assert sum(map(len, buffers)) == sums["bytes"]
+    assert sums == write_synced(tmp_path / "whole", layout(arrays))
+    assert (tmp_path / "lazy").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_an_array_can_say_that_its_bits_are_bfloat16(tmp_path):
+    write_synced(tmp_path / "file", layout({"a": OnDemand(np.array([0x3F80, 0xC000], np.uint16), "BF16")}))
+    entry = TensorFile(tmp_path / "file").arrays["a"]
+    assert (entry.code, entry.dtype, entry.shape) == ("BF16", np.uint16, (2,))

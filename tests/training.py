@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from safetensors.numpy import load_file
+from safetensors import deserialize
 
 from plsc import distributed, log
 from plsc.config import load
@@ -17,6 +17,7 @@ from plsc.errors import CorruptImageError, UserError
 from plsc.trainer import Trainer
 
 TINY = Path(__file__).with_name("tiny.yaml")
+DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BF16": np.uint16}
 IMAGE_SHAPE = (1, 12, 10)
 
 
@@ -147,7 +148,8 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of a checkpoint, "backbone: name" and so on, those of the head's shards joined. Not by our own reader."""
     found: dict[str, list[np.ndarray]] = {}
     for file in sorted(path.glob("*.safetensors")):
-        for name, array in load_file(file).items():
+        for name, entry in deserialize(file.read_bytes()):
+            array = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
             found.setdefault(f"{file.stem.split('-')[0]}: {name}", []).append(np.atleast_1d(array))
     return {name: np.concatenate(parts) for name, parts in found.items()}
 

@@ -5,6 +5,8 @@ For throughput (no fonts, no disk, any number of classes: only labels are stored
 
 from __future__ import annotations
 
+from typing import Optional
+
 import numpy as np
 
 from plsc.data.dataset import Dataset
@@ -13,7 +15,10 @@ from plsc.errors import UserError
 
 
 class Synthetic(Dataset):
-    """`num_classes` random patterns, `images_per_class` noisy copies of each. `image_shape` is [C, H, W]."""
+    """`num_classes` random patterns, `images_per_class` noisy copies of each. `image_shape` is [C, H, W].
+
+    With `identities` only so many of the classes, evenly spread, have images; the others are there to be told apart from them.
+    """
 
     def __init__(
         self,
@@ -21,10 +26,14 @@ class Synthetic(Dataset):
         images_per_class: int = 10,
         image_shape: tuple[int, int, int] = (1, 32, 32),
         seed: int = 0,
+        identities: Optional[int] = None,  # noqa: UP045 (evaluated by the config, on Python 3.9 too)
     ):
         self.check(num_classes=num_classes, images_per_class=images_per_class, image_shape=image_shape)
+        if identities is not None and not 1 <= identities <= num_classes:
+            raise UserError(f"identities: must be in [1, num_classes = {num_classes}], got {identities}")
         self.num_classes = num_classes
-        self.labels = np.repeat(np.arange(num_classes, dtype=np.int64), images_per_class)
+        count = num_classes if identities is None else identities
+        self.labels = np.repeat(np.arange(count, dtype=np.int64) * num_classes // count, images_per_class)
         self.image_shape = tuple(image_shape)
         self.seed = seed
 

@@ -31,9 +31,15 @@ def build_margin(cfg: HeadCfg) -> Margin | None:
 
 
 def build_head(
-    cfg: HeadCfg, optimizer: OptimizerCfg, num_classes: int, embedding_size: int, seed: int
+    cfg: HeadCfg,
+    optimizer: OptimizerCfg,
+    num_classes: int,
+    embedding_size: int,
+    seed: int,
+    folder: str = ".",
 ) -> SoftmaxHead:
-    """The head that the config asks for, with its centres initialised from `seed`."""
+    """The head that the config asks for, with its centres initialised from `seed`. `folder`: where a bank on disk has its file
+    if Head.bank_folder does not say."""
     margin = build_margin(cfg)
     return SoftmaxHead(
         num_classes,
@@ -45,6 +51,8 @@ def build_head(
         sub_centres=cfg.sub_centres,
         sample_rate=cfg.sample_rate,
         bank=cfg.bank,
+        bank_dtype=cfg.bank_dtype,
+        bank_folder=cfg.bank_folder or folder,
         budget=int(cfg.logits_budget_mb * 2**20),
         compute_dtype=cfg.compute_dtype,
         init_std=cfg.init_std,

@@ -11,6 +11,7 @@ selected rows over and their gradients back. A row's initial value depends on (s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 import paddle
@@ -18,6 +19,7 @@ from paddle import _C_ops
 from paddle.utils import dlpack
 
 from plsc import kernels
+from plsc.half import float32_of
 from plsc.kernels import rows as row_kernels
 from plsc.sharding import ClassShard
 
@@ -45,6 +47,8 @@ class Bank(ABC):
     on the device. `momentum` and `weight_decay` are per step.
     """
 
+    itemsize = 4  # bytes of a number at rest, and in a checkpoint
+
     def __init__(
         self,
         shard: ClassShard,
@@ -58,12 +62,17 @@ class Bank(ABC):
     ):
         self.shard, self.width, self.bias = shard, width, bias
         self._mu, self._decay = momentum, weight_decay
-        self._values = {"centres": self._keep(initial_rows(seed, shard.start, shard.stop, width, std))}
-        if bias:
-            self._values["bias"] = self._keep(np.zeros(shard.size, np.float32))
-        self._momenta = {name: self._zeros_like(store) for name, store in self._values.items()}
+        self._fill(seed, std)
         self._grads: dict[str, paddle.Tensor] = {}
         self.select(None)
+
+    def _fill(self, seed: int, std: float) -> None:
+        """Make the stores, with the initial rows."""
+        shard = self.shard
+        self._values = {"centres": self._keep(initial_rows(seed, shard.start, shard.stop, self.width, std))}
+        if self.bias:
+            self._values["bias"] = self._keep(np.zeros(shard.size, np.float32))
+        self._momenta = {name: self._zeros_like(store) for name, store in self._values.items()}
 
     def _of_shard(self, start: int, stop: int):
         return slice(start, stop) if self._chosen is None else self._chosen[start:stop]
@@ -113,6 +122,9 @@ class Bank(ABC):
         """The selected rows, int64 [K], rising."""
         return np.arange(self.shard.size) if self._chosen is None else self._chosen
 
+    def settle(self) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Do now what would delay the first step: a bank that is far away writes the initial rows that no checkpoint has brought."""
+
     @property
     def names(self) -> list[str]:
         """What a row has: "centres", "bias"."""
@@ -147,8 +159,13 @@ class Bank(ABC):
         """Gradients of the selected rows by name, [K, width] and [K]; empty before the first backward."""
         return {name: held[: self.selected] for name, held in self._grads.items()}
 
-    def update(self, lr: float) -> None:
-        """One momentum SGD step on the selected rows, with the gradients set since they were selected."""
+    def expect(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
+        """After `select`: what the next step will select, as far as it is known. A bank whose rows are far away fetches them
+        meanwhile; the others need not know, and do not call `draw`."""
+
+    def update(self, lr: float, step: int = 0) -> None:
+        """One momentum SGD step on the selected rows, with the gradients set since they were selected. The number of the training
+        step is for a bank that rounds."""
         assert self._grads or not self.selected, "update() before a backward pass"
         for name, grad in self.gradients().items():
             decay = self._decay if name == "centres" else 0.0
@@ -162,15 +179,16 @@ class Bank(ABC):
     def state(self) -> dict[str, np.ndarray]:
         """Everything that a checkpoint needs, by name, first axis the shard's classes. In host memory these are views, not
         copies: they change with the next update."""
-        momenta = {_momentum_of(name): momentum for name, momentum in self._momenta.items()}
+        momenta = {momentum_of(name): momentum for name, momentum in self._momenta.items()}
         return {name: self._look(store) for name, store in {**self._values, **momenta}.items()}
 
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
-        """Take over `rows`, cut from what `state()` gave on any split of the classes; they go to [start, start + len)."""
+        """Take over `rows`, cut from what `state()` of any kind of bank gave on any split of the classes; they go to
+        [start, start + len)."""
         for name in self._values:
             if len(rows[name]):
-                self._put(self._values[name], start, rows[name])
-                self._put(self._momenta[name], start, rows[_momentum_of(name)])
+                self._put(self._values[name], start, float32_of(rows[name]))
+                self._put(self._momenta[name], start, float32_of(rows[momentum_of(name)]))
 
 
 class DeviceBank(Bank):
@@ -253,7 +271,7 @@ class HostBank(Bank):
 BANKS = {"device": DeviceBank, "host": HostBank}
 
 
-def _momentum_of(name: str) -> str:
+def momentum_of(name: str) -> str:
     """ "momentum" belongs to "centres", "bias_momentum" to "bias"."""
     return "momentum" if name == "centres" else f"{name}_momentum"
 

@@ -26,11 +26,11 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
-from plsc.heads.bank import BANKS
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
 from plsc.heads.walk import Workspace, check_bfloat16
+from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
 from plsc.timing import timer
 
@@ -71,7 +71,8 @@ class SoftmaxHead:
         sub_centres: centres of each class, of which the nearest counts; more than 1 takes up label noise. Only with a margin.
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part together with all positives
             of the step; 1.0 takes all. Only with `sharded`.
-        bank: where the centres live, "device" or "host" (see bank.py).
+        bank: where the centres live, "device", "host" (bank.py) or "disk" (window.py).
+        bank_dtype: how host and disk keep them, "float32" or "bfloat16". bank_folder: where disk has its file.
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         compute_dtype: "float32", or "bfloat16" for the inputs of the matrix products; only by kernels (see walk.py).
         init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
@@ -92,6 +93,8 @@ class SoftmaxHead:
         sub_centres: int = 1,
         sample_rate: float = 1.0,
         bank: str = "device",
+        bank_dtype: str = "float32",
+        bank_folder: str = ".",
         budget: int = 256 << 20,
         compute_dtype: str = "float32",
         init_std: float | None = None,
@@ -117,7 +120,10 @@ class SoftmaxHead:
         )
         if init_std is None:
             init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
-        self.bank = BANKS[bank](
+        self.bank = build_bank(
+            bank,
+            bank_dtype,
+            bank_folder,
             self.shard,
             embedding_size * sub_centres,
             bias=bias,
@@ -136,6 +142,7 @@ class SoftmaxHead:
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
+        self.number = number
         with timer.part("head"):
             step = Step(self, emb.flatten(1), label_B, number)
             loss = _SoftmaxLoss.apply(step.emb_BD, step)
@@ -144,7 +151,7 @@ class SoftmaxHead:
     def step(self, lr: float) -> None:
         """Move the centres by the gradients of the last backward."""
         with timer.part("head"):
-            self.bank.update(lr)
+            self.bank.update(lr, self.number)
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:

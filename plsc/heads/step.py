@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -10,7 +12,7 @@ from plsc import distributed
 from plsc.errors import UserError
 from plsc.heads import walk
 from plsc.heads.blocks import inverse, unit_rows, unit_rows_gradient
-from plsc.heads.sampling import choose_classes
+from plsc.heads.sampling import choose_classes, draw_classes
 
 
 class Step:
@@ -90,8 +92,10 @@ class Step:
         if head.sample_rate == 1 or self.number is None:
             self.bank.select(None)
             return class_P
-        index_K = choose_classes(np.unique(class_P), head.shard, head.sample_rate, head.seed, self.number)
+        drawn_by = head.shard, head.sample_rate, head.seed
+        index_K = choose_classes(np.unique(class_P), *drawn_by, self.number)
         self.bank.select(index_K)
+        self.bank.expect(partial(draw_classes, *drawn_by, self.number + 1))
         return np.searchsorted(index_K, class_P)
 
     def _spread(self, *values_P: paddle.Tensor) -> paddle.Tensor:

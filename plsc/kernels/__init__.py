@@ -39,6 +39,10 @@ _ARGUMENTS = {
     "plsc_scatter": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
     "plsc_momentum": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3,
     "plsc_sum_of_squares": [c_void_p, c_int64],
+    "plsc_read_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "plsc_write_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "plsc_pack": [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+    "plsc_unpack": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
     "plsc_softmax_forward": [c_void_p] * 2,
     "plsc_softmax_backward": [c_void_p] * 7,
 }

@@ -29,3 +29,10 @@ def test_wrong_arguments_are_named():
         Synthetic(num_classes=0)
     with pytest.raises(UserError, match=r"^image_shape: must be at least 1, got \(1, 0, 32\)$"):
         Synthetic(image_shape=(1, 0, 32))
+    with pytest.raises(UserError, match=r"^identities: must be in \[1, num_classes = 10\], got 11$"):
+        Synthetic(num_classes=10, identities=11)
+
+
+def test_identities_are_spread_over_the_classes():
+    data = Synthetic(num_classes=10, images_per_class=2, identities=3)
+    assert data.num_classes == 10 and data.labels.tolist() == [0, 0, 3, 3, 6, 6]
