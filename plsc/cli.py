@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbs = {**_VERBS, **_OTHERS}
         print(
             "usage: python -m plsc VERB ...\n"
-            + "\n".join(f"  {verb:9}{what}" for verb, what in verbs.items())
+            + "\n".join(f"  {verb:10}{what}" for verb, what in verbs.items())
         )
         return 0 if argv in ([], ["-h"], ["--help"]) else 2
     return run(argv[0], argv[1:])

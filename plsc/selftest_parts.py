@@ -190,11 +190,10 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     if not len(taken):
         return dw, db
     mine, grads = np.searchsorted(dense.taken, taken), head.bank.gradients()
-    # in units of the whole matrix's largest gradient: a shard without positives has next to none of its own
-    error = np.abs(grads["centres"].numpy() - dw[mine]).max() / max(np.abs(dw).max(), 1e-12)
-    worst.note("centre gradient", float(error))
-    if head.bank.bias:
-        worst.note("bias gradient", relative(grads["bias"].numpy(), db[mine]))
+    # in units of the whole array's largest gradient: a shard of few classes may have next to none of its own
+    for name, whole in (("centres", dw), ("bias", db))[: len(grads)]:
+        error = np.abs(grads[name].numpy() - whole[mine]).max() / max(np.abs(whole).max(), 1e-12)
+        worst.note(f"{name.removesuffix('s')} gradient", float(error))
     return dw, db
 
 

@@ -105,11 +105,18 @@ def act(what: str) -> None:
         others = {"launcher": os.getppid(), "supervisor": supervisor, "terminal": -supervisor}
         os.kill(others[whom[0]] if whom else os.getpid(), signal.Signals[name])
         if whom:
-            time.sleep(0.7)  # it is passed on from there
+            _wait_to_be_asked()  # it is passed on from there
     else:
         {"late": _late, "full": _full, "memory": _memory, "oom": _oom, "worker": _worker, "raise": _raise}[
             name
         ]()
+
+
+def _wait_to_be_asked() -> None:
+    """Until the signal has come back to this rank, so that it stops in this step; or for ever, where it is a kill."""
+    guard, end = signal.getsignal(signal.SIGTERM).__self__, time.monotonic() + 60
+    while not guard.signal and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def _late() -> None:

@@ -179,6 +179,8 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
         "convert",
         "doctor",
         "selftest",
+        "plan",
+        "benchmark",
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plsc import checkpoint, cli
-from plsc.heads import step
+from plsc.heads import step, walk
 from plsc.selftest import Row, join_ranks, launch_parts, run_parts
 from plsc.selftest_parts import PARTS, Worst, relative
 from tests.launch import launch
@@ -38,14 +38,15 @@ def test_a_line_broken_on_two_ranks_fails_its_parts(tmp_path):
 
 
 def no_one_hot(monkeypatch):
-    put = step.Step.put
-    monkeypatch.setattr(
-        step.Step,
-        "put",
-        lambda self, x, start, stop, value: put(
-            self, x, start, stop, value * 0 if hasattr(value, "numpy") else value
-        ),
-    )
+    for kind in (walk.ByBlocks, walk.ByKernels):
+        backward = kind.backward
+        monkeypatch.setattr(
+            kind,
+            "backward",
+            lambda self, lse_N, dtarget_P, *rest, backward=backward: backward(
+                self, lse_N, None if dtarget_P is None else dtarget_P * 0, *rest
+            ),
+        )
 
 
 def no_positives(monkeypatch):
