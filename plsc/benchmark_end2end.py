@@ -13,24 +13,14 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from plsc import benchmark, launcher, log
-from plsc.config import load
+from plsc import benchmark, config, launcher, log
 from plsc.errors import UserError
 
 HERE = Path(__file__).parent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-c", "--config", metavar="FILE", help="as in training")
-    parser.add_argument(
-        "-o",
-        "--override",
-        metavar="Section.key=value",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="as in training",
-    )
+    config.add_arguments(parser)
     parser.add_argument("--ranks", type=int, default=2, help="processes of this machine")
     parser.add_argument("--steps", type=int, default=60, help="of each run")
     parser.add_argument("--runs", type=int, default=3, help="of each version, in turn; medians count")
@@ -40,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def end2end(args: argparse.Namespace) -> dict:
     """Images a second, and seconds of a step by part."""
-    load(args.config, args.override)  # a mistake in it is told here, once
+    config.load(args.config, args.override)  # a mistake in it is told here, once
     versions = {"this": HERE}
     if args.against:
         versions["against"] = args.against / "plsc"

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from plsc import environment
+from plsc import config, environment
 from plsc.entry import Entry
 from plsc.errors import UserError
 
@@ -37,16 +37,7 @@ _OTHERS = {
 
 def _parser(verb: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"plsc-{verb}", description=_VERBS[verb])
-    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
-    parser.add_argument(
-        "-o",
-        "--override",
-        metavar="Section.key=value",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="wins over the file",
-    )
+    config.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
     if verb == "train":
         parser.add_argument(

@@ -10,6 +10,7 @@ Paddle: a wrong config stops within a second, before any process group starts.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import os
@@ -52,6 +53,7 @@ __all__ = [
     "LRSchedulerCfg",
     "ModelCfg",
     "OptimizerCfg",
+    "add_arguments",
     "load",
     "to_markdown",
 ]
@@ -162,6 +164,20 @@ _PLUGS: dict[KeyPath, type[Plug]] = {
     _TRAIN_SET: TrainDatasetCfg,
     _EVAL_SET: EvalDatasetCfg,
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The -c and -o of every command: `load(args.config, args.override)` takes them."""
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
+    parser.add_argument(
+        "-o",
+        "--override",
+        metavar="Section.key=value",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="wins over the file",
+    )
 
 
 def load(path: str | os.PathLike | None = None, overrides: Iterable[str] = ()) -> Config:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc import benchmark, environment, log
-from plsc.config import Config, load
+from plsc.config import Config, add_arguments, load
 from plsc.errors import UserError
 from plsc.sharding import split
 
@@ -303,16 +303,7 @@ def config_of(args: argparse.Namespace) -> Config:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
-    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
-    parser.add_argument(
-        "-o",
-        "--override",
-        metavar="Section.key=value",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="wins over the file",
-    )
+    add_arguments(parser)
     parser.add_argument("--classes", type=int, help="default: what the data has")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--batch", type=int, help="DataLoader.Train.batch_size, samples of a rank")

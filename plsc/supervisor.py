@@ -227,8 +227,7 @@ def _value(options: Sequence[str], name: str) -> str | None:
 
 def _config_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-c", "--config")
-    parser.add_argument("-o", "--override", nargs="+", action="extend", default=[])
+    config.add_arguments(parser)
     return parser
 
 
