@@ -257,12 +257,16 @@ def barrier(timeout: float = 3600.0) -> None:
     if world_size() == 1:
         return
     store = paddle.base.core.create_or_get_global_tcp_store()
-    key = f"plsc/barrier/{next(_barriers)}"
+    key, give_up = f"plsc/barrier/{next(_barriers)}", time.monotonic() + timeout
     store.add(key, 1)
-    give_up = time.monotonic() + timeout
     while (here := store.add(key, 0)) < world_size():
         if time.monotonic() > give_up:
             raise TimeoutError(
                 f"only {here} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
         time.sleep(0.02)
+    # The store is rank 0's, and ends with it: it leaves last, or who still asks would find nobody.
+    if rank() != 0:
+        store.add(key, 1)
+    while rank() == 0 and store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up:
+        time.sleep(0.005)

@@ -11,3 +11,8 @@ from tests.launch import launch
 def test_collectives(ranks, tmp_path):
     said = launch(Path(__file__).with_name("run_collectives.py"), ranks, tmp_path).stdout
     assert said.count("collectives ok") == ranks
+
+
+def test_rank_0_may_end_right_after_a_barrier(tmp_path):
+    said = launch(Path(__file__).with_name("run_last_barrier.py"), 3, tmp_path).stdout
+    assert said.count("has passed") == 3
