@@ -236,8 +236,7 @@ def test_half_a_minute_of_one_rank(slow, whole, name):
     folder, process = slow[name]
     assert process.wait(120) == 0 and all_ended(folder, 0)
     said, line = lines(folder), 1 + FAULTS.read_text().splitlines().index("    time.sleep(LATE)")
-    # A process that was stopped answers after it was woken, by whichever of its threads is first: it may have gone a little further.
-    place = {"late": rf"{FAULTS}:{line}", "stopped": r"\S+\.py:\d+ \(the process was stopped, by SIGSTOP\)"}
+    place = {"late": rf"{FAULTS}:{line}", "stopped": rf"{FAULTS}:\d+ \(the process was stopped, by SIGSTOP\)"}
     if name == "evaluation":
         assert said == [] and LATE > 30
     else:
