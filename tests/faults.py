@@ -55,6 +55,7 @@ class FaultyNet(SmallResNet):
         dropout: float,
     ):
         super().__init__(embedding_size, image_shape, widths, blocks, dropout)
+        assert not any(_race(*items) for items in zip(plan, plan[1:])), "two ranks, one step: see above"
         self.plan, self.marks, self.steps = plan, Path(marks), 0
         self._come_to_step()
 
@@ -95,6 +96,12 @@ class FaultyNet(SmallResNet):
                     act(what)
 
         setattr(owner, name, patched)
+
+
+def _race(item: str, following: str) -> bool:
+    """Whether the second may happen in the start that is the first one's."""
+    (rank, step, what), (other, its_step, _) = (text.split(":") for text in (item, following))
+    return "@" not in what and rank != other and step == its_step
 
 
 def act(what: str) -> None:

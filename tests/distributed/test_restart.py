@@ -130,8 +130,8 @@ STOPS = {  # in this order, each after a start with the same command
     "1:1:supervisor SIGTERM@after write_synced head": "in the save of step 4",
     "0:1:supervisor SIGTERM@before judge": "in the evaluation of step 6",
     "1:1:SIGTERM": "to one rank",
-    "0:1:launcher SIGTERM": "to the launcher",
-    "1:2:SIGINT": "Ctrl-C to one rank",
+    "0:2:launcher SIGTERM": "to the launcher",
+    "1:1:SIGINT": "Ctrl-C to one rank",
 }
 
 
