@@ -23,6 +23,8 @@ from typing import Any
 _LOST_PEER = re.compile(
     r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore", re.IGNORECASE
 )
+_TIMEOUT = re.compile(r"^Timeout \((?:(\d+):(\d+):(\d+))", re.MULTILINE)  # of faulthandler
+_COLLECTIVE = re.compile(r"paddle/distributed/|plsc/distributed\.py")  # in a stack: it waits for other ranks
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Watch:
             )
         first = min(times, key=times.__getitem__)
         if first in vanished:
+            first = min(self._waited_for(first, vanished), key=times.__getitem__)
             return Failure(self._of_vanished(first, vanished[first]["step"] + 1), rank=first)
         error = raised[first]
         waited_for = self._halted or vanished
@@ -117,9 +120,18 @@ class Watch:
             said += "; lower DataLoader.Train.batch_size"
         return Failure(f"rank {first} failed at step {error['step'] + 1}: {said}", error["user"], first)
 
+    def _waited_for(self, first: int, vanished: dict[int, Any]) -> list[int]:
+        """Watchdogs of ranks that wait in a collective go off at the same time as that of the rank they wait for: the latter, if there is
+        one, and else `first`."""
+        stacks = {
+            rank: _main_thread(self._trace(rank)) for rank in vanished if _TIMEOUT.search(self._trace(rank))
+        }
+        at_work = [rank for rank, stack in stacks.items() if not _COLLECTIVE.search(stack)]
+        return at_work if first in stacks and at_work else [first]
+
     def _of_vanished(self, rank: int, step: int) -> str:
         trace = self._trace(rank)
-        if timeout := re.search(r"^Timeout \((?:(\d+):(\d+):(\d+))", trace, re.MULTILINE):
+        if timeout := _TIMEOUT.search(trace):
             hours, minutes, seconds = map(int, timeout.groups())
             return self._of_stuck(rank, 3600 * hours + 60 * minutes + seconds, step)
         if crash := re.search(r"^Fatal Python error: (.*)", trace, re.MULTILINE):
@@ -137,10 +149,14 @@ class Watch:
         return path.read_text(errors="replace") if path.exists() else ""
 
 
+def _main_thread(trace: str) -> str:
+    """Its stack, which faulthandler writes last, the innermost frame first."""
+    return re.split(r"^(?:Current t|T)hread .*$", trace, flags=re.MULTILINE)[-1]
+
+
 def _place(trace: str) -> str:
-    """file:line of the main thread, which faulthandler writes last, its innermost frame first."""
-    blocks = re.split(r"^(?:Current t|T)hread .*$", trace, flags=re.MULTILINE)
-    frame = re.search(r'File "(.*?)", line (\d+)', blocks[-1])
+    """file:line of the main thread."""
+    frame = re.search(r'File "(.*?)", line (\d+)', _main_thread(trace))
     return f"{frame[1]}:{frame[2]}" if frame else ""
 
 

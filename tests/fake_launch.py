@@ -43,9 +43,22 @@ for child in children:
 sys.exit(15 if asked else next((child.wait() for child in children if child.wait()), 0))
 """
 
+COLLECTIVE = """
+import time
+
+
+def wait(path, failed):  # it fails when the other rank has failed
+    began = time.monotonic()
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.01)
+        if failed.exists() or time.monotonic() > began + 1:
+            raise RuntimeError("gloo/transport/tcp/pair.cc:584] TIMEOUT")
+"""
+
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
+from paddle.distributed.collective import wait
 from plsc.errors import UserError
 from plsc.guard import Guard
 
@@ -101,11 +114,7 @@ with Guard(folder, float(os.environ.get("HANG", "0"))) as guard:
             act()
         own, other = (Path(f"beat-{os.getppid()}-{r}-{step + 1}") for r in (rank, 1 - rank))
         own.write_text(str(int(guard.signal)))
-        began = time.monotonic()
-        while not (other.exists() and other.read_text()):  # a collective: it fails when the other rank has failed
-            time.sleep(0.01)
-            if (folder / f"errors/rank{1 - rank}.json").exists() or time.monotonic() > began + 1:
-                raise RuntimeError("gloo/transport/tcp/pair.cc:584] TIMEOUT")
+        wait(other, folder / f"errors/rank{1 - rank}.json")
         agreed = int(own.read_text()) or int(other.read_text())
         step += 1
         time.sleep(0.02)
@@ -125,6 +134,7 @@ def write(folder: Path) -> None:
     for path in (package, package.parent, package.parent.parent):
         (path / "__init__.py").write_text("")
     (package / "__main__.py").write_text(LAUNCHER)
+    (package.parent / "collective.py").write_text(COLLECTIVE)
     (folder / "program.py").write_text(PROGRAM)
 
 

@@ -146,6 +146,19 @@ def test_what_the_trace_of_a_vanished_rank_tells(folder, line, said):
     assert watch.failure(1, "log").text == said
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_watchdogs_the_one_that_did_not_wait_for_the_other_counts(folder, first):
+    watch = Watch(folder)
+    waiting = TRACE.replace("/lib/loader.py", "/lib/paddle/distributed/communication/all_reduce.py")
+    for rank, trace in enumerate([waiting, TRACE]):
+        alive(folder, rank, 4, dead())
+        (folder / f"rank{rank}.trace").write_text("Timeout (0:10:00)!\n" + trace)
+        watch._seen[rank] = float(rank != first)
+    assert watch.failure(1, "log").text == "no progress for 600 s: rank 1 is at step 5 in /lib/loader.py:77"
+    (folder / "rank1.trace").write_text("Timeout (0:10:00)!\n" + waiting)
+    assert f"rank {first} is" in watch.failure(1, "log").text  # each waits, for whom is not known
+
+
 def test_stopped_ranks_have_not_failed(folder):
     watch = Watch(folder)
     assert watch.stopped() is None

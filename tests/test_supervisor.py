@@ -56,7 +56,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_the_newest_checkpoint(f
         ("1:4:segv", {}, r"rank 1 crashed at step 4 \(Segmentation fault\) in .*program.py:\d+; restart 1 "),
         ("1:3:defect", {}, "rank 1 failed at step 3: RuntimeError: a defect; restart 1 from step 2"),
         ("0:4:launcher", {}, r"the launcher was killed \(signal 9\); restart 1 from step 2"),
-        # By the rank's own watchdog, and by its peer, which gives up before.
+        # By the watchdogs, its own and that of its peer, whichever is first; and by the peer, which gives up before.
         ("1:4:hang", {"HANG": "0.5"}, r"no progress for \d s: rank 1 is at step 4 in .*program.py:\d+; "),
         (
             "0:4:hang",
