@@ -246,11 +246,18 @@ class HostBank(Bank):
         return np.zeros_like(store)
 
     def _read(self, store, start, stop):
-        return paddle.to_tensor(store[self._of_shard(start, stop)])
+        if self._chosen is None:
+            return paddle.to_tensor(store[start:stop])
+        return self._fetch(store, self._chosen[start:stop])
 
     def _pick(self, store, number_P):
         number_P = number_P.numpy()
-        return paddle.to_tensor(store[number_P if self._chosen is None else self._chosen[number_P]])
+        return self._fetch(store, number_P if self._chosen is None else self._chosen[number_P])
+
+    def _fetch(self, store, index_K: np.ndarray) -> paddle.Tensor:
+        fetched = np.empty((len(index_K), *store.shape[1:]), np.float32)
+        row_kernels.gather(store, index_K, fetched)
+        return paddle.to_tensor(fetched)
 
     def host_rows(self, name):
         return self._values[name], self._chosen

@@ -9,9 +9,12 @@ holds J centres one after the other, and a class is as near as the nearest of th
 
 from __future__ import annotations
 
+import numpy as np
 import paddle
 
+from plsc import kernels
 from plsc.heads.bank import Bank
+from plsc.kernels.rows import pair_products
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes
 
@@ -76,15 +79,24 @@ class Similarity:
             logit.add_(self.bank.rows("bias", start, stop))
         return logit, None
 
-    def targets(self, x_PD: paddle.Tensor, column_P: paddle.Tensor) -> paddle.Tensor:
-        """Similarity of each x with the one class of its own, [P]."""
+    def targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
+        """Similarity of these rows of x with the one class of their own each, [P]."""
+        host = self.bank.host_rows("centres") if x_ND.place.is_cpu_place() and kernels.library() else None
+        if host and self.sub_centres == 1:
+            rows_SD, index_K = host
+            class_P = column_P if index_K is None else index_K[column_P]
+            plain_P = paddle.to_tensor(pair_products(x_ND, row_P, rows_SD, class_P, self.cosine))
+        else:
+            plain_P = self._targets(paddle.gather(x_ND, paddle.to_tensor(row_P)), paddle.to_tensor(column_P))
+        return plain_P + self.bank.gather("bias", paddle.to_tensor(column_P)) if self.bank.bias else plain_P
+
+    def _targets(self, x_PD: paddle.Tensor, column_P: paddle.Tensor) -> paddle.Tensor:
         centres = self.bank.gather("centres", column_P)
         if self.sub_centres > 1:
             units = unit_rows(centres.reshape([len(x_PD) * self.sub_centres, -1]))[0]
             products = units.reshape([len(x_PD), self.sub_centres, -1]) * x_PD.unsqueeze(1)
             return products.sum(axis=2).max(axis=1)
-        plain_P = (x_PD * (unit_rows(centres)[0] if self.cosine else centres)).sum(axis=1)
-        return plain_P + self.bank.gather("bias", column_P) if self.bank.bias else plain_P
+        return (x_PD * (unit_rows(centres)[0] if self.cosine else centres)).sum(axis=1)
 
     def gradient(
         self,

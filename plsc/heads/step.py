@@ -78,9 +78,7 @@ class Step:
         self.rows = paddle.to_tensor(self.row_P)
         if not len(self.row_P):
             return
-        self.plain_P = self.head.similarity.targets(
-            paddle.gather(self.x_ND, self.rows), paddle.to_tensor(self.column_P)
-        )
+        self.plain_P = self.head.similarity.targets(self.x_ND, self.row_P, self.column_P)
         self.target_P, self.slope_P, self.norm_slope_P = self.plain_P, paddle.ones_like(self.plain_P), None
         if self.margin:
             found = self.margin(self.plain_P, paddle.gather(self.norm_N, self.rows))

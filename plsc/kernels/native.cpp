@@ -72,7 +72,7 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 }
 
 // To be raised with every change of a function's arguments, here and in __init__.py.
-PLSC_API int plsc_version() { return 1; }
+PLSC_API int plsc_version() { return 2; }
 
 // Addresses of the functions named above, null where there is none; without the first three there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
@@ -135,13 +135,6 @@ PLSC_API void plsc_gather(const float* rows, const int64_t* index, int64_t count
   });
 }
 
-// The way back; no row may be in `index` twice.
-PLSC_API void plsc_scatter(float* rows, const int64_t* index, int64_t count, int64_t width, const float* from) {
-  share(count, [&](int64_t start, int64_t stop) {
-    for (int64_t i = start; i < stop; ++i) memcpy(rows + index[i] * width, from + i * width, width * sizeof(float));
-  });
-}
-
 // Momentum SGD on rows `index` (null: the first `count`) with their gradients [count, width].
 PLSC_API void plsc_momentum(float* values, float* momenta, const int64_t* index, const float* grads, int64_t count,
                             int64_t width, float lr, float mu, float decay) {
@@ -149,6 +142,20 @@ PLSC_API void plsc_momentum(float* values, float* momenta, const int64_t* index,
     for (int64_t i = start; i < stop; ++i) {
       const int64_t row = index ? index[i] : i;
       loops->momentum_row(values + row * width, momenta + row * width, grads + i * width, width, lr, mu, decay);
+    }
+  });
+}
+
+// Inner products of row `left` of `x` and row `right` of `rows`, pair by pair; with `unit` the second at length 1 (a zero
+// row stays zero).
+PLSC_API void plsc_pair_products(const float* x, const int64_t* left, const float* rows, const int64_t* right,
+                                 int64_t count, int64_t width, int unit, float* out) {
+  share(count, [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) {
+      const float* row = rows + right[i] * width;
+      float inverse = 1.0f;
+      if (unit) loops->inverse_norms(row, 1, width, &inverse);
+      out[i] = loops->dot(x + left[i] * width, row, width) * inverse;
     }
   });
 }

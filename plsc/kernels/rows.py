@@ -1,4 +1,4 @@
-"""Rows of a float32 matrix in host memory: their lengths, fetching and writing them back, momentum SGD. Kernel or numpy, one call.
+"""Rows of a float32 matrix in host memory: their lengths, products, fetching them, momentum SGD. Kernel or numpy, one call.
 
     S rows of the matrix   K of them meant, by their numbers int64 [K] or, with None, all (K = S)   D their width
 
@@ -24,21 +24,12 @@ def inverse_norms(rows_KD: np.ndarray) -> np.ndarray:
 
 
 def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None:
-    """Copy these rows, side by side, into `out_KD`."""
+    """Copy these rows, side by side, into `out_KD`. Rows of one number may come as [S]."""
     if native := library():
         _check(rows_SD, index_K, out_KD)
-        native.plsc_gather(address(rows_SD), address(index_K, "int64"), *out_KD.shape, address(out_KD))
+        native.plsc_gather(address(rows_SD), address(index_K, "int64"), *_size(out_KD), address(out_KD))
     else:
         np.take(rows_SD, index_K, axis=0, out=out_KD)
-
-
-def scatter(rows_SD: np.ndarray, index_K: np.ndarray, from_KD: np.ndarray) -> None:
-    """The way back. No row may be meant twice."""
-    if native := library():
-        _check(rows_SD, index_K, from_KD)
-        native.plsc_scatter(address(rows_SD), address(index_K, "int64"), *from_KD.shape, address(from_KD))
-    else:
-        rows_SD[index_K] = from_KD
 
 
 def momentum(
@@ -55,15 +46,30 @@ def momentum(
     if native := library():
         _check(values_SD, index_K, grads_KD)
         assert list(values_SD.shape) == list(momenta_SD.shape)
-        count, width = len(grads_KD), grads_KD.shape[1] if grads_KD.ndim == 2 else 1
         arrays = address(values_SD), address(momenta_SD), address(index_K, "int64"), address(grads_KD)
-        native.plsc_momentum(*arrays, count, width, lr, mu, decay)
+        native.plsc_momentum(*arrays, *_size(grads_KD), lr, mu, decay)
         return
     rows = slice(None) if index_K is None else index_K
     value_KD = values_SD[rows]
     momentum_KD = np.float32(mu) * momenta_SD[rows] + (grads_KD + np.float32(decay) * value_KD)
     momenta_SD[rows] = momentum_KD
     values_SD[rows] = value_KD - np.float32(lr) * momentum_KD
+
+
+def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:
+    """Inner products of row left_P of x with row right_P of the matrix, pair by pair, [P]; `unit`: with the second at length 1, where a
+    zero row stays zero."""
+    if native := library():
+        out_P = np.empty(len(left_P), np.float32)
+        assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
+        assert not len(left_P) or (0 <= left_P.min() and left_P.max() < len(x_ND))
+        assert not len(right_P) or (0 <= right_P.min() and right_P.max() < len(rows_SD))
+        pairs = address(x_ND), address(left_P, "int64"), address(rows_SD), address(right_P, "int64")
+        native.plsc_pair_products(*pairs, len(left_P), x_ND.shape[1], unit, address(out_P))
+        return out_P
+    row_PD = np.asarray(rows_SD)[right_P]
+    product_P = np.einsum("pd,pd->p", np.asarray(x_ND)[left_P], row_PD)
+    return product_P * inverse_norms(row_PD) if unit else product_P
 
 
 def sum_of_squares(rows_KD) -> float:
@@ -80,6 +86,10 @@ def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray)
     assert list(rows_SD.shape[1:]) == list(rows_KD.shape[1:])
     assert count == (len(rows_SD) if index_K is None else len(index_K))
     assert index_K is None or not count or (index_K.min() >= 0 and index_K.max() < len(rows_SD))
+
+
+def _size(rows_KD) -> tuple[int, int]:
+    return len(rows_KD), rows_KD.shape[1] if len(rows_KD.shape) == 2 else 1
 
 
 def address(array, dtype: str = "float32") -> int | None:

@@ -27,14 +27,13 @@ def test_inverse_norms_shows_a_nan(path):
     assert np.isnan(rows.inverse_norms(matrix)).tolist() == [False, False, True, False, False]
 
 
-def test_rows_go_there_and_back(path, two_threads):
-    matrix = drawn(23, 9)
-    picked = np.empty((5, 9), np.float32)
+def test_gather(path, two_threads):
+    matrix, picked = drawn(23, 9), np.empty((5, 9), np.float32)
     rows.gather(matrix, INDEX, picked)
     assert np.array_equal(picked, matrix[INDEX])
-    other = np.zeros_like(matrix)
-    rows.scatter(other, INDEX, picked)
-    assert np.array_equal(other[INDEX], picked) and not np.delete(other, INDEX, axis=0).any()
+    numbers, few = drawn(23), np.empty(5, np.float32)
+    rows.gather(numbers, INDEX, few)
+    assert np.array_equal(few, numbers[INDEX])
 
 
 @pytest.mark.parametrize("index", [None, INDEX], ids=["all", "sampled"])
@@ -51,6 +50,20 @@ def test_momentum(path, two_threads, index, width):
     assert np.abs(value - want).max() < 1e-6 and np.abs(momentum - velocity).max() < 2e-6
     if index is not None:
         assert np.array_equal(np.delete(value, index, axis=0), np.delete(before, index, axis=0))
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("width", [1, 19, 512])
+def test_pair_products(path, two_threads, width, unit):
+    x, matrix = drawn(5, width), drawn(23, width, seed=1)
+    matrix[9] = 0
+    left, right = np.array([4, 0, 0, 2, 3, 1]), np.array([22, 9, 7, 7, 0, 3])
+    got = rows.pair_products(x, left, matrix, right, unit)
+    pairs = x.astype(np.float64)[left], matrix.astype(np.float64)[right]
+    lengths = np.linalg.norm(pairs[1], axis=1)
+    want = (pairs[0] * pairs[1]).sum(axis=1) / (np.where(lengths > 0, lengths, 1) if unit else 1)
+    assert got[1] == 0 and np.abs(got - want).max() < 1e-6 * width**0.5 * 4
+    assert rows.pair_products(x, left[:0], matrix, right[:0], unit).shape == (0,)
 
 
 def test_a_row_beyond_the_matrix_is_not_walked_into(path):
