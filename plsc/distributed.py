@@ -106,7 +106,7 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
 
 def every(ok: bool) -> bool:
     """Whether `ok` holds on every rank. One all_reduce of one number, so it is a barrier too."""
-    return all_reduce(paddle.to_tensor([0 if ok else 1], dtype="int64")).item() == 0
+    return all_reduce(paddle.full([1], 0 if ok else 1, "int64")).item() == 0
 
 
 def broadcast(x: paddle.Tensor) -> paddle.Tensor:
@@ -135,7 +135,7 @@ def gather_counts(count: int) -> list[int]:
         return [count]
     counts: list = []
     with timer.part("gather"):
-        dist.all_gather(counts, paddle.to_tensor([count], dtype="int64"))
+        dist.all_gather(counts, paddle.full([1], count, "int64"))
     return [c.item() for c in counts]
 
 

@@ -33,6 +33,7 @@ from plsc.restore import build_backbone, load_backbone, load_head
 from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
+from plsc.tensors import tensor_of
 from plsc.tester import Tester
 from plsc.timing import timer
 
@@ -193,7 +194,7 @@ class Trainer(Tester):
         with timer.part("check"):
             self.divergence.remember()
         emb_BD = self._forward(self.model, images)
-        out = self.head(emb_BD, paddle.to_tensor(labels), self.step)
+        out = self.head(emb_BD, tensor_of(labels), self.step)
         if self.divergence.backward(out, emb_BD):
             self.optimizer.set_lr(learning_rate)
             with timer.part("optimizer"):

@@ -23,7 +23,7 @@ FLOORS = (
     "tester results divergence restore finetune",
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher guard kernels",
-    "reference registry sharding environment log unpickle lock timing space half",
+    "reference registry sharding environment log unpickle lock timing space half tensors",
     "errors",
 )
 # A package is a room, and so is a module; these rooms have more modules than one. The door is plsc/__init__.py.

@@ -22,6 +22,7 @@ from plsc import kernels
 from plsc.half import float32_of
 from plsc.kernels import rows as row_kernels
 from plsc.sharding import ClassShard
+from plsc.tensors import tensor_of
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 
@@ -196,7 +197,7 @@ class DeviceBank(Bank):
 
     def select(self, index_K):
         super().select(index_K)
-        self._index_K = None if index_K is None else paddle.to_tensor(index_K)
+        self._index_K = None if index_K is None else tensor_of(index_K)
 
     def _keep(self, rows):
         return paddle.to_tensor(rows)
@@ -222,7 +223,7 @@ class DeviceBank(Bank):
             row_kernels.momentum(*stores, self._chosen, grad, lr, self._mu, decay)
             return
         value, momentum = (self._read(store, start, stop) for store in stores)
-        rate = paddle.to_tensor(lr, dtype="float32")
+        rate = paddle.full([], lr)
         rule = ("l2_decay", decay) if decay else ("", 0.0)
         _C_ops.momentum_(value, grad, momentum, rate, None, self._mu, False, *rule, False, 1.0)
         if self._index_K is not None:
@@ -257,7 +258,7 @@ class HostBank(Bank):
     def _fetch(self, store, index_K: np.ndarray) -> paddle.Tensor:
         fetched = np.empty((len(index_K), *store.shape[1:]), np.float32)
         row_kernels.gather(store, index_K, fetched)
-        return paddle.to_tensor(fetched)
+        return tensor_of(fetched)
 
     def host_rows(self, name):
         return self._values[name], self._chosen

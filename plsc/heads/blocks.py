@@ -15,6 +15,7 @@ import paddle
 from plsc import kernels
 from plsc.heads.bank import Bank
 from plsc.kernels.rows import pair_products
+from plsc.tensors import tensor_of
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes
 
@@ -85,10 +86,10 @@ class Similarity:
         if host and self.sub_centres == 1:
             rows_SD, index_K = host
             class_P = column_P if index_K is None else index_K[column_P]
-            plain_P = paddle.to_tensor(pair_products(x_ND, row_P, rows_SD, class_P, self.cosine))
+            plain_P = tensor_of(pair_products(x_ND, row_P, rows_SD, class_P, self.cosine))
         else:
-            plain_P = self._targets(paddle.gather(x_ND, paddle.to_tensor(row_P)), paddle.to_tensor(column_P))
-        return plain_P + self.bank.gather("bias", paddle.to_tensor(column_P)) if self.bank.bias else plain_P
+            plain_P = self._targets(paddle.gather(x_ND, tensor_of(row_P)), tensor_of(column_P))
+        return plain_P + self.bank.gather("bias", tensor_of(column_P)) if self.bank.bias else plain_P
 
     def _targets(self, x_PD: paddle.Tensor, column_P: paddle.Tensor) -> paddle.Tensor:
         centres = self.bank.gather("centres", column_P)

@@ -13,6 +13,7 @@ from plsc.errors import UserError
 from plsc.heads import walk
 from plsc.heads.blocks import inverse, unit_rows, unit_rows_gradient
 from plsc.heads.sampling import choose_classes, draw_classes
+from plsc.tensors import tensor_of
 
 
 class Step:
@@ -75,7 +76,7 @@ class Step:
         self.column_P = self._sample(local_N[self.row_P])
         order = np.argsort(self.column_P, kind="stable")  # so that a block's targets are one run
         self.row_P, self.column_P = self.row_P[order], self.column_P[order]
-        self.rows = paddle.to_tensor(self.row_P)
+        self.rows = tensor_of(self.row_P)
         if not len(self.row_P):
             return
         self.plain_P = self.head.similarity.targets(self.x_ND, self.row_P, self.column_P)

@@ -16,6 +16,7 @@ from plsc import distributed, kernels
 from plsc.errors import UserError
 from plsc.heads.blocks import plan_blocks
 from plsc.kernels import softmax
+from plsc.tensors import tensor_of
 
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 
@@ -78,7 +79,7 @@ class ByKernels:
         max_bN, sum_bN = self.softmax.forward()
         max_N = max_bN.max(axis=0)
         sum_N = (sum_bN * np.exp(max_bN - max_N)).sum(axis=0)
-        max_N, sum_N = paddle.to_tensor(max_N), paddle.to_tensor(sum_N)
+        max_N, sum_N = tensor_of(max_N), tensor_of(sum_N)
         return max_N, max_N, sum_N
 
     def backward(self, lse_N, dtarget_P, x_ND, factor) -> paddle.Tensor:
@@ -90,7 +91,7 @@ class ByKernels:
             for grad in grads.values():
                 distributed.all_reduce(grad)
         self.step.head.workspace.give_back(self.exps)
-        return paddle.to_tensor(grad_ND)
+        return tensor_of(grad_ND)
 
 
 class ByBlocks:
@@ -146,8 +147,8 @@ class ByBlocks:
         first, last = np.searchsorted(self.step.column_P, [start, stop])
         if first == last:
             return
-        columns = paddle.to_tensor(self.step.column_P[first:last] - start)
-        value = paddle.to_tensor(value_P) if isinstance(value_P, float) else value_P[first:last]
+        columns = tensor_of(self.step.column_P[first:last] - start)
+        value = paddle.full([], value_P) if isinstance(value_P, float) else value_P[first:last]
         x_Nb.index_put_((self.step.rows[first:last], columns), value)
 
     def backward(
