@@ -24,12 +24,12 @@ from plsc.config import Config
 from plsc.data.dataset import IdentificationSet, class_names
 from plsc.data.loader import Loader
 from plsc.divergence import DivergedError, Divergence, finite_arrays
-from plsc.embed import to_input
+from plsc.embed import check_output, to_input
 from plsc.errors import UserError
 from plsc.guard import Guard
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput
-from plsc.restore import build_backbone, load_backbone, load_head
+from plsc.restore import build_backbone, changed_keys, load_backbone, load_head
 from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
@@ -62,12 +62,17 @@ class Trainer(Tester):
                 f"DataLoader.Train.num_classes: the data has {self.dataset.num_classes} classes (got {train.num_classes}); "
                 "leave the key out to take what the data has"
             )
+        if self.dataset.num_classes < 2:
+            raise UserError(
+                "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
+            )
         super().__init__(
             cfg,
             backbone or build_backbone(cfg, self.dataset.image_shape),
             self.dataset.contract,
             self.dataset.num_classes,
             getattr(self.dataset, "identities", None),
+            class_names(self.dataset),
         )
         self.loader = Loader(
             self.dataset,
@@ -80,11 +85,10 @@ class Trainer(Tester):
         )
         sizes = self.dataset.num_classes, cfg.Model.embedding_size
         self.head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
-        self.optimizer = (
-            make_optimizer(self.backbone)
-            if make_optimizer
-            else optim.build_optimizer(cfg.Optimizer, self.backbone)
-        )
+        make = make_optimizer or partial(optim.build_optimizer, cfg.Optimizer)
+        self.optimizer = make(self.backbone)
+        if make_optimizer:
+            optim.check_optimizer(self.optimizer, cfg.LRScheduler.learning_rate)
         self.steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
@@ -210,7 +214,9 @@ class Trainer(Tester):
         paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
         model.train()
         with timer.part("forward"):
-            return model(to_input(images, self.dataset.contract))
+            out = model(to_input(images, self.dataset.contract))
+        check_output(out, len(images), self.cfg.Model.embedding_size)
+        return out
 
     def _replaced_so_far(self) -> list[int]:
         """Corrupt images replaced in this epoch, of each rank; all ranks call it together. At its end: none of the next."""
@@ -360,6 +366,12 @@ class Trainer(Tester):
         self.threshold = saved.state.get("threshold")
         self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
+        if changed := changed_keys(self.cfg, saved):
+            log.get_logger().warning(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
+        if self.step >= self.total_steps:
+            log.get_logger().warning(
+                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
+            )
 
     def _kinds(self) -> dict[str, str]:
         """What has no shape by which a checkpoint of another could be told. A head is the same spread over the ranks or not."""
