@@ -6,7 +6,6 @@ wait in a barrier that may wait so long, and then tells them the row of metrics.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Union
 
 import numpy as np
@@ -19,7 +18,8 @@ from plsc.data.dataset import (
     IdentificationSet,
     PairSet,
     TemplatePairs,
-    class_names,
+    check_arrays,
+    misnumbered_class,
     shared_identities,
 )
 from plsc.embed import embed
@@ -74,6 +74,7 @@ class Tester:
             if section is None:
                 continue
             data = section.build(seed=cfg.Global.seed)
+            check_arrays(data)
             _check_contract(key, data.contract, contract)
             if isinstance(data, Dataset):
                 _check_classes(key, data, num_classes, names)
@@ -181,13 +182,12 @@ def _check_classes(key: str, data: Dataset, num_classes: int, trained: list[str]
             f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
             "the classes that are trained on, or pairs to verify"
         )
-    for number, (theirs, ours) in enumerate(zip(class_names(data) or [], trained or [])):
-        # Numbered folders are known by their whole path, which two sets of the same people do not share.
-        if os.path.basename(theirs) != os.path.basename(ours):
-            raise UserError(
-                f"{key}: its class {number} is '{theirs}', the one trained on is '{ours}', so right predictions would count as "
-                "wrong; give it the classes that are trained on, all of them, in the same order"
-            )
+    wrong = misnumbered_class(trained, data)
+    if wrong:
+        raise UserError(
+            f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are trained on, all of them, in "
+            "the same order"
+        )
 
 
 def _check_unseen(key: str, data: EvalSet, seen: np.ndarray | None) -> None:

@@ -21,7 +21,7 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import IdentificationSet, class_names
+from plsc.data.dataset import IdentificationSet, check_arrays, class_names
 from plsc.data.loader import Loader
 from plsc.divergence import DivergedError, Divergence, finite_arrays
 from plsc.embed import check_output, to_input
@@ -57,6 +57,7 @@ class Trainer(Tester):
         train = cfg.DataLoader.Train
         self.rank, self.world_size = distributed.rank(), distributed.world_size()
         self.dataset = train.dataset.build(seed=cfg.Global.seed)
+        check_arrays(self.dataset)
         if train.num_classes not in (None, self.dataset.num_classes):
             raise UserError(
                 f"DataLoader.Train.num_classes: the data has {self.dataset.num_classes} classes (got {train.num_classes}); "
