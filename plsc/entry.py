@@ -154,14 +154,13 @@ class Entry(Setters):
         read, names = pictures(images, saved.contract)
         if not names:
             raise UserError("predict: no images given, give at least one")
-        emb = embed(
-            self._backbone(saved),
-            read,
-            len(names),
-            saved.contract,
-            self.config.DataLoader.Eval.batch_size,
-            self.config.DataLoader.Eval.flip,
-        )
+        evaluation, flipped = self.config.DataLoader.Eval, saved.state.get("flip", False)
+        if evaluation.flip != flipped and saved.state.get("threshold") is not None:
+            log.get_logger().warning(
+                f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {flipped}"
+            )
+        backbone, sizes = self._backbone(saved), (evaluation.batch_size, evaluation.flip)
+        emb = embed(backbone, read, len(names), saved.contract, *sizes)
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"

@@ -26,6 +26,12 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     """
     warmup = cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
     drops = cfg.boundaries or [round(epoch * steps_per_epoch) for epoch in cfg.milestones]
+    late = [drop for drop in drops if drop >= total_steps] if cfg.name == "step" else []
+    if late:
+        log.get_logger().warning(
+            f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the run's end (step {late[0]:,} of "
+            f"{total_steps:,})"
+        )
     shapes = {
         "constant": lambda step, progress: 1.0,
         "step": lambda step, progress: cfg.gamma ** bisect_right(drops, step),
