@@ -156,7 +156,7 @@ class Entry(Setters):
             raise UserError("predict: no images given, give at least one")
         evaluation, flipped = self.config.DataLoader.Eval, saved.state.get("flip", False)
         if evaluation.flip != flipped and saved.state.get("threshold") is not None:
-            log.get_logger().warning(
+            log.warn(
                 f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {flipped}"
             )
         backbone, sizes = self._backbone(saved), (evaluation.batch_size, evaluation.flip)

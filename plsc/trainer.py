@@ -350,7 +350,7 @@ class Trainer(Tester):
         for what in ("seed", "steps_per_epoch"):
             ours = {"seed": self.cfg.Global.seed, "steps_per_epoch": self.steps_per_epoch}[what]
             if saved.state[what] != ours:
-                log.get_logger().warning(
+                log.warn(
                     f"checkpoint {saved.path.name} was made with {what} {saved.state[what]}, this run has {ours}: the run goes on "
                     "with other random numbers and data than it would have had"
                 )
@@ -368,9 +368,9 @@ class Trainer(Tester):
         self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
         if changed := changed_keys(self.cfg, saved):
-            log.get_logger().warning(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
+            log.warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
         if self.step >= self.total_steps:
-            log.get_logger().warning(
+            log.warn(
                 f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
             )
 
