@@ -21,7 +21,7 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import IdentificationSet, check_arrays, class_names
+from plsc.data.dataset import IdentificationSet, check_arrays, class_names, misnumbered_class
 from plsc.data.loader import Loader
 from plsc.divergence import DivergedError, Divergence, finite_arrays
 from plsc.embed import check_output, to_input
@@ -358,6 +358,11 @@ class Trainer(Tester):
             raise UserError(
                 f"checkpoint {saved.path.name} was made with a global batch of {saved.state['global_batch']}, this run has "
                 f"{self.global_batch}: set DataLoader.Train.batch_size so that batch_size x {self.world_size} ranks is the same"
+            )
+        if wrong := misnumbered_class(saved.classes(), self.dataset):
+            raise UserError(
+                f"DataLoader.Train.dataset: {wrong} in checkpoint {saved.path.name}: resume with the same classes, or start a new "
+                "run with Global.init_from, which finds them by name, in another Global.output_dir"
             )
         load_backbone(self.backbone, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())

@@ -211,3 +211,23 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
             "DataLoader.Eval.dataset: its class 0 is 'Bob', the one trained on is 'Ann', so right "
         )
     assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).test()["images"] == 9
+
+
+def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
+    """As many as before, but every centre would be of someone else from then on."""
+    data = people(tmp_path / "train", ["Ann", "Bob", "Cy"])
+    keys = [
+        f"Global.output_dir={tmp_path / 'out'}",
+        "DataLoader.Eval.dataset=null",
+        f"DataLoader.Train.dataset={data}",
+    ]
+    Entry(TINY, [*keys, "Global.max_steps=2"]).train()
+    longer = Entry(TINY, [*keys, "Global.max_steps=3", "Global.resume=true"])
+    (tmp_path / "train" / "Ann").rename(tmp_path / "train" / "Dan")
+    assert refused(longer.train) == (
+        "DataLoader.Train.dataset: its class 0 is 'Bob', the one trained on is 'Ann' in checkpoint step-00000002: resume with the "
+        "same classes, or start a new run with Global.init_from, which finds them by name, in another Global.output_dir"
+    )
+    (tmp_path / "train" / "Dan").rename(tmp_path / "train" / "Ann")
+    longer.train()
+    assert checkpoint(tmp_path / "out", 3).is_dir()
