@@ -1,5 +1,8 @@
 """The historic set_* calls: each changes its key, says so as the source, and refuses what the config refuses."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from plsc.config import ConfigError
@@ -227,3 +230,9 @@ def test_any_other_name_is_no_attribute():
     assert not hasattr(Entry(), "set_nothing")
     with pytest.raises(AttributeError, match="^'Entry' object has no attribute 'set_nothing'$"):
         Entry().set_nothing()
+
+
+def test_the_page_for_plscs_users_names_all_that_is_gone():
+    page = (Path(__file__).parents[1] / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| `set_train_image_num`")]
+    assert set(re.findall(r"`(\w+)`", row)) == set(GONE)
