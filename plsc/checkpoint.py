@@ -30,6 +30,9 @@ from plsc.space import full_disk
 from plsc.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
 
 _log = logging.getLogger("plsc")
+_RESUME = (
+    "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
+)
 
 
 class SaveError(UserError):
@@ -349,8 +352,9 @@ class Checkpoint:
         backbone: Mapping[str, Any] | None = None,
         optimizer: Mapping[str, Any] | None = None,
         head: Mapping[str, Any] | None = None,
+        remedy: str = _RESUME,
     ) -> None:
-        """Refuse a checkpoint of another problem: UserError that names each difference.
+        """Refuse a checkpoint of another problem: UserError that names each difference, and ends with `remedy`.
 
         Args:
             backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
@@ -370,11 +374,7 @@ class Checkpoint:
             if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
                 found += _differences(part, self._tensors[files[part]].arrays, wanted)
         if found:
-            raise UserError(
-                f"checkpoint {self.path.name} {'; '.join(found)}: "
-                "resume with the model and data that it was made with, "
-                "or start a new run in another Global.output_dir"
-            )
+            raise UserError(f"checkpoint {self.path.name} {'; '.join(found)}: {remedy}")
 
 
 def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from plsc import config, environment
 from plsc.entry import Entry
 from plsc.errors import UserError
+from plsc.registry import did_you_mean
 
 _VERBS = {
     "train": "train, verify, and write the report",
@@ -102,11 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return others[argv[0]](argv[1:])
     if not argv or argv[0] not in _VERBS:
         verbs = {**_VERBS, **_OTHERS}
+        asked = argv in ([], ["-h"], ["--help"])
+        if not asked:
+            print(f"ERROR unknown verb '{argv[0]}'{did_you_mean(argv[0], verbs)}", file=sys.stderr)
         print(
             "usage: python -m plsc VERB ...\n"
             + "\n".join(f"  {verb:10}{what}" for verb, what in verbs.items())
         )
-        return 0 if argv in ([], ["-h"], ["--help"]) else 2
+        return 0 if asked else 2
     return run(argv[0], argv[1:])
 
 

@@ -106,9 +106,9 @@ class Config(Section):
         Raises ConfigError as `load` does.
         """
         layers = copy.deepcopy(self._layers)
-        level = 1 + max((s.level for s in layers.sources.values()), default=DEFAULT.level)
+        level = max(2, layers.next_level)
         for order, (key, value) in enumerate(changes.items()):
-            layers.put(tuple(key.split(".")), plain(value), Source(max(level, 2), order, source, source))
+            layers.put(tuple(key.split(".")), plain(value), Source(level, order, source, source))
         return _checked(layers)
 
     def to_yaml(self, sources: bool = False) -> str:
@@ -180,20 +180,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load(path: str | os.PathLike | None = None, overrides: Iterable[str] = ()) -> Config:
+def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()) -> Config:
     """Reads a config file, lays the overrides over it, and checks the whole.
 
     Args:
-        path: a YAML file; a folder means its default.yaml; None means the defaults.
+        path: a YAML file; a folder means its default.yaml; None means the defaults; a Config stays as it is.
         overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one.
 
     Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
     """
-    layers = Layers()
-    if path is not None:
+    layers = copy.deepcopy(path._layers) if isinstance(path, Config) else Layers()
+    if not isinstance(path, (Config, type(None))):
         layers.read_file(path)
+    level = max(1, layers.next_level)
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
-        layers.read_override(text, order)
+        layers.read_override(text, order, level)
     return _checked(layers)
 
 

@@ -22,7 +22,7 @@ from plsc.errors import MissingFileError, UserError
 class Source(NamedTuple):
     """Where a value comes from. Sources sort from weak to strong, and by line within a file."""
 
-    level: int  # 0 file, 1 -o, 2 and up: edits, one level each
+    level: int  # 0 file, 1 -o, 2 and up: edits and what is laid over a Config, one level each
     order: int  # line in the file, position among the -o
     label: str  # as `Config.source` says it: "configs/a.yaml:12", "-o"
     place: str  # as an error says it: "configs/a.yaml:12", "-o Head.margin=x"
@@ -59,9 +59,14 @@ class Layers:
             message = f"a config must be a mapping of sections (got {shown(document.value)})"
             self.complain(Complaint((), message), source(1))
 
-    def read_override(self, text: str, order: int) -> None:
+    @property
+    def next_level(self) -> int:
+        """The level of what wins over all that is written so far."""
+        return 1 + max((source.level for source in self.sources.values()), default=DEFAULT.level)
+
+    def read_override(self, text: str, order: int, level: int = 1) -> None:
         """Lays `Section.key=value` on top; the value is YAML and may contain '='."""
-        source = Source(1, order, "-o", f"-o {text}")
+        source = Source(level, order, "-o", f"-o {text}")
         key, equals, value = text.partition("=")
         path = tuple(part.strip() for part in key.split("."))
         document = parse(value)

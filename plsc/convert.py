@@ -112,9 +112,12 @@ def convert(
     source: str, target: str, root: str = "", num_pairs: int | None = None, classes: Sequence[int] = ()
 ) -> str:
     """Convert `source`; returns a sentence about what was written. See main() for the arguments."""
+    target = target.rstrip(os.sep) or target  # a folder may be written as faces/
     for path in (target, f"{target}.tmp"):
         if os.path.exists(path):
             raise UserError(f"{path}: exists already; remove it, or name another target")
+    if not os.path.isdir(os.path.dirname(target) or "."):
+        raise UserError(f"{target}: there is no folder {os.path.dirname(target)}; make it first")
     if target.endswith(".bin"):
         pairs = _open_pairs(source, root, num_pairs, classes)
         write_bin(pairs, target)
@@ -131,6 +134,10 @@ def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence
         return ImagePairs(source, root=root, num_pairs=num_pairs, classes=tuple(classes))
     if classes:
         raise UserError("--classes: says which classes pairs are drawn from; give --num-pairs too")
+    if os.path.isdir(source) or source.endswith(".rec"):
+        raise UserError(
+            f"{source}: has labelled images, no pairs; give --num-pairs to draw so many from them"
+        )
     return BinPairs(source) if source.endswith(".bin") else PairList(source, root=root)
 
 

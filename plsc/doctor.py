@@ -18,7 +18,7 @@ import numpy as np
 
 from plsc import log
 from plsc.config import load
-from plsc.data.dataset import Dataset, shared_identities
+from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
 from plsc.data.drawn import one_sided_folds
 from plsc.data.formats import open_any
 from plsc.data.pairs import PairList, is_pair_list
@@ -117,6 +117,8 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found:
         classes=images.num_classes,
         images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
     )
+    if images.num_classes < 2:
+        found.add("error", name, "has 1 class, and nothing to tell it from; training needs at least 2")
     if single:
         share = f"{single:,} of {images.num_classes:,} classes have a single image"
         found.add("note", name, f"{share}: nothing shows how the images of such a class vary")
@@ -157,12 +159,24 @@ def _named(images: AnySet, groups: Iterable[np.ndarray]) -> Iterable[str]:
     return (" = ".join(name_of(images, index) for index in group[:SHOWN].tolist()) for group in groups)
 
 
-def compare(train: tuple[str, AnySet, Scan], other: tuple[str, AnySet, Scan], found: Findings) -> None:
-    """Look for what training and another set have in common."""
+def compare(
+    train: tuple[str, AnySet, Scan],
+    other: tuple[str, AnySet, Scan],
+    found: Findings,
+    same_classes: bool = False,
+) -> None:
+    """Look for what training and another set have in common, and should not.
+
+    same_classes: the other set's images are of the classes that are trained on, as a labelled set's of DataLoader.Eval are.
+    """
     (name, images, seen), (other_name, other_images, other_seen) = train, other
     about = f"{name} and {other_name}"
     both = shared_identities(getattr(images, "identities", None), other_images)
-    if both is None:
+    if same_classes:
+        wrong = misnumbered_class(class_names(images), other_images)
+        if wrong:
+            found.add("error", other_name, wrong)
+    elif both is None:
         found.add("note", about, "who is in one of them is not known by name; compared by content only")
     elif len(both):
         found.add("error", about, f"{len(both):,} identities are in both", map(str, both[:SHOWN]))
@@ -199,9 +213,10 @@ def draw_spread(spread: dict[str, int], name: str) -> bytes:
         return png_of(figure)
 
 
-def doctor(sets: dict[str, Any], output: Path) -> Findings:
+def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findings:
     """Examine sets, the first of them training's, and write the report.
 
+    of_config: a labelled set besides training's is of the same classes; else of others, to draw pairs from.
     `sets`: name -> a function that opens the set. What it raises as UserError is an error that the report names.
     """
     found, opened = Findings(), []
@@ -213,7 +228,7 @@ def doctor(sets: dict[str, Any], output: Path) -> Findings:
     seen = [(name, images, examine(images, name, found)) for name, images in opened]
     training = next(iter(sets))
     for other in seen[1:] if seen and seen[0][0] == training else ():
-        compare(seen[0], other, found)
+        compare(seen[0], other, found, of_config and isinstance(other[1], Dataset))
     output.mkdir(parents=True, exist_ok=True)
     if training in found.spreads:
         log.replace_file(output / "images_per_class.png", draw_spread(found.spreads[training], training))
@@ -254,11 +269,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if (args.train is None) == (args.config is None):
         raise UserError("give either a set of images to train on, or -c with a config")
+    if args.train and args.override:
+        raise UserError("-o: changes keys of a config; give that with -c instead of a set of images")
+    if args.config and args.validation:
+        raise UserError(
+            "--validation: the sets are the config's with -c; name another in DataLoader.Eval.more"
+        )
     if args.config:
         sets = _sets_of(args.config, args.override)
     else:
         sets = {path: (lambda path=path: _open(path)) for path in (args.train, *args.validation)}
-    found = doctor(sets, args.output)
+    found = doctor(sets, args.output, of_config=args.config is not None)
     print(found.text())
     print(f"done: report in {args.output}")
     return found.severity

@@ -5,6 +5,7 @@ Used by verification during training, by test, predict and the report. The norma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,12 +14,26 @@ import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc.errors import UserError
 from plsc.sharding import split
 
 
 def to_input(images: np.ndarray, contract: dict) -> paddle.Tensor:
     """uint8 pixels [B, C, H, W] -> the backbone's float32 input, normalised on the device: (pixel - mean) * scale."""
     return (paddle.to_tensor(images).astype("float32") - contract["mean"]) * contract["scale"]
+
+
+def check_output(out: object, count: int, size: int | None = None) -> None:
+    """Refuse what a backbone has made of `count` images unless it is a tensor [count, D], perhaps with further axes of 1; with
+    `size`, D must be it. UserError."""
+    tensor = isinstance(out, paddle.Tensor)
+    wanted = f"[{count}, {size or 'D'}]"
+    if not tensor or out.ndim < 2 or out.shape[0] != count or size not in (None, math.prod(out.shape[1:])):
+        got = list(out.shape) if tensor else type(out).__name__
+        remedy = "; Model.embedding_size (set_emb_size) says how long they are" if tensor and size else ""
+        raise UserError(
+            f"the backbone must give embeddings {wanted} of {count} images, it gave {got}{remedy}"
+        )
 
 
 @paddle.no_grad()
@@ -46,7 +61,9 @@ def embed(
 
     def through(pixels: np.ndarray) -> np.ndarray:
         x = to_input(pixels, contract)
-        out = backbone(x).flatten(1)
+        out = backbone(x)
+        check_output(out, len(pixels))
+        out = out.flatten(1)
         return ((out + backbone(x.flip([3])).flatten(1)) / 2 if flip else out).numpy()
 
     try:

@@ -36,13 +36,13 @@ class Entry(Setters):
 
     Args:
         config: a YAML file, a folder (its default.yaml), a Config, or None for the defaults.
-        overrides: "Section.key=value" each, as `-o` takes them.
+        overrides: "Section.key=value" each, as `-o` takes them; they win over `config`.
 
     Raises UserError with everything that is wrong in the config, one line each.
     """
 
     def __init__(self, config: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()):
-        self.config = config if isinstance(config, Config) else load(config, overrides)
+        self.config = load(config, overrides)
         self._model: Any = None
         self._make_optimizer: Callable | None = None
 
@@ -61,6 +61,7 @@ class Entry(Setters):
         {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.
         """
         self.config.check_data()  # before anything is written
+        self._refuse_unread_checkpoint()
         with guard.Guard(self.output_dir, self.config.Global.hang_seconds) as guarded:
             return self._train(guarded)
 
@@ -122,7 +123,8 @@ class Entry(Setters):
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
         saved = self._checkpoint()
-        tester = Tester(self.config, self._backbone(saved), saved.contract, saved.num_classes)
+        backbone, names = self._backbone(saved), saved.classes()
+        tester = Tester(self.config, backbone, saved.contract, saved.num_classes, names=names)
         if tester.classifies:
             tester.head = restore.build_saved_head(self.config, saved)
         tester.evaluate()
@@ -145,24 +147,24 @@ class Entry(Setters):
         """
         self._start(reads_data=False)
         from plsc import distributed
+        from plsc.data.lists import pictures
         from plsc.embed import embed
 
         saved = self._checkpoint()
-        read, names = _pictures(images, saved.contract)
+        read, names = pictures(images, saved.contract)
         if not names:
             raise UserError("predict: no images given, give at least one")
-        emb = embed(
-            self._backbone(saved),
-            read,
-            len(names),
-            saved.contract,
-            self.config.DataLoader.Eval.batch_size,
-            self.config.DataLoader.Eval.flip,
-        )
+        evaluation, flipped = self.config.DataLoader.Eval, saved.state.get("flip", False)
+        if evaluation.flip != flipped and saved.state.get("threshold") is not None:
+            log.warn(
+                f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {flipped}"
+            )
+        backbone, sizes = self._backbone(saved), (evaluation.batch_size, evaluation.flip)
+        emb = embed(backbone, read, len(names), saved.contract, *sizes)
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder, "output" if output else "Global.output_dir")
             log.replace_file(folder / "names.txt", "".join(f"{name}\n" for name in names).encode())
             np.save(folder / "embeddings.tmp.npy", emb)
             os.replace(folder / "embeddings.tmp.npy", folder / "embeddings.npy")
@@ -224,13 +226,16 @@ class Entry(Setters):
                 "launch: set_model and set_optimizer hold objects of this process, which new processes cannot have; name a "
                 "class in Model.name as package.module:Class, or start your script with paddle.distributed.launch"
             )
-        self._make_output_dir()
+        programs = {"train": "train", "test": "eval", "export": "export"}
+        if verb not in programs:
+            raise UserError(f"launch: verb must be one of {', '.join(programs)} (got {verb!r})")
+        if not isinstance(ranks, int) or ranks < 1:
+            raise UserError(f"launch: ranks must be an integer >= 1 (got {ranks!r})")
+        _make_folder(self.output_dir, "Global.output_dir")
         config = self.output_dir / "launch.yaml"
         log.replace_file(config, self.config.to_yaml().encode())
-        logs, program = self.output_dir / "log", {"test": "eval"}.get(verb, verb)
-        code = launcher.launch(
-            [program, "-c", str(config)], ranks, logs, say=lambda line: print(line, end="")
-        )
+        logs, command = self.output_dir / "log", [programs[verb], "-c", str(config)]
+        code = launcher.launch(command, ranks, logs, say=lambda line: print(line, end=""))
         if code != 0:
             raise UserError(f"launch: {verb} on {ranks} ranks ended with exit code {code}; see {logs}")
         metrics = self.output_dir / "metrics.jsonl"
@@ -272,15 +277,19 @@ class Entry(Setters):
         }
         return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
-    def _make_output_dir(self) -> None:
-        try:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"Global.output_dir: cannot make {self.output_dir}: {error.strerror}") from error
+    def _refuse_unread_checkpoint(self) -> None:
+        """A checkpoint is named, and this training would not read it. `newest` and `best` are of this run, and for later."""
+        given = self.config.Global
+        if given.checkpoint not in (None, "newest", "best") and not given.resume:
+            where = self.config.source("Global.checkpoint")
+            raise UserError(
+                f"{where}: Global.checkpoint: training starts anew without Global.resume=true and would not read "
+                f"{given.checkpoint}; set that to go on from it, or Global.init_from to begin a new run with its weights"
+            )
 
     def _set_earlier_run_aside(self) -> None:
         """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed up."""
-        self._make_output_dir()
+        _make_folder(self.output_dir, "Global.output_dir")
         found = [self.output_dir / name for name in RUN_FILES if (self.output_dir / name).exists()]
         if not found:
             return
@@ -364,23 +373,8 @@ class Entry(Setters):
         print(f"done: {said}, results in {folder}, report {page}", flush=True)
 
 
-def _pictures(images, contract: dict) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
-    """-> (start, stop) -> uint8 [n, C, H, W], and the names."""
-    import cv2
-
-    from plsc.data.images import load_image
-    from plsc.data.lists import read_list
-
-    if isinstance(images, np.ndarray):
-        height, width = contract["size"]
-        shape = (1 if contract["channels"] == "grey" else 3, height, width)
-        if images.dtype != np.uint8 or images.shape[1:] != shape:
-            raise UserError(
-                f"predict: pixels must be uint8 [n, {', '.join(map(str, shape))}], got {images.dtype} {list(images.shape)}"
-            )
-        return (lambda start, stop: images[start:stop]), [str(number) for number in range(len(images))]
-    if isinstance(images, (str, os.PathLike)):
-        one = cv2.haveImageReader(str(images))
-        images = [images] if one else read_list(str(images), labelled=False)[0]
-    names = [str(path) for path in images]
-    return (lambda start, stop: np.stack([load_image(path, contract) for path in names[start:stop]])), names
+def _make_folder(folder: Path, key: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{key}: cannot make {folder}: {error.strerror}; name another folder") from error

@@ -76,6 +76,13 @@ def get_logger() -> logging.Logger:
     return _logger if _handlers else setup()
 
 
+def warn(text: str) -> None:
+    """A warning that every rank comes to alike; rank 0 says it for all."""
+    logger = get_logger()
+    if logger.level <= logging.INFO:
+        logger.warning(text)
+
+
 class Progress:
     """The training run as one line each `every` steps and, on a terminal, a bar below the lines.
 

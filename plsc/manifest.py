@@ -132,6 +132,13 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
     """
     if not path.is_dir():
         raise MissingFileError(f"{path}: there is no such checkpoint folder")
+    below = sorted(
+        found.parent for at in ("", "checkpoints/") for found in path.glob(f"{at}step-*/manifest.json")
+    )
+    if below and not (path / "manifest.json").exists():
+        raise UserError(
+            f"{path}: is no checkpoint but has {len(below)} in it; name one of them, such as {below[-1]}"
+        )
     try:
         manifest = read_manifest(path / "manifest.json")
         for name, info in manifest.files.items():

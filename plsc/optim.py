@@ -13,7 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import paddle
 
+from plsc import log
 from plsc.config_sections import LRSchedulerCfg, OptimizerCfg
+from plsc.errors import UserError
 
 
 def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
@@ -24,6 +26,12 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     """
     warmup = cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
     drops = cfg.boundaries or [round(epoch * steps_per_epoch) for epoch in cfg.milestones]
+    late = [drop for drop in drops if drop >= total_steps] if cfg.name == "step" else []
+    if late:
+        log.warn(
+            f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the run's end (step {late[0]:,} of "
+            f"{total_steps:,})"
+        )
     shapes = {
         "constant": lambda step, progress: 1.0,
         "step": lambda step, progress: cfg.gamma ** bisect_right(drops, step),
@@ -59,6 +67,25 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.opti
         weight_decay=cfg.weight_decay,
         grad_clip=paddle.nn.ClipGradByGlobalNorm(cfg.clip_norm) if cfg.clip_norm else None,
     )
+
+
+def check_optimizer(optimizer: object, rate: float) -> None:
+    """Refuse what the user's own function has made, if no optimizer whose rate can be set, by UserError; say that the rate which
+    it was made with gives way to `rate`."""
+    if not isinstance(optimizer, paddle.optimizer.Optimizer):
+        raise UserError(
+            f"set_optimizer: the function must return a paddle.optimizer.Optimizer, it returned {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
+        raise UserError(
+            f"set_optimizer: its learning rate is a {type(optimizer._learning_rate).__name__}; make it with a number, and set the "
+            "schedule in the section LRScheduler, which the class centres follow too"
+        )
+    if optimizer.get_lr() != rate:
+        log.warn(
+            f"set_optimizer: its learning rate {optimizer.get_lr():g} is not used; LRScheduler.learning_rate, {rate:g}, is, for "
+            "backbone and class centres"
+        )
 
 
 # Paddle names an optimizer's state after parameters whose names count up over the process; ours follow the layer's.

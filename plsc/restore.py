@@ -6,7 +6,11 @@ Any number of ranks reads a checkpoint of any other. Training, testing and expor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import paddle
+import yaml
 
 from plsc import checkpoint
 from plsc.config import Config
@@ -25,9 +29,54 @@ def build_backbone(cfg: Config, image_shape: tuple[int, int, int]) -> paddle.nn.
 def load_backbone(backbone: paddle.nn.Layer, saved: checkpoint.Checkpoint) -> None:
     """Put a checkpoint's weights into `backbone`; UserError if they are of another network."""
     own = backbone.state_dict()
-    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own)
+    config = saved.path.parent.parent / "config.yaml"
+    remedy = "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
+    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
     for name, array in saved.backbone().items():
         own[name].set_value(array)
+
+
+# What has no part in the weights that come out, and what Trainer.resume compares itself.
+_NOT_COMPARED = (
+    *("Export.", "Checkpoint.", "DataLoader.Eval.", "DataLoader.Train.batch_size", "DataLoader.Train.num_"),
+    *(
+        f"Global.{key}"
+        for key in ("seed", "output_dir", "resume", "checkpoint", "init_from", "keep_", "new_", "log_")
+    ),
+    *(
+        f"Global.{key}"
+        for key in ("eval_", "profile", "hang_", "max_skipped", "rollbacks", "threads", "device")
+    ),
+    *(
+        "Head.bank_folder",
+        "Head.logits_budget_mb",
+        "Head.name",
+        "Head.init_std",
+        "DataLoader.Train.max_corrupt",
+    ),
+)
+
+
+def changed_keys(cfg: Config, saved: checkpoint.Checkpoint) -> list[str]:
+    """The keys with a part in the training that the run of a checkpoint had otherwise: "Head.margin 0.3 (was 0.5)" each."""
+    ours, theirs = (dict(_values(yaml.safe_load(text) or {})) for text in (cfg.to_yaml(), saved.config_yaml))
+    return [
+        f"{key} {_told(ours, key)} (was {_told(theirs, key)})"
+        for key in ({**theirs, **ours} if theirs else ())
+        if ours.get(key) != theirs.get(key) and not key.startswith(_NOT_COMPARED)
+    ]
+
+
+def _values(section: dict, above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _told(values: dict[str, Any], key: str) -> str:
+    return str(values[key]) if values.get(key) is not None else "null"
 
 
 def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:

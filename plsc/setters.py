@@ -1,7 +1,8 @@
 """PLSC's historic `set_*` calls: each is an edit of the config, or hands over an object that no config can hold.
 
-Gone, because the data tells: set_train_image_num. Gone without a use: set_use_quant, set_hdfs_info, set_calc_acc (the accuracy
-of training is always reported; it costs nothing here).
+Those that PLSC had and that have no use here are in GONE: calling one says what takes its place.
+
+    Entry().set_train_image_num(5_822_653)  # AttributeError: set_train_image_num: leave it out, the images are counted
 """
 
 from __future__ import annotations
@@ -12,9 +13,27 @@ from typing import Any
 
 from plsc.errors import MissingFileError, UserError
 
+GONE = {
+    "set_train_image_num": "leave it out, the images are counted",
+    "set_image_shape": "the shape is the data set's, set DataLoader.Train.dataset.size",
+    "set_input_info": "leave it out, a backbone has one input, the images",
+    "set_calc_acc": "leave it out, the accuracy of training is always reported",
+    "set_mixed_precision": "set Head.compute_dtype to bfloat16 for the head; the backbone computes in float32",
+    "set_hdfs_info": "copy checkpoints to and from HDFS outside of plsc",
+    "set_use_quant": "plsc does not quantise",
+    "convert_for_prediction": "call export()",
+}
+
 
 class Setters:
     """Mixed into Entry. Every call returns the Entry, so calls can be chained; a wrong value raises UserError."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name}: {GONE[name]}"
+            if name in GONE
+            else f"'{type(self).__name__}' object has no attribute '{name}'"
+        )
 
     def _set(self, key: str, value: Any, caller: str) -> Setters:
         return self._set_all({key: value}, caller)
@@ -36,7 +55,8 @@ class Setters:
         return self._set("Global.output_dir", folder, "set_model_save_dir")
 
     def set_checkpoint_dir(self, folder: str):
-        """The checkpoint that test, predict, export and a resumed training read."""
+        """The checkpoint that test, predict, export and a resumed training read. A new training starts from another run's
+        weights with Global.init_from."""
         return self._set("Global.checkpoint", folder, "set_checkpoint_dir")
 
     def set_class_num(self, classes: int):
@@ -72,11 +92,17 @@ class Setters:
 
     def set_model_parallel(self, spread: bool):
         """Whether the classes are spread over the ranks."""
+        _check_bool(spread, "set_model_parallel")
         name = self.config.Head.name.removeprefix("dist_")
         return self._set("Head.name", f"dist_{name}" if spread else name, "set_model_parallel")
 
+    def set_sample_ratio(self, ratio: float):
+        """Share of the class centres that takes part in a step (Partial FC), with a dist_ loss."""
+        return self._set("Head.sample_rate", ratio, "set_sample_ratio")
+
     def set_with_test(self, verify: bool):
         """False verifies nothing, neither while training nor at its end; True needs a pair set in the config."""
+        _check_bool(verify, "set_with_test")
         if not verify:
             changes = {"DataLoader.Eval.dataset": None, "DataLoader.Eval.more": {}}
             return self._set_all(changes, "set_with_test")
@@ -123,7 +149,12 @@ class Setters:
         return self._set("Global.log_every", steps, "set_log_period")
 
     def set_lr_decay_factor(self, factor: float):
-        """Factor on the learning rate at each boundary of set_step_boundaries."""
+        """Factor on the learning rate at each boundary of set_step_boundaries, which must be called first."""
+        if self.config.LRScheduler.name != "step":
+            raise UserError(
+                f"set_lr_decay_factor: the schedule is {self.config.LRScheduler.name}, which has no steps to decay at; call "
+                "set_step_boundaries first"
+            )
         return self._set("LRScheduler.gamma", factor, "set_lr_decay_factor")
 
     def set_step_boundaries(self, steps: list[int]):
@@ -140,11 +171,30 @@ class Setters:
         return self._set("Checkpoint.keep", checkpoints, "set_max_last_checkpoint_num")
 
     def set_model(self, backbone):
-        """A paddle.nn.Layer of your own, images [B, C, H, W] -> embeddings [B, D], instead of Model.name's."""
+        """A paddle.nn.Layer of your own, images [B, C, H, W] -> embeddings [B, D], instead of Model.name's. D must be
+        Model.embedding_size, see set_emb_size."""
+        if isinstance(backbone, type) or not callable(getattr(backbone, "named_parameters", None)):
+            raise UserError(
+                f"set_model: must be given a paddle.nn.Layer, made, not its class or its name (got {backbone!r}); set_model_name "
+                "takes a name, or package.module:Class"
+            )
         self._model = backbone
         return self
 
     def set_optimizer(self, make: Callable):
-        """A function backbone -> Paddle optimizer, instead of the Optimizer section's; the class centres keep theirs."""
+        """A function backbone -> Paddle optimizer, instead of the Optimizer section's; the class centres keep theirs.
+
+        The learning rate of both is LRScheduler's: the one that the optimizer is made with is not used.
+        """
+        if isinstance(make, type) or not callable(make):
+            raise UserError(
+                f"set_optimizer: must be given a function that makes the optimizer of a backbone (got {type(make).__name__} "
+                "object or class), such as lambda net: paddle.optimizer.Adam(parameters=net.parameters())"
+            )
         self._make_optimizer = make
         return self
+
+
+def _check_bool(value: Any, caller: str) -> None:
+    if not isinstance(value, bool):
+        raise UserError(f"{caller}: must be True or False (got {value!r})")

@@ -40,6 +40,11 @@ class Supervisor:
 
     def __init__(self, options: Sequence[str], program: Sequence[str], max_failures: int):
         self._script, *self._arguments = program
+        if not os.path.isfile(self._script):
+            raise UserError(
+                f"plsc-run: there is no script {self._script}; after the launcher's options, each with its value, comes one, such as "
+                "tools/train.py"
+            )
         sys.path.insert(0, str(Path(self._script).resolve().parent))  # as for the script: it may hold classes
         given, _ = _config_parser().parse_known_args(self._arguments)
         cfg = config.load(given.config, given.override)

@@ -13,7 +13,15 @@ import paddle
 
 from plsc import distributed, log
 from plsc.config import Config
-from plsc.data.dataset import Dataset, IdentificationSet, PairSet, TemplatePairs, shared_identities
+from plsc.data.dataset import (
+    Dataset,
+    IdentificationSet,
+    PairSet,
+    TemplatePairs,
+    check_arrays,
+    misnumbered_class,
+    shared_identities,
+)
 from plsc.embed import embed
 from plsc.errors import UserError
 from plsc.evaluation import (
@@ -37,6 +45,7 @@ class Tester:
     Args:
         contract, num_classes: preprocessing and number of classes of the training set.
         seen: `identities` of the training set, which no pair and no search may have; None: not known.
+        names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
 
     Attributes: `sets`, title -> set, the main one first. After `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank,
     and `results`, title -> result, on rank 0 only.
@@ -53,6 +62,7 @@ class Tester:
         contract: dict,
         num_classes: int,
         seen: np.ndarray | None = None,
+        names: list[str] | None = None,
     ):
         self.cfg, self.backbone, self.num_classes = cfg, backbone, num_classes
         self.sets: dict[str, EvalSet] = {}
@@ -64,7 +74,12 @@ class Tester:
             if section is None:
                 continue
             data = section.build(seed=cfg.Global.seed)
-            _check(key, data, contract, num_classes, seen)
+            check_arrays(data)
+            _check_contract(key, data.contract, contract)
+            if isinstance(data, Dataset):
+                _check_classes(key, data, num_classes, names)
+            else:
+                _check_unseen(key, data, seen)
             title = title or data.title
             if title in self.sets:
                 raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
@@ -151,21 +166,34 @@ def judge(
     return verify_pairs(embeddings, data.pairs, data.same)
 
 
-def _check(key: str, data: EvalSet, contract: dict, num_classes: int, seen: np.ndarray | None) -> None:
-    if data.contract != contract:
-        raise UserError(
-            f"{key}: its images are {data.contract}, those trained on {contract}; the network needs the same"
+def _check_contract(key: str, theirs: dict, trained: dict) -> None:
+    if theirs != trained:
+        differences = ", ".join(
+            f"{what} {theirs.get(what)} (trained on {trained.get(what)})"
+            for what in {**trained, **theirs}
+            if theirs.get(what) != trained.get(what)
         )
-    if isinstance(data, Dataset):
-        if data.num_classes > num_classes:
-            raise UserError(
-                f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
-                "the classes that are trained on, or pairs to verify"
-            )
-    else:
-        shared = shared_identities(seen, data)
-        if shared is not None and len(shared):
-            raise UserError(
-                f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
-                "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
-            )
+        raise UserError(f"{key}: its images have {differences}; the network needs what it was trained on")
+
+
+def _check_classes(key: str, data: Dataset, num_classes: int, trained: list[str] | None) -> None:
+    if data.num_classes > num_classes:
+        raise UserError(
+            f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
+            "the classes that are trained on, or pairs to verify"
+        )
+    wrong = misnumbered_class(trained, data)
+    if wrong:
+        raise UserError(
+            f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are trained on, all of them, in "
+            "the same order"
+        )
+
+
+def _check_unseen(key: str, data: EvalSet, seen: np.ndarray | None) -> None:
+    shared = shared_identities(seen, data)
+    if shared is not None and len(shared):
+        raise UserError(
+            f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
+            "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
+        )

@@ -21,15 +21,15 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import IdentificationSet, class_names
+from plsc.data.dataset import IdentificationSet, check_arrays, class_names, misnumbered_class
 from plsc.data.loader import Loader
 from plsc.divergence import DivergedError, Divergence, finite_arrays
-from plsc.embed import to_input
+from plsc.embed import check_output, to_input
 from plsc.errors import UserError
 from plsc.guard import Guard
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput
-from plsc.restore import build_backbone, load_backbone, load_head
+from plsc.restore import build_backbone, changed_keys, load_backbone, load_head
 from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import refuse_full_disk
@@ -58,10 +58,15 @@ class Trainer(Tester):
         train = cfg.DataLoader.Train
         self.rank, self.world_size = distributed.rank(), distributed.world_size()
         self.dataset = train.dataset.build(seed=cfg.Global.seed)
+        check_arrays(self.dataset)
         if train.num_classes not in (None, self.dataset.num_classes):
             raise UserError(
                 f"DataLoader.Train.num_classes: the data has {self.dataset.num_classes} classes (got {train.num_classes}); "
                 "leave the key out to take what the data has"
+            )
+        if self.dataset.num_classes < 2:
+            raise UserError(
+                "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
             )
         super().__init__(
             cfg,
@@ -69,6 +74,7 @@ class Trainer(Tester):
             self.dataset.contract,
             self.dataset.num_classes,
             getattr(self.dataset, "identities", None),
+            class_names(self.dataset),
         )
         self.loader = Loader(
             self.dataset,
@@ -81,11 +87,10 @@ class Trainer(Tester):
         )
         sizes = self.dataset.num_classes, cfg.Model.embedding_size
         self.head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
-        self.optimizer = (
-            make_optimizer(self.backbone)
-            if make_optimizer
-            else optim.build_optimizer(cfg.Optimizer, self.backbone)
-        )
+        make = make_optimizer or partial(optim.build_optimizer, cfg.Optimizer)
+        self.optimizer = make(self.backbone)
+        if make_optimizer:
+            optim.check_optimizer(self.optimizer, cfg.LRScheduler.learning_rate)
         self.steps_per_epoch = self.loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
@@ -211,7 +216,9 @@ class Trainer(Tester):
         paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
         model.train()
         with timer.part("forward"):
-            return model(to_input(images, self.dataset.contract))
+            out = model(to_input(images, self.dataset.contract))
+        check_output(out, len(images), self.cfg.Model.embedding_size)
+        return out
 
     def _replaced_so_far(self) -> list[int]:
         """Corrupt images replaced in this epoch, of each rank; all ranks call it together. At its end: none of the next."""
@@ -344,7 +351,7 @@ class Trainer(Tester):
         for what in ("seed", "steps_per_epoch"):
             ours = {"seed": self.cfg.Global.seed, "steps_per_epoch": self.steps_per_epoch}[what]
             if saved.state[what] != ours:
-                log.get_logger().warning(
+                log.warn(
                     f"checkpoint {saved.path.name} was made with {what} {saved.state[what]}, this run has {ours}: the run goes on "
                     "with other random numbers and data than it would have had"
                 )
@@ -352,6 +359,11 @@ class Trainer(Tester):
             raise UserError(
                 f"checkpoint {saved.path.name} was made with a global batch of {saved.state['global_batch']}, this run has "
                 f"{self.global_batch}: set DataLoader.Train.batch_size so that batch_size x {self.world_size} ranks is the same"
+            )
+        if wrong := misnumbered_class(saved.classes(), self.dataset):
+            raise UserError(
+                f"DataLoader.Train.dataset: {wrong} in checkpoint {saved.path.name}: resume with the same classes, or start a new "
+                "run with Global.init_from, which finds them by name, in another Global.output_dir"
             )
         load_backbone(self.backbone, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
@@ -361,6 +373,12 @@ class Trainer(Tester):
         self.threshold = saved.state.get("threshold")
         self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
+        if changed := changed_keys(self.cfg, saved):
+            log.warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
+        if self.step >= self.total_steps:
+            log.warn(
+                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
+            )
 
     def _kinds(self) -> dict[str, str]:
         """What has no shape by which a checkpoint of another could be told. A head is the same spread over the ranks or not."""

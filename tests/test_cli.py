@@ -167,7 +167,9 @@ def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, 
 @pytest.mark.parametrize("arguments, code", [([], 0), (["--help"], 0), (["trane"], 2)])
 def test_without_a_verb_there_is_help(capsys, arguments, code):
     assert cli.main(arguments) == code
-    said = capsys.readouterr().out.splitlines()
+    said, mistake = capsys.readouterr()
+    said = said.splitlines()
+    assert mistake == ("ERROR unknown verb 'trane', did you mean 'train'?\n" if code else "")
     assert said[0] == "usage: python -m plsc VERB ..." and [line.split()[0] for line in said[1:]] == [
         "train",
         "eval",

@@ -121,6 +121,20 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def test_a_folder_may_be_written_with_a_slash_at_its_end(faces, tmp_path):
+    assert convert(str(faces), f"{tmp_path}/copy/") == f"{tmp_path}/copy: 6 images of 3 identities"
+    assert sorted(os.listdir(tmp_path / "copy")) == ["Ann", "Bob", "Cy"]
+
+
+def test_what_is_missing_of_a_target_or_of_its_pairs_is_said(faces, tmp_path):
+    assert refusal(faces, tmp_path / "none" / "a.rec") == (
+        f"{tmp_path}/none/a.rec: there is no folder {tmp_path}/none; make it first"
+    )
+    assert refusal(faces, tmp_path / "a.bin") == (
+        f"{faces}: has labelled images, no pairs; give --num-pairs to draw so many from them"
+    )
+
+
 def test_the_console_script(faces, tmp_path, capsys):
     assert cli.convert([str(faces), str(tmp_path / "a.rec")]) == 0
     assert capsys.readouterr().out.endswith("a.rec: 6 images of 3 identities\n")

@@ -160,3 +160,47 @@ def test_the_sets_of_a_config(run, tmp_path):
 def test_what_to_examine_must_be_given(capsys):
     assert cli.main(["doctor"]) == 2
     assert capsys.readouterr().err == "ERROR give either a set of images to train on, or -c with a config\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (
+            ["faces", "-o", "Head.margin=0.3"],
+            "-o: changes keys of a config; give that with -c instead of a set of images",
+        ),
+        (
+            ["-c", "my.yaml", "--validation", "lfw.bin"],
+            "--validation: the sets are the config's with -c; name another in ",
+        ),
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(capsys, arguments, line):
+    assert cli.doctor(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"ERROR {line}")
+
+
+def test_labelled_images_of_a_config_must_be_of_the_classes_that_are_trained_on(faces, run, tmp_path):
+    """For pairs the same people in both are leakage; predicted classes are those of training."""
+    val = {
+        people: write_folder(tmp_path / people, dict.fromkeys(people.split("-"), 1))
+        for people in ("Ann-Bob-Cy", "Bob-Cy")
+    }
+    texts = {}
+    for people, folder in val.items():
+        keys = {"Train": faces, "Eval": folder}
+        lines = "".join(
+            f"  {key}: {{dataset: {{name: ImageFolder, folder: {path}}}}}\n" for key, path in keys.items()
+        )
+        (tmp_path / "my.yaml").write_text(f"DataLoader:\n{lines}")
+        texts[people] = levels(run("-c", tmp_path / "my.yaml")[2], "error")
+    assert not any("identities are in both" in text for found in texts.values() for text in found)
+    assert "its class 0 is 'Bob', the one trained on is 'Ann'" in texts["Bob-Cy"]
+    assert not any("its class" in text for text in texts["Ann-Bob-Cy"])
+
+
+def test_one_class_is_an_error(run, tmp_path):
+    code, _, report = run(write_folder(tmp_path / "faces", {"Ann": 4}))
+    assert code == 2 and levels(report, "error") == [
+        "has 1 class, and nothing to tell it from; training needs at least 2"
+    ]

@@ -48,6 +48,13 @@ def test_other_ranks_say_only_what_matters_and_who_they_are(capsys):
     assert re.fullmatch(r".* WARNING \[rank 3\] smoke\n", capsys.readouterr().out)
 
 
+def test_what_all_ranks_would_warn_of_is_said_once(capsys):
+    for rank in (0, 1):
+        log.setup(rank)
+        log.warn("the same for all")
+    assert re.fullmatch(r".* WARNING the same for all\n", capsys.readouterr().out)
+
+
 def test_log_file_is_appended_to_and_left_when_set_up_again(tmp_path, capsys):
     for text in ("first", "second"):
         log.setup(log_file=tmp_path / "run" / "log.txt")

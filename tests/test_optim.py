@@ -45,6 +45,14 @@ def test_a_schedule_is_its_formula(keys, expected):
         assert found[step] == pytest.approx(0.4 * share, rel=1e-12), step
 
 
+def test_drops_that_never_come_are_said(capsys):
+    rates(name="step", milestones=[2.0, 4.0, 6.0])
+    line = "WARNING LRScheduler: 2 of 3 drops of the learning rate come at or after the run's end (step 40 of 40)\n"
+    assert capsys.readouterr().out.endswith(line)
+    rates(name="step", milestones=[2.0, 3.9])
+    assert "LRScheduler" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["constant", "poly", "cosine"])
 @pytest.mark.parametrize("total", [1, 4, 5])
 def test_a_run_may_end_before_or_with_its_warm_up(name, total):

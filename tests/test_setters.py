@@ -1,5 +1,8 @@
 """The historic set_* calls: each changes its key, says so as the source, and refuses what the config refuses."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from plsc.config import ConfigError
@@ -7,7 +10,7 @@ from plsc.data.dataset import PairSet
 from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.registry import DATASETS
-from plsc.setters import Setters
+from plsc.setters import GONE, Setters
 
 CALLS = [  # method, arguments, the keys it sets
     ("set_train_batch_size", [32], {"DataLoader.Train.batch_size": 32}),
@@ -31,6 +34,7 @@ CALLS = [  # method, arguments, the keys it sets
     ("set_test_period", [500], {"Global.eval_every_steps": 500}),
     ("set_log_period", [7], {"Global.log_every": 7}),
     ("set_step_boundaries", [(100, 160)], {"LRScheduler.name": "step", "LRScheduler.boundaries": [100, 160]}),
+    ("set_sample_ratio", [0.1], {"Head.sample_rate": 0.1}),
     ("set_distfc_attr", [0.02], {"Head.init_std": 0.02}),
     ("set_max_last_checkpoint_num", [5], {"Checkpoint.keep": 5}),
 ]
@@ -157,11 +161,6 @@ def test_verification_is_switched_off_and_never_on_without_pairs():
             "set_train_batch_size: DataLoader.Train.batch_size: must be an integer >= 1 (got 0)",
         ),
         ("set_emb_size", ["big"], "set_emb_size: Model.embedding_size: must be an integer >= 1 (got 'big')"),
-        (
-            "set_lr_decay_factor",
-            [0.5],
-            "set_lr_decay_factor: LRScheduler.gamma: has no meaning with cosine, only with step (got 0.5)",
-        ),
     ],
 )
 def test_a_wrong_value_names_the_call_and_changes_nothing(method, arguments, line):
@@ -170,3 +169,70 @@ def test_a_wrong_value_names_the_call_and_changes_nothing(method, arguments, lin
         getattr(entry, method)(*arguments)
     assert str(raised.value) == line
     assert entry.config == Entry().config
+
+
+class Made:
+    """As an optimizer is: an object, which cannot be called."""
+
+
+@pytest.mark.parametrize(
+    "method, argument, line",
+    [
+        (
+            "set_lr_decay_factor",
+            0.5,
+            "set_lr_decay_factor: the schedule is cosine, which has no steps to decay at; call set_step_boundaries first",
+        ),
+        ("set_model_parallel", "no", "set_model_parallel: must be True or False (got 'no')"),
+        ("set_with_test", "False", "set_with_test: must be True or False (got 'False')"),
+        (
+            "set_model",
+            "ResNet50",
+            (
+                "set_model: must be given a paddle.nn.Layer, made, not its class or its name (got 'ResNet50'); set_model_name takes a "
+                "name, or package.module:Class"
+            ),
+        ),
+        (
+            "set_model",
+            Made,
+            "set_model: must be given a paddle.nn.Layer, made, not its class or its name (got <class",
+        ),
+        (
+            "set_optimizer",
+            Made(),
+            "set_optimizer: must be given a function that makes the optimizer of a backbone (got Made ",
+        ),
+        (
+            "set_optimizer",
+            Made,
+            "set_optimizer: must be given a function that makes the optimizer of a backbone (got type ",
+        ),
+    ],
+)
+def test_what_a_call_cannot_use_is_refused_at_once(method, argument, line):
+    """A text that is not empty is true, so `set_with_test("False")` would verify."""
+    entry = Entry()
+    with pytest.raises(UserError) as raised:
+        getattr(entry, method)(argument)
+    assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
+    assert entry.config == Entry().config and entry._model is None and entry._make_optimizer is None
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_call_that_plsc_had_says_what_takes_its_place(name):
+    with pytest.raises(AttributeError) as raised:
+        getattr(Entry(), name)
+    assert str(raised.value) == f"{name}: {GONE[name]}" and name not in vars(Setters)
+
+
+def test_any_other_name_is_no_attribute():
+    assert not hasattr(Entry(), "set_nothing")
+    with pytest.raises(AttributeError, match="^'Entry' object has no attribute 'set_nothing'$"):
+        Entry().set_nothing()
+
+
+def test_the_page_for_plscs_users_names_all_that_is_gone():
+    page = (Path(__file__).parents[1] / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| `set_train_image_num`")]
+    assert set(re.findall(r"`(\w+)`", row)) == set(GONE)

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data.dataset import Dataset, IdentificationSet, PairSet, preprocessing
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet, check_arrays, preprocessing
 from plsc.data.packs import write_pack
 from plsc.registry import BACKBONES, DATASETS
 from tests import structure
@@ -251,6 +251,7 @@ def examples(tmp_path):
 def test_a_registered_data_set_is_built_and_keeps_its_promises(name, examples):
     assert name in examples, f"give {name} its arguments in the fixture 'examples'"
     first, second = (DATASETS.build(name, **examples[name]) for _ in range(2))
+    check_arrays(first)
     assert set(first.contract) == set(preprocessing(first.image_shape))
     assert first.contract["size"] == list(first.image_shape[1:])
     if isinstance(first, IdentificationSet):

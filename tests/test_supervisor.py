@@ -181,6 +181,14 @@ def test_the_command_is_split_at_the_program():
         split_command(options)
 
 
+def test_a_script_that_is_not_there_is_no_failure_of_a_rank(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "^plsc-run: there is no script none.py; after the launcher's options, each with its value, comes one, such as "
+    with pytest.raises(UserError, match=line):
+        main(["--nproc_per_node", "2", "none.py", "-o", "Global.output_dir=out"])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("number", ["0", "many"])
 def test_a_limit_that_is_none_is_refused(number):
     with pytest.raises(UserError, match=rf"--max_failures: must be a number of 1 or more \(got {number}\)"):

@@ -133,7 +133,7 @@ WIDE = '{name: "tests.training:NoisePairs", image_shape: [1, 12, 12]}'
     [
         (
             f"DataLoader.Eval.more.wide={WIDE}",
-            "DataLoader.Eval.more.wide: its images are {'size': [12, 12], 'channels': 'grey', 'mean': 127.5, ",
+            "DataLoader.Eval.more.wide: its images have size [12, 12] (trained on [12, 10]); the network needs what it was trained on",
         ),
         (
             "DataLoader.Eval.more.many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",
@@ -163,4 +163,27 @@ def test_pairs_of_identities_that_are_trained_on_are_refused():
     assert str(raised.value) == (
         "DataLoader.Eval.more.known: 1 of its classes are trained on (the first is Bert), so the accuracy would be of classes "
         "seen before; leave them out of one of the two (Glyphs: the same held_out)"
+    )
+
+
+FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.training:People", people: %s}'
+
+
+@pytest.mark.parametrize("people", [["Anna", "Bert"], ["/val/Anna", "/val/Bert", "/val/Carl"]])
+def test_labelled_images_of_the_trained_classes_in_their_order_are_taken(people):
+    assert "labelled" in make(FOLDER % people, names=["/train/Anna", "/train/Bert", "/train/Carl"]).sets
+    assert "labelled" in make(FOLDER % people).sets, "nothing is known of the trained classes"
+
+
+@pytest.mark.parametrize(
+    "people, number, theirs, ours",
+    [(["Bert", "Carl"], 0, "Bert", "Anna"), (["Anna", "Carl"], 1, "Carl", "Bert")],
+)
+def test_labelled_images_whose_classes_are_numbered_otherwise_are_refused(people, number, theirs, ours):
+    """A folder less, and every label would count for the class before it."""
+    with pytest.raises(UserError) as raised:
+        make(FOLDER % people, names=["Anna", "Bert", "Carl"])
+    assert str(raised.value) == (
+        f"DataLoader.Eval.more.labelled: its class {number} is '{theirs}', the one trained on is '{ours}', so right predictions "
+        "would count as wrong; give it the classes that are trained on, all of them, in the same order"
     )

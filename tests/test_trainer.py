@@ -318,7 +318,7 @@ def refused(*overrides, resume=None):
         ),
         (
             'DataLoader.Eval.dataset={name: "tests.training:NoisePairs", image_shape: [1, 12, 12]}',
-            "DataLoader.Eval.dataset: its images are {'size': [12, 12], 'channels': 'grey', 'mean': 127.5, ",
+            "DataLoader.Eval.dataset: its images have size [12, 12] (trained on [12, 10]); the network needs",
         ),
         ("Model.blocks=[1]", "Model.blocks: must have one number per stage, 2 as Model.widths has (got [1])"),
     ],

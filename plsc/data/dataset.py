@@ -10,9 +10,12 @@ nothing large.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 
 import numpy as np
+
+from plsc.errors import UserError
 
 MEAN, SCALE = 127.5, 1 / 127.5  # (pixel - MEAN) * SCALE lies in [-1, 1]
 EVALUATION = 2**32  # the epoch of the images that are evaluated
@@ -131,6 +134,38 @@ class IdentificationSet(_Images):
     names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
 
 
+def check_arrays(data: Dataset | _Images) -> None:
+    """Refuse a set, of the user's own perhaps, whose arrays are not what its base class says. UserError names the attribute."""
+    if isinstance(data, Dataset):
+        _check_array(data, "labels", "int64 [N]", None)
+    elif isinstance(data, IdentificationSet):
+        _check_array(data, "gallery", "int64 [G]", data.num_images)
+        _check_array(data, "probe", "int64 [Q]", data.num_images)
+        _check_array(data, "identities", "int64 [num_images]", None, data.num_images)
+    else:
+        count = data.num_images
+        if isinstance(data, TemplatePairs):
+            _check_array(data, "template", "int64 [num_images]", None, data.num_images)
+            _check_array(data, "media", "int64 [num_images]", None, data.num_images)
+            count = int(data.template.max(initial=-1)) + 1
+        _check_array(data, "pairs", "int64 [P, 2]", count)
+        _check_array(data, "same", "bool [P]", None, len(data.pairs))
+
+
+def _check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
+    """`wanted`: dtype and shape. below: what it indexes has so many. length: so many rows."""
+    array, what = getattr(data, name), f"{type(data).__name__}.{name}"
+    if not isinstance(array, np.ndarray):
+        raise UserError(f"{what}: must be an array {wanted}, got {type(array).__name__}")
+    axes = wanted.count(",") + 1
+    fits = array.dtype == wanted.split()[0] and array.ndim == axes and (axes == 1 or array.shape[1] == 2)
+    if not fits or length not in (None, len(array)):
+        long = "" if length is None else f" of {length:,} rows"
+        raise UserError(f"{what}: must be {wanted}{long}, got {array.dtype} {list(array.shape)}")
+    if below is not None and array.size and not 0 <= array.min() <= array.max() < below:
+        raise UserError(f"{what}: must be in [0, {below:,}), has {array.min()} to {array.max()}")
+
+
 def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np.ndarray | None:
     """Those of the identities `trained` that are in another set too, which verification must not share; None if that is
     not known. Numbers and names are not comparable."""
@@ -138,6 +173,16 @@ def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
     return np.intersect1d(trained, others)
+
+
+def misnumbered_class(trained: list[str] | None, data: Dataset) -> str | None:
+    """What is wrong with labelled images that the classes `trained` are to name: their first class that has another number, as
+    in a folder for each person where one is missing. None: nothing, or it is not known by name."""
+    for number, (theirs, ours) in enumerate(zip(class_names(data) or [], trained or [])):
+        # Numbered folders are known by their whole path, which two sets of the same people do not share.
+        if os.path.basename(theirs) != os.path.basename(ours):
+            return f"its class {number} is '{theirs}', the one trained on is '{ours}'"
+    return None
 
 
 def class_names(data: Dataset) -> list[str] | None:

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from plsc.data.base64_parts import Base64Parts, label_is_first
-from plsc.data.folder import ImageFolder
+from plsc.data.folder import EXTENSIONS, ImageFolder
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.lists import ImageList
 from plsc.data.packs import BinPairs
@@ -44,11 +44,18 @@ def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
 def _folders_kind(path: str) -> type[EncodedImages]:
     if _records_in(path):
         return RecImages
-    return (
-        ImageFolder
-        if any(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(path))
-        else Base64Parts
-    )
+    entries = [entry for entry in os.scandir(path) if entry.name[0] != "."]
+    if not entries:
+        raise UserError(
+            f"{path}: is empty; give a folder with a folder for each identity, or with a .rec or base64 parts"
+        )
+    if any(entry.is_dir() for entry in entries):
+        return ImageFolder
+    if any(entry.name.lower().endswith(EXTENSIONS) for entry in entries):
+        raise UserError(
+            f"{path}: has images, but none in a folder of its identity; make a folder for each identity"
+        )
+    return Base64Parts
 
 
 def _records_in(folder: str) -> list[str]:

@@ -200,13 +200,16 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
         notes.append(
             "One pair: no threshold can be chosen on some pairs and judged on others, so no accuracy."
         )
-    if 2 <= len(same) < MAX_FOLDS:
-        notes.append(f"{len(same)} pairs make only {len(same)} folds, one pair each.")
+    few = len(same) < 2 * MAX_FOLDS  # folds with a single pair, which is of one kind
+    if few and len(fold_accuracy):
+        notes.append(
+            f"{len(same)} pairs make {len(fold_accuracy)} folds of one or two pairs each, so the accuracy means little."
+        )
     roc = None
     if positives and negatives:
         roc = roc_curve(similarity, same)
         sided = int(np.count_nonzero(np.any(table.sum(axis=1) == 0, axis=1)))
-        if sided and len(same) >= MAX_FOLDS:
+        if sided and not few:
             notes.append(
                 f"{sided} of the {MAX_FOLDS} folds have pairs of one kind only, so the accuracy means little: the pairs are sorted"
                 " by kind; `alternate: true` of PairList and BinPairs spreads them."

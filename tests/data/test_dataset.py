@@ -7,11 +7,14 @@ from plsc.data.dataset import (
     IdentificationSet,
     PairSet,
     TemplatePairs,
+    check_arrays,
     class_names,
+    misnumbered_class,
     preprocessing,
     shared_identities,
 )
 from plsc.data.synthetic import Synthetic
+from plsc.errors import UserError
 
 
 class Ramp(Dataset):
@@ -109,3 +112,67 @@ def test_a_checkpoint_has_names_that_are_text_one_for_each_class():
     ):
         data.identities = identities
         assert class_names(data) == names
+
+
+def made(base, **attributes):
+    """A set of 4 images whose arrays are right but for those given."""
+    arrays = {
+        Dataset: {"labels": np.array([0, 1, 1, 0])},
+        PairSet: {"pairs": np.array([[0, 3], [1, 2]]), "same": np.array([True, False])},
+        IdentificationSet: {
+            "gallery": np.array([0, 1]),
+            "probe": np.array([3]),
+            "identities": np.array([0, 1, 1, 0]),
+        },
+    }
+    arrays[TemplatePairs] = {**arrays[PairSet], "template": np.arange(4), "media": np.arange(4)}
+    calls = dict.fromkeys(("sample", "image"))
+    return type("Mine", (base,), {"num_images": 4, **calls, **arrays[base], **attributes})()
+
+
+@pytest.mark.parametrize("base", [Dataset, PairSet, TemplatePairs, IdentificationSet])
+def test_arrays_as_the_base_class_says_are_taken(base):
+    check_arrays(made(base))
+
+
+@pytest.mark.parametrize(
+    "base, attributes, line",
+    [
+        (Dataset, {"labels": [0, 1]}, "labels: must be an array int64 [N], got list"),
+        (Dataset, {"labels": np.array([0, 1], np.int32)}, "labels: must be int64 [N], got int32 [2]"),
+        (Dataset, {"labels": np.array([[0, 1]])}, "labels: must be int64 [N], got int64 [1, 2]"),
+        (PairSet, {"pairs": np.array([[0, 4], [1, 2]])}, "pairs: must be in [0, 4), has 0 to 4"),
+        (PairSet, {"pairs": np.array([[-1, 3], [1, 2]])}, "pairs: must be in [0, 4), has -1 to 3"),
+        (PairSet, {"pairs": np.array([[0, 1, 2]])}, "pairs: must be int64 [P, 2], got int64 [1, 3]"),
+        (PairSet, {"same": np.array([True])}, "same: must be bool [P] of 2 rows, got bool [1]"),
+        (PairSet, {"same": np.array([1, 0])}, "same: must be bool [P] of 2 rows, got int64 [2]"),
+        (TemplatePairs, {"template": np.array([0, 0, 1, 1])}, "pairs: must be in [0, 2), has 0 to 3"),
+        (
+            TemplatePairs,
+            {"media": np.arange(3)},
+            "media: must be int64 [num_images] of 4 rows, got int64 [3]",
+        ),
+        (IdentificationSet, {"probe": np.array([4])}, "probe: must be in [0, 4), has 4 to 4"),
+        (
+            IdentificationSet,
+            {"identities": np.arange(2)},
+            "identities: must be int64 [num_images] of 4 rows, got int64 [2]",
+        ),
+    ],
+)
+def test_other_arrays_are_refused(base, attributes, line):
+    with pytest.raises(UserError) as raised:
+        check_arrays(made(base, **attributes))
+    assert str(raised.value) == f"Mine.{line}"
+
+
+def test_a_class_with_another_number_than_in_training_is_found():
+    def named(*names):
+        return made(Dataset, identities=np.array(names), num_classes=len(names))
+
+    assert misnumbered_class(["Ann", "Bob"], named("Ann", "Bob")) is None
+    assert misnumbered_class(["/train/0001", "/train/0002"], named("/val/0001", "/val/0002")) is None
+    assert misnumbered_class(None, named("Bob")) is None and misnumbered_class(["Ann"], made(Dataset)) is None
+    assert (
+        misnumbered_class(["Ann", "Bob"], named("Bob")) == "its class 0 is 'Bob', the one trained on is 'Ann'"
+    )

@@ -57,3 +57,16 @@ def test_what_is_not_recognised_is_refused(tmp_path):
     write_rec(tmp_path / "two.rec", [0])
     with pytest.raises(UserError, match=r": has 2 .rec files; name one of them$"):
         open_images(str(tmp_path))
+
+
+def test_folders_without_identities_say_what_is_missing(tmp_path):
+    with pytest.raises(
+        UserError, match=r"flat: is empty; give a folder with a folder for each identity, or with a .rec or "
+    ):
+        (tmp_path / "flat").mkdir()
+        open_images(str(tmp_path / "flat"))
+    (tmp_path / "flat" / "a.PNG").touch()
+    with pytest.raises(
+        UserError, match="flat: has images, but none in a folder of its identity; make a folder for each "
+    ):
+        open_images(str(tmp_path / "flat"))
