@@ -120,9 +120,8 @@ def test_a_stopped_run_goes_on_where_it_was(trained, tmp_path):
     assert rows(tmp_path, evaluations=True)[-1] == rows(trained, evaluations=True)[-1]
     assert_same_arrays(checkpoint(trained), checkpoint(tmp_path))
     assert not list(tmp_path.glob("previous-*"))
-    again = entry(
-        tmp_path, "Global.resume=true"
-    ).train()  # nothing is left to do: the same result, no second row
+    assert "resuming at step 8 from " in (tmp_path / "train.log").read_text()
+    again = entry(tmp_path, "Global.resume=true").train()  # nothing is left: the same result, no second row
     assert {**again, "seconds": 0} == {**result, "seconds": 0}
     assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [8, 12]
 
