@@ -14,10 +14,15 @@ from plsc.errors import UserError
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of a file's size, quota
 
 
+def there(folder: str | Path) -> Path:
+    """`folder`, or the nearest above it that is there: on whose disk it would be."""
+    folder = Path(folder)
+    return next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
+
+
 def need_and_free(folder: Path, need: int) -> tuple[bool, str]:
     """Whether `need` bytes fit on the disk of `folder`, which may not be there yet; "need 51 MB, free 20 MB"."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(there(folder)).free
     return need <= free, f"need {need / 1e6:.3g} MB, free {free / 1e6:.3g} MB"
 
 
