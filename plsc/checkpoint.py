@@ -92,7 +92,7 @@ def save(
         together(_publish, final, rank, {**fields, "heads": heads, "files": files})
     except SaveError:
         if rank == 0:
-            tidy(root)  # the disk may be full or gone; the next save tries again
+            _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
         raise
     return final
 
@@ -121,7 +121,7 @@ def _together(what: str, gather: Callable, work: Callable, *args: Any) -> list:
 def _begin(final: Path, rank: int, shard: tuple[int, int]) -> tuple[int, int]:
     if rank == 0:
         final.parent.mkdir(parents=True, exist_ok=True)
-        tidy(final.parent, ignore_errors=False)
+        _tidy(final.parent)
         _beside(final, "tmp").mkdir()
     return int(shard[0]), int(shard[1])
 
@@ -155,16 +155,16 @@ def _publish(final: Path, rank: int, fields: dict) -> None:
         final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
     tmp.rename(final)
     sync_folder(root)
-    tidy(root)  # the replaced one; the next save tries again
+    _tidy(root, ignore_errors=True)  # the replaced one; the next save tries again
 
 
 def _beside(final: Path, suffix: str) -> Path:
     return final.with_name(f"{final.name}.{suffix}")
 
 
-def tidy(root: str | os.PathLike, ignore_errors: bool = True) -> None:
+def _tidy(root: Path, ignore_errors: bool = False) -> None:
     """Remove what a killed save or prune left; a replaced checkpoint gets its name back if it is needed."""
-    for path in _entries(Path(root), r"step-\d{8,}\.(tmp|old)"):
+    for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
         final = path.with_suffix("")
         if path.suffix == ".old" and not final.exists():
             path.rename(final)

@@ -242,7 +242,7 @@ def show(planned: dict) -> str:
     if bank == "disk":
         shares, cached = planned["from_disk"], 1e3 * planned["head_seconds_cached"]
         lines.append(
-            f"of a step's rows the disk reads {shares['reads']:.0%} and writes {shares['writes']:.0%}, the page cache saves the others "
+            f"of a step's rows the disk reads {shares['reads']:.0%} and writes {shares['writes']:.0%}, the page cache has the others "
             f"(all of them: {cached:.1f} ms); what the head waits for here goes on while the backbone runs"
         )
     lines += [

@@ -40,9 +40,11 @@ def refuse_full_disk(
     need: int,
     what: str = "a checkpoint",
     remedy: str = "set another Global.output_dir",
+    left: int = 0,
 ) -> int:
-    """UserError if `what`, of `need` bytes, does not fit on the disk of `folder`; else the bytes that are free there."""
-    free = free_bytes(folder)
+    """UserError if `what`, of `need` bytes, does not fit on the disk of `folder`, with `left` bytes there that will be removed before; else
+    the bytes that are free, these among them."""
+    free = free_bytes(folder) + left
     if need > free:
         raise UserError(f"{folder}: no space for {what} ({_numbers(need, free)}); make room, or {remedy}")
     return free
@@ -64,8 +66,10 @@ def check_room(folder: Path, need: int, saves: int, keep: int, what: str = "a ch
         need: bytes of each. saves: how many will be written, counted up to keep + 1. keep: how many stay, beside the one that is being
             written.
     """
-    free = refuse_full_disk(folder, need, what)
-    present = sum(1 for _ in folder.glob("step-*"))
+    # By a killed save; the next one removes it before it writes.
+    left = sum(file.stat().st_size for file in folder.glob("step-*.tmp/*"))
+    free = refuse_full_disk(folder, need, what, left=left)
+    present = sum(1 for path in folder.glob("step-*") if path.suffix != ".tmp")
     more, room = max(1, min(saves, keep + 1 - present)), free // need
     if more <= room:
         return None

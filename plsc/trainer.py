@@ -156,9 +156,7 @@ class Trainer(Tester):
 
     def _check_room(self) -> None:
         """UserError if the disk has no room for a checkpoint, a warning if it has for too few. Every rank calls it."""
-        if self.rank == 0:
-            checkpoint.tidy(self.checkpoints)  # what a killed save has left makes room
-        distributed.barrier()  # and no bank has yet to take its own
+        distributed.barrier()  # all banks have their space now
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
         if isinstance(self.optimizer, paddle.optimizer.Momentum):
             numbers += sum(p.size for p in self.backbone.parameters() if not p.stop_gradient)

@@ -60,11 +60,16 @@ def test_a_run_that_has_nothing_to_save_any_more_needs_no_room(tmp_path, monkeyp
     assert train(tmp_path, NO_PAIRS, "Global.max_steps=2", resume=folder).step == 2
 
 
-def test_what_a_killed_save_has_left_is_gone_before_the_disk_is_looked_at(tmp_path, monkeypatch):
-    left = tmp_path / "checkpoints/step-00000001.tmp"
+def test_what_a_killed_save_has_left_counts_as_free(tmp_path, monkeypatch):
+    """The next save removes it before it writes."""
+    left = tmp_path / "checkpoints/step-00000099.tmp"
     left.mkdir(parents=True)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, 2_000 if left.exists() else 10**9))
+    (left / "head").write_bytes(bytes(50_000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: Usage(10**9, 0, 2_000 if left.exists() else 52_000)
+    )
     assert train(tmp_path, NO_PAIRS, "Global.max_steps=1").step == 1
+    assert checkpoints(tmp_path) == [1]
 
 
 @pytest.mark.parametrize(
