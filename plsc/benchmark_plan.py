@@ -1,4 +1,4 @@
-"""Whether plsc-plan is right: five heads planned, then measured, in turn.
+"""Whether plsc-plan is right: seven heads planned, then measured, in turn.
 
     python tools/benchmark.py plan --json plan.json
 
@@ -24,6 +24,8 @@ CASES = (
     (1_000_000, 128, 256, 1, 0.1, []),
     (200_000, 128, 128, 2, 1.0, []),
     (300_000, 256, 256, 1, 0.2, ["Head.bank=host"]),
+    (300_000, 256, 256, 1, 0.2, ["Head.bank=host", "Head.bank_dtype=bfloat16"]),
+    (1_000_000, 512, 128, 1, 0.02, ["Head.bank=disk", "Head.bank_dtype=bfloat16"]),
 )
 
 
@@ -63,6 +65,8 @@ def row(
         if not target.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {said}")
         measured = json.loads(target.read_text())
+    size = sum(plan.head_bytes(case, rate).values())
+    disk = plan.disk_of(case, plan.available_bytes() / plan.on_this_machine(ranks), found["base"] + size)
     return {
         "classes": classes,
         "dim": dim,
@@ -70,9 +74,9 @@ def row(
         "ranks": ranks,
         "rate": rate,
         "override": more,
-        "planned_seconds": plan.head_seconds(case, found, rate),
+        "planned_seconds": plan.head_seconds(case, found, rate, disk),
         "seconds": measured["step_seconds"],
-        "planned_bytes": sum(plan.head_bytes(case, rate).values()),
+        "planned_bytes": size,
         "bytes": measured["peak_bytes"],
     }
 

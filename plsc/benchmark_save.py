@@ -3,12 +3,13 @@
     python tools/benchmark.py save --classes 1000000 --dim 512 --folder output
 
 Centres and momentum of one rank, as training saves them: weights checked for NaN, safetensors, checksums, fsync, manifest, rename. The plain
-twin writes the same bytes into one file and syncs it. Nothing else of a run happens, so the time of a save is the pause of training.
+twin writes the same bytes into one file and syncs it; both read those of a bank on disk (`--bank disk`) from there. Nothing else of a run happens, so the time of a save is the pause of training.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -21,9 +22,12 @@ import numpy as np
 from plsc import checkpoint
 from plsc.benchmark import reset_peak, resident_bytes
 from plsc.divergence import finite_arrays
+from plsc.errors import UserError
+from plsc.half import float32_of
 from plsc.heads.bank import BANKS, Bank
+from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
-from plsc.tensorfile import layout
+from plsc.tensorfile import Rows, layout
 
 _ROWS = 65_536  # filled at a time
 
@@ -31,16 +35,20 @@ _ROWS = 65_536  # filled at a time
 def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--classes", type=int, default=1_000_000)
     part.add_argument("--dim", type=int, default=512, help="embedding size")
-    part.add_argument("--bank", choices=BANKS, default="device", help="Head.bank")
+    part.add_argument("--bank", choices=[*BANKS, "disk"], default="device", help="Head.bank")
+    part.add_argument(
+        "--bank-dtype", choices=["float32", "bfloat16"], default="float32", help="not on the device"
+    )
     part.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
     part.add_argument("--folder", default=".", help="on the disk to measure; what is written is deleted")
 
 
 def save(args: argparse.Namespace) -> dict:
     """Seconds of a save of centres and momentum, and of a plain write and fsync of the same bytes, in turn."""
-    bank = filled(args.bank, args.classes, args.dim)
-    state = bank.state()
-    size = sum(array.nbytes for array in state.values())
+    if args.bank == "device" and args.bank_dtype != "float32":
+        raise UserError("--bank-dtype: only with --bank host or disk")
+    state = filled(args.bank, args.bank_dtype, args.classes, args.dim, args.folder).state()
+    size = sum(math.prod(array.shape) * array.dtype.itemsize for array in state.values())
     seconds: dict[str, list[float]] = {"plain": [], "save": []}
     reset_peak()
     before = resident_bytes()
@@ -56,7 +64,7 @@ def save(args: argparse.Namespace) -> dict:
     return {
         "classes": args.classes,
         "dim": args.dim,
-        "bank": args.bank,
+        "bank": f"{args.bank}, {args.bank_dtype}",
         "runs": args.runs,
         "megabytes": size / 1e6,
         "plain_seconds": seconds["plain"],
@@ -69,28 +77,29 @@ def save(args: argparse.Namespace) -> dict:
     }
 
 
-def filled(kind: str, classes: int, dim: int) -> Bank:
-    """A bank of `kind` whose momentum is there in memory too: a page of zeros that nobody touched costs nothing to write."""
+def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
+    """A bank of `kind` whose momentum is there in memory too: a page of zeros that nobody touched costs nothing to write. One on disk has its
+    file in `folder`."""
     settings = {"bias": False, "std": 0.01, "seed": 0, "momentum": 0.9, "weight_decay": 0.0}
-    bank = BANKS[kind](ClassShard.whole(classes), dim, **settings)
+    bank = build_bank(kind, dtype, folder, ClassShard.whole(classes), dim, **settings)
     for start in range(0, classes, _ROWS):
-        rows = bank.state()["centres"][start : start + _ROWS]
+        rows = float32_of(np.asarray(bank.state()["centres"][start : start + _ROWS]))
         bank.load_rows(start, {"centres": rows, "momentum": -rows})
     return bank
 
 
-def _plain(folder: Path, state: dict[str, np.ndarray]) -> Path:
+def _plain(folder: Path, state: dict) -> Path:
     path = folder / "plain"
     with open(path, "xb", buffering=0) as file:
         for buffer in layout(state):
-            view = memoryview(buffer)
+            view = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
             while view:
                 view = view[file.write(view) :]
         os.fsync(file.fileno())
     return path
 
 
-def _save(folder: Path, state: dict[str, np.ndarray]) -> Path:
+def _save(folder: Path, state: dict) -> Path:
     assert finite_arrays([state["centres"]])
     classes = len(state["centres"])
     network = {"stem.weight": np.zeros((64, 3, 3, 3), np.float32)}
@@ -113,7 +122,7 @@ def _save(folder: Path, state: dict[str, np.ndarray]) -> Path:
 
 def show(found: dict) -> str:
     return (
-        f"{found['classes']:,} classes x {found['dim']}, {found['bank']} bank, {found['megabytes']:,.0f} MB, medians of "
+        f"{found['classes']:,} classes x {found['dim']}, bank {found['bank']}, {found['megabytes']:,.0f} MB, medians of "
         f"{found['runs']} runs in turn\n"
         f"plain write and fsync  {found['plain_mb_per_second']:,.0f} MB/s\n"
         f"checkpoint             {found['save_mb_per_second']:,.0f} MB/s, {100 * found['save_over_plain_speed']:.0f} % of it\n"

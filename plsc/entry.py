@@ -200,7 +200,8 @@ class Entry(Setters):
         return found
 
     def dry_run(self) -> str:
-        """The resolved config with the source of each value, and the plan of the run; trains nothing, starts no group."""
+        """The resolved config with the source of each value, and the plan of the run; trains nothing, starts no group. What Global.init_from
+        names is read and compared as by a start."""
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
         from plsc.data.loader import Loader
@@ -213,6 +214,11 @@ class Entry(Setters):
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.image_shape
         )
         plan = self._plan_lines(dataset, backbone, loader.steps_per_epoch)
+        resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
+        if self.config.Global.init_from and not resumes:
+            from plsc.finetune import check_start
+
+            plan.append(f"plan: start    {check_start(self.config, backbone, dataset)}")
         return "\n".join([self.config.to_yaml(sources=True), *plan])
 
     def launch(self, ranks: int, verb: str = "train") -> dict[str, Any]:

@@ -72,16 +72,11 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     Raises UserError: a damaged checkpoint, another backbone, centres that have no place in this head, names that are not unique.
     """
     path = cfg.Global.init_from
-    saved, where = _open(path), f"Global.init_from: {path}"
-    lines = [init_backbone(backbone, saved, data.contract, where)]
-    names = class_names(data)
-    match = match_classes(cfg.Global, saved, names, data.num_classes)
+    saved = _open(path)
+    arrays, names, match = _what_fits(cfg, saved, backbone, data)
+    lines = [init_backbone(backbone, saved, arrays, data.contract)]
     kept = int((match.row_C >= 0).sum())
-    if kept:
-        _refuse_other_head(cfg, saved, head, where)
-        lines += _take_margin(cfg, saved, head)
-    else:
-        lines.append(f"the head is new: {match.nothing}")
+    lines += _take_margin(cfg, saved, head) if kept else [f"the head is new: {match.nothing}"]
     length, bias = _keep(saved, head, match.row_C)
     new = np.flatnonzero(match.row_C < 0)
     if (cfg.Global.new_centres or ("mean" if kept else "random")) == "random":
@@ -123,13 +118,44 @@ def _open(path: str) -> Checkpoint:
     return Checkpoint.open(path, verify=False)
 
 
-def init_backbone(backbone: paddle.nn.Layer, saved: Checkpoint, contract: dict, where: str) -> str:
-    """Give `backbone` the checkpoint's weights; a sentence. UserError, a line for each tensor, if they are of another network."""
-    own, arrays = backbone.state_dict(), saved.backbone()
+def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
+    """What `start_from` would take over, in a line; nothing is changed. Raises what it raises; reads every byte of the checkpoint."""
+    saved = Checkpoint.open(cfg.Global.init_from)
+    arrays, _, match = _what_fits(cfg, saved, backbone, data)
+    kept = int((match.row_C >= 0).sum())
+    found = f"{saved.path}: the {len(arrays)} tensors of the backbone; "
+    if not kept:
+        return f"{found}the head is new: {match.nothing}"
+    by = cfg.Global.keep_centres or "name"
+    return f"{found}centres: {kept:,} kept by {by}, {data.num_classes - kept:,} new, {len(match.dropped):,} dropped"
+
+
+def _what_fits(
+    cfg: Config, saved: Checkpoint, backbone: paddle.nn.Layer, data: Dataset
+) -> tuple[dict[str, np.ndarray], list[str] | None, Match]:
+    """The checkpoint's tensors for `backbone`, the names of the data's classes, and which of them it knows; UserError if something does
+    not fit."""
+    where = f"Global.init_from: {cfg.Global.init_from}"
+    arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
+    match = match_classes(cfg.Global, saved, names, data.num_classes)
+    if (match.row_C >= 0).any():
+        _refuse_other_head(cfg, saved, where)
+    return arrays, names, match
+
+
+def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> dict[str, np.ndarray]:
+    """The checkpoint's tensors for `backbone`; UserError, a line for each of them, if they are of another network."""
+    own, arrays, network = backbone.state_dict(), saved.backbone(), type(backbone).__name__
     if not own.keys() & arrays.keys():
-        raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {type(backbone).__name__}'s")
-    if lines := tensor_differences(arrays, own, "the checkpoint", type(backbone).__name__):
+        raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {network}'s")
+    if lines := tensor_differences(arrays, own, "the checkpoint", network):
         raise UserError(told(where, lines))
+    return arrays
+
+
+def init_backbone(backbone: paddle.nn.Layer, saved: Checkpoint, arrays: dict, contract: dict) -> str:
+    """Give `backbone` the checkpoint's weights, which fit; a sentence."""
+    own = backbone.state_dict()
     for name, array in arrays.items():
         own[name].set_value(array)
     if saved.contract != contract:
@@ -173,17 +199,17 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
     return Match(row_C, dropped, same)
 
 
-def _refuse_other_head(cfg: Config, saved: Checkpoint, head: SoftmaxHead, where: str) -> None:
-    """UserError unless a row of the checkpoint means in `head` what it meant there."""
+def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
+    """UserError unless a row of the checkpoint means in this run's head what it meant there."""
     theirs = {name for name in saved.head_arrays if "momentum" not in name}
-    ours = {"centres", "bias"} if head.bank.bias else {"centres"}
-    width = saved.head_arrays["centres"].shape[1]
+    ours = {"centres", "bias"} if cfg.Head.bias else {"centres"}
+    width, here = saved.head_arrays["centres"].shape[1], cfg.Model.embedding_size * cfg.Head.sub_centres
     name = head_config(saved.config_yaml).get("name")
     differs = []
     if name and (name in SOFTMAXES) != (cfg.Head.name in SOFTMAXES):
         differs.append(f"the head is {name}, this run's {cfg.Head.name}")
-    if width != head.bank.width:
-        differs.append(f"a class has {width} numbers, in this run {head.bank.width} (Head.sub_centres)")
+    if width != here:
+        differs.append(f"a class has {width} numbers, in this run {here} (Head.sub_centres)")
     if theirs != ours:
         differs.append("a bias is in one of the two only (Head.bias)")
     if differs:

@@ -2,9 +2,9 @@
 
     plsc-plan -c configs/ --classes 1000000 --ranks 2 --rate 0.1
 
-Memory of the head is computed; that of the backbone, and all times, come from about ten seconds of work in new processes on this machine: steps of
-the head on growing numbers of classes, and of the backbone on growing batches, both continued along a straight line. What no calibration sees is
-said. How good it is: docs/performance.md, `tools/benchmark.py plan`.
+Memory of the head and what is written to the disk are computed; the backbone's memory, and all times, come from about ten seconds of work in new
+processes on this machine (calibration.py), continued along straight lines. What no calibration sees is said. How good it is:
+docs/performance.md, `tools/benchmark.py plan`.
 """
 
 from __future__ import annotations
@@ -12,163 +12,32 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from plsc import benchmark, environment, log
+from plsc import environment, log
+from plsc.calibration import Case, calibrate, work
 from plsc.config import Config, add_arguments, load
 from plsc.errors import UserError
-from plsc.sharding import split
+from plsc.space import there
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
-MOST_ROWS = 200_000  # classes of a rank that the calibration makes: more take seconds to draw
-SMALLEST = 1024  # of the growing numbers of classes
 PAYS = 0.1  # share of a step's time that a lower rate must save
-_STEPS = 3  # timed at each size, after one that is not; the median counts
+_UNWRITTEN = 0.2  # of the page cache that may wait to be written, as Linux has it (vm.dirty_ratio)
 
 
-@dataclass
-class Case:
-    """What is planned: a config's head with this many classes, ranks, and samples of a rank."""
+class Disk(NamedTuple):
+    """Shares of the rows of a step that the disk reads and writes, the page cache having the others."""
 
-    cfg: Config
-    classes: int
-    ranks: int
-    batch: int
-
-    @property
-    def shard(self) -> int:
-        """S of the largest shard."""
-        spread = self.cfg.Head.name.startswith("dist_")
-        return split(self.classes, self.ranks)[0][1] if spread else self.classes
-
-    def selected(self, rate: float) -> int:
-        """K, about: positives that were not drawn come on top."""
-        samples = self.batch * self.ranks
-        drawn = round(rate * self.shard)
-        return min(self.shard, drawn + round(samples * (1 - rate) * self.shard / self.classes))
-
-    @property
-    def samples(self) -> int:
-        """N that a rank judges."""
-        return self.batch * (self.ranks if self.cfg.Head.name.startswith("dist_") else 1)
+    reads: float = 0.0
+    writes: float = 0.0
 
 
-# ---- the calibration, in new processes
-
-
-def calibrate(
-    case: Case, seconds: float, image_shape: tuple[int, int, int] | None, threads: int | None
-) -> dict:
-    """What this machine takes, measured in new processes: as many as `case` has ranks, if there are processors for them.
-
-    Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...] (with
-    `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each}.
-    """
-    processors = os.cpu_count() or 1
-    ranks = case.ranks if case.ranks <= processors else 1
-    # None: as in training, the processors shared out, or what the user's OMP_NUM_THREADS says.
-    threads = threads or case.cfg.Global.threads or (None if ranks == case.ranks else 1)
-    with tempfile.TemporaryDirectory() as folder:
-        config, found = Path(folder, "config.yaml"), Path(folder, "found.json")
-        config.write_text(case.cfg.to_yaml())
-        asked = {
-            "classes": case.classes // case.ranks * ranks,
-            "batch": case.samples // ranks,
-            "seconds": seconds,
-        }
-        asked.update(image_shape=image_shape, threads=threads)
-        said = benchmark.run_ranks(
-            ["plan", "-c", str(config), "--work", json.dumps(asked), str(found)], ranks, Path(folder, "log")
-        )
-        if not found.exists():
-            raise UserError(f"plsc-plan: the calibration failed: {said}")
-        return {**json.loads(found.read_text()), "ranks": ranks}
-
-
-def work(cfg: Config, asked: dict) -> dict:
-    """The calibration on this rank; every rank calls it."""
-    threads, _ = environment.prepare(asked["threads"])
-    from plsc import distributed
-    from plsc.heads.cost import Trial
-
-    distributed.init("cpu", threads)
-    small = {"Head": {"sample_rate": 1.0}}
-    Trial(_with(cfg, **small), 1000, 8).step()
-    base = benchmark.resident_bytes()
-    found: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
-    rates = {"full": 1.0, "sampled": min(cfg.Head.sample_rate, 0.1)}
-    kinds = rates if cfg.Head.name.startswith("dist_") else ["full"]
-    for kind in kinds:
-        found["head"][kind] = _head_times(cfg, rates[kind], asked, asked["seconds"] / (len(kinds) + 1))
-    if asked["image_shape"]:
-        found.update(_backbone_costs(cfg, asked, asked["seconds"] / (len(kinds) + 1)))
-    return found
-
-
-def _with(cfg: Config, **sections: dict) -> Config:
-    changed = {name: getattr(cfg, name).model_copy(update=keys) for name, keys in sections.items()}
-    return cfg.model_copy(update=changed)
-
-
-def _head_times(cfg: Config, rate: float, asked: dict, seconds: float) -> list[list[float]]:
-    """[K, seconds of a step] for growing numbers of classes, while there is time."""
-    from plsc import distributed
-    from plsc.heads.cost import Trial
-
-    began, found, ranks = time.monotonic(), [], distributed.world_size()
-    rows, most = SMALLEST / rate, min(asked["classes"] / ranks, MOST_ROWS)
-    while True:
-        rows = min(rows, most)
-        trial = Trial(_with(cfg, Head={"sample_rate": rate}), max(2, int(rows * ranks)), asked["batch"])
-        trial.step()
-        spent = benchmark.alternate(_STEPS, {"step": trial.step})["step"]
-        found.append([trial.head.bank.selected, spent])
-        elapsed = time.monotonic() - began
-        more = (
-            rows < most and elapsed + 4 * elapsed < seconds * 2.5
-        )  # the next takes about four times as long
-        if not distributed.every(more):
-            return found
-        rows *= 4
-
-
-def _backbone_costs(cfg: Config, asked: dict, seconds: float) -> dict:
-    """Seconds and bytes of forward and backward for growing batches, less than a step of the run's."""
-    import paddle
-
-    from plsc import distributed
-
-    backbone = cfg.Model.build(
-        embedding_size=cfg.Model.embedding_size, image_shape=tuple(asked["image_shape"])
-    )
-    parameters = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
-    batch, found, began = 4, [], time.monotonic()
-    before = benchmark.resident_bytes()
-    while True:
-        images = paddle.randn([batch, *asked["image_shape"]])
-        grad = paddle.randn([batch, cfg.Model.embedding_size])
-
-        def step(images=images, grad=grad) -> None:
-            backbone(images).flatten(1).backward(grad)
-            backbone.clear_gradients()
-
-        step()
-        benchmark.reset_peak()
-        spent = benchmark.alternate(_STEPS, {"step": step})["step"]
-        found.append([batch, spent, benchmark.resident_bytes("VmHWM") - before])
-        elapsed = time.monotonic() - began
-        if not distributed.every(batch < asked["batch"] and 3 * elapsed < seconds):
-            return {"backbone": found, "parameters": parameters}
-        batch = min(4 * batch, asked["batch"])
-
-
-# ---- the prediction
+CACHED = Disk()
 
 
 def along(points: Sequence[Sequence[float]], x: float) -> float:
@@ -180,9 +49,26 @@ def along(points: Sequence[Sequence[float]], x: float) -> float:
     return float(ys[-1] + slope * (x - xs[-1]))
 
 
-def head_seconds(case: Case, found: dict, rate: float) -> float:
+def head_seconds(case: Case, found: dict, rate: float, disk: Disk = CACHED) -> float:
+    """Of a step. With a bank on disk it waits for what is read; what is written goes on beside, and is waited for where it takes longer than
+    all but the reading."""
     points = found["head"]["full" if rate == 1 else "sampled"]
-    return along(points, case.selected(rate))
+    cached, *others = (
+        along([(point[0], point[place]) for point in points], case.selected(rate))
+        for place in range(1, len(points[0]))
+    )
+    if not others:
+        return cached
+    read, written = others
+    return disk.reads * (read - cached) + max(cached, disk.writes * written)
+
+
+def disk_of(case: Case, memory: float, used: int) -> Disk:
+    """What the disk has to do if the process has `used` of `memory` bytes, and the page cache the rest."""
+    if case.cfg.Head.bank != "disk":
+        return CACHED
+    size, cache = max(1, _bank_bytes(case, case.shard)), max(0.0, memory - used)
+    return Disk(max(0.0, 1 - cache / size), max(0.0, 1 - _UNWRITTEN * cache / size))
 
 
 def head_bytes(case: Case, rate: float) -> dict[str, int]:
@@ -207,42 +93,106 @@ def largest(case: Case, others: int, memory: float) -> int:
     """The most classes for which the head's bytes on a rank, its whole Head.logits_budget_mb among them, and `others` are within
     `memory` bytes."""
     rate, budget = case.cfg.Head.sample_rate, int(case.cfg.Head.logits_budget_mb * 2**20)
+
+    def fits(more: Case) -> bool:
+        parts = head_bytes(more, rate)
+        # Whole, since more classes may need less: exponentials that do not fit the budget are not kept.
+        parts["blocks"] = max(parts["blocks"], budget)
+        return sum(parts.values()) + others <= memory
+
+    return _most(case, fits)
+
+
+def _most(case: Case, fits: Callable[[Case], bool]) -> int:
     low, high = 0, 2**40
     while high - low > 1:
         middle = (low + high) // 2
-        parts = head_bytes(Case(case.cfg, middle, case.ranks, case.batch), rate)
-        # Whole, since more classes may need less: exponentials that do not fit the budget are not kept.
-        parts["blocks"] = max(parts["blocks"], budget)
-        fits = sum(parts.values()) + others <= memory
-        low, high = (middle, high) if fits else (low, middle)
+        good = fits(Case(case.cfg, middle, case.ranks, case.batch))
+        low, high = (middle, high) if good else (low, middle)
     return low
 
 
-def plan(case: Case, found: dict, memory: float) -> dict:
-    """All that is told, from a calibration; `memory`: bytes for each rank."""
+# ---- the disk
+
+
+def _bank_bytes(case: Case, classes: int) -> int:
+    from plsc.heads.cost import bank_bytes
+
+    return bank_bytes(case.cfg.Head, classes, case.cfg.Model.embedding_size)
+
+
+def on_this_machine(ranks: int) -> int:
+    """Of so many ranks: one for each processor at most, the others are somewhere else."""
+    return min(ranks, os.cpu_count() or 1)
+
+
+def disk_needs(case: Case, parameters: int) -> dict:
+    """Bytes that a run writes: the banks of this machine's ranks, a checkpoint, and how many of these there are at most at a time: those that
+    are kept, the best one, and the one that is being written."""
+    cfg = case.cfg
+    return {
+        "bank": _bank_bytes(case, case.shard) * on_this_machine(case.ranks) if cfg.Head.bank == "disk" else 0,
+        "checkpoint": _bank_bytes(case, case.classes) + 2 * 4 * parameters,
+        "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
+    }
+
+
+def disk_free(cfg: Config) -> dict:
+    """Bytes free where the bank and where the checkpoints would be, and whether that is one disk."""
+    bank, output = there(cfg.Head.bank_folder or cfg.Global.output_dir), there(cfg.Global.output_dir)
+    return {
+        "bank": shutil.disk_usage(bank).free,
+        "checkpoints": shutil.disk_usage(output).free,
+        "one": bank.stat().st_dev == output.stat().st_dev,
+    }
+
+
+def fits_disk(needs: dict, free: dict) -> bool:
+    checkpoints = needs["checkpoint"] * needs["checkpoints"]
+    if free["one"]:
+        return needs["bank"] + checkpoints <= free["checkpoints"]
+    return needs["bank"] <= free["bank"] and checkpoints <= free["checkpoints"]
+
+
+# ---- what is told
+
+
+def plan(case: Case, found: dict, memory: float, free: dict) -> dict:
+    """All that is told, from a calibration; `memory`: bytes for each rank; `free`: as of `disk_free`."""
     rate = case.cfg.Head.sample_rate
     parts = {"Paddle": found["base"], **backbone_bytes(case, found)}
     fixed = sum(parts.values())
     backbone = along([point[:2] for point in found["backbone"]], case.batch) if found["backbone"] else None
-    rates = RATES if "sampled" in found["head"] else (1.0,)
+    rates = sorted({*(RATES if "sampled" in found["head"] else (1.0,)), rate}, reverse=True)
+    totals = {each: fixed + sum(head_bytes(case, each).values()) for each in rates}
+    disks = {each: disk_of(case, memory, totals[each]) for each in rates}
+    seconds = {each: head_seconds(case, found, each, disks[each]) for each in rates}
+    needs = disk_needs(case, found["parameters"])
     return {
         "classes": case.classes,
         "ranks": case.ranks,
         "batch": case.batch,
         "rate": rate,
+        "bank": [case.cfg.Head.bank, case.cfg.Head.bank_dtype],
         "bytes": {**parts, **head_bytes(case, rate)},
         "memory": memory,
-        "head_seconds": head_seconds(case, found, rate),
+        "head_seconds": seconds[rate],
+        "head_seconds_cached": head_seconds(case, found, rate),
+        "from_disk": disks[rate]._asdict(),
         "backbone_seconds": backbone,
         "largest_classes": largest(case, fixed, memory),
+        "disk": {**needs, "free": free, "fits": fits_disk(needs, free)},
+        "largest_classes_on_disk": _most(
+            case, lambda more: fits_disk(disk_needs(more, found["parameters"]), free)
+        ),
         "rates": [
             {
                 "rate": each,
                 "selected": case.selected(each),
-                "head_seconds": head_seconds(case, found, each),
-                "bytes": fixed + sum(head_bytes(case, each).values()),
+                "head_seconds": seconds[each],
+                "bytes": totals[each],
             }
-            for each in sorted({*rates, rate}, reverse=True)
+            for each in rates
         ],
         "calibration": found,
     }
@@ -263,7 +213,7 @@ def verdict(planned: dict) -> str:
 
 
 def show(planned: dict) -> str:
-    mb, found = 2**20, planned["calibration"]
+    mb, found, (bank, dtype) = 2**20, planned["calibration"], planned["bank"]
     total = sum(planned["bytes"].values())
     rows = [[name, size / mb] for name, size in planned["bytes"].items()] + [["all", total / mb]]
     rates = [
@@ -272,31 +222,64 @@ def show(planned: dict) -> str:
     ]
     furthest = max(point[0] for points in found["head"].values() for point in points)
     lines = [
-        f"{planned['classes']:,} classes on {planned['ranks']} ranks, {planned['batch']} samples each, rate {planned['rate']:g}",
+        (
+            f"{planned['classes']:,} classes on {planned['ranks']} ranks, {planned['batch']} samples each, rate {planned['rate']:g}, "
+            f"bank {bank}, {dtype}"
+        ),
         "",
         log.table(rows, ["of a rank", "MB"]),
         "",
         log.table(rates, ["rate", "classes in a step", "head, ms", "all, MB"]),
         "",
         f"memory: {total / mb:,.0f} of {planned['memory'] / mb:,.0f} MB for each rank; up to {planned['largest_classes']:,} classes fit",
+        disk_told(planned),
         f"time of a step: head {1e3 * planned['head_seconds']:.1f} ms",
     ]
     if planned["backbone_seconds"] is not None:
         lines[-1] += (
             f", backbone {1e3 * planned['backbone_seconds']:.1f} ms, without optimizer and the ranks' waiting"
         )
+    if bank == "disk":
+        shares, cached = planned["from_disk"], 1e3 * planned["head_seconds_cached"]
+        lines.append(
+            f"of a step's rows the disk reads {shares['reads']:.0%} and writes {shares['writes']:.0%}, the page cache has the others "
+            f"(all of them: {cached:.1f} ms); what the head waits for here goes on while the backbone runs"
+        )
     lines += [
         verdict(planned),
         f"calibrated on {found['ranks']} of {planned['ranks']} ranks x {found['threads']} threads, up to {furthest:,} classes in a step",
     ]
-    if planned["bytes"] and total > planned["memory"]:
-        lines.append("it does NOT fit: more ranks, a lower embedding size, or another Head.bank")
+    if total > planned["memory"]:
+        lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
+    if not planned["disk"]["fits"]:
+        lines.append(
+            "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
+        )
     return "\n".join(lines)
 
 
+def disk_told(planned: dict) -> str:
+    needs, free, mb = planned["disk"], planned["disk"]["free"], 2**20
+    parts = [f"at most {needs['checkpoints']} checkpoints of {needs['checkpoint'] / mb:,.0f} MB"]
+    if not free["one"]:
+        parts[0] += f" of {free['checkpoints'] / mb:,.0f} MB free"
+    if needs["bank"]:
+        parts.append(
+            f"bank {needs['bank'] / mb:,.0f} MB"
+            + ("" if free["one"] else f" of {free['bank'] / mb:,.0f} MB free")
+        )
+    whole = f", of {free['checkpoints'] / mb:,.0f} MB free" if free["one"] else ""
+    return f"disk: {', '.join(parts)}{whole}; up to {planned['largest_classes_on_disk']:,} classes fit"
+
+
 def config_of(args: argparse.Namespace) -> Config:
-    keys = {"Head.sample_rate": args.rate, "Head.bank": args.bank, "Head.compute_dtype": args.dtype}
-    keys["DataLoader.Train.batch_size"] = args.batch
+    keys = {
+        "Head.sample_rate": args.rate,
+        "Head.bank": args.bank,
+        "Head.bank_dtype": args.bank_dtype,
+        "Head.compute_dtype": args.dtype,
+        "DataLoader.Train.batch_size": args.batch,
+    }
     given = [f"{key}={value}" for key, value in keys.items() if value is not None]
     return load(args.config, [*args.override, *given])
 
@@ -309,9 +292,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, help="DataLoader.Train.batch_size, samples of a rank")
     parser.add_argument("--rate", type=float, help="Head.sample_rate")
     parser.add_argument("--bank", help="Head.bank")
+    parser.add_argument("--bank-dtype", help="Head.bank_dtype")
     parser.add_argument("--dtype", help="Head.compute_dtype")
     parser.add_argument(
         "--memory", type=float, help="GB for each rank; default: what this machine has free, shared out"
+    )
+    parser.add_argument(
+        "--disk", type=float, help="GB for bank and checkpoints together; default: what is free where they go"
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of calibration, about")
     parser.add_argument("--json", type=Path, help="also write the numbers there")
@@ -329,8 +316,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg.check_data()
     dataset = cfg.DataLoader.Train.dataset.build(seed=cfg.Global.seed)
     case = Case(cfg, args.classes or dataset.num_classes, args.ranks, cfg.DataLoader.Train.batch_size)
-    free = args.memory * 2**30 if args.memory else available_bytes() / min(args.ranks, os.cpu_count() or 1)
-    planned = plan(case, calibrate(case, args.seconds, dataset.image_shape, None), free)
+    memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(args.ranks)
+    free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
+    free = {**free, "one": True} if args.disk else disk_free(cfg)
+    planned = plan(case, calibrate(case, args.seconds, dataset.image_shape, None), memory, free)
     print(show(planned))
     if args.json:
         args.json.write_text(json.dumps(planned, indent=1) + "\n")

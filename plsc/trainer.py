@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -32,7 +33,7 @@ from plsc.heads.softmax import HeadOutput
 from plsc.restore import build_backbone, changed_keys, load_backbone, load_head
 from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
-from plsc.space import refuse_full_disk
+from plsc.space import check_room, saves_ahead
 from plsc.tensors import tensor_of
 from plsc.tester import Tester
 from plsc.timing import timer
@@ -124,10 +125,9 @@ class Trainer(Tester):
         have saved that step; `metrics` is rank 0's, None on the others."""
         self.metrics = metrics
         self.loader.probe()
-        bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
-        need = 4 * numbers + bank.itemsize * self.head.shard.num_classes * (bank.width + bank.bias)
-        refuse_full_disk(self.checkpoints, 2 * need)  # and as much momentum
-        bank.settle()
+        if self.step < self.total_steps:
+            self._check_room()
+        self.head.bank.settle()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.model = distributed.data_parallel(self.backbone)
         self.progress = log.Progress(
@@ -159,6 +159,20 @@ class Trainer(Tester):
             timer.stop()
             self.loader.close()
             self.seconds = time.monotonic() - began
+
+    def _check_room(self) -> None:
+        """UserError if the disk has no room for a checkpoint, a warning if it has for too few. Every rank calls it."""
+        distributed.barrier()  # all banks have their space now
+        bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
+        if isinstance(self.optimizer, paddle.optimizer.Momentum):
+            numbers += sum(p.size for p in self.backbone.parameters() if not p.stop_gradient)
+        need = 4 * numbers + 2 * bank.itemsize * self.head.shard.num_classes * (bank.width + bank.bias)
+        keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
+        saves = saves_ahead(self.step, self.total_steps, *periods, most=keep + 1)
+        what = "a checkpoint beside the class centres" if self.cfg.Head.bank == "disk" else "a checkpoint"
+        warning = check_room(Path(self.checkpoints), need, saves, keep, what)
+        if warning and self.rank == 0:
+            log.get_logger().warning(warning)
 
     def _train_epoch(self) -> None:
         """What is left of the epoch, up to the run's end."""

@@ -42,6 +42,7 @@ ROOM_OF = {
             "benchmark_plan",
             "benchmark_save",
             "plan",
+            "calibration",
         ],
         "benchmark",
     ),

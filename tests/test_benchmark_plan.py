@@ -19,4 +19,4 @@ def test_a_case_is_planned_and_measured(tmp_path, capsys, monkeypatch):
 def test_the_cases_differ_in_all_that_matters():
     for values in zip(*(map(str, case) for case in benchmark_plan.CASES)):
         assert len(set(values)) > 1
-    assert len(benchmark_plan.CASES) == 5
+    assert len(benchmark_plan.CASES) == 7

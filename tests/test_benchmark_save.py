@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from plsc import benchmark, benchmark_save, checkpoint
+from plsc.errors import UserError
+from plsc.half import float32_of
 
 
-@pytest.mark.parametrize("bank", ["device", "host"])
-def test_the_numbers_add_up(tmp_path, capsys, bank):
+@pytest.mark.parametrize(
+    "bank, dtype", [("device", "float32"), ("host", "float32"), ("disk", "float32"), ("disk", "bfloat16")]
+)
+def test_the_numbers_add_up(tmp_path, capsys, bank, dtype):
     target = tmp_path / "save.json"
     (tmp_path / "disk").mkdir()
     command = [
@@ -20,6 +24,8 @@ def test_the_numbers_add_up(tmp_path, capsys, bank):
         "8",
         "--bank",
         bank,
+        "--bank-dtype",
+        dtype,
         "--runs",
         "3",
         "--json",
@@ -27,19 +33,32 @@ def test_the_numbers_add_up(tmp_path, capsys, bank):
     ]
     assert benchmark.main([*command, "--folder", str(tmp_path / "disk")]) == 0
     found = json.loads(target.read_text())
-    assert found["megabytes"] == pytest.approx(2 * 70_000 * 8 * 4 / 1e6)
+    assert found["megabytes"] == pytest.approx(2 * 70_000 * 8 * {"float32": 4, "bfloat16": 2}[dtype] / 1e6)
     plain, pause = np.median(found["plain_seconds"]), np.median(found["save_seconds"])
     assert len(found["plain_seconds"]) == len(found["save_seconds"]) == 3 and found["pause_seconds"] == pause
     assert found["save_mb_per_second"] == pytest.approx(found["megabytes"] / pause)
     assert found["save_over_plain_speed"] == pytest.approx(plain / pause)
-    assert capsys.readouterr().out.startswith(f"70,000 classes x 8, {bank} bank, 4 MB, medians of 3 runs")
+    size = f"{found['megabytes']:.0f} MB"
+    said = f"70,000 classes x 8, bank {bank}, {dtype}, {size}, medians of 3 runs"
+    assert capsys.readouterr().out.startswith(said)
     assert not list((tmp_path / "disk").iterdir())
 
 
-def test_both_write_what_the_bank_holds(tmp_path):
-    state = benchmark_save.filled("host", 11, 4).state()
-    assert np.array_equal(state["momentum"], -state["centres"]) and state["centres"].all()
-    saved = checkpoint.Checkpoint.open(benchmark_save._save(tmp_path, state))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bank", ["host", "disk"])
+def test_both_write_what_the_bank_holds(tmp_path, bank, dtype):
+    made = benchmark_save.filled(bank, dtype, 11, 4, tmp_path).state()
+    state = {name: np.array(rows[:]) for name, rows in made.items()}
+    assert np.array_equal(float32_of(state["momentum"]), -float32_of(state["centres"]))
+    assert state["centres"].all() and state["centres"].dtype == (
+        np.float32 if dtype == "float32" else np.uint16
+    )
+    saved = checkpoint.Checkpoint.open(benchmark_save._save(tmp_path, made))
     assert np.array_equal(saved.rows("momentum", 0, 11), state["momentum"])
-    plain = benchmark_save._plain(tmp_path, state).read_bytes()
+    plain = benchmark_save._plain(tmp_path, made).read_bytes()
     assert plain == (saved.path / "head-00000-of-00001.safetensors").read_bytes()
+
+
+def test_the_device_has_no_bfloat16():
+    with pytest.raises(UserError, match=r"^--bank-dtype: only with --bank host or disk$"):
+        benchmark.main(["save", "--bank-dtype", "bfloat16"])

@@ -1,6 +1,7 @@
 """Global.init_from: which rows stay, what new ones are, against slow references; the words of it, and what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import paddle
@@ -11,10 +12,11 @@ from plsc.checkpoint import Checkpoint
 from plsc.config import load
 from plsc.data.dataset import EVALUATION
 from plsc.embed import to_input
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.finetune import IMAGES, start_from
 from plsc.identities import edit_identities
-from tests.training import Linear, arrays, checkpoint, make_trainer, train
+from tests.training import TINY, Linear, arrays, checkpoint, make_trainer, train
 
 OLD = [f"p{number}" for number in range(11)]
 # p3 and p10 are dropped, the order is another one, and three are new at the front, in the middle and at the end.
@@ -295,7 +297,7 @@ def test_what_to_keep_needs_a_checkpoint():
 def test_images_prepared_in_another_way_are_warned_about(before, tmp_path, capsys):
     trainer = make_trainer(tmp_path, people(NEW), NO_PAIRS)
     contract = trainer.dataset.contract
-    finetune.init_backbone(trainer.backbone, Checkpoint.open(before), dict(contract, mean=1.0), "x")
+    finetune.init_backbone(trainer.backbone, Checkpoint.open(before), {}, dict(contract, mean=1.0))
     assert capsys.readouterr().out.endswith(
         f"{before} was trained on images {contract}, this run has {dict(contract, mean=1.0)}\n"
     )
@@ -308,12 +310,65 @@ def test_a_backbone_that_differs_is_refused_tensor_by_tensor(tmp_path):
     other.linear = paddle.nn.Linear(7, 8, bias_attr=False)
     other.norm = paddle.nn.LayerNorm(8, bias_attr=False)
     with pytest.raises(UserError) as raised:
-        finetune.init_backbone(other, saved, {}, "here")
+        finetune.fitting_arrays(other, saved, "here")
     assert str(raised.value).splitlines() == [
         "here: linear.bias is not in Layer",
         "here: norm.weight is not in the checkpoint",
         "here: linear.weight is [120, 8] in the checkpoint, [7, 8] in Layer",
     ]
     with pytest.raises(UserError) as raised:
-        finetune.init_backbone(paddle.nn.PReLU(), saved, {}, "here")
+        finetune.fitting_arrays(paddle.nn.PReLU(), saved, "here")
     assert str(raised.value) == "here: none of its 2 tensors is one of PReLU's"
+
+
+# ---- before a start
+
+
+def dry(folder, path, names, *overrides):
+    keys = [people(names), f"Global.init_from={path}", f"Global.output_dir={folder}/out", *overrides]
+    return Entry(TINY, keys).dry_run().splitlines()[-1]
+
+
+def test_a_dry_run_says_what_a_start_would_take_over(before, tmp_path):
+    tensors = (
+        f"plan: start    {before}: the {len(Checkpoint.open(before).backbone())} tensors of the backbone; "
+    )
+    assert dry(tmp_path, before, NEW) == tensors + "centres: 9 kept by name, 3 new, 2 dropped"
+    none = dry(tmp_path, before, NEW, "Global.keep_centres=none")
+    assert none == f"{tensors}the head is new: Global.keep_centres is none"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "names, overrides",
+    [
+        (NEW, ["Model.widths=[4, 8]"]),
+        (NEW, ["Head.sub_centres=2"]),
+        (NEW, ["Head={name: dist_softmax, bias: true}"]),
+        ([*NEW, "p9"], []),
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_refuses(before, tmp_path, names, overrides):
+    with pytest.raises(UserError) as start:
+        started(tmp_path, before, *overrides, names=names)
+    with pytest.raises(UserError) as dry_run:
+        dry(tmp_path, before, names, *overrides)
+    assert str(dry_run.value) == str(start.value)
+
+
+def test_a_dry_run_finds_a_checkpoint_that_is_not_there_or_damaged(before, tmp_path):
+    with pytest.raises(UserError, match="there is no such checkpoint folder"):
+        dry(tmp_path, tmp_path / "nothing", NEW)
+    copy = shutil.copytree(before, tmp_path / "copy")
+    file = copy / "backbone.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(UserError, match="fails its checksum"):
+        dry(tmp_path, copy, NEW)
+
+
+def test_a_run_that_would_resume_does_not_start_from_another(before, tmp_path):
+    """The start would not look at it, and neither does the dry run."""
+    (tmp_path / "out/checkpoints/step-00000001").mkdir(parents=True)
+    said = dry(tmp_path, tmp_path / "nothing", NEW, "Global.resume=true")
+    assert said.startswith("plan: head")

@@ -126,6 +126,9 @@ class Bank(ABC):
     def settle(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Do now what would delay the first step: a bank that is far away writes the initial rows that no checkpoint has brought."""
 
+    def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Wait for what a bank that is far away does beside a step, as the next step does."""
+
     @property
     def names(self) -> list[str]:
         """What a row has: "centres", "bias"."""
@@ -151,8 +154,8 @@ class Bank(ABC):
         """Where the gradient of the selected rows goes, [K, width] or [K]: as `set_gradient`, for who writes it in place."""
         held, needed = self._grads.get(name), self.selected
         if held is None or len(held) < needed:
-            # Sampling takes a few more or less each step: some room, so that they need not get new memory each time.
-            room = needed + (0 if held is None else needed // 16)
+            # Sampling takes a few more or less each step: some room, so that no later one needs new memory.
+            room = needed + (0 if self._chosen is None else needed // 16)
             self._grads[name] = held = paddle.empty([room, self.width] if name == "centres" else [room])
         return held[:needed]
 

@@ -1,4 +1,4 @@
-"""What a head costs: its memory by part, computed, and a head at work on noise, to be timed.
+"""What a head costs: memory by part and disk, computed, and a head at work on noise, to be timed.
 
 `plsc-plan` and `tools/benchmark.py head` use both. For a head of the defaults with 100,000 classes on one rank:
 
@@ -6,6 +6,8 @@
 """
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import paddle
@@ -15,7 +17,10 @@ from plsc.config import Config
 from plsc.config_sections import HeadCfg
 from plsc.heads import build_head
 from plsc.heads.blocks import plan_blocks
+from plsc.heads.window import window_bytes
 from plsc.kernels import softmax
+
+_ROWS_AT_ONCE = 8192  # read together
 
 
 def memory(
@@ -24,23 +29,38 @@ def memory(
     """Bytes on a rank by part: what rests there, and what a step needs besides.
 
     Args:
-        classes: S, of this rank's shard. selected: K, of them in a step. samples: N, that the rank judges.
+        classes: S, of this rank's shard. selected: K, of them in a step: all but with sampling. samples: N, that the rank judges.
         threads: of the rank; with kernels each has blocks of its own.
     """
-    row = 4 * (embedding_size * cfg.sub_centres + cfg.bias)
+    width = embedding_size * cfg.sub_centres + cfg.bias
+    rests, sampled = bank_bytes(cfg, classes, embedding_size), selected < classes
+    in_memory = rests // 2 if cfg.bank != "disk" else 0
+    windowed = cfg.bank == "disk" or cfg.bank_dtype != "float32"
+    by_kernels = kernels.multiplies() and (sampled or not windowed)
     return {
-        "centres": classes * row,
-        "momentum": classes * row,
-        "gradient": selected * row,
-        "blocks": _blocks(cfg, selected, embedding_size * cfg.sub_centres, samples, threads),
+        "centres": in_memory,
+        "momentum": in_memory,
+        "gradient": 4 * selected * width,
+        **(window_bytes(2 * width, itemsize(cfg), classes, selected) if windowed else {}),
+        "blocks": _blocks(cfg, selected, embedding_size * cfg.sub_centres, samples, threads, by_kernels),
         "embeddings": 6 * 4 * samples * embedding_size,
     }
 
 
-def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int) -> int:
+def itemsize(cfg: HeadCfg) -> int:
+    """Bytes of a number of a centre at rest."""
+    return 2 if cfg.bank_dtype == "bfloat16" else 4
+
+
+def bank_bytes(cfg: HeadCfg, classes: int, embedding_size: int) -> int:
+    """Bytes of so many centres and their momentum, at rest or in a checkpoint."""
+    return 2 * itemsize(cfg) * classes * (embedding_size * cfg.sub_centres + cfg.bias)
+
+
+def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, by_kernels: bool) -> int:
     budget = int(cfg.logits_budget_mb * 2**20)
     hooked = cfg.name.endswith("curricularface") or cfg.filter_above is not None
-    if kernels.multiplies() and cfg.sub_centres == 1 and not hooked:
+    if by_kernels and cfg.sub_centres == 1 and not hooked:
         exps = 4 * samples * selected
         of_thread = 4 * (softmax.BLOCK * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread
@@ -64,8 +84,32 @@ class Trial:
         self.number = 0
 
     def step(self) -> None:
-        """Forward, backward, update."""
+        """Forward, backward, update, and what a bank does beside it."""
         self.head(self.emb, self.label, self.number).loss.backward()
         self.head.step(0.1)
+        self.head.bank.finish()
         self.emb.clear_grad()
         self.number += 1
+
+    def seconds_on_disk(self) -> tuple[float, float]:
+        """Of a step whose rows come from the disk and not from the page cache, and of bringing to the disk what it has moved. Only with a
+        bank on disk.
+
+        The rows of a step are read in the step before, and the pages on which they are must still be in memory when they are written, as
+        in training: so the step that is timed follows one that is not. Without sampling a step reads the shard three times, of which
+        the page cache saves the second and the third: they are timed apart.
+        """
+        bank, sampled = self.head.bank, self.head.sample_rate < 1
+        bank.sync(drop=True)
+        if sampled:
+            self.step()
+            bank.sync()
+        began = time.perf_counter()
+        self.step()
+        writing = bank.sync(drop=not sampled)
+        seconds, began = time.perf_counter() - began - writing, time.perf_counter()
+        if sampled:
+            return seconds, writing
+        for start in range(0, bank.shard.size, _ROWS_AT_ONCE):
+            bank.read_rows(slice(start, min(start + _ROWS_AT_ONCE, bank.shard.size)))
+        return seconds + 2 * (time.perf_counter() - began), writing

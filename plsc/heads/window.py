@@ -28,6 +28,9 @@ from plsc.kernels.records import pack, unpack
 from plsc.sharding import ClassShard
 
 _ROWS_AT_ONCE = 8192  # rows between a record and float32: no second copy of a window
+_THREADS = min(
+    4, os.cpu_count() or 1
+)  # that draw the initial rows: more are not faster than a disk, and each has rows in memory
 _TOLD = 1 << 30  # bytes that take so long to write that the user is told
 _SPARE = 65_536  # rows of a window beyond the draw, for positives that were not drawn; memory only where they are used
 
@@ -48,6 +51,22 @@ def build_bank(
     return WindowBank(
         make, np.dtype(np.float32 if dtype == "float32" else np.uint16), shard, width, **options
     )
+
+
+def window_bytes(record_width: int, itemsize: int, classes: int, selected: int) -> dict[str, int]:
+    """What a bank with a window has in memory besides gradient and rows at rest: two windows, or without sampling that of a block; and rows
+    between record and float32, of the threads that draw the initial ones and of the one that reads and writes. How much of the latter the
+    process keeps is malloc's choice; the numbers here fit what was measured.
+
+    Args:
+        record_width: numbers of a record. itemsize: bytes of each. classes: S. selected: K, all of them without sampling.
+    """
+    block = min(classes, _ROWS_AT_ONCE)
+    rows = block if selected == classes else 2 * selected
+    return {
+        "window": rows * record_width * 4,
+        "rows on their way": block * record_width * itemsize * (5 * _THREADS + 8) // 4,
+    }
 
 
 class StoredRows:
@@ -139,7 +158,7 @@ class WindowBank(HostBank):
         size = count * self._record_width * self.itemsize
         if size > _TOLD:
             log.get_logger().info(f"writing the initial rows of {count:,} classes, {size / 2**20:,.0f} MB")
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._write_initial, starts))
         if size > _TOLD:
             log.get_logger().info(f"written in {time.monotonic() - began:.0f} s")
@@ -174,6 +193,14 @@ class WindowBank(HostBank):
             records, finite = pack(list(window.arrays.values()), slots[part], keys)
             self.finite = self.finite and finite
             self._records.write(rows[part], records)
+
+    def finish(self):
+        self._wait()
+
+    def sync(self, drop: bool = False) -> float:
+        """Wait for what is read and written, then as `FileRecords.sync`; only of a bank in a file."""
+        self._wait()
+        return self._records.sync(drop)
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from plsc.supervisor import newest_step
 from tests import soak
 from tests.faults import CGROUP, LATE
 from tests.launch import ROOT, launch
-from tests.training import TINY, assert_equal_runs, checkpoints, rows, steps
+from tests.training import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
 from tests.warm import all_ended, lines, shared
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
@@ -184,6 +184,42 @@ def test_a_full_disk_a_dead_worker_want_of_memory_and_an_error_on_one_rank(whole
     )
     assert re.match(r"WARNING rank 1 failed at step \d: OSError: the network is down; restart 3 from ", error)
     assert_equal_runs(tmp_path / "out", whole)
+
+
+def banked(start, folder, bank, dtype, *plan, supervised=False):
+    """A run with its rows there, under the plain launcher or plsc-run: its folder and process."""
+    folder.mkdir()
+    more = [
+        f"Head.bank={bank}",
+        f"Head.bank_dtype={dtype}",
+        *(["Head.bank_folder=rows"] if bank == "disk" else []),
+    ]
+    words = command(folder, *plan, more=more)
+    plain = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "log", *words[3:]]
+    return folder, start(words if supervised else plain, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_path, dtype):
+    """Killed between two saves, and inside the save of step 8 with the update of that step on its way to the disk."""
+    kills = ["1:6:SIGKILL", "0:4:SIGKILL@after write_synced head"]
+    runs = [
+        banked(warm.start, tmp_path / "host", "host", dtype),
+        banked(warm.start, tmp_path / "disk", "disk", dtype),
+        banked(warm.start, tmp_path / "killed", "disk", dtype, *kills, supervised=True),
+    ]
+    assert [(process.wait(120), all_ended(folder, 1)) for folder, process in runs] == [(0, True)] * 3
+    host, disk, killed = (folder for folder, _ in runs)
+    assert [line.split("; ")[1] for line in lines(killed)] == [
+        "restart 1 from step 4",
+        "restart 2 from step 6",
+    ]
+    for folder in (disk, killed):
+        assert_equal_runs(folder / "out", host / "out")
+        assert os.listdir(folder / "rows") == []
+        for file in checkpoint(host / "out").glob("*.safetensors"):
+            assert (checkpoint(folder / "out") / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.fixture

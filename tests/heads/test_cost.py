@@ -1,12 +1,14 @@
 """What a head costs: the computed memory against what the bank holds, and a trial's steps that train."""
 
+import os
+
 import numpy as np
 import pytest
 
 from plsc import kernels
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
-from plsc.heads.cost import Trial, memory
+from plsc.heads.cost import Trial, bank_bytes, memory
 from plsc.kernels import softmax
 
 DIM = "Model.embedding_size=16"
@@ -30,6 +32,44 @@ def test_what_rests_and_the_gradient_are_as_large_as_computed(head):
     at_rest = sum(array.nbytes for array in bank.state().values())
     assert at_rest == found["centres"] + found["momentum"]
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bank", ["host", "disk"])
+def test_a_bank_with_a_window_rests_where_it_says(bank, dtype, tmp_path):
+    keys = [f"Head.bank={bank}", f"Head.bank_dtype={dtype}", "Head.sample_rate=0.2"]
+    cfg = load(None, [*keys, DIM, *([f"Head.bank_folder={tmp_path}"] if bank == "disk" else [])])
+    trial = Trial(cfg, 300, 8)
+    trial.step()
+    found = memory(cfg.Head, 300, trial.head.bank.selected, 16, 8)
+    state = trial.head.bank.state().values()
+    at_rest = sum(np.prod(array.shape) * array.dtype.itemsize for array in state)
+    assert at_rest == bank_bytes(cfg.Head, 300, 16)
+    assert found["centres"] + found["momentum"] == (0 if bank == "disk" else at_rest)
+    if bank == "disk":
+        assert os.fstat(trial.head.bank._at_rest._file.fileno()).st_size == at_rest
+    if (bank, dtype) != ("host", "float32"):
+        windows = trial.head.bank._window, trial.head.bank._next
+        rows = found["window"] // 2 // (2 * 16 * 4)
+        assert rows == trial.head.bank.selected and all(len(w.arrays["centres"]) >= rows for w in windows)
+        assert found["gradient"] == rows * 16 * 4
+
+
+def test_memory_does_not_grow_with_the_classes_on_disk():
+    cfg = load(None, ["Head.bank=disk", "Head.sample_rate=0.01"]).Head
+    assert memory(cfg, 10**6, 10_000, 128, 64) == memory(cfg, 10**8, 10_000, 128, 64)
+    everything = memory(cfg, 10**6, 10**6, 128, 64)  # without sampling: the gradient, and windows of a block
+    assert everything["gradient"] == 4 * 128 * 10**6 and everything["window"] == 8192 * 2 * 128 * 4
+    assert everything["blocks"] > memory(cfg, 10**6, 10**6 - 1, 128, 64)["blocks"] or not kernels.multiplies()
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_a_step_from_the_disk_is_timed_in_two_parts(rate, tmp_path):
+    keys = ["Head.bank=disk", f"Head.bank_folder={tmp_path}", f"Head.sample_rate={rate}"]
+    trial = Trial(load(None, [*keys, DIM]), 300, 8)
+    before = trial.number
+    reading, writing = trial.seconds_on_disk()
+    assert reading > 0 < writing and trial.number == before + (2 if rate < 1 else 1)
 
 
 @pytest.mark.parametrize("budget", [0.1, 64])

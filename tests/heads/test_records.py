@@ -44,6 +44,14 @@ def test_the_file_has_no_name_and_all_its_space(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+@pytest.mark.parametrize("drop", [False, True])
+def test_what_was_synced_is_still_there(tmp_path, drop):
+    made = FileRecords(tmp_path, 10, 8, np.float32)
+    made.write(slice(2, 4), np.ones((2, 8), np.float32))
+    assert made.sync(drop) >= 0
+    assert made.read(slice(0, 10)).sum() == 16
+
+
 def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
     usage = shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)

@@ -1,0 +1,191 @@
+"""What this machine takes for a run, measured in new processes: steps of the head on growing numbers of classes, of the backbone on growing batches.
+
+`plsc-plan` continues what is found here along straight lines. A bank on disk is made for real, in a folder for the moment beside where the run
+would have it, and timed twice: with its rows in the page cache, and with the disk reading and writing them. Try it:
+
+    calibrate(Case(load("configs/"), classes=100_000, ranks=1, batch=128), seconds=5, image_shape=None, threads=None)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from plsc import benchmark, environment
+from plsc.config import Config
+from plsc.errors import UserError
+from plsc.sharding import split
+from plsc.space import there
+
+MOST_ROWS = 200_000  # classes of a rank that the calibration makes: more take seconds to draw
+SMALLEST = 1024  # of the growing numbers of classes
+HIGHEST_RATE = 0.1  # of the steps that stand for those with sampling
+_STEPS = 3  # timed at each size, after one that is not; the median counts
+
+
+@dataclass
+class Case:
+    """What is planned: a config's head with this many classes, ranks, and samples of a rank."""
+
+    cfg: Config
+    classes: int
+    ranks: int
+    batch: int
+
+    @property
+    def shard(self) -> int:
+        """S of the largest shard."""
+        spread = self.cfg.Head.name.startswith("dist_")
+        return split(self.classes, self.ranks)[0][1] if spread else self.classes
+
+    def selected(self, rate: float) -> int:
+        """K, about: positives that were not drawn come on top."""
+        samples = self.batch * self.ranks
+        drawn = round(rate * self.shard)
+        return min(self.shard, drawn + round(samples * (1 - rate) * self.shard / self.classes))
+
+    @property
+    def samples(self) -> int:
+        """N that a rank judges."""
+        return self.batch * (self.ranks if self.cfg.Head.name.startswith("dist_") else 1)
+
+
+# ---- the calibration, in new processes
+
+
+def calibrate(
+    case: Case, seconds: float, image_shape: tuple[int, int, int] | None, threads: int | None
+) -> dict:
+    """What this machine takes, measured in new processes: as many as `case` has ranks, if there are processors for them.
+
+    Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...] (with
+    `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each}. With
+    a bank on disk the points of the head are [K, seconds with all rows in the page cache, with none of them there, seconds to write].
+    """
+    processors = os.cpu_count() or 1
+    ranks = case.ranks if case.ranks <= processors else 1
+    # None: as in training, the processors shared out, or what the user's OMP_NUM_THREADS says.
+    threads = threads or case.cfg.Global.threads or (None if ranks == case.ranks else 1)
+    with tempfile.TemporaryDirectory() as folder, _with_bank_folder(case.cfg) as cfg:
+        config, found = Path(folder, "config.yaml"), Path(folder, "found.json")
+        config.write_text(cfg.to_yaml())
+        asked = {
+            "classes": case.classes // case.ranks * ranks,
+            "batch": case.samples // ranks,
+            "seconds": seconds,
+            # As high as it must be for the step's classes to be among those that are made.
+            "rate": min(
+                HIGHEST_RATE, max(rate := case.cfg.Head.sample_rate, case.selected(rate) / MOST_ROWS)
+            ),
+        }
+        asked.update(image_shape=image_shape, threads=threads)
+        said = benchmark.run_ranks(
+            ["plan", "-c", str(config), "--work", json.dumps(asked), str(found)], ranks, Path(folder, "log")
+        )
+        if not found.exists():
+            raise UserError(f"plsc-plan: the calibration failed: {said.removeprefix('ERROR ')}")
+        return {**json.loads(found.read_text()), "ranks": ranks}
+
+
+@contextlib.contextmanager
+def _with_bank_folder(cfg: Config) -> Iterator[Config]:
+    """The config with a folder for the moment where the run would have its bank on disk. UserError if none can be made."""
+    if cfg.Head.bank != "disk":
+        yield cfg
+        return
+    place = there(cfg.Head.bank_folder or cfg.Global.output_dir)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="plsc-plan-", dir=place)
+    except OSError as error:
+        raise UserError(
+            f"Head.bank_folder: {place}: cannot hold the class centres: {error.strerror}; name another folder"
+        ) from error
+    with folder as name:
+        yield _with(cfg, Head={"bank_folder": name})
+
+
+def work(cfg: Config, asked: dict) -> dict:
+    """The calibration on this rank; every rank calls it."""
+    threads, _ = environment.prepare(asked["threads"])
+    from plsc import distributed
+    from plsc.heads.cost import Trial
+
+    distributed.init("cpu", threads)
+    small = {"Head": {"sample_rate": 1.0}}
+    Trial(_with(cfg, **small), 1000, 8).step()
+    base = benchmark.resident_bytes()
+    found: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
+    rates = {"full": 1.0, "sampled": asked["rate"]}
+    kinds = rates if cfg.Head.name.startswith("dist_") else ["full"]
+    for kind in kinds:
+        found["head"][kind] = _head_times(cfg, rates[kind], asked, asked["seconds"] / (len(kinds) + 1))
+    if asked["image_shape"]:
+        found.update(_backbone_costs(cfg, asked, asked["seconds"] / (len(kinds) + 1)))
+    return found
+
+
+def _with(cfg: Config, **sections: dict) -> Config:
+    changed = {name: getattr(cfg, name).model_copy(update=keys) for name, keys in sections.items()}
+    return cfg.model_copy(update=changed)
+
+
+def _head_times(cfg: Config, rate: float, asked: dict, seconds: float) -> list[list[float]]:
+    """[K, seconds of a step] for growing numbers of classes, while there is time; with a bank on disk the seconds from there, too."""
+    from plsc import distributed
+    from plsc.heads.cost import Trial
+
+    began, found, ranks = time.monotonic(), [], distributed.world_size()
+    rows, most = SMALLEST / rate, min(asked["classes"] / ranks, MOST_ROWS)
+    while True:
+        rows = min(rows, most)
+        trial = Trial(_with(cfg, Head={"sample_rate": rate}), max(2, int(rows * ranks)), asked["batch"])
+        trial.step()
+        spent = benchmark.alternate(_STEPS, {"step": trial.step})["step"]
+        found.append([trial.head.bank.selected, spent])
+        if cfg.Head.bank == "disk":
+            both = [trial.seconds_on_disk() for _ in range(_STEPS)]
+            found[-1] += [statistics.median(values) for values in zip(*both)]
+        elapsed = time.monotonic() - began
+        more = (
+            rows < most and elapsed + 4 * elapsed < seconds * 2.5
+        )  # the next takes about four times as long
+        if not distributed.every(more):
+            return found
+        rows *= 4
+
+
+def _backbone_costs(cfg: Config, asked: dict, seconds: float) -> dict:
+    """Seconds and bytes of forward and backward for growing batches, less than a step of the run's."""
+    import paddle
+
+    from plsc import distributed
+
+    backbone = cfg.Model.build(
+        embedding_size=cfg.Model.embedding_size, image_shape=tuple(asked["image_shape"])
+    )
+    parameters = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
+    batch, found, began = 4, [], time.monotonic()
+    before = benchmark.resident_bytes()
+    while True:
+        images = paddle.randn([batch, *asked["image_shape"]])
+        grad = paddle.randn([batch, cfg.Model.embedding_size])
+
+        def step(images=images, grad=grad) -> None:
+            backbone(images).flatten(1).backward(grad)
+            backbone.clear_gradients()
+
+        step()
+        benchmark.reset_peak()
+        spent = benchmark.alternate(_STEPS, {"step": step})["step"]
+        found.append([batch, spent, benchmark.resident_bytes("VmHWM") - before])
+        elapsed = time.monotonic() - began
+        if not distributed.every(batch < asked["batch"] and 3 * elapsed < seconds):
+            return {"backbone": found, "parameters": parameters}
+        batch = min(4 * batch, asked["batch"])
