@@ -12,8 +12,10 @@ from typing import Any
 import paddle
 import yaml
 
-from plsc import checkpoint
+from plsc import checkpoint, log
 from plsc.config import Config
+from plsc.data.dataset import Dataset, misnumbered_class
+from plsc.errors import UserError
 from plsc.heads import build_head
 from plsc.heads.softmax import SoftmaxHead
 
@@ -77,6 +79,46 @@ def _values(section: dict, above: str = "") -> Iterator[tuple[str, Any]]:
 
 def _told(values: dict[str, Any], key: str) -> str:
     return str(values[key]) if values.get(key) is not None else "null"
+
+
+def refuse_other_run(
+    saved: checkpoint.Checkpoint,
+    kinds: dict[str, Any],
+    order: dict[str, int],
+    global_batch: int,
+    world_size: int,
+    data: Dataset,
+) -> None:
+    """UserError if a run cannot go on from `saved`, whose shapes fit; a warning if it goes on otherwise.
+
+    Args:
+        kinds: of this run, what must be the same and has no shape. order: numbers on which random numbers and the order of the data
+            depend. data: that it trains on.
+    """
+    where = f"checkpoint {saved.path.name}"
+    theirs = {**saved.state, "preparation of pictures": saved.contract}
+    for what, kind in kinds.items():
+        if theirs.get(what) not in (None, kind):
+            raise UserError(
+                f"{where} was made with the {what} {theirs[what]}, this run has {kind}: resume with the same, or start a new run "
+                "with Global.init_from in another Global.output_dir"
+            )
+    for what, ours in order.items():
+        if saved.state[what] != ours:
+            log.warn(
+                f"{where} was made with {what} {saved.state[what]}, this run has {ours}: the run goes on with other random numbers "
+                "and data than it would have had"
+            )
+    if saved.state["global_batch"] != global_batch:
+        raise UserError(
+            f"{where} was made with a global batch of {saved.state['global_batch']}, this run has {global_batch}: set "
+            f"DataLoader.Train.batch_size so that batch_size x {world_size} ranks is the same"
+        )
+    if wrong := misnumbered_class(saved.classes(), data):
+        raise UserError(
+            f"DataLoader.Train.dataset: {wrong} in {where}: resume with the same classes, or start a new run with Global.init_from, "
+            "which finds them by name, in another Global.output_dir"
+        )
 
 
 def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:

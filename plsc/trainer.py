@@ -22,7 +22,7 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import IdentificationSet, check_arrays, class_names, misnumbered_class
+from plsc.data.dataset import IdentificationSet, check_arrays, class_names
 from plsc.data.loader import Loader
 from plsc.divergence import DivergedError, Divergence, finite_arrays
 from plsc.embed import check_output, to_input
@@ -30,7 +30,7 @@ from plsc.errors import UserError
 from plsc.guard import Guard
 from plsc.heads import build_head
 from plsc.heads.softmax import HeadOutput
-from plsc.restore import build_backbone, changed_keys, load_backbone, load_head
+from plsc.restore import build_backbone, changed_keys, load_backbone, load_head, refuse_other_run
 from plsc.rollback import FACTOR, roll_back
 from plsc.sharding import split
 from plsc.space import check_room, saves_ahead
@@ -355,30 +355,8 @@ class Trainer(Tester):
             head=self.head.bank.state(),
         )
         kinds = {**self._kinds(), "preparation of pictures": self.dataset.contract}
-        theirs = {**saved.state, "preparation of pictures": saved.contract}
-        for what, kind in kinds.items():
-            if theirs.get(what) not in (None, kind):
-                raise UserError(
-                    f"checkpoint {saved.path.name} was made with the {what} {theirs[what]}, this run has {kind}: resume with "
-                    "the same, or start a new run with Global.init_from in another Global.output_dir"
-                )
-        for what in ("seed", "steps_per_epoch"):
-            ours = {"seed": self.cfg.Global.seed, "steps_per_epoch": self.steps_per_epoch}[what]
-            if saved.state[what] != ours:
-                log.warn(
-                    f"checkpoint {saved.path.name} was made with {what} {saved.state[what]}, this run has {ours}: the run goes on "
-                    "with other random numbers and data than it would have had"
-                )
-        if saved.state["global_batch"] != self.global_batch:
-            raise UserError(
-                f"checkpoint {saved.path.name} was made with a global batch of {saved.state['global_batch']}, this run has "
-                f"{self.global_batch}: set DataLoader.Train.batch_size so that batch_size x {self.world_size} ranks is the same"
-            )
-        if wrong := misnumbered_class(saved.classes(), self.dataset):
-            raise UserError(
-                f"DataLoader.Train.dataset: {wrong} in checkpoint {saved.path.name}: resume with the same classes, or start a new "
-                "run with Global.init_from, which finds them by name, in another Global.output_dir"
-            )
+        order = {"seed": self.cfg.Global.seed, "steps_per_epoch": self.steps_per_epoch}
+        refuse_other_run(saved, kinds, order, self.global_batch, self.world_size, self.dataset)
         load_backbone(self.backbone, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         load_head(self.head, saved)
