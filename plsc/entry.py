@@ -75,8 +75,6 @@ class Entry(Setters):
         path = self._resume_from() if self.config.Global.resume else None
         start = finetune.Start([], {})
         if path is not None:
-            if distributed.rank() == 0:
-                log.setup(0, self.output_dir / "train.log")  # what resuming says belongs there
             trainer.resume(path)
         elif self.config.Global.init_from:
             start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
@@ -84,7 +82,7 @@ class Entry(Setters):
         if distributed.rank() == 0:
             if path is None:
                 self._set_earlier_run_aside()
-                log.setup(0, self.output_dir / "train.log")
+            log.setup(0, self.output_dir / "train.log")
             start.tell(self.output_dir)
             for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
                 log.get_logger().info(line)

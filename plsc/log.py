@@ -16,6 +16,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -46,8 +47,20 @@ class _Console(logging.StreamHandler):
             super().emit(record)
 
 
+class _Early(logging.Handler):
+    """Keeps the last lines for a file that is not open yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=1000)
+
+    def emit(self, record):
+        self.records.append(record)
+
+
 def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
-    """Send the log to stdout, and to `log_file` (appended to) if given.
+    """Send the log to stdout, and to `log_file` (appended to) if given, with what was said since a call without one: a run that is
+    refused must not have written anything, and one that is not has it all.
 
     Rank 0 says everything from INFO up, the others warnings and errors only, marked `[rank k]`. Calling it
     again replaces what the call before had set.
@@ -55,19 +68,23 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     # import paddle gives the root logger a handler: without this each line would come twice, in two formats.
     _logger.propagate = False
     _logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    early = [record for handler in _handlers if isinstance(handler, _Early) for record in handler.records]
     for handler in _handlers:
         _logger.removeHandler(handler)
         handler.close()
-    _handlers[:] = [_Console()]
+    _handlers[:] = [_Console(), _Early()]
     if log_file is not None:
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-        _handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
+        _handlers[1:] = [logging.FileHandler(log_file, encoding="utf-8")]
     mark = f"[rank {rank}] " if rank else ""
     for handler in _handlers:
         handler.setFormatter(
             logging.Formatter(f"%(asctime)s %(levelname)s {mark}%(message)s", "%Y-%m-%d %H:%M:%S")
         )
         _logger.addHandler(handler)
+    if log_file is not None:
+        for record in early:
+            _handlers[1].handle(record)
     return _logger
 
 

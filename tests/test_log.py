@@ -66,6 +66,18 @@ def test_log_file_is_appended_to_and_left_when_set_up_again(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[:2] == lines
 
 
+def test_a_file_begins_with_what_was_said_before_it_was_opened(tmp_path):
+    log.setup()
+    log.get_logger().info("of an earlier run")
+    log.setup()
+    log.get_logger().info("resuming at step %d", 8)
+    log.setup(log_file=tmp_path / "log.txt")
+    log.get_logger().info("and on")
+    log.setup()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line[20:] for line in lines] == ["INFO resuming at step 8", "INFO and on"]
+
+
 def test_import_is_light():
     code = (
         "import sys, plsc.log; print([m for m in ('paddle', 'visualdl', 'matplotlib') if m in sys.modules])"
