@@ -14,7 +14,7 @@ import paddle
 
 from plsc import kernels
 from plsc.heads.bank import Bank
-from plsc.kernels.rows import pair_products
+from plsc.kernels import rows as row_kernels
 from plsc.tensors import tensor_of
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes
@@ -44,12 +44,20 @@ def inverse(x: paddle.Tensor) -> paddle.Tensor:
 def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Rows of `x` [n, D] divided by their length, and 1 / length [n, 1]; a zero row stays zero, and so does its gradient:
     it has no direction to turn."""
+    if x.place.is_cpu_place() and kernels.library():
+        unit, scale = paddle.empty_like(x), paddle.empty([len(x), 1])
+        row_kernels.unit_rows(x, unit, scale)
+        return unit, scale
     scale = inverse((x * x).sum(axis=1, keepdim=True).sqrt())
     return x * scale, scale
 
 
 def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.Tensor) -> paddle.Tensor:
-    """Gradient of `unit_rows`: what `grad` [n, D] by the unit rows is by the rows themselves."""
+    """Gradient of `unit_rows`: what `grad` [n, D] by the unit rows is by the rows themselves; scale [n, 1], 1 / length."""
+    if grad.place.is_cpu_place() and kernels.library():
+        turned = paddle.empty_like(grad)
+        row_kernels.turn_units(grad, unit, scale, turned)
+        return turned
     return (grad - (grad * unit).sum(axis=1, keepdim=True) * unit).multiply_(scale)
 
 
@@ -86,7 +94,7 @@ class Similarity:
         if host and self.sub_centres == 1:
             rows_SD, index_K = host
             class_P = column_P if index_K is None else index_K[column_P]
-            plain_P = tensor_of(pair_products(x_ND, row_P, rows_SD, class_P, self.cosine))
+            plain_P = tensor_of(row_kernels.pair_products(x_ND, row_P, rows_SD, class_P, self.cosine))
         else:
             plain_P = self._targets(paddle.gather(x_ND, tensor_of(row_P)), tensor_of(column_P))
         return plain_P + self.bank.gather("bias", tensor_of(column_P)) if self.bank.bias else plain_P

@@ -126,12 +126,12 @@ class Step:
 
     def _join_ranks(self) -> None:
         """One SUM makes the losses of all N samples known to every rank, and shows labels that no rank owns."""
-        packed_4N = paddle.stack([self.rest_N, *[paddle.zeros_like(self.rest_N)] * 3])
         if len(self.row_P):
             scale = self.head.scale
-            packed_4N[1:] = self._spread(
-                scale * self.plain_P, scale * self.target_P, paddle.ones_like(self.plain_P)
-            )
+            own_3N = self._spread(scale * self.plain_P, scale * self.target_P, paddle.ones_like(self.plain_P))
+        else:
+            own_3N = paddle.zeros([3, len(self.rest_N)])
+        packed_4N = paddle.concat([self.rest_N.unsqueeze(0), own_3N])
         if self.head.sharded:
             distributed.all_reduce(packed_4N)
         rest_N, plain_N, target_N, owned_N = packed_4N.unbind()
@@ -167,26 +167,26 @@ class Step:
         miss_P = paddle.gather(self.miss_N, self.rows) if len(self.row_P) else None
         dtarget_P = None if miss_P is None else -miss_P * self.slope_P
         grad_ND = self.walk.backward(self.lse_N, dtarget_P, self.scaled_ND * factor, factor)
-        grad_ND = grad_ND * (factor * self.head.scale)
         if self.margin and self.margin.trains_norm:
-            grad_ND = paddle.concat([grad_ND, self._norm_gradient(miss_P, factor).unsqueeze(1)], axis=1)
-        return self._embedding_gradient(grad_ND, factor).astype(self.emb_BD.dtype)
+            grad_ND = paddle.concat([grad_ND, self._norm_gradient(miss_P).unsqueeze(1)], axis=1)
+        grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.head.sharded else grad_ND
+        return self._embedding_gradient(grad_BD, factor * distributed.world_size()).astype(self.emb_BD.dtype)
 
-    def _norm_gradient(self, miss_P: paddle.Tensor | None, factor: paddle.Tensor) -> paddle.Tensor:
-        """Gradient of this shard's target logits by the embeddings' norms, [N]."""
+    def _norm_gradient(self, miss_P: paddle.Tensor | None) -> paddle.Tensor:
+        """Gradient of this shard's target cosines by the embeddings' norms, [N]; as that of the cosines, without factors."""
         if miss_P is None:
             return paddle.zeros_like(self.norm_N)
-        return self._spread(-miss_P * self.norm_slope_P)[0] * (factor * self.head.scale)
+        return self._spread(-miss_P * self.norm_slope_P)[0]
 
-    def _embedding_gradient(self, grad_ND: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
-        grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.head.sharded else grad_ND
-        grad_BD = grad_BD * distributed.world_size()
+    def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
+        """From the gradient by scaled embeddings, with the norms' as a last column if they are trained."""
+        of_cosine = factor * self.head.scale
         if not self.margin:
-            return grad_BD
-        unit_BD = self.own(self.x_ND)
+            return grad_BD * of_cosine
+        unit_BD, inverse_B1 = self.own(self.x_ND), self.own(self.inverse_N1)
         if not self.margin.trains_norm:
-            return unit_rows_gradient(grad_BD, unit_BD, self.own(self.inverse_N1))
-        grad_BD, norm_grad_B1 = grad_BD[:, :-1], grad_BD[:, -1:]
-        penalty_B1 = (self.own(self.penalty_slope_N) * (factor * distributed.world_size())).unsqueeze(1)
-        turned_BD = unit_rows_gradient(grad_BD, unit_BD, self.own(self.inverse_N1))
-        return turned_BD + (norm_grad_B1 + penalty_B1) * unit_BD
+            return unit_rows_gradient(grad_BD, unit_BD, inverse_B1 * of_cosine)
+        grad_BD, norm_grad_B1 = grad_BD[:, :-1].contiguous(), grad_BD[:, -1:]
+        penalty_B1 = self.own(self.penalty_slope_N).unsqueeze(1)
+        turned_BD = unit_rows_gradient(grad_BD, unit_BD, inverse_B1 * of_cosine)
+        return turned_BD + (norm_grad_B1 * of_cosine + penalty_B1 * factor) * unit_BD

@@ -80,6 +80,25 @@ static void add(float* to, const float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += x[i];
 }
 
+// Rows at length 1, and 1 / length.
+static void unit_rows(const float* rows, int64_t count, int64_t width, float* unit, float* inverse) {
+  inverse_norms(rows, count, width, inverse);
+  for (int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) unit[i * width + d] = rows[i * width + d] * inverse[i];
+  }
+}
+
+// (grad - (grad . unit) unit) * factor of the row.
+static void turn_units(const float* grad, const float* unit, const float* factor, int64_t count, int64_t width,
+                       float* out) {
+  for (int64_t i = 0; i < count; ++i, grad += width, unit += width, out += width) {
+    const float along = dot(grad, unit, width);
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) out[d] = (grad[d] - along * unit[d]) * factor[i];
+  }
+}
+
 // Gradient by unit rows -> gradient by the rows, where `grad` has the factor 1 / length already.
 static void turn(const float* grad, const float* rows, const float* inverse, int64_t count, int64_t width, float* out) {
   for (int64_t i = 0; i < count; ++i, grad += width, rows += width, out += width) {
@@ -112,4 +131,4 @@ static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
 }
 
 static const Loops table = {dot, inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply,
-                            sum_of, add, turn, momentum_row, to_bfloat16};
+                            sum_of, add, turn, momentum_row, to_bfloat16, unit_rows, turn_units};

@@ -72,7 +72,7 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 }
 
 // To be raised with every change of a function's arguments, here and in __init__.py.
-PLSC_API int plsc_version() { return 2; }
+PLSC_API int plsc_version() { return 3; }
 
 // Addresses of the functions named above, null where there is none; without the first three there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
@@ -122,9 +122,20 @@ PLSC_API int plsc_threads() {
   return found;
 }
 
-PLSC_API void plsc_inverse_norms(const float* rows, int64_t count, int64_t width, float* inverse) {
+// Rows at length 1 -> `unit` [count, width], and 1 / length (0 of a zero row) -> `inverse` [count].
+PLSC_API void plsc_unit_rows(const float* rows, int64_t count, int64_t width, float* unit, float* inverse) {
   share(count, [&](int64_t start, int64_t stop) {
-    loops->inverse_norms(rows + start * width, stop - start, width, inverse + start);
+    const int64_t at = start * width;
+    loops->unit_rows(rows + at, stop - start, width, unit + at, inverse + start);
+  });
+}
+
+// The way back of gradients, times `factor` [count], which is 1 / length or a multiple of it -> `out`.
+PLSC_API void plsc_turn_units(const float* grad, const float* unit, const float* factor, int64_t count, int64_t width,
+                              float* out) {
+  share(count, [&](int64_t start, int64_t stop) {
+    const int64_t at = start * width;
+    loops->turn_units(grad + at, unit + at, factor + start, stop - start, width, out + at);
   });
 }
 

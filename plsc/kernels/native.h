@@ -21,6 +21,8 @@ struct Loops {
   void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);
   void (*momentum_row)(float*, float*, const float*, int64_t, float, float, float);
   void (*to_bfloat16)(const float*, uint16_t*, int64_t);
+  void (*unit_rows)(const float*, int64_t, int64_t, float*, float*);
+  void (*turn_units)(const float*, const float*, const float*, int64_t, int64_t, float*);
 };
 
 extern const Loops* loops;

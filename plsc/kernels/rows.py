@@ -1,4 +1,4 @@
-"""Rows of a float32 matrix in host memory: their lengths, products, fetching them, momentum SGD. Kernel or numpy, one call.
+"""Rows of a float32 matrix in host memory: at length 1, their products, fetching them, momentum SGD. Kernel or numpy, one call.
 
     S rows of the matrix   K of them meant, by their numbers int64 [K] or, with None, all (K = S)   D their width
 
@@ -13,14 +13,24 @@ import numpy as np
 from plsc.kernels import library
 
 
-def inverse_norms(rows_KD: np.ndarray) -> np.ndarray:
-    """1 / length of each row, [K]; 0 of a zero row."""
-    inverse_K = np.empty(len(rows_KD), np.float32)
+def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
+    """Rows at length 1 into `unit_KD`, 1 / length into `inverse_K`; both 0 of a zero row."""
     if native := library():
-        native.plsc_inverse_norms(address(rows_KD), *rows_KD.shape, address(inverse_K))
-        return inverse_K
+        native.plsc_unit_rows(address(rows_KD), *_size(rows_KD), address(unit_KD), address(inverse_K))
+        return
     square_K = np.einsum("kd,kd->k", rows_KD, rows_KD)
-    return np.divide(1.0, np.sqrt(square_K), out=square_K, where=square_K != 0)
+    inverse_K[...] = np.divide(1.0, np.sqrt(square_K), out=square_K, where=square_K != 0)
+    np.multiply(rows_KD, inverse_K[:, None], out=unit_KD)
+
+
+def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
+    """What `grad_KD` by the unit rows is by the rows, if factor_K is 1 / length: (grad - (grad . unit) unit) * factor, row by row."""
+    if native := library():
+        arrays = address(grad_KD), address(unit_KD), address(factor_K)
+        native.plsc_turn_units(*arrays, *_size(grad_KD), address(out_KD))
+        return
+    along_K1 = np.einsum("kd,kd->k", grad_KD, unit_KD)[:, None]
+    np.multiply(grad_KD - along_K1 * unit_KD, factor_K[:, None], out=out_KD)
 
 
 def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None:
@@ -67,9 +77,10 @@ def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: 
         pairs = address(x_ND), address(left_P, "int64"), address(rows_SD), address(right_P, "int64")
         native.plsc_pair_products(*pairs, len(left_P), x_ND.shape[1], unit, address(out_P))
         return out_P
-    row_PD = np.asarray(rows_SD)[right_P]
-    product_P = np.einsum("pd,pd->p", np.asarray(x_ND)[left_P], row_PD)
-    return product_P * inverse_norms(row_PD) if unit else product_P
+    row_PD = rows_SD[right_P]
+    if unit:
+        unit_rows(row_PD, row_PD, np.empty(len(row_PD), np.float32))
+    return np.einsum("pd,pd->p", x_ND[left_P], row_PD)
 
 
 def sum_of_squares(rows_KD) -> float:

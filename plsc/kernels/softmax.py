@@ -1,4 +1,4 @@
-"""Forward and backward of the softmax over a shard, as one kernel each. The plain twin is `Blocks` in heads/blocks.py.
+"""Forward and backward of the softmax over a shard, as one kernel each. The plain twin is `ByBlocks` in heads/walk.py.
 
     N samples   D embedding size   K classes of the step   P samples whose class is in the shard
 
@@ -18,7 +18,7 @@ import numpy as np
 from plsc.kernels import library
 from plsc.kernels.rows import address
 
-BLOCK = 256  # classes whose rows and logits lie in a processor's second-level cache together
+BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together; of bfloat16 twice as many
 
 
 class _Shard(ctypes.Structure):
@@ -52,12 +52,13 @@ class Softmax:
     def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
         p, (samples, width) = problem, problem.x_ND.shape
         self.classes = len(p.rows_SD if p.index_K is None else p.index_K)
-        blocks = -(-self.classes // BLOCK)
+        block = BLOCK * (2 if p.bfloat16 else 1)
+        blocks = -(-self.classes // block)
         self.max_bN, self.sum_bN = np.empty((2, blocks, samples), np.float32)
         self._held = p, exps_KN, np.empty(self.classes, np.float32)  # while addresses of them are about
         assert p.rows_SD.shape[1] == width and len(p.class_P) == len(p.sample_P) <= samples
         assert exps_KN is None or exps_KN.shape == (self.classes, samples)
-        self._shard = _Shard(samples, width, self.classes, BLOCK, len(p.class_P), p.bfloat16)
+        self._shard = _Shard(samples, width, self.classes, block, len(p.class_P), p.bfloat16)
         self._shard.x, self._shard.rows, self._shard.bias = map(address, (p.x_ND, p.rows_SD, p.bias_S))
         self._shard.target_class, self._shard.target_sample, self._shard.index = (
             address(array, "int64") for array in (p.class_P, p.sample_P, p.index_K)

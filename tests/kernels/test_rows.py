@@ -12,19 +12,37 @@ def drawn(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def unit_rows(matrix):
+    unit, inverse = np.empty_like(matrix), np.empty(len(matrix), np.float32)
+    rows.unit_rows(matrix, unit, inverse)
+    return unit, inverse
+
+
 @pytest.mark.parametrize("width", [1, 7, 16, 33, 512])
-def test_inverse_norms(path, two_threads, width):
+def test_unit_rows(path, two_threads, width):
     matrix = drawn(23, width)
     matrix[4] = 0
-    got = rows.inverse_norms(matrix)
+    unit, inverse = unit_rows(matrix)
     lengths = np.linalg.norm(matrix.astype(np.float64), axis=1)
-    assert got[4] == 0 and np.allclose(np.delete(got * lengths, 4), 1, atol=3e-7)
+    assert inverse[4] == 0 and np.allclose(np.delete(inverse * lengths, 4), 1, atol=3e-7)
+    assert np.abs(unit - matrix / np.where(lengths, lengths, 1)[:, None]).max() < 3e-7
 
 
-def test_inverse_norms_shows_a_nan(path):
+def test_unit_rows_show_a_nan(path):
     matrix = drawn(5, 8)
     matrix[2, 3] = np.nan
-    assert np.isnan(rows.inverse_norms(matrix)).tolist() == [False, False, True, False, False]
+    assert [np.isnan(found).any() for found in unit_rows(matrix)[0]] == [False, False, True, False, False]
+    assert np.isnan(unit_rows(matrix)[1]).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("width", [1, 19, 512])
+def test_turn_units(path, two_threads, width):
+    unit, inverse = unit_rows(drawn(23, width))
+    grad, got = drawn(23, width, seed=1), np.empty((23, width), np.float32)
+    rows.turn_units(grad, unit, inverse, got)
+    g, u = grad.astype(np.float64), unit.astype(np.float64)
+    want = (g - (g * u).sum(axis=1, keepdims=True) * u) * inverse[:, None]
+    assert np.abs(got - want).max() <= 1e-6 * np.abs(g * inverse[:, None]).max()
 
 
 def test_gather(path, two_threads):
