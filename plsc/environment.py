@@ -58,7 +58,9 @@ def _threads(wanted: int | None) -> tuple[int, str]:
         return int(chosen), "OMP_NUM_THREADS as set by you"
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks_here = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
-    return max(1, processors // ranks_here), f"{processors} processors for {ranks_here} ranks"
+    return max(
+        1, processors // ranks_here
+    ), f"{processors} processors for {ranks_here} rank{'s' * (ranks_here != 1)}"
 
 
 def for_ranks() -> dict[str, str]:

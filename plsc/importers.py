@@ -201,8 +201,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
     parser.add_argument("--embedding-size", type=int, help="default: 512, with -c what the file has")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
-    parser.add_argument("--size", type=int, nargs=2, default=[112, 112], metavar=("H", "W"))
-    parser.add_argument("--channels", choices=["RGB", "BGR", "grey"], default="RGB")
+    parser.add_argument(
+        "--size",
+        type=int,
+        nargs=2,
+        default=[112, 112],
+        metavar=("H", "W"),
+        help="of the pictures; default: 112 112",
+    )
+    parser.add_argument(
+        "--channels",
+        choices=["RGB", "BGR", "grey"],
+        default="RGB",
+        help="their order in what the weights were trained on; default: RGB",
+    )
     parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
     parser.add_argument("--scale", type=float, default=SCALE, help="of what is left; default: 1 / 127.5")
     args = parser.parse_args(argv)

@@ -223,7 +223,7 @@ def show(planned: dict) -> str:
     furthest = max(point[0] for points in found["head"].values() for point in points)
     lines = [
         (
-            f"{planned['classes']:,} classes on {planned['ranks']} ranks, {planned['batch']} samples each, rate {planned['rate']:g}, "
+            f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {planned['batch']} samples each, rate {planned['rate']:g}, "
             f"bank {bank}, {dtype}"
         ),
         "",
@@ -247,7 +247,7 @@ def show(planned: dict) -> str:
         )
     lines += [
         verdict(planned),
-        f"calibrated on {found['ranks']} of {planned['ranks']} ranks x {found['threads']} threads, up to {furthest:,} classes in a step",
+        f"calibrated on {found['ranks']} of {_ranks(planned['ranks'])} x {found['threads']} threads, up to {furthest:,} classes in a step",
     ]
     if total > planned["memory"]:
         lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
@@ -256,6 +256,10 @@ def show(planned: dict) -> str:
             "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
         )
     return "\n".join(lines)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def disk_told(planned: dict) -> str:
@@ -288,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
     add_arguments(parser)
     parser.add_argument("--classes", type=int, help="default: what the data has")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train, on all machines")
     parser.add_argument("--batch", type=int, help="DataLoader.Train.batch_size, samples of a rank")
     parser.add_argument("--rate", type=float, help="Head.sample_rate")
     parser.add_argument("--bank", help="Head.bank")

@@ -54,12 +54,12 @@ def test_the_threads_are_the_users(first):
 def test_what_importing_paddle_sets_is_not_the_users():
     processors = len(os.sched_getaffinity(0))
     said = said_by(PREPARE.format(first="paddle, "))
-    assert said.startswith(f"{processors}\n") and f"({processors} processors for 1 ranks)" in said
+    assert said.startswith(f"{processors}\n") and f"({processors} processors for 1 rank)" in said
 
 
 @pytest.mark.parametrize("value", ["0", "", "many"])
 def test_a_number_of_threads_that_is_none_is_passed_over(value):
-    assert "processors for 1 ranks" in said_by(PREPARE.format(first=""), OMP_NUM_THREADS=value)
+    assert "processors for 1 rank" in said_by(PREPARE.format(first=""), OMP_NUM_THREADS=value)
 
 
 def test_what_the_launcher_sets_is_not_the_users():

@@ -58,10 +58,10 @@ def test_the_plan_by_hand():
     assert plan.verdict(planned) == "a rate of 0.2 saves 31% of a step"
     said = plan.show(planned)
     assert (
-        "100,000 classes on 1 ranks, 16 samples each, rate 1, bank device, float32\n" in said
+        "100,000 classes on 1 rank, 16 samples each, rate 1, bank device, float32\n" in said
         and "does NOT fit" not in said
     )
-    assert "calibrated on 1 of 1 ranks x 2 threads, up to 2,000 classes in a step" in said
+    assert "calibrated on 1 of 1 rank x 2 threads, up to 2,000 classes in a step" in said
 
 
 def test_what_does_not_fit_is_said():
@@ -214,7 +214,7 @@ def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
     assert found["head"].keys() == {"full", "sampled"} and found["parameters"] > 0 and found["backbone"]
     assert found["head"]["full"][0][0] == SMALLEST and all(y > 0 for _, y in found["head"]["full"])
     assert capsys.readouterr().out.startswith(
-        "3,000 classes on 1 ranks, 4 samples each, rate 0.5, bank device, float32\n"
+        "3,000 classes on 1 rank, 4 samples each, rate 0.5, bank device, float32\n"
     )
 
 
