@@ -114,7 +114,7 @@ def refuse_other_run(
             f"{where} was made with a global batch of {saved.state['global_batch']}, this run has {global_batch}: set "
             f"DataLoader.Train.batch_size so that batch_size x {world_size} ranks is the same"
         )
-    if wrong := misnumbered_class(saved.classes(), data):
+    if wrong := misnumbered_class(saved.classes(), data, strangers=True):
         raise UserError(
             f"DataLoader.Train.dataset: {wrong} in {where}: resume with the same classes, or start a new run with Global.init_from, "
             "which finds them by name, in another Global.output_dir"

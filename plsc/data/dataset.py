@@ -175,12 +175,19 @@ def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np
     return np.intersect1d(trained, others)
 
 
-def misnumbered_class(trained: list[str] | None, data: Dataset) -> str | None:
+def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool = False) -> str | None:
     """What is wrong with labelled images that the classes `trained` are to name: their first class that has another number, as
-    in a folder for each person where one is missing. None: nothing, or it is not known by name."""
-    for number, (theirs, ours) in enumerate(zip(class_names(data) or [], trained or [])):
-        # Numbered folders are known by their whole path, which two sets of the same people do not share.
-        if os.path.basename(theirs) != os.path.basename(ours):
+    in a folder for each person where one is missing. None: nothing, or it is not known by name.
+
+    strangers: whether two sets without a name in common are of different people; else their folders may just be called otherwise.
+    """
+    names, known = class_names(data) or [], trained or []
+    # Numbered folders are known by their whole path, which two sets of the same people do not share.
+    here, there = ([os.path.basename(name) for name in names] for names in (names, known))
+    if not strangers and not set(here) & set(there):
+        return None
+    for number, (theirs, ours) in enumerate(zip(names, known)):
+        if here[number] != there[number]:
             return f"its class {number} is '{theirs}', the one trained on is '{ours}'"
     return None
 

@@ -176,3 +176,7 @@ def test_a_class_with_another_number_than_in_training_is_found():
     assert (
         misnumbered_class(["Ann", "Bob"], named("Bob")) == "its class 0 is 'Bob', the one trained on is 'Ann'"
     )
+    assert (
+        misnumbered_class(["Ann", "Bob"], named("Ann_test", "Bob_test")) is None
+    )  # folders that are called otherwise
+    assert "'Cy'" in misnumbered_class(["Ann", "Bob"], named("Cy", "Dan"), strangers=True)
