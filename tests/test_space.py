@@ -131,8 +131,8 @@ def test_a_disk_with_room_for_some_is_told_and_used(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 30_000))
     train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=4", "Checkpoint.keep=2", "Head.bank=disk")
     assert checkpoints(tmp_path) == [10, 12]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert len(lines) == 1 and "/checkpoints: room for " in lines[0] and "Checkpoint.keep: 2" in lines[0]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "/checkpoints: room for " in line]
+    assert len(lines) == 1 and " WARNING " in lines[0] and "Checkpoint.keep: 2" in lines[0]
 
 
 @pytest.mark.parametrize("more", [["Head.bank=disk", "Head.bank_dtype=bfloat16"], ["Head.sub_centres=2"]])
