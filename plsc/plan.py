@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from plsc import environment, log
 from plsc.calibration import Case, calibrate, work
 from plsc.config import Config, add_arguments, load
 from plsc.errors import UserError
-from plsc.space import there
+from plsc.space import free_bytes, there
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
 PAYS = 0.1  # share of a step's time that a lower rate must save
@@ -141,8 +140,8 @@ def disk_free(cfg: Config) -> dict:
     """Bytes free where the bank and where the checkpoints would be, and whether that is one disk."""
     bank, output = there(cfg.Head.bank_folder or cfg.Global.output_dir), there(cfg.Global.output_dir)
     return {
-        "bank": shutil.disk_usage(bank).free,
-        "checkpoints": shutil.disk_usage(output).free,
+        "bank": free_bytes(bank),
+        "checkpoints": free_bytes(output),
         "one": bank.stat().st_dev == output.stat().st_dev,
     }
 

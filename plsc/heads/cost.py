@@ -62,7 +62,8 @@ def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int,
     hooked = cfg.name.endswith("curricularface") or cfg.filter_above is not None
     if by_kernels and cfg.sub_centres == 1 and not hooked:
         exps = 4 * samples * selected
-        of_thread = 4 * (softmax.BLOCK * (width + samples) + samples * width)
+        block = softmax.block_size(cfg.compute_dtype == "bfloat16")
+        of_thread = 4 * (block * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread
     block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget)
     return 4 * block * (3 * samples * cfg.sub_centres + 4 * width) + kept * 4 * samples * selected

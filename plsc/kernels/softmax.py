@@ -18,7 +18,12 @@ import numpy as np
 from plsc.kernels import library
 from plsc.kernels.rows import address
 
-BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together; of bfloat16 twice as many
+BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together
+
+
+def block_size(bfloat16: bool) -> int:
+    """Classes that a thread works on at a time: of half as wide numbers twice as many."""
+    return 2 * BLOCK if bfloat16 else BLOCK
 
 
 class _Shard(ctypes.Structure):
@@ -52,7 +57,7 @@ class Softmax:
     def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
         p, (samples, width) = problem, problem.x_ND.shape
         self.classes = len(p.rows_SD if p.index_K is None else p.index_K)
-        block = BLOCK * (2 if p.bfloat16 else 1)
+        block = block_size(p.bfloat16)
         blocks = -(-self.classes // block)
         self.max_bN, self.sum_bN = np.empty((2, blocks, samples), np.float32)
         self._held = p, exps_KN, np.empty(self.classes, np.float32)  # while addresses of them are about
