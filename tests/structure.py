@@ -1,7 +1,7 @@
 """The rules that the project keeps about itself, as checkers: source text in, one line for each breach out.
 
-tests/test_structure.py applies them to the sources, and shows each on a small bad example. Nothing is imported from
-what is checked: an import inside a function counts like one at the top.
+tests/test_structure.py applies them to the sources. Nothing is imported from what is checked: an import inside a function
+counts like one at the top.
 """
 
 from __future__ import annotations
@@ -67,8 +67,6 @@ _REFUSED = {
     r"os\.(system|popen)$": "goes through a shell",
 }
 _REFUSED_CALLS = ("eval", "exec", "compile", "__import__")
-# Their tests are elsewhere: on real ranks in tests/distributed, and wherever an error is raised.
-TESTED_ELSEWHERE = ("plsc/distributed.py", "plsc/errors.py")
 # Two stated exceptions. A data worker is our own child, and its data set reaches it as a pickle, as with multiprocessing.
 # The restricted unpickler reads pickles from outside and lets them build numbers, text and arrays only.
 MAY_PICKLE = ("plsc/data/workers.py", "plsc/unpickle.py")
@@ -174,17 +172,6 @@ def paddle_imports(path: str, text: str) -> list[str]:
     return [f"{path}:{line}: {room(path)} does without Paddle" for line in lines]
 
 
-def sizes(path: str, text: str, lines: int = 400, function_lines: int = 60) -> list[str]:
-    """A file of `lines` lines or more, and functions of `function_lines` lines or more."""
-    long = [f"{path}: has {len(text.splitlines())} lines"] if len(text.splitlines()) >= lines else []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = node.end_lineno - node.lineno + 1
-            if length >= function_lines:
-                long.append(f"{path}:{node.lineno}: {node.name}() has {length} lines")
-    return long
-
-
 def unsafe(path: str, text: str) -> list[str]:
     """eval and its like, pickle, loaders that run what the data say, a shell; and errors caught unnamed or unsaid."""
     tree, found = ast.parse(text), []
@@ -211,12 +198,3 @@ def unsafe(path: str, text: str) -> list[str]:
 def docstrings(path: str, text: str) -> list[str]:
     """A module that does not say what it is (an empty one, that only makes its folder a package, need not)."""
     return [] if not text.strip() or ast.get_docstring(ast.parse(text)) else [f"{path}: has no docstring"]
-
-
-def untested(paths: set[str], tests: set[str]) -> list[str]:
-    """Modules without a test file at the mirrored path: plsc/heads/bank.py -> tests/heads/test_bank.py."""
-    modules = (
-        path for path in sorted(paths - set(TESTED_ELSEWHERE)) if re.match(r"plsc/.*(?<!__)\.py", path)
-    )
-    mirror = {path: re.sub(r"^plsc/(.*/)?(\w+\.py)$", r"tests/\1test_\2", path) for path in modules}
-    return [f"{path}: has no {test}" for path, test in mirror.items() if test not in tests]

@@ -1,4 +1,4 @@
-"""README and docs against the disk and the code: the tree, links, paths, names, keys, messages; and the snippets are run."""
+"""README and docs against the disk and the code: links, paths, names, keys, tests; and the snippets are run."""
 
 import ast
 import importlib
@@ -8,65 +8,18 @@ import pytest
 
 from plsc.config import Config, load
 from tests.launch import run_python
-from tests.structure import ROOT, sources
+from tests.structure import ROOT
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 }
-README = PAGES["README.md"]
 
 
 def blocks(page, *languages):
     """The texts of the fenced blocks in these languages."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return [text for language, text in found if language in languages]
-
-
-# ---- the tree in the README
-
-
-def tree(page):
-    """Path -> role, from the block with a line for plsc/; two spaces a level, names of folders end with /."""
-    (block,) = [block for block in blocks(page, "") if "\nplsc/" in block]
-    roles, above = {}, []
-    for line in block.splitlines():
-        indent, name, role = re.fullmatch(r"( *)(\S+)(?: +(.*))?", line).groups()
-        above = above[: len(indent) // 2]
-        roles["".join([*above, name])] = role or ""
-        above.append(name)
-    return roles
-
-
-def tree_differs(page):
-    """What the tree lacks, and what it has too much."""
-    roles = tree(page)
-    there = {
-        path.relative_to(ROOT).as_posix()
-        for folder in ("plsc", "configs", "tools", "docs")
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".md") and "__pycache__" not in path.parts
-    }
-    # The line of a package stands for its __init__.py too.
-    there = {path for path in there if not re.fullmatch(r"plsc/.+/__init__\.py", path)}
-    folders = {path.rpartition("/")[0] + "/" for path in there}
-    folders |= {f"{path.parent.relative_to(ROOT).as_posix()}/" for path in ROOT.glob("tests/**/test_*.py")}
-    found = [f"{path} is not in the tree" for path in sorted((there | folders) - roles.keys())]
-    found += [f"{path} is in the tree only" for path in roles if not (ROOT / path).exists()]
-    return found + [f"{path} has no role" for path, role in roles.items() if not role]
-
-
-def test_the_tree_is_what_is_there():
-    assert not tree_differs(README)
-
-
-def test_a_tree_that_differs_is_found():
-    changed = re.sub(r"\n  trainer\.py .*", "\n  coach.py", README)
-    assert tree_differs(changed) == [
-        "plsc/trainer.py is not in the tree",
-        "plsc/coach.py is in the tree only",
-        "plsc/coach.py has no role",
-    ]
 
 
 # ---- what the pages name
@@ -147,32 +100,18 @@ def test_what_is_not_there_is_found():
     ]
 
 
-# ---- messages
+# ---- tables whose rows name tests
 
 
-def unsaid(page):
-    """Quoted messages (table cells that begin with `ERROR) of which a fragment between two … stands in no source."""
-    texts = [
-        node.value
-        for text in sources().values()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    fragments = [
-        fragment.strip()
-        for message in re.findall(r"^\| `ERROR (.*?)` \|", page, re.MULTILINE)
-        for fragment in message.split("…")
-        if fragment.strip()
-    ]
-    assert fragments
-    return [fragment for fragment in fragments if not any(fragment in text for text in texts)]
-
-
-def test_the_messages_in_the_pages_are_those_of_the_code():
-    for name in ("docs/quickstart.md", "docs/data.md"):
-        assert not unsaid(PAGES[name])
-    page = "| `ERROR …: no such config file` | x |\n| `ERROR the moon … fell into the sea` | x |"
-    assert unsaid(page) == ["the moon", "fell into the sea"]
+@pytest.mark.parametrize("name,rows", [("docs/seeds.md", 47), ("docs/reliability.md", 20)])
+def test_every_row_names_tests_that_are_there(name, rows):
+    lines = re.findall(r"^\| \d+(?:\.\d+)? \|.*$", PAGES[name], re.MULTILINE)
+    assert len(lines) == rows
+    for line in lines:
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)", line)
+        assert tests, line
+        for file, test in tests:
+            assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {test}"
 
 
 # ---- snippets

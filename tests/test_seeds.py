@@ -1,4 +1,4 @@
-"""Rows of docs/seeds.md that no other test shows, and the page itself: 47 rows, each with tests that are there and run."""
+"""Rows of docs/seeds.md that no other test shows."""
 
 import threading
 from pathlib import Path
@@ -15,8 +15,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.selftest_parts import relative
 from plsc.sharding import ClassShard
 from tests.distributed import run_seed_rows
-from tests.launch import ROOT, launch
-from tests.named_tests import assert_there_and_run, rows
+from tests.launch import launch
 
 D = 16
 
@@ -196,29 +195,3 @@ def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
     beside.join()
     monkeypatch.setattr(step_module, "choose_classes", lambda *arguments: drawn[arguments[4]])
     assert train() == in_the_step
-
-
-# ---- the page
-
-PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
-TESTS = rows(PAGE, r"\d\.\d+")
-IDS = [f"{seed}.{row}" for seed, rows in ((1, 13), (2, 15), (3, 19)) for row in range(1, rows + 1)]
-
-
-def test_the_page_has_all_rows_in_order_each_with_a_test():
-    assert list(TESTS) == IDS
-    assert all(TESTS.values())
-
-
-@pytest.mark.parametrize("row", IDS)
-def test_the_tests_of_a_row_are_there_and_run(row):
-    assert_there_and_run(TESTS[row])
-
-
-def test_a_row_on_ranks_is_named_with_its_own_number():
-    for row in run_seed_rows.ROWS:
-        assert ("tests/test_seeds.py", "test_row_on_ranks", f"[2-{row}]") in TESTS[row]
-    named = {
-        parameters for tests in TESTS.values() for _, name, parameters in tests if name == "test_row_on_ranks"
-    }
-    assert named == {f"[{ranks}-{row}]" for ranks in (2, 4) for row in run_seed_rows.ROWS}
