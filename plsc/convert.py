@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -38,10 +39,19 @@ _SIGNATURES = {
 }
 
 
+# Numbers in the headers of a .rec are float32, which has no more consecutive whole numbers.
+_LARGEST_LABEL = 2**24
+
+
 def write_rec(images: EncodedImages, target: str) -> None:
     """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each identity."""
     order = np.argsort(images.labels, kind="stable")
     end = len(images) + 1
+    if end + images.num_classes > _LARGEST_LABEL:
+        raise UserError(
+            f"{target}: a .rec counts images and identities in float32, together at most {_LARGEST_LABEL - 1:,} "
+            f"(got {len(images):,} and {images.num_classes:,}); convert to a folder, or split the set"
+        )
     bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
     with RecordWriter(target) as writer:
         writer.write(pack_image(b"", (float(end), float(end + images.num_classes)), 0))
@@ -74,15 +84,22 @@ def _write_files(images: EncodedImages, folder: Path) -> None:
             raise UserError(
                 f"{images.name(index)}: is no image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
             )
-        (folder / names[label] / f"{seen[label]:04}{extension}").write_bytes(data)
+        with open(folder / names[label] / f"{seen[label]:04}{extension}", "xb") as file:
+            file.write(data)
 
 
 def identity_folders(images: EncodedImages) -> list[str]:
-    """A folder's name for each class: the identity's own where it is known, else the label with zeros in front."""
+    """Name a folder for each class: as the identity where that is known and makes a folder of its own, else by the label."""
     if images.identities is not None:
         names = [os.path.basename(str(name)) for name in images.identities]
-        if len(set(names)) == len(names):
+        # Some file systems take A and a, or the two ways to write an accent, for one name.
+        different = {unicodedata.normalize("NFC", name).casefold() for name in names}
+        # A name with a dot in front would not be read again: it is hidden, the folder itself or the one above.
+        if len(different) == len(names) and all(name and not name.startswith(".") for name in names):
             return names
+        log.get_logger().info(
+            "the identities' names make no folder for each of them; the folders are numbered"
+        )
     digits = len(str(images.num_classes - 1))
     return [f"{label:0{digits}}" for label in range(images.num_classes)]
 
@@ -113,8 +130,11 @@ def convert(
 ) -> str:
     """Convert `source`; returns a sentence about what was written. See main() for the arguments."""
     target = target.rstrip(os.sep) or target  # a folder may be written as faces/
-    for path in (target, f"{target}.tmp"):
-        if os.path.exists(path):
+    written = [target]
+    if target.endswith(".rec"):
+        written.append(f"{target.removesuffix('.rec')}.idx")
+    for path in (*written, *(f"{name}.tmp" for name in written)):
+        if os.path.lexists(path):
             raise UserError(f"{path}: exists already; remove it, or name another target")
     if not os.path.isdir(os.path.dirname(target) or "."):
         raise UserError(f"{target}: there is no folder {os.path.dirname(target)}; make it first")

@@ -91,6 +91,45 @@ def test_pairs_become_a_pack(faces, tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "paths, names",
+    [
+        (["0.png", "sub/1.png"], ["faces", "sub"]),  # beside the list, and in a folder
+        (["sub/../0.png", "sub/1.png"], ["faces", "sub"]),
+        (["../0.png", "../faces/1.png"], ["faces", None]),
+        (["0.png", ".hidden/1.png"], ["0", "1"]),  # a hidden folder would not be read
+        (["Ann/0.png", "ann/1.png"], ["0", "1"]),  # one folder for a Mac
+        (["\u00e9/0.png", "e\u0301/1.png"], ["0", "1"]),
+        (["a/Ann/0.png", "b/Ann/1.png"], ["0", "1"]),
+    ],
+)
+def test_every_identity_gets_a_folder_of_its_own_within_the_target(tmp_path, monkeypatch, paths, names):
+    """Whatever their folders are called: none is lost, none merged, nothing lands beside the target."""
+    (tmp_path / "faces" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "faces")
+    for number, path in enumerate(paths):
+        (tmp_path / "faces" / path).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "faces" / path).write_bytes(png(number))
+    (tmp_path / "faces" / "list.txt").write_text("".join(f"{path}\t{n}\n" for n, path in enumerate(paths)))
+    (tmp_path / "out").mkdir()
+    convert("list.txt", str(tmp_path / "out" / "copy"))
+    assert os.listdir(tmp_path / "out") == ["copy"]
+    copy = ImageFolder(str(tmp_path / "out" / "copy"))
+    assert copy.folders == sorted(name or tmp_path.name for name in names)
+    assert sorted(data for _, data in content(copy)) == sorted([png(0), png(1)])
+
+
+def test_nothing_is_overwritten_and_no_label_rounded(faces, tmp_path, monkeypatch):
+    (tmp_path / "a.idx").write_text("mine")
+    assert refusal(faces, tmp_path / "a.rec").startswith(f"{tmp_path}/a.idx: exists already")
+    assert (tmp_path / "a.idx").read_text() == "mine"
+    (tmp_path / "b").symlink_to(tmp_path / "nowhere")
+    assert refusal(faces, tmp_path / "b").startswith(f"{tmp_path}/b: exists already")
+    monkeypatch.setattr("plsc.convert._LARGEST_LABEL", 9)
+    assert "a .rec counts images and identities in float32" in refusal(faces, tmp_path / "c.rec")
+    assert not list(tmp_path.glob("c.*"))
+
+
 def refusal(*arguments, **options):
     with pytest.raises(UserError) as raised:
         convert(*map(str, arguments), **options)

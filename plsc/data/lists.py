@@ -248,10 +248,11 @@ def identity_names(folders: Sequence[str]) -> np.ndarray:
 
     Names that differ in nothing but a number (0001, person_7) mean something in their own set only; there it is the whole path.
     """
+    folders = [os.path.abspath(folder) for folder in folders]  # "" and "a/.." have no name of their own
     names = [os.path.basename(folder) for folder in folders]
     stems = {re.sub(r"\d+", "#", name) for name in names}
     numbered = len(stems) == 1 and "#" in stems.pop()
-    return np.array([os.path.abspath(folder) for folder in folders] if numbered else names)
+    return np.array(folders if numbered else names)
 
 
 class ImageFiles(EncodedImages):
@@ -291,6 +292,7 @@ class ImageFiles(EncodedImages):
         if len(self) > CHECKED:
             return None
         pairs = {(label, os.path.dirname(path)) for label, path in zip(self.labels.tolist(), self.paths)}
+        pairs = {(label, os.path.abspath(folder)) for label, folder in pairs}  # a/../b is b
         one_to_one = len(pairs) == self.num_classes == len({folder for _, folder in pairs})
         return identity_names([folder for _, folder in sorted(pairs)]) if one_to_one else None
 
