@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 _LOST_PEER = re.compile(
-    r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore", re.IGNORECASE
+    r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore|connection (reset|closed) by peer",
+    re.IGNORECASE,
 )
+_CRASH = re.compile(r"^Fatal Python error: (.*)", re.MULTILINE)  # of faulthandler
+_UNSEEN = 0.5  # seconds: a process is seen while it ends; the launcher kills others 0.6 s after a failure at the earliest
 _TIMEOUT = re.compile(r"^Timeout \((?:(\d+):(\d+):(\d+))", re.MULTILINE)  # of faulthandler
 _COLLECTIVE = re.compile(r"paddle/distributed/|plsc/distributed\.py")  # in a stack: it waits for other ranks
 
@@ -103,7 +106,7 @@ class Watch:
             return Failure(
                 f"the ranks ended with exit code {code} before the training began, see {logs}", code == 2
             )
-        first = min(times, key=times.__getitem__)
+        first = self._first(times, raised, vanished)
         if first in vanished:
             first = min(self._waited_for(first, vanished), key=times.__getitem__)
             return Failure(self._of_vanished(first, vanished[first]["step"] + 1), rank=first)
@@ -120,6 +123,29 @@ class Watch:
             said += "; lower DataLoader.Train.batch_size"
         return Failure(f"rank {first} failed at step {error['step'] + 1}: {said}", error["user"], first)
 
+    def _first(self, times: dict[int, float], raised: dict[int, Any], vanished: dict[int, Any]) -> int:
+        """The earliest of the ranks that failed by themselves; where there is none, the earliest of all.
+
+        A rank that lost its peer, or was aborted by the library that lost it, shows a consequence, and may be seen first. One that was
+        killed is a cause if it was not seen after the first failure of another: later the launcher may have killed it.
+        """
+        times = {rank: self._crash_time(rank) or when for rank, when in times.items()}
+        causes = [rank for rank in raised if not _LOST_PEER.search(raised[rank]["message"])]
+        for rank in vanished:
+            trace = self._trace(rank)
+            crash = _CRASH.search(trace)
+            others = [when for other, when in times.items() if other != rank]
+            killed = not crash and not _TIMEOUT.search(trace)
+            if crash and crash[1] != "Aborted" or killed and times[rank] <= min(others, default=0) + _UNSEEN:
+                causes.append(rank)
+        return min(causes or times, key=times.__getitem__)
+
+    def _crash_time(self, rank: int) -> float | None:
+        """When faulthandler wrote that the process crashed; None if it did not."""
+        if not _CRASH.search(self._trace(rank)):
+            return None
+        return (self._folder / f"rank{rank}.trace").stat().st_mtime
+
     def _waited_for(self, first: int, vanished: dict[int, Any]) -> list[int]:
         """Watchdogs of ranks that wait in a collective go off at the same time as that of the rank they wait for: the latter, if there is
         one, and else `first`."""
@@ -134,7 +160,7 @@ class Watch:
         if timeout := _TIMEOUT.search(trace):
             hours, minutes, seconds = map(int, timeout.groups())
             return self._of_stuck(rank, 3600 * hours + 60 * minutes + seconds, step)
-        if crash := re.search(r"^Fatal Python error: (.*)", trace, re.MULTILINE):
+        if crash := _CRASH.search(trace):
             return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
         memory = ": the machine is probably out of memory; lower DataLoader.Train.batch_size"
         return f"rank {rank} was killed (signal 9) at step {step}{memory if _oom_kills() > self._oom_kills else ''}"

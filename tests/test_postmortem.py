@@ -81,6 +81,37 @@ def test_a_vanished_rank_was_first_if_it_was_last_seen_before_the_others_failed(
     )
 
 
+@pytest.mark.parametrize("killed_seen", [-0.3, 0.3])  # before and after the crash that follows from it
+def test_a_kill_outranks_the_abort_that_follows_from_it_whichever_is_seen_first(folder, killed_seen):
+    watch = Watch(folder)
+    crash = time.time()
+    for rank in (0, 1):
+        alive(folder, rank, 4, dead())
+    (folder / "rank1.trace").write_text("Fatal Python error: Aborted\n\n" + TRACE)
+    watch._seen = {0: crash + killed_seen, 1: crash - 0.2}
+    found = watch.failure(1, "log")
+    assert (found.text, found.rank) == ("rank 0 was killed (signal 9) at step 5", 0)
+
+
+@pytest.mark.parametrize("when", [-1, 1])
+@pytest.mark.parametrize("crash", ["Segmentation fault", "Bus error"])
+def test_a_crash_outranks_a_lost_peer_whichever_is_seen_first(folder, when, crash):
+    watch = Watch(folder)
+    alive(folder, 1, 4, dead())
+    (folder / "rank1.trace").write_text(f"Fatal Python error: {crash}\n\n{TRACE}")
+    raised(folder, 0, 4, "OSError", "Connection reset by peer", when=when)
+    assert watch.failure(1, "log").text.startswith(f"rank 1 crashed at step 5 ({crash})")
+
+
+def test_an_abort_counts_where_its_peer_was_killed_by_the_launcher_afterwards(folder):
+    watch = Watch(folder)
+    for rank in (0, 1):
+        alive(folder, rank, 4, dead())
+    (folder / "rank1.trace").write_text("Fatal Python error: Aborted\n\n" + TRACE)
+    watch._seen = {0: time.time() + 3, 1: time.time()}
+    assert watch.failure(1, "log").text.startswith("rank 1 crashed at step 5 (Aborted)")
+
+
 def test_one_that_its_peers_waited_for_in_vain_hung(folder, monkeypatch):
     asked = []
     monkeypatch.setattr(postmortem, "send", lambda pid, number: asked.append(number))
