@@ -183,40 +183,53 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     """The newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
 
     An unusable newer one is warned about and, with `rename`, set aside as step-XXXXXXXX.bad (never deleted).
-    Let one rank call it with rename=True and tell the others the path; they open it with verify=False.
+    Let one rank call it, with rename=True for a run that will write here, and tell the others the path; they open it with
+    verify=False. A checkpoint that goes meanwhile, because a run at work here deletes it, is passed over.
     `before`: of the checkpoints of earlier steps than this one; None too if none of them is usable.
 
     Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
-    damaged one; also for one written by a newer plsc or not readable by this user, which is not damage.
+    damaged one; also for one written by a newer plsc, or not readable now or by this user, which is not damage.
     """
     root = Path(root)
-    found = sorted(
-        _entries(root, r"step-\d{8,}(\.old)?"), key=lambda path: (int(path.stem[5:]), not path.suffix)
-    )
+    found = _complete(root)
     for path in reversed(found):
         if before is not None and int(path.stem[5:]) >= before:
             continue
         try:
             Checkpoint.open(path)
-        except DamagedError as error:
+        except UserError as error:
+            if not path.exists():
+                continue
+            if not isinstance(error, DamagedError):
+                raise
             aside = _set_aside(path) if rename else path
             _log.warning(
-                "checkpoint %s is unusable (%s); kept as %s, trying the one before it",
+                "checkpoint %s is unusable (%s); %s, trying the one before it",
                 path.name,
                 error,
-                aside.name,
+                f"kept as {aside.name}" if rename else "left as it is",
             )
             continue
         if rename and path.suffix:  # a replacement was killed halfway
             path = path.rename(path.with_suffix(""))
         return path
-    bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(found)
+    present = _complete(root)
+    if set(present) - set(found):  # written since
+        return latest(root, rename, before)
+    bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
     if bad and before is None:
+        kept = "; they are kept as .bad" if rename else ""
         raise UserError(
-            f"{root}: none of the {bad} checkpoints is usable (the warnings say why; they are kept as .bad): "
+            f"{root}: none of the {bad} checkpoints is usable (the warnings say why{kept}): "
             "put a good copy back, or start anew with another Global.output_dir"
         )
     return None
+
+
+def _complete(root: Path) -> list[Path]:
+    """The checkpoints in `root` that were completed once, the oldest first."""
+    found = _entries(root, r"step-\d{8,}(\.old)?")
+    return sorted(found, key=lambda path: (int(path.stem[5:]), not path.suffix))
 
 
 def best(root: str | os.PathLike) -> Path:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -309,24 +310,28 @@ class Entry(Setters):
 
     def _resume_from(self) -> Path | None:
         """The checkpoint to continue from; None (said in the log) when there is none yet."""
-        path = self._find_checkpoint()
+        path = self._find_checkpoint(writes=True)
         if path is None:
             log.get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
         return path
 
-    def _find_checkpoint(self) -> Path | None:
-        """The checkpoint that Global.checkpoint means, said in the log; None if it means the newest and there is none."""
+    def _find_checkpoint(self, writes: bool = False) -> Path | None:
+        """The checkpoint that Global.checkpoint means, said in the log; None if it means the newest and there is none. `writes`: this run
+        writes there, and sets damaged ones aside."""
         from plsc import checkpoint, distributed
 
         given = self.config.Global.checkpoint or "newest"
         folder = self.output_dir / "checkpoints"
         found, problem = None, None
         if distributed.rank() == 0:  # it verifies every byte and sets damaged ones aside: once is enough
-            find = {"newest": checkpoint.latest, "best": checkpoint.best}.get(given)
+            newest = partial(checkpoint.latest, rename=writes)
+            find = {"newest": newest, "best": checkpoint.best}.get(given)
             try:
                 found = find(folder) if find else checkpoint.Checkpoint.open(given).path
             except UserError as error:
                 problem = error
+            except OSError as error:  # else the other ranks would wait
+                problem = UserError(f"{folder}: cannot be read now ({error}); try again")
         found, problem = distributed.gather_objects((found, problem))[0]
         if problem:
             raise problem

@@ -10,6 +10,7 @@ Try it: `pytest tests/test_manifest.py`.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import stat
@@ -24,6 +25,8 @@ from plsc.errors import MissingFileError, UserError
 from plsc.tensorfile import DamagedError, TensorFile, crc32_of
 
 FORMAT = 1
+# A name that leads to no file. Any other error of reading may pass (a lost network disk), and says nothing about the content.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
 
 
@@ -128,8 +131,24 @@ def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
 def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
     """The manifest of the checkpoint `path` and its tensor files by name; checked, with `verify` all bytes.
 
-    Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable by this user).
+    Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable now or by this user).
     """
+    try:
+        return _open_folder(path, verify)
+    except PermissionError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; give this user the right to read it") from error
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        if error.errno in _ABSENT:
+            raise DamagedError(f"{path}: {error}") from error
+        raise UserError(
+            f"{error.filename or path}: cannot be read now ({error.strerror or error}); nothing was changed: "
+            "see that its disk is there, and try again"
+        ) from error
+
+
+def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
     if not path.is_dir():
         raise MissingFileError(f"{path}: there is no such checkpoint folder")
     below = sorted(
@@ -139,15 +158,10 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
         raise UserError(
             f"{path}: is no checkpoint but has {len(below)} in it; name one of them, such as {below[-1]}"
         )
-    try:
-        manifest = read_manifest(path / "manifest.json")
-        for name, info in manifest.files.items():
-            _check_file(path / name, info, verify)
-        tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
-    except PermissionError as error:
-        raise UserError(f"{error.filename}: {error.strerror}; give this user the right to read it") from error
-    except OSError as error:
-        raise DamagedError(f"{path}: {error}") from error
+    manifest = read_manifest(path / "manifest.json")
+    for name, info in manifest.files.items():
+        _check_file(path / name, info, verify)
+    tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
     _check_heads(path, manifest, tensors)
     return manifest, tensors
 

@@ -126,6 +126,24 @@ def test_latest_is_the_newest_whole_one_and_bad_ones_are_kept_aside(tmp_path, ca
     assert (tmp_path / "step-notes").exists()
 
 
+def test_one_that_reads_beside_a_run_passes_over_what_the_run_deletes(tmp_path, monkeypatch):
+    """Here all of its checkpoints, and a newer one is written meanwhile."""
+    for step in (1, 2):
+        save_one(tmp_path, step, content(step))
+
+    def deleted_meanwhile(path):
+        if int(path.parent.name[5:]) < 3:
+            for old in tmp_path.glob("step-0000000[12]"):
+                shutil.rmtree(old)
+            save_one(tmp_path, 3, content(3))
+        return read(path)
+
+    read = plsc.manifest.read_manifest
+    monkeypatch.setattr(plsc.manifest, "read_manifest", deleted_meanwhile)
+    assert latest(tmp_path, rename=False) == tmp_path / "step-00000003"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
 def test_a_bad_name_that_is_taken_is_numbered(tmp_path):
     save_one(tmp_path, 1, content(1))
     for name in ("bad", "bad2", "bad3"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,6 +211,27 @@ def test_wrong_class_names_are_refused(tmp_path):
 def test_no_such_folder(tmp_path):
     with pytest.raises(MissingFileError, match="x: there is no such checkpoint folder"):
         Checkpoint.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_an_error_of_reading_that_may_pass_is_not_called_damage(tmp_path, monkeypatch, number):
+    """Neither where it begins, at the folder, nor in the midst of a file."""
+    path = save_one(tmp_path, 1, content(0))
+
+    def refuse(file):
+        if path in (file, file.parent):
+            raise OSError(number, os.strerror(number), str(file))
+        return True
+
+    for owner, name in ((plsc.manifest, "crc32_of"), (Path, "is_dir")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, refuse)
+            with pytest.raises(
+                UserError, match="cannot be read now .*; nothing was changed: .* try again"
+            ) as error:
+                latest(tmp_path)
+        assert not isinstance(error.value, DamagedError)
+    assert latest(tmp_path) == path
 
 
 def test_no_permission_is_not_called_damage(tmp_path, monkeypatch):
