@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from plsc import config, environment
 from plsc.entry import Entry
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 from plsc.registry import did_you_mean
 
 _VERBS = {
@@ -81,8 +81,8 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
         if "PADDLE_TRAINER_ID" in os.environ:
             # The launcher terminates all ranks when one has ended; this one is about to, and with its own exit code.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for line in str(error).splitlines():
-            print(f"ERROR {line}", file=sys.stderr, flush=True)
+        for line in str(error).split("\n"):
+            print(f"ERROR {shown(line)}", file=sys.stderr, flush=True)
         return 2
 
 

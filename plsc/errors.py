@@ -4,6 +4,10 @@ Their text is one line: where (file:line, key or sample), the value, the rule an
 and leave with exit code 2; anything else is a defect of ours and keeps its traceback.
 """
 
+from __future__ import annotations
+
+import os
+
 
 class UserError(ValueError):
     """A mistake in a config, a file or a call that the user can correct."""
@@ -18,3 +22,26 @@ class MissingFileError(UserError, FileNotFoundError):
 
 class CorruptImageError(UserError):
     """An image that cannot be decoded. Training replaces a few of them by others, and says so; see plsc.data.corrupt."""
+
+
+def shown(name: object) -> str:
+    """Return a name from data (text, bytes or a path) as text that is safe to print: on one line, and encodable.
+
+    Escaped are control characters, line breaks, marks that change the direction of text, and bytes that are no UTF-8. Whoever
+    names a file, a folder or an identity could otherwise write whole lines into a log, or steer a terminal.
+    """
+    text = os.fsdecode(name) if isinstance(name, (bytes, os.PathLike)) else str(name)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def shown_lines(text: str) -> str:
+    """Return `text` with what `shown` escapes escaped, but for its own line breaks and tabs."""
+    return "".join(character if character in "\n\t" else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is no UTF-8, as os.fsdecode keeps it
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode("ascii")

@@ -23,13 +23,20 @@ from typing import Any, SupportsFloat
 
 from tqdm import tqdm
 
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError, UserError, shown_lines
 
 _logger = logging.getLogger("plsc")
 _handlers: list[logging.Handler] = []  # ours; a user's own handlers are left alone
 
 
 WAIT_SHOWN = 0.1  # share of the time spent waiting for data above which it is said
+
+
+class _Formatter(logging.Formatter):
+    """Escapes what names from data could steer a terminal with, and what no file takes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown_lines(super().format(record))
 
 
 class _Console(logging.StreamHandler):
@@ -78,9 +85,7 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
         _handlers[1:] = [logging.FileHandler(log_file, encoding="utf-8")]
     mark = f"[rank {rank}] " if rank else ""
     for handler in _handlers:
-        handler.setFormatter(
-            logging.Formatter(f"%(asctime)s %(levelname)s {mark}%(message)s", "%Y-%m-%d %H:%M:%S")
-        )
+        handler.setFormatter(_Formatter(f"%(asctime)s %(levelname)s {mark}%(message)s", "%Y-%m-%d %H:%M:%S"))
         _logger.addHandler(handler)
     if log_file is not None:
         for record in early:

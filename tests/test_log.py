@@ -55,6 +55,14 @@ def test_what_all_ranks_would_warn_of_is_said_once(capsys):
     assert re.fullmatch(r".* WARNING the same for all\n", capsys.readouterr().out)
 
 
+def test_what_steers_a_terminal_or_no_file_takes_is_escaped(tmp_path, capsys):
+    log.setup(log_file=tmp_path / "log.txt")
+    log.get_logger().warning("\x1b[2Jcleared, J\udcf6rg\nsecond line")
+    log.setup()
+    for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text(encoding="utf-8")):
+        assert text.endswith("WARNING \\x1b[2Jcleared, J\\xf6rg\nsecond line\n")
+
+
 def test_log_file_is_appended_to_and_left_when_set_up_again(tmp_path, capsys):
     for text in ("first", "second"):
         log.setup(log_file=tmp_path / "run" / "log.txt")

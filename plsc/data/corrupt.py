@@ -17,7 +17,7 @@ from plsc import log
 from plsc.data.batch import Replacement, make_sample
 from plsc.data.dataset import Dataset
 from plsc.data.transforms import PROBES, generator
-from plsc.errors import CorruptImageError
+from plsc.errors import CorruptImageError, shown
 
 PROBE = 256  # images that are tried before the first step
 NAMES_SHOWN = 3
@@ -56,7 +56,7 @@ class CorruptImages:
             if index not in self._said:  # it comes again in each epoch
                 self._said.add(index)
                 log.get_logger().warning(
-                    f"cannot decode {self.dataset.name(index)}: replaced by sample {substitute}; "
+                    f"cannot decode {shown(self.dataset.name(index))}: replaced by sample {substitute}; "
                     f"{self.replaced} replaced so far (at most {self.limit} an epoch)"
                 )
         if self.replaced > min(self.limit, allowed(self.share, self._seen)):
@@ -76,7 +76,8 @@ class CorruptImages:
             raise self._too_many(found, len(tried))
 
     def _too_many(self, found: list[int], seen: int) -> CorruptImageError:
-        names = ", ".join(map(self.dataset.name, found[:NAMES_SHOWN])) + ", ..." * (len(found) > NAMES_SHOWN)
+        names = ", ".join(shown(self.dataset.name(index)) for index in found[:NAMES_SHOWN])
+        names += ", ..." * (len(found) > NAMES_SHOWN)
         return CorruptImageError(
             f"{len(found)} of {seen:,} images ({100 * len(found) / seen:.2g} %) cannot be decoded: {names}; "
             f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's {self.per_epoch:,} an epoch; "

@@ -41,6 +41,20 @@ def test_one_of_a_thousand_is_replaced_and_said_once(capsys, num_workers):
     )
 
 
+def test_a_name_with_a_line_break_does_not_forge_a_line_of_the_log(capsys):
+    class Forged(Damaged):
+        def name(self, index):
+            return "a\n2026-01-01 00:00:00 INFO training is done"
+
+    corrupt = CorruptImages(Forged(1000, ()), share=0.01, per_epoch=1000)
+    corrupt.note(32, [(0, 7, 3)])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "cannot decode a\\n2026-01-01" in line
+    with pytest.raises(CorruptImageError) as raised:
+        corrupt.note(32, [(0, index, 3) for index in range(20)])
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_fifth_is_refused_before_the_first_batch(num_workers):
     """Whatever the size of a batch and the number of ranks, and by the same line on each rank."""
