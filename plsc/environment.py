@@ -43,7 +43,9 @@ def prepare(threads: int | None = None) -> tuple[int, list[str]]:
     notes = []
     threads, why = _threads(threads)
     notes.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per rank ({why})")
-    if _cpu_vendor() == "AuthenticAMD":
+    if "MKL_CBWR" in os.environ:  # a code path as well, which MKL_DEBUG_CPU_TYPE would override
+        notes.append(f"MKL_CBWR={os.environ['MKL_CBWR']} as set by you")
+    elif _cpu_vendor() == "AuthenticAMD":
         chosen = os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")  # set already: by the user, or by us before
         why = ": the fast matrix products of Paddle's BLAS on AMD" if chosen == "5" else " as set by you"
         notes.append(f"MKL_DEBUG_CPU_TYPE={chosen}{why}")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from plsc import log
+from plsc import environment, log
 from plsc.entry import RUN_FILES
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ("PADDLE_", "OMP_", "MKL_", "GLOG_")  # of the environment, which launches hand on
+SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_")  # of the environment, which launches hand on
 LEFTOVERS = {"output", "log", "launch.yaml", *RUN_FILES}  # of a run with relative paths
 
 
@@ -18,7 +18,12 @@ def settings():
     return {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
 
 
-USERS = settings()  # before any test module has imported Paddle, which sets OMP_NUM_THREADS=1
+# Equal bits are promised for equal threads and one code path of the matrix products, and both are fixed by the first of them.
+# So all processes of the tests have one thread and the code path that plsc would choose, from before Paddle is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+environment.prepare()
+USERS = settings()
+environment._environment_at_start = lambda: USERS  # as if pytest had been started so
 
 
 def restore():
@@ -42,6 +47,9 @@ def nothing_for_the_next_test():
     yield
     restore()
     log.setup()  # closes a run's train.log
+    paddle = sys.modules.get("paddle")
+    if paddle:
+        paddle.base.core.set_num_threads(1)
     pyplot = sys.modules.get("matplotlib.pyplot")
     figures = pyplot.get_fignums() if pyplot else []
     if figures:

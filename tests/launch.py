@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests import warm
@@ -13,15 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_python(
-    *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str
+    *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str | None
 ) -> subprocess.CompletedProcess:
-    """Run `python *command` in `cwd`, `env` added to the environment; with check=True a failure fails the test."""
-    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    """Run `python *command` in `cwd`, `env` added to the environment (None: left out); with check=True a failure fails the test."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **env}
     result = subprocess.run(
         [sys.executable, *map(str, command)],
         check=False,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, **env},
+        env={name: value for name, value in env.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -32,6 +33,17 @@ def run_python(
     return result
 
 
+def run_forked(
+    *command: str | Path, cwd: Path, timeout: float = 240, check: bool = True, **env: str
+) -> subprocess.CompletedProcess:
+    """The same for a script or "-m" and a module, without the seconds that importing Paddle takes: see tests/warm.py."""
+    with tempfile.NamedTemporaryFile("r") as said:
+        code = warm.shared().run(command, Path(cwd), timeout, said.name, **env)
+        result = subprocess.CompletedProcess(command, code, said.read(), (Path(cwd) / "stderr").read_text())
+    assert not check or code == 0, f"{command} ended with {code}\n{result.stderr[-3000:]}"
+    return result
+
+
 def launch(
     script: str | Path,
     ranks: int | None,
@@ -39,23 +51,20 @@ def launch(
     *args: str | Path,
     timeout: float = 240,
     check: bool = True,
+    real: bool = False,
     **env: str,
 ) -> subprocess.CompletedProcess:
     """Run `script` on `ranks` ranks (None leaves the number to the launcher); the logs go to `folder`/log.
 
-    A script of the tests is forked from a process that has imported Paddle; what a user starts is started as a user does.
+    All of it is forked from a process that has imported Paddle; real=True starts it as a user does.
     The result's stdout is all ranks' output, in rank order. With check=True a failed launch fails the test with
     the tail of every rank's log.
     """
     logs = Path(folder) / "log"
     number = [] if ranks is None else ["--nproc_per_node", str(ranks)]
     command = ["-m", "paddle.distributed.launch", *number, "--log_dir", logs, script, *args]
-    if ROOT / "tests" in Path(script).resolve().parents:
-        result = subprocess.CompletedProcess(
-            command, warm.shared().run(command, Path(folder), timeout, **env)
-        )
-    else:
-        result = run_python(*command, cwd=folder, timeout=timeout, check=False, **env)
+    run = run_python if real else run_forked
+    result = run(*command, cwd=folder, timeout=timeout, check=False, **env)
     ranks_said = [log.read_text(errors="replace") for log in sorted(logs.glob("workerlog.*"))]
     if check and result.returncode != 0:
         tails = "\n".join(f"--- rank {rank}\n{text[-3000:]}" for rank, text in enumerate(ranks_said))

@@ -39,9 +39,10 @@ def said_by(*argv, **env):
 
 @pytest.fixture
 def vendor(monkeypatch):
-    """Sets the processor's maker; MKL_DEBUG_CPU_TYPE is unset, and restored afterwards."""
-    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "")
-    monkeypatch.delenv("MKL_DEBUG_CPU_TYPE")
+    """Sets the processor's maker; the choices of a code path are unset, and restored afterwards."""
+    for name in ("MKL_DEBUG_CPU_TYPE", "MKL_CBWR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     return lambda name: monkeypatch.setattr(environment, "_cpu_vendor", lambda: name)
 
 
@@ -97,6 +98,14 @@ def test_on_amd_the_users_choice_stays(vendor, monkeypatch):
     monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "4")
     _, notes = environment.prepare()
     assert os.environ["MKL_DEBUG_CPU_TYPE"] == "4" and notes[1:] == ["MKL_DEBUG_CPU_TYPE=4 as set by you"]
+
+
+def test_a_code_path_chosen_by_mkl_cbwr_stays(vendor, monkeypatch):
+    """MKL_DEBUG_CPU_TYPE would override it."""
+    vendor("AuthenticAMD")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    _, notes = environment.prepare()
+    assert "MKL_DEBUG_CPU_TYPE" not in os.environ and notes[1:] == ["MKL_CBWR=COMPATIBLE as set by you"]
 
 
 def test_other_processors_are_left_alone(vendor):

@@ -23,11 +23,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_SETTINGS = ("GLOG_minloglevel", "OMP_NUM_THREADS", "PATH", "HOME", "LD_LIBRARY_PATH")
+_SETTINGS = ("PATH", "HOME", "LD_LIBRARY_PATH", "MKL_DEBUG_CPU_TYPE", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
 
 
 class Warm:
@@ -42,18 +43,28 @@ class Warm:
         self._process = subprocess.Popen(command, env=self.env, pass_fds=[theirs.fileno()], cwd=ROOT)
         theirs.close()
 
-    def start(self, command: list, folder: Path, **env: str) -> Program:
-        """Run `python *command` in `folder`; what it says on stderr goes to folder/stderr."""
+    def start(
+        self, command: Sequence[str | Path], folder: Path, stdout: str = os.devnull, **env: str
+    ) -> Program:
+        """Run `python *command` in `folder`; what it says goes to the file `stdout` and to folder/stderr."""
         ours, theirs = socket.socketpair()
         (folder / "stderr").unlink(missing_ok=True)
         request = {"command": [str(word) for word in command], "env": {**self.env, **env}, "cwd": str(folder)}
-        with theirs, open(folder / "stderr", "ab") as said:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), said.fileno()])
+        with theirs, open(stdout, "ab") as output, open(folder / "stderr", "ab") as errors:
+            files = [file.fileno() for file in (theirs, output, errors)]
+            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
         return Program(ours)
 
-    def run(self, command: list, folder: Path, timeout: float, **env: str) -> int:
-        """The exit code of a program, which must end in time with all that it has started."""
-        program = self.start(command, folder, **env)
+    def run(
+        self,
+        command: Sequence[str | Path],
+        folder: Path,
+        timeout: float,
+        stdout: str = os.devnull,
+        **env: str,
+    ) -> int:
+        """Return the exit code of a program, which must end in time with all that it has started."""
+        program = self.start(command, folder, stdout, **env)
         try:
             return program.wait(timeout)
         finally:
@@ -208,12 +219,12 @@ def _run(command: list[str]) -> None:
         runpy.run_path(command[0], run_name="__main__")
 
 
-def _keep(request: dict, answers: int, said: int) -> None:
+def _keep(request: dict, answers: int, output: int, errors: int) -> None:
     """Start the program of a request, say its process and, when it has ended, its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with open(os.devnull, "w") as nothing, open(said, "w") as stderr:
+    with open(output, "w") as stdout, open(errors, "w") as stderr:
         command = [sys.executable, *request["command"]]
-        streams = {"stdout": nothing, "stderr": stderr}
+        streams = {"stdout": stdout, "stderr": stderr}
         child = Forked(command, env=request["env"], cwd=request["cwd"], start_new_session=True, **streams)
     os.write(answers, f"{child.pid}\n".encode())
     os.write(answers, f"{child.wait()}\n".encode())
@@ -240,7 +251,7 @@ def main(number: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended keepers vanish by themselves
     with socket.socket(fileno=number) as requests:
         while True:
-            text, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 2)
+            text, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 3)
             if not text:
                 return
             if not os.fork():

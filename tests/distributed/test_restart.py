@@ -42,7 +42,7 @@ def warm():
 def whole(tmp_path_factory):
     """The run that nothing happens to, under the plain launcher."""
     folder = tmp_path_factory.mktemp("whole").resolve()
-    launch(*[TRAIN, 2, folder, *training(folder)[1:]], OMP_NUM_THREADS="1")
+    launch(*[TRAIN, 2, folder, *training(folder)[1:]], real=True)
     return folder / "out"
 
 
