@@ -16,7 +16,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def save(
             _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
         raise
     return final
+
+
+def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
+    """`write()`, tried again after each of these pauses, in seconds, where it raises SaveError; all ranks do the same."""
+    for pause in pauses:
+        try:
+            return write()
+        except SaveError as error:
+            _log.error("%s; it is the last: trying again in %g s, make room meanwhile", error, pause)
+            time.sleep(pause)
+    return write()
 
 
 def _files_of_rank_0(backbone: Mapping, optimizer: Mapping, classes: list[str] | None) -> dict[str, list]:

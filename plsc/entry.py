@@ -374,7 +374,13 @@ class Entry(Setters):
         }
         facts = {**facts, "main": run.main, "flip": self.config.DataLoader.Eval.flip}
         yaml = self.config.to_yaml()
-        page = write_results(folder, run.sets, run.results, rows, yaml, summary, facts)
+        try:
+            page = write_results(folder, run.sets, run.results, rows, yaml, summary, facts)
+        except OSError as error:
+            raise UserError(
+                f"{folder}: the report cannot be written ({error}); the checkpoints are whole: make room there, and resume or use "
+                "plsc-eval"
+            ) from error
         said = f"{headline} on {run.main}" if found else "nothing evaluated"
         if "checkpoint" not in facts:
             said += f", newest checkpoint step {facts['step']}"

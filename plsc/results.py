@@ -30,7 +30,7 @@ def write_results(
     summary: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> Path:
-    """Print the table and what could not be computed, write results.json and the report into `folder`; the path of its page.
+    """Write the report and results.json into `folder`, print the table and what could not be computed; the path of the page.
 
     Args:
         sets, results: by title, the main set first.
@@ -46,13 +46,14 @@ def write_results(
     }
     content = {"plsc": plsc.__version__, **facts, "sets": numbers}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    log.replace_file(folder / "results.json", text.encode())
     worst = {
         title: worst_of(found, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)
         for place, (title, found) in enumerate(results.items())
         if isinstance(found, Verification)
     }
     page = write_report(folder, "plsc run", rows, results, worst, config_yaml, summary)
+    # Last: plsc-run takes it for the mark of a finished run, and would train a run without report from the beginning.
+    log.replace_file(folder / "results.json", text.encode())
     for kind in dict.fromkeys(found.kind for found in results.values()):
         print(table({title: found for title, found in results.items() if found.kind == kind}))
     for title, found in results.items():

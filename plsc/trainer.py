@@ -38,6 +38,7 @@ from plsc.tensors import tensor_of
 from plsc.tester import Tester
 from plsc.timing import timer
 
+LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
 MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
 
 
@@ -302,8 +303,10 @@ class Trainer(Tester):
         if not distributed.every(finite_arrays(weights)):
             log.get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
             return
+        last = self.step == self.total_steps
         try:
-            path = checkpoint.save(
+            write = partial(
+                checkpoint.save,
                 self.checkpoints,
                 self.step,
                 epoch=epoch,
@@ -332,9 +335,12 @@ class Trainer(Tester):
                 classes=class_names(self.dataset) if self.rank == 0 else None,
                 gather=distributed.gather_objects,
             )
+            path = checkpoint.save_patiently(write, LAST_SAVE_PAUSES if last else ())
         except checkpoint.SaveError as error:
             self._failed_saves += 1
             line = f"{error}; last good: {f'step {self._saved}' if self._saved else 'none'}"
+            if last:
+                raise checkpoint.SaveError(f"{line}; it was the last step: make room, and resume") from error
             if self._failed_saves == MOST_FAILED_SAVES:
                 raise checkpoint.SaveError(f"{line}; the third in a row: make room, and resume") from error
             log.get_logger().error(f"{line}; training goes on")

@@ -1,6 +1,7 @@
 """The verbs on one process after one small training: what they return, print, write and refuse."""
 
 import contextlib
+import errno
 import importlib.util
 import io
 import json
@@ -291,6 +292,18 @@ def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
     assert checkpoint(tmp_path, 1).exists(), "a verb that only reads has renamed it"
     with pytest.raises(UserError, match="none of the 1 checkpoints is usable"):
         entry(tmp_path, "Global.resume=true").train()
+
+
+def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("plsc.results.write_report", full)
+    with pytest.raises(
+        UserError, match="the report cannot be written .*; the checkpoints are whole: make room"
+    ):
+        entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    assert checkpoints(tmp_path) == [1]
 
 
 class Started:

@@ -82,6 +82,18 @@ def test_of_a_template_its_first_image_is_shown():
         assert np.array_equal(pair.images[0], pairs.image(3 * number))
 
 
+def test_results_json_is_the_last(tmp_path, monkeypatch):
+    """It is the mark of a finished run."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plsc.results.write_report", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_results(tmp_path, {}, {}, [], "", {}, {})
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_evaluated_is_still_written(tmp_path, capsys):
     page = write_results(tmp_path, {}, {}, [], "", {}, {"main": None})
     assert json.loads((tmp_path / "results.json").read_text())["sets"] == {} and page.is_file()

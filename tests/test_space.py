@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 
+import plsc.checkpoint
 import plsc.space
 import plsc.trainer
 from plsc.checkpoint import SaveError
@@ -183,15 +184,37 @@ def test_three_in_a_row_end_the_run(tmp_path, monkeypatch):
     assert checkpoints(tmp_path) == [2]
 
 
+def test_the_only_checkpoint_waits_for_room(tmp_path, monkeypatch, capsys):
+    """The disk fills after the first step, and somebody makes room in the second pause."""
+    pauses = []
+    monkeypatch.setattr(plsc.checkpoint.time, "sleep", pauses.append)
+    full_from(monkeypatch, [2, 3])
+    train(tmp_path, NO_PAIRS, "Global.max_steps=2")
+    assert checkpoints(tmp_path) == [2] and pauses == [10, 60]
+    assert "it is the last: trying again in 10 s, make room meanwhile" in capsys.readouterr().out
+
+
+def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(plsc.trainer, "LAST_SAVE_PAUSES", ())
+    full_from(monkeypatch, [2])
+    with pytest.raises(
+        SaveError, match="step 2 not written.*; last good: none; it was the last step: make room"
+    ):
+        train(tmp_path, NO_PAIRS, "Global.max_steps=2")
+
+
 def test_a_limit_of_the_system_ends_a_save_and_not_the_run(tmp_path):
     """A file may have 4 KB only, as with a quota: the save fails inside the write."""
     code = f"""
 import resource, signal
 from tests.training import train
+import plsc.trainer
+plsc.trainer.LAST_SAVE_PAUSES = ()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-print("ended at", train({str(tmp_path)!r}, {NO_PAIRS!r}, "Global.max_steps=4").step)
+print("ended at", train({str(tmp_path)!r}, {NO_PAIRS!r}, "Global.max_steps=4", "Checkpoint.every_steps=3").step)
 """
-    said = run_python("-c", code, cwd=tmp_path).stdout
-    assert "[Errno 27] File too large" in said and "training goes on" in said and "ended at 4" in said
+    done = run_python("-c", code, cwd=tmp_path, check=False)
+    assert "[Errno 27] File too large" in done.stdout and "training goes on" in done.stdout
+    assert "last good: none; it was the last step: make room, and resume" in done.stderr
     assert list((tmp_path / "checkpoints").iterdir()) == []
