@@ -20,7 +20,16 @@ from typing import Any
 from pydantic import PrivateAttr, ValidationError
 from pydantic_core import to_jsonable_python
 
-from plsc.config_errors import Complaint, ConfigError, check_keywords, describe, explain, keys_of
+from plsc.config_errors import (
+    Complaint,
+    ConfigError,
+    arguments_of,
+    check_keywords,
+    describe,
+    explain,
+    keys_of,
+    takes,
+)
 from plsc.config_layers import DEFAULT, Layers, Source, plain
 from plsc.config_sections import (
     DEFAULT_EPOCHS,
@@ -61,6 +70,8 @@ __all__ = [
 _TRAIN_SET = ("DataLoader", "Train", "dataset")
 _EVAL_SET = ("DataLoader", "Eval", "dataset")
 _MORE_SETS = ("DataLoader", "Eval", "more")
+# Of Eval.dataset where nobody wrote one and the default would not fit the data that is trained on.
+_NOT_NAMED = Source(DEFAULT.level, 0, "default: nothing to evaluate on is named", "")
 
 
 class Config(Section):
@@ -132,6 +143,36 @@ class Config(Section):
         column = max(len(text) for text, _ in rows if len(text) <= 60)  # longer lines stand out on their own
         return "".join(f"{text:{column}}  # {label}\n" if label else f"{text}\n" for text, label in rows)
 
+    @property
+    def evaluation_dropped(self) -> bool:
+        """Whether nothing is evaluated because the default set is not for the data that is trained on."""
+        return self._layers.sources.get(_EVAL_SET) == _NOT_NAMED
+
+    def _sets(self) -> dict[KeyPath, EvalDatasetCfg | TrainDatasetCfg | None]:
+        sets = {_TRAIN_SET: self.DataLoader.Train.dataset, _EVAL_SET: self.DataLoader.Eval.dataset}
+        sets.update({(*_MORE_SETS, title): more for title, more in self.DataLoader.Eval.more.items()})
+        return sets
+
+    def build_dataset(self, key: str) -> Any:
+        """Build the data set of a key such as "DataLoader.Train.dataset".
+
+        What it raises as UserError about one of its keywords gets the file, the line and the key in front.
+        """
+        path, section = next(item for item in self._sets().items() if ".".join(item[0]) == key)
+        try:
+            return section.build(seed=self.Global.seed)
+        except UserError as error:
+            keyword, colon, message = str(error).partition(": ")
+            if not colon or not takes(DATASETS.get(section.name), keyword):
+                raise
+            place = self._layers.source((*path, keyword)).place
+            default = (
+                "" if keyword in section.keywords else ", which is the default; write the key to change it"
+            )
+            kind = MissingFileError if isinstance(error, MissingFileError) else UserError
+            parts = (place, f"{key}.{keyword}", message + default)
+            raise kind(": ".join(part for part in parts if part)) from error
+
     def check_data(self) -> None:
         """Lets the data sets look for their files: calls `check(**keywords)` of each class that defines it.
 
@@ -139,9 +180,7 @@ class Config(Section):
         "keyword: what is wrong". Raises MissingFileError or ConfigError with file, line and key in front.
         """
         layers, errors = copy.deepcopy(self._layers), []
-        sets = {_TRAIN_SET: self.DataLoader.Train.dataset, _EVAL_SET: self.DataLoader.Eval.dataset}
-        sets.update({(*_MORE_SETS, title): more for title, more in self.DataLoader.Eval.more.items()})
-        for path, section in sets.items():
+        for path, section in self._sets().items():
             check = getattr(DATASETS.get(section.name), "check", None) if section else None
             try:
                 if check:
@@ -200,6 +239,7 @@ def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str
 
 def _checked(layers: Layers) -> Config:
     _settle(layers, (), Config)
+    _drop_default_evaluation(layers)
     every_key = [".".join(path) for path in _keys(Config)]
     config = None
     try:
@@ -219,6 +259,17 @@ def _checked(layers: Layers) -> Config:
             plug.model_extra.update(values)
     config._layers = layers
     return config
+
+
+def _drop_default_evaluation(layers: Layers) -> None:
+    """Set Eval.dataset to null where it is not written and the data trained on are not those that its default is for."""
+    if layers.sources.get(_EVAL_SET) == _NOT_NAMED:
+        layers.drop(_EVAL_SET)  # the data trained on may be others by now
+    trained = layers.get((*_TRAIN_SET, "name"))
+    default = TrainDatasetCfg.model_fields["name"].default
+    sections = all(isinstance(layers.get(_EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
+    if isinstance(trained, str) and trained != default and sections and _EVAL_SET not in layers.sources:
+        layers.put(_EVAL_SET, None, _NOT_NAMED)
 
 
 def _more_titles(layers: Layers) -> list[str]:
@@ -275,8 +326,25 @@ def _check_plug(layers: Layers, path: KeyPath, section: type[Plug], every_key: l
         return {}
     values, complaints = check_keywords(section, cls, written, every_key)
     for complaint in complaints:
-        layers.complain(Complaint((*path, *complaint.path), complaint.message))
+        hint = _whose_key(section, name, complaint) if section.registry is DATASETS else ""
+        layers.complain(Complaint((*path, *complaint.path), complaint.message + hint))
     return values
+
+
+def _whose_key(section: type[Plug], name: str, complaint: Complaint) -> str:
+    """Which data sets have the key that the one called `name` does not know; "" if none has, or the key is not unknown."""
+    if not complaint.message.startswith("unknown key"):
+        return ""
+    # Training takes labelled images, which are had by sample(); pairs have image().
+    classes = {other: DATASETS.get(other) for other in DATASETS.builtin}
+    owners = [
+        other
+        for other, cls in classes.items()
+        if complaint.path[0] in arguments_of(cls)[0] and (section is EvalDatasetCfg or hasattr(cls, "sample"))
+    ]
+    if not owners:
+        return ""
+    return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{complaint.path[0]}'"
 
 
 def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

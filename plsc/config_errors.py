@@ -115,7 +115,20 @@ def _item(annotation: Any) -> Any:
     return Any
 
 
+# What InsightFace and others call a key -> what it is here.
+_ELSEWHERE = {
+    "m": "margin",
+    "s": "scale",
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "num_epoch": "epochs",
+    "num_epochs": "epochs",
+    "fp16": "compute_dtype",
+}
+
+
 def _unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
+    key = _ELSEWHERE.get(key.lower(), key)
     noun = "section" if all(name[0].isupper() for name in known) else "key"  # sections are capitalised
     elsewhere = [dotted for dotted in everywhere if dotted.rpartition(".")[2].lower() == key.lower()]
     hint = did_you_mean(key, known) or (f", did you mean '{elsewhere[0]}'?" if elsewhere else "")

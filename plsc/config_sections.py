@@ -246,6 +246,16 @@ class OptimizerCfg(Section):
     """Upper bound on the global norm of the backbone's gradient; null does not clip. Try 5 when the loss
     jumps."""
 
+    @field_validator("name", mode="before")
+    @classmethod
+    def _only_momentum(cls, value: Any) -> Any:
+        if value != "Momentum":
+            raise ValueError(
+                "must be Momentum, SGD with momentum; another optimizer of the backbone is given in Python, to "
+                "Entry.set_optimizer, which docs/extend.md explains"
+            )
+        return value
+
 
 class LRSchedulerCfg(Section):
     """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
@@ -324,7 +334,8 @@ class EvalDatasetCfg(DatasetCfg):
     """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
     pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
     gallery (`GalleryProbe`); any data set that `Train.dataset` may name; a name that you registered; or your own
-    class as `package.module:Class`."""
+    class as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
+    evaluated."""
 
 
 class TrainCfg(Section):

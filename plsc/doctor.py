@@ -291,7 +291,7 @@ def _sets_of(config: str, override: Sequence[str]) -> dict[str, Any]:
     named = {"Train.dataset": loader.Train.dataset, "Eval.dataset": loader.Eval.dataset}
     named.update((f"Eval.more.{title}", section) for title, section in loader.Eval.more.items())
     return {
-        f"DataLoader.{name}": (lambda section=section: section.build(seed=cfg.Global.seed))
+        f"DataLoader.{name}": (lambda key=f"DataLoader.{name}": cfg.build_dataset(key))
         for name, section in named.items()
         if section is not None
     }

@@ -20,6 +20,7 @@ import numpy as np
 
 from plsc import environment, guard, launcher, log
 from plsc.config import Config, load, rows_told
+from plsc.config_advice import advice
 from plsc.errors import MissingFileError, UserError
 from plsc.setters import Setters
 from plsc.sharding import split
@@ -85,6 +86,8 @@ class Entry(Setters):
                 self._set_earlier_run_aside()
             log.setup(0, self.output_dir / "train.log")
             start.tell(self.output_dir)
+            for line in self._advice():
+                log.get_logger().warning(line)
             for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
                 log.get_logger().info(line)
             log.replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
@@ -206,13 +209,14 @@ class Entry(Setters):
         from plsc.data.loader import Loader
 
         train = self.config.DataLoader.Train
-        dataset = train.dataset.build(seed=self.config.Global.seed)
+        dataset = self.config.build_dataset("DataLoader.Train.dataset")
         world_size, rank = environment.world_size_from_env(), environment.rank_from_env()
         loader = Loader(dataset, train.batch_size, rank, world_size, self.config.Global.seed)
         backbone = self._model or self.config.Model.build(
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.image_shape
         )
-        plan = self._plan_lines(dataset, backbone, loader.steps_per_epoch)
+        plan = [f"WARNING {line}" for line in self._advice()]
+        plan += self._plan_lines(dataset, backbone, loader.steps_per_epoch)
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:
             from plsc.finetune import check_start
@@ -263,6 +267,9 @@ class Entry(Setters):
         for note in notes:
             log.get_logger().info(note)
         return trainer
+
+    def _advice(self) -> list[str]:
+        return advice(self.config, environment.world_size_from_env(), environment.local_size_from_env())
 
     def _plan_lines(self, dataset, backbone, steps_per_epoch: int) -> list[str]:
         cfg, world_size = self.config, environment.world_size_from_env()

@@ -29,6 +29,11 @@ def world_size_from_env() -> int:
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
+def local_size_from_env() -> int:
+    """Number of ranks that the launcher started on this machine; 1 without a launcher."""
+    return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
+
+
 def prepare(threads: int | None = None) -> tuple[int, list[str]]:
     """Set the environment; call it before the first Paddle computation.
 
@@ -59,7 +64,7 @@ def _threads(wanted: int | None) -> tuple[int, str]:
     if chosen is not None and chosen.isdigit() and int(chosen) > 0:
         return int(chosen), "OMP_NUM_THREADS as set by you"
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks_here = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
+    ranks_here = local_size_from_env()
     return max(
         1, processors // ranks_here
     ), f"{processors} processors for {ranks_here} rank{'s' * (ranks_here != 1)}"

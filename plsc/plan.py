@@ -317,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(args, key) is not None and getattr(args, key) < 1:
             raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
     cfg.check_data()
-    dataset = cfg.DataLoader.Train.dataset.build(seed=cfg.Global.seed)
+    dataset = cfg.build_dataset("DataLoader.Train.dataset")
     case = Case(cfg, args.classes or dataset.num_classes, args.ranks, cfg.DataLoader.Train.batch_size)
     memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(args.ranks)
     free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)

@@ -73,7 +73,7 @@ class Tester:
         for key, (title, section) in given.items():
             if section is None:
                 continue
-            data = section.build(seed=cfg.Global.seed)
+            data = cfg.build_dataset(key)
             check_arrays(data)
             _check_contract(key, data.contract, contract)
             if isinstance(data, Dataset):

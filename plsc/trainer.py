@@ -59,7 +59,7 @@ class Trainer(Tester):
     ):
         train = cfg.DataLoader.Train
         self.rank, self.world_size = distributed.rank(), distributed.world_size()
-        self.dataset = train.dataset.build(seed=cfg.Global.seed)
+        self.dataset = cfg.build_dataset("DataLoader.Train.dataset")
         check_arrays(self.dataset)
         if train.num_classes not in (None, self.dataset.num_classes):
             raise UserError(

@@ -29,7 +29,9 @@ FLOORS = (
 # A package is a room, and so is a module; these rooms have more modules than one. The door is plsc/__init__.py.
 ROOM_OF = {
     "": "door",
-    **dict.fromkeys(["config_errors", "config_layers", "config_sections", "config_yaml"], "config"),
+    **dict.fromkeys(
+        ["config_advice", "config_errors", "config_layers", "config_sections", "config_yaml"], "config"
+    ),
     **dict.fromkeys(["manifest", "tensorfile", "names"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     **dict.fromkeys(

@@ -38,7 +38,6 @@ MARGINS = ", ".join(f"[dist_]{kind}" for kind in KINDS)
         ("Head: {scale: true}", "Head.scale: must be a number > 0 (got true)"),
         ("Head: {scale: null}", "Head.scale: must be a number > 0 (got null)"),
         ("Model: {name: 3}", "Model.name: must be text (got 3)"),
-        ("Optimizer: {name: Adam}", "Optimizer.name: must be Momentum (got 'Adam')"),
         # numbers are finite and bounded
         ("Head: {scale: .nan}", "Head.scale: must be a number > 0 (got .nan)"),
         ("Head: {scale: 1e999}", "Head.scale: must be a number > 0 (got .inf)"),

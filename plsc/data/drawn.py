@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from plsc import log
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
 
 PAIRS_SEED = 20180901
+USUAL_PAIRS = 6000  # as many as LFW has
 
 
-def draw_pairs(labels: np.ndarray, num_pairs: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[np.ndarray, np.ndarray]:
     """`num_pairs` different pairs of images with these labels: indices int64 [P, 2], and which are positive, bool [P].
 
     Each class with two images or more gives as many positive pairs as another, as far as it has them. UserError, which
-    calls the images `where`, if there are not so many different pairs.
+    calls the images `where`, if there are not so many different pairs. None: USUAL_PAIRS, or as many as there are.
     """
+    if num_pairs is None:
+        most = 2 * min(int(_positives(labels)[2].sum()), _count_negatives(labels))
+        num_pairs = max(2, min(USUAL_PAIRS, most))
+        if num_pairs < USUAL_PAIRS:
+            log.get_logger().info(
+                f"{where}: has {num_pairs:,} different pairs, half of them positive; all are taken"
+            )
     rng = generator(PAIRS_SEED, use=PAIRS)
     num_positives = (num_pairs + 1) // 2
     pairs = np.empty((num_pairs, 2), np.int64)
@@ -49,10 +58,7 @@ def one_sided_folds(same: np.ndarray, folds: int = 10) -> int:
 
 
 def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
-    order = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
-    sizes = np.diff(starts, append=len(labels))
-    available = sizes * (sizes - 1) // 2
+    order, starts, available = _positives(labels)
     if available.sum() < count:
         raise UserError(
             f"num_pairs: must be at most {2 * available.sum():,} (got {2 * count:,}): {where} has no more different positive pairs"
@@ -73,10 +79,22 @@ def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.G
     return order[np.concatenate(found)[in_turn]]
 
 
+def _positives(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort the images by label; find where each class starts, and count its different positive pairs."""
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    sizes = np.diff(starts, append=len(labels))
+    return order, starts, sizes * (sizes - 1) // 2
+
+
+def _count_negatives(labels: np.ndarray) -> int:
+    sizes = np.unique(labels, return_counts=True)[1]
+    return (len(labels) ** 2 - int((sizes.astype(object) ** 2).sum())) // 2
+
+
 def draw_negatives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
     """`count` different pairs of images with different labels: int64 [count, 2]. UserError if there are not so many."""
-    images, sizes = len(labels), np.unique(labels, return_counts=True)[1]
-    available = (images**2 - int((sizes.astype(object) ** 2).sum())) // 2
+    images, available = len(labels), _count_negatives(labels)
     if available < count:
         raise UserError(
             f"num_pairs: must be at most {2 * available:,}: {where} has no more different negative pairs"

@@ -189,6 +189,11 @@ def _shown(text: bytes) -> str:
 
 def check_list(path: str, root: str = "") -> None:
     """Raise MissingFileError unless the list file, and the folder if one is given, exist."""
+    if os.path.isdir(path):
+        raise UserError(
+            f"list: '{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "
+            f"folder: {path} for a folder with a folder for each identity"
+        )
     if not os.path.isfile(path):
         raise MissingFileError(f"list: file '{path}' does not exist (looked in {Path.cwd()})")
     if root and not os.path.isdir(root):

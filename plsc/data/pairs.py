@@ -12,7 +12,7 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -191,15 +191,15 @@ class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in every run.
 
     `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.lists.ImageList.
-    `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `num_pairs`: how many. `title`: what
-    logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `num_pairs`: how many; null:
+    6,000, or as many as there are. `title`: what logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(
         self,
         images: str,
         root: str = "",
-        num_pairs: int = 6000,
+        num_pairs: Optional[int] = None,  # noqa: UP045 (evaluated by the config, on Python 3.9 too)
         classes: tuple[int, ...] = (),
         title: str = "",
         **options,
@@ -223,7 +223,7 @@ class ImagePairs(EncodedPairs):
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
         check_classes(kwargs.get("classes", ()))
-        if kwargs.get("num_pairs", 1) < 1:
+        if kwargs.get("num_pairs") is not None and kwargs["num_pairs"] < 1:
             raise UserError(f"num_pairs: must be at least 1, got {kwargs['num_pairs']}")
         if "images" in kwargs and not os.path.exists(kwargs["images"]):
             raise MissingFileError(f"images: '{kwargs['images']}' does not exist (looked in {Path.cwd()})")

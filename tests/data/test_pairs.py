@@ -155,6 +155,7 @@ def test_pairs_of_some_classes_share_no_identity_with_the_others(folder):
         UserError, match=r"^num_pairs: must be at most 6 \(got 20\): .*faces, classes 1 to 2, has no more"
     ):
         ImagePairs(str(folder), num_pairs=20, classes=(1, 3))
+    assert len(ImagePairs(str(folder), classes=(1, 3)).same) == 6  # by default as many as there are
     with pytest.raises(UserError, match="with stop <= 3, the classes of "):
         ImagePairs(str(folder), classes=(1, 4))
 

@@ -1,0 +1,41 @@
+"""What a valid config says that its author probably does not mean: lines for the log, before the first step.
+
+>>> advice(load(None, ["LRScheduler.learning_rate=100"]), ranks=1, ranks_here=1)
+['LRScheduler.learning_rate: 100 is ...']
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plsc.config import Config
+
+USUAL_RATE, USUAL_BATCH = 0.1, 128  # of SGD with momentum; the rate grows with the global batch
+TOO_HIGH = 10  # times the usual rate
+
+
+def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
+    """List what is to be said about a config that `ranks` processes train, so many of them on this machine."""
+    lines = []
+    if cfg.evaluation_dropped:
+        lines.append(
+            "DataLoader.Eval.dataset: none is named, so nothing is evaluated (the default, GlyphPairs, belongs to Glyphs); to "
+            "verify on people that training does not see, write hold_out: 0.1 in Train.dataset and in an Eval.dataset with "
+            "name: ImagePairs (docs/data.md)"
+        )
+    rate, batch = cfg.LRScheduler.learning_rate, cfg.DataLoader.Train.batch_size * ranks
+    usual = USUAL_RATE * max(1.0, batch / USUAL_BATCH)
+    if rate > TOO_HIGH * usual:
+        lines.append(
+            f"LRScheduler.learning_rate: {rate:g} is more than {TOO_HIGH} times what is usual for a global batch of {batch} "
+            f"({usual:.2g}); the training will probably diverge"
+        )
+    threads, processors = cfg.Global.threads, os.cpu_count() or 1
+    if threads is not None and threads * ranks_here > processors:
+        here = f" for each of {ranks_here} ranks" if ranks_here > 1 else ""
+        lines.append(
+            f"Global.threads: {threads} threads{here} share this machine's {processors} processors, which is slower than fewer"
+        )
+    return lines
