@@ -8,17 +8,16 @@ plsc-ckpt export-centres output/checkpoints/step-00000656 --output centres.npy -
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from plsc.atomic_write import atomic_write, replace_file
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
 from plsc.foreign import Gathered, find_shards
 from plsc.half import float32_of
-from plsc.log import replace_file
 from plsc.rewrite import (
     ANOTHER_DISK,
     FileBlocks,
@@ -46,9 +45,9 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
     """
     if not target.endswith((".safetensors", ".npy")):
         raise UserError(f"--output: must end in .safetensors or .npy (got '{target}')")
-    beside, listed = f"{target}.tmp", f"{target}.names.json"
-    for path in (target, beside, *([listed] if names else [])):
-        if os.path.exists(path):
+    listed = f"{target}.names.json"
+    for path in (target, f"{target}.tmp", *([listed] if names else [])):
+        if Path(path).exists():
             raise UserError(f"{path}: is there already, and nothing is overwritten; name another file")
     saved = Checkpoint.open(folder)
     classes = saved.classes()
@@ -58,11 +57,8 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
     refuse_full_disk(target, row_bytes(head) * saved.num_classes, *ANOTHER_DISK)
     blocks = rows_as_file if target.endswith(".safetensors") else _npy_blocks
     try:
-        try:
+        with atomic_write(target) as beside:
             write_synced(beside, blocks(head, 0, saved.num_classes))
-            os.replace(beside, target)
-        finally:
-            Path(beside).unlink(missing_ok=True)  # of an export that failed
         if names:
             replace_file(Path(listed), (json.dumps(classes, indent=0, ensure_ascii=False) + "\n").encode())
     except OSError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from plsc import log
+from plsc.atomic_write import atomic_write
 from plsc.data.formats import open_images
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.packs import BinPairs, write_pack
@@ -63,12 +63,8 @@ def write_rec(images: EncodedImages, target: str) -> None:
 
 def write_folder(images: EncodedImages, target: str) -> None:
     """Write identity/0001.jpg, ...: the images of each identity in their order, under its name if that is known."""
-    beside = Path(f"{target}.tmp")
-    try:
+    with atomic_write(target) as beside:
         _write_files(images, beside)
-        os.replace(beside, target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)  # of a conversion that failed
 
 
 def _write_files(images: EncodedImages, folder: Path) -> None:

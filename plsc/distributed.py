@@ -15,6 +15,8 @@ import contextlib
 import itertools
 import os
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import paddle
@@ -27,6 +29,8 @@ from plsc.environment import world_size_from_env as world_size
 from plsc.errors import UserError
 from plsc.sharding import split
 from plsc.timing import timer
+
+_Value = TypeVar("_Value")
 
 _barriers = itertools.count()
 PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
@@ -127,6 +131,23 @@ def gather_objects(value: object) -> list:
     values: list = []
     dist.all_gather_object(values, value)
     return values
+
+
+def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
+    """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank. Every rank calls it.
+
+    The value has to be small and picklable. It may take minutes: the others wait in `barrier`.
+    """
+    value, problem = None, None
+    if rank() == 0:
+        try:
+            value = function()
+        except UserError as error:
+            problem = error
+    value, problem = gather_objects((value, problem))[0]
+    if problem is not None:
+        raise problem
+    return value
 
 
 def gather_counts(count: int) -> list[int]:

@@ -19,6 +19,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import distributed, kernels, log
+from plsc.atomic_write import replace_file
 from plsc.errors import UserError
 from plsc.half import float32_of
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
@@ -258,8 +259,8 @@ class Divergence:
         path = self.folder / f"step-{step:08d}-rank{distributed.rank()}.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            log.replace_file(path.with_suffix(".npz"), packed.getvalue())
-            log.replace_file(path, json.dumps(found, indent=1, allow_nan=False).encode())
+            replace_file(path.with_suffix(".npz"), packed.getvalue())
+            replace_file(path, json.dumps(found, indent=1, allow_nan=False).encode())
         except OSError as error:  # a full disk is no reason to end the run either
             log.get_logger().error(f"{path}: the batch is not written ({error}); training goes on")
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from plsc import log
+from plsc.atomic_write import replace_file
 from plsc.config import load
 from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
 from plsc.data.drawn import one_sided_folds
@@ -231,17 +232,15 @@ def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findi
         compare(seen[0], other, found, of_config and isinstance(other[1], Dataset))
     output.mkdir(parents=True, exist_ok=True)
     if training in found.spreads:
-        log.replace_file(output / "images_per_class.png", draw_spread(found.spreads[training], training))
+        replace_file(output / "images_per_class.png", draw_spread(found.spreads[training], training))
     content = {
         "severity": found.severity,
         "sets": found.sets,
         "classes_with_images": found.spreads,
         "findings": found.lines,
     }
-    log.replace_file(
-        output / "doctor.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
-    )
-    log.replace_file(output / "report.txt", (found.text() + "\n").encode())
+    replace_file(output / "doctor.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    replace_file(output / "report.txt", (found.text() + "\n").encode())
     return found
 
 

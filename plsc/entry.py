@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from plsc import environment, guard, launcher, log
+from plsc.atomic_write import atomic_write, replace_file
 from plsc.config import Config, load, rows_told
 from plsc.config_advice import advice
 from plsc.errors import MissingFileError, UserError
@@ -90,7 +91,7 @@ class Entry(Setters):
                 log.get_logger().warning(line)
             for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
                 log.get_logger().info(line)
-            log.replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
+            replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
             metrics = log.Metrics(self.output_dir, from_step=trainer.step)
         distributed.barrier()
         trainer.train(metrics)
@@ -169,9 +170,9 @@ class Entry(Setters):
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"
             _make_folder(folder, "output" if output else "Global.output_dir")
-            log.replace_file(folder / "names.txt", "".join(f"{name}\n" for name in names).encode())
-            np.save(folder / "embeddings.tmp.npy", emb)
-            os.replace(folder / "embeddings.tmp.npy", folder / "embeddings.npy")
+            replace_file(folder / "names.txt", "".join(f"{name}\n" for name in names).encode())
+            with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
+                np.save(file, emb)
             print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
         return emb, names
 
@@ -244,7 +245,7 @@ class Entry(Setters):
             raise UserError(f"launch: ranks must be an integer >= 1 (got {ranks!r})")
         _make_folder(self.output_dir, "Global.output_dir")
         config = self.output_dir / "launch.yaml"
-        log.replace_file(config, self.config.to_yaml().encode())
+        replace_file(config, self.config.to_yaml().encode())
         logs, command = self.output_dir / "log", [programs[verb], "-c", str(config)]
         code = launcher.launch(command, ranks, logs, say=lambda line: print(line, end=""))
         if code != 0:
@@ -329,23 +330,22 @@ class Entry(Setters):
 
         given = self.config.Global.checkpoint or "newest"
         folder = self.output_dir / "checkpoints"
-        found, problem = None, None
-        if distributed.rank() == 0:  # it verifies every byte and sets damaged ones aside: once is enough
+
+        def find() -> Path | None:  # it verifies every byte and sets damaged ones aside: once is enough
             newest = partial(checkpoint.latest, rename=writes)
-            find = {"newest": newest, "best": checkpoint.best}.get(given)
+            search = {"newest": newest, "best": checkpoint.best}.get(given)
             try:
-                found = find(folder) if find else checkpoint.Checkpoint.open(given).path
-            except UserError as error:
-                problem = error
-            except OSError as error:  # else the other ranks would wait
-                problem = UserError(f"{folder}: cannot be read now ({error}); try again")
-        found, problem = distributed.gather_objects((found, problem))[0]
-        if problem:
-            raise problem
-        if found:
+                return search(folder) if search else checkpoint.Checkpoint.open(given).path
+            except UserError:
+                raise
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be read now ({error}); try again") from error
+
+        path = distributed.run_on_rank_0(find)
+        if path:
             how = given if given in ("newest", "best") else "as Global.checkpoint says"
-            log.get_logger().info(f"reading checkpoint {found} ({how})")
-        return found
+            log.get_logger().info(f"reading checkpoint {path} ({how})")
+        return path
 
     def _checkpoint(self):
         from plsc.checkpoint import Checkpoint

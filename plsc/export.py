@@ -25,6 +25,7 @@ import paddle
 from paddle import inference, nn
 
 import plsc
+from plsc.atomic_write import atomic_write
 from plsc.errors import UserError
 
 TOLERANCE = 1e-4  # of each component of an embedding of length 1
@@ -64,10 +65,8 @@ def export(
     out = Path(os.path.abspath(out_dir))
     _check_tools(formats)
     _check_replaceable(out)
-    tmp = out.with_name(out.name + ".tmp")
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True)
-    try:
+    with atomic_write(out) as tmp:
+        tmp.mkdir(parents=True)
         with _untouched(model):
             model.eval()
             examples = [_example(model, contract, (batch, *image_shape)) for batch in check_batches]
@@ -83,9 +82,6 @@ def export(
         (tmp / "contract.json").write_text(json.dumps(card, indent=1) + "\n")
         if out.exists():
             shutil.rmtree(out)
-        tmp.rename(out)
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
     return {**card, "folder": str(out)}
 
 

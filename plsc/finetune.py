@@ -20,6 +20,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed, log
+from plsc.atomic_write import replace_file
 from plsc.checkpoint import Checkpoint
 from plsc.config import Config
 from plsc.config_sections import SOFTMAXES, GlobalCfg
@@ -54,7 +55,7 @@ class Start(NamedTuple):
             log.get_logger().info(line)
         if self.identities:
             text = json.dumps(self.identities, indent=1, ensure_ascii=False) + "\n"
-            log.replace_file(folder / "identities.json", text.encode())
+            replace_file(folder / "identities.json", text.encode())
 
 
 class Match(NamedTuple):
@@ -105,16 +106,8 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
 
 
 def _open(path: str) -> Checkpoint:
-    """Rank 0 reads every byte; once is enough."""
-    problem = None
-    if distributed.rank() == 0:
-        try:
-            Checkpoint.open(path)
-        except UserError as error:
-            problem = error
-    problem = distributed.gather_objects(problem)[0]
-    if problem:
-        raise problem
+    """Open a checkpoint on every rank; rank 0 alone reads every byte."""
+    distributed.run_on_rank_0(lambda: Checkpoint.open(path).path)
     return Checkpoint.open(path, verify=False)
 
 

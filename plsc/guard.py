@@ -24,7 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from plsc import lock, log
+from plsc import lock
+from plsc.atomic_write import replace_file
 from plsc.environment import rank_from_env
 from plsc.errors import UserError
 
@@ -114,7 +115,7 @@ class Guard:
                 whose = {"rank": rank_from_env(), "host": socket.gethostname(), "pid": os.getpid()}
                 record = {"time": time.time(), **whose, "step": self.step, **said}
                 (self.folder / "errors").mkdir(parents=True, exist_ok=True)
-                log.replace_file(self._file("json"), json.dumps(record, indent=1).encode())
+                replace_file(self._file("json"), json.dumps(record, indent=1).encode())
         finally:
             self._exit.close()
 

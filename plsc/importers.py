@@ -22,6 +22,7 @@ import numpy as np
 from paddle import nn
 
 from plsc import checkpoint, log
+from plsc.atomic_write import replace_file
 from plsc.config import Config, load
 from plsc.data.dataset import MEAN, SCALE, preprocessing
 from plsc.errors import UserError
@@ -160,8 +161,8 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, contrac
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
             made = _save(Path(folder), arrays, width, state, config.to_yaml(), contract)
-            log.replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
-            log.replace_file(made / "config.yaml", config.to_yaml().encode())
+            replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
+            replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from error

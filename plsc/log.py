@@ -13,7 +13,6 @@ import io
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from typing import Any, SupportsFloat
 
 from tqdm import tqdm
 
+from plsc.atomic_write import replace_file
 from plsc.errors import MissingFileError, UserError, shown_lines
 
 _logger = logging.getLogger("plsc")
@@ -359,13 +359,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def _dump(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside `path` and rename: whoever opens it finds the old content or the whole new one."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(content)
-    os.replace(beside, path)
 
 
 def number(value: float) -> str:

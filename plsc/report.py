@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from plsc.atomic_write import replace_file
 from plsc.figures import Picture, Result, WorstPair, draw
-from plsc.log import number, replace_file
+from plsc.log import number
 
 __all__ = ["WorstPair", "write_report"]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import plsc
 from plsc import log
+from plsc.atomic_write import replace_file
 from plsc.data.dataset import PairSet, TemplatePairs
 from plsc.evaluation import Verification, worst_pairs
 from plsc.report import WorstPair, write_report
@@ -53,7 +54,7 @@ def write_results(
     }
     page = write_report(folder, "plsc run", rows, results, worst, config_yaml, summary)
     # Last: plsc-run takes it for the mark of a finished run, and would train a run without report from the beginning.
-    log.replace_file(folder / "results.json", text.encode())
+    replace_file(folder / "results.json", text.encode())
     for kind in dict.fromkeys(found.kind for found in results.values()):
         print(table({title: found for title, found in results.items() if found.kind == kind}))
     for title, found in results.items():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import plsc
+from plsc.atomic_write import atomic_write
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
 from plsc.manifest import FORMAT, Manifest, seal
@@ -66,8 +66,7 @@ def write_checkpoint(
     Raises UserError, before anything is written where the disk has too little room.
     """
     target = Path(os.path.abspath(target))
-    tmp = target.with_name(f"{target.name}.tmp")
-    for path in (target, tmp):
+    for path in (target, target.with_name(f"{target.name}.tmp")):
         if path.exists():
             raise UserError(f"{path}: is there already, and nothing is overwritten; name another folder")
     need = row_bytes(head) * (ranges[-1][1] - ranges[0][0])
@@ -76,13 +75,10 @@ def write_checkpoint(
     )
     refuse_full_disk(target, need, *ANOTHER_DISK)
     try:
-        try:
-            tmp.mkdir(parents=True)
-            _fill(tmp, ranges, head, files, fields)
-            tmp.rename(target)
-            sync_folder(target.parent)
-        finally:
-            shutil.rmtree(tmp, ignore_errors=True)  # of one that failed
+        with atomic_write(target) as beside:
+            beside.mkdir(parents=True)
+            _fill(beside, ranges, head, files, fields)
+        sync_folder(target.parent)
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error
     return target

@@ -46,15 +46,14 @@ def roll_back(trainer: Trainer, error: DivergedError) -> None:
 
 def _way_back(root: str, last_good: int) -> Path | None:
     """The newest whole checkpoint before that step, none of the newer left under its name; the same on every rank."""
-    found, problem = None, None
-    if distributed.rank() == 0:  # it reads every byte
+
+    def find() -> Path | None:
         try:
-            found = checkpoint.latest(root, before=last_good)
-            if found:
-                checkpoint.withdraw(root, after=int(found.name[5:]))
+            path = checkpoint.latest(root, before=last_good)
+            if path:
+                checkpoint.withdraw(root, after=int(path.name[5:]))
         except (UserError, OSError) as error:
-            problem = UserError(f"{root}: no way back to an earlier checkpoint: {error}")
-    found, problem = distributed.gather_objects((found, problem))[0]
-    if problem:
-        raise problem
-    return found
+            raise UserError(f"{root}: no way back to an earlier checkpoint: {error}") from error
+        return path
+
+    return distributed.run_on_rank_0(find)  # it reads every byte

@@ -6,6 +6,7 @@ wait in a barrier that may wait so long, and then tells them the row of metrics.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Union
 
 import numpy as np
@@ -112,18 +113,19 @@ class Tester:
         for title in reversed(self.sets):
             embeddings = self._embed(self.sets[title])
             predicted = self._predict(self.sets[title], embeddings)
-            row, problem = None, None
-            if distributed.rank() == 0:
-                try:
-                    found = judge(self.sets[title], embeddings, predicted, self.num_classes)
-                    self._record(title, found, epoch)
-                    row = found.row()
-                except UserError as error:
-                    problem = f"{title}: {error}"
-            row, problem = distributed.gather_objects((row, problem))[0]
-            if problem:
-                raise UserError(problem)
-            self.rows[title] = row
+            compute = partial(self._compute, title, embeddings, predicted, epoch)
+            self.rows[title] = distributed.run_on_rank_0(compute)
+
+    def _compute(
+        self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None, epoch: int | None
+    ) -> dict[str, Any]:
+        """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
+        try:
+            result = judge(self.sets[title], embeddings, predicted, self.num_classes)
+        except UserError as error:
+            raise UserError(f"{title}: {error}") from error
+        self._record(title, result, epoch)
+        return result.row()
 
     def _embed(self, data: EvalSet) -> np.ndarray:
         section = self.cfg.DataLoader.Eval

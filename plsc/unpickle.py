@@ -12,7 +12,6 @@ from __future__ import annotations
 import codecs
 import collections
 import contextlib
-import os
 import pickle
 import pickletools
 import re
@@ -21,6 +20,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from plsc.atomic_write import atomic_write
 from plsc.errors import MissingFileError, UserError
 
 _NUMERIC = re.compile(r"[biufc]\d{1,2}|bool|\?")
@@ -158,6 +158,5 @@ def _check_memo(file: BinaryIO) -> None:
 
 def save_pickle(path: str, value: object) -> None:
     """Write lists, tuples, bytes, bools, numbers and arrays as a pickle (protocol 4), beside `path` and renamed."""
-    with open(f"{path}.tmp", "wb") as file:
+    with atomic_write(path) as beside, open(beside, "xb") as file:
         pickle.dump(value, file, protocol=4)
-    os.replace(f"{path}.tmp", path)

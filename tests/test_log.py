@@ -18,7 +18,7 @@ import pytest
 
 from plsc import log
 from plsc.errors import MissingFileError, UserError
-from plsc.log import Metrics, Progress, duration, number, read_metrics, replace_file, table
+from plsc.log import Metrics, Progress, duration, number, read_metrics, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -447,10 +447,3 @@ def test_table_lines_up():
         "bet       -   15.25",
     ]
     assert table([], ["set"]) == "set\n---"
-
-
-def test_replace_file_leaves_nothing_beside(tmp_path):
-    for content in (b"old", b"new"):
-        replace_file(tmp_path / "x.txt", content)
-    assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
-    assert (tmp_path / "x.txt").read_bytes() == b"new"

@@ -8,15 +8,17 @@ if flag > 0, the encoded image. Checked against mxnet 1.9.1, both ways. Try it: 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from plsc.atomic_write import atomic_write
 from plsc.errors import MissingFileError, UserError
 
 MAGIC = 0xCED7230A
@@ -294,21 +296,24 @@ class RecordWriter:
     """Writes a .rec and its .idx beside their names and renames both when the `with` block ends well."""
 
     def __init__(self, path: str):
-        self._names = path, os.fspath(Path(path).with_suffix(".idx"))
+        self._path = Path(path)
         self._count = 0
+        self._exit = contextlib.ExitStack()
 
     def __enter__(self):
-        self._record, self._index = (open(f"{name}.tmp", "wb") for name in self._names)  # noqa: SIM115 - see __exit__
+        with contextlib.ExitStack() as stack:
+            # What is entered last ends first: the .rec has its name before the .idx that points into it.
+            self._index = self._open(stack, self._path.with_suffix(".idx"))
+            self._record = self._open(stack, self._path)
+            self._exit = stack.pop_all()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._record.close()
-        self._index.close()
-        for name in self._names:
-            if kind is None:
-                os.replace(f"{name}.tmp", name)
-            else:
-                os.unlink(f"{name}.tmp")
+    @staticmethod
+    def _open(stack: contextlib.ExitStack, path: Path) -> IO[bytes]:
+        return stack.enter_context(open(stack.enter_context(atomic_write(path)), "xb"))
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.__exit__(*error)
 
     def write(self, payload: bytes) -> None:
         """Append a record; its key is the number of those before."""

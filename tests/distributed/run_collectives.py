@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed as d
+from plsc.errors import MissingFileError
 from plsc.sharding import split
 
 d.init("cpu", threads=1)
@@ -21,6 +22,22 @@ assert d.all_reduce(paddle.to_tensor([float(r)])).item() == sum(range(W))
 assert d.all_reduce(paddle.to_tensor([float(r)]), "max").item() == W - 1
 assert d.every(True) and not d.every(r != W - 1)
 assert d.broadcast(paddle.to_tensor([r + 5])).item() == 5
+
+calls = []
+
+
+def fail():
+    calls.append(r)
+    raise MissingFileError("no such file")
+
+
+assert d.run_on_rank_0(lambda: {"rank": r}) == {"rank": 0}
+try:
+    d.run_on_rank_0(fail)
+    raise AssertionError("rank 0's error must be every rank's")
+except MissingFileError as error:
+    assert str(error) == "no such file"
+assert calls == [0] * (r == 0), "no other rank calls it"
 
 for counts in ([2] * W, [1 + 2 * k for k in range(W)], [3 * (k == 0) + 1 for k in range(W)]):
     assert d.gather_counts(counts[r]) == counts
