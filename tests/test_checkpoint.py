@@ -6,8 +6,6 @@ import errno
 import logging
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from plsc.checkpoint import Checkpoint, SaveError, best, latest, prune, save, wi
 from plsc.errors import MissingFileError, UserError
 from plsc.sharding import split
 from tests.checkpoints import assert_holds, assert_same, content, flip, reseal, save_one, save_ranks
+from tests.launch import run_python
 
 
 @pytest.mark.parametrize("world", [1, 2, 5, 16])  # 16 ranks for 11 classes: some hold none
@@ -267,30 +266,36 @@ def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
     assert at > 6
 
 
+SYNCS = range(1, 7)  # three files, manifest, folder, parent
+
+
 @pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
-@pytest.mark.parametrize("syncs", [1, 2, 3, 4, 5, 6])  # three files, manifest, folder, parent
-def test_a_process_that_dies_inside_a_save(tmp_path, syncs, step):
-    save_one(tmp_path, 1, content(1))
+def test_a_process_that_dies_inside_a_save(tmp_path, step):
+    for syncs in SYNCS:
+        save_one(tmp_path / str(syncs), 1, content(1))
     code = f"""
 import os
-from tests.test_checkpoint import content, save_one
-left, original = [{syncs}], os.fsync
+from tests.test_checkpoint import SYNCS, content, save_one
+original, left = os.fsync, 0
 def fsync(number):
-    left[0] -= 1
-    if left[0] == 0:
+    global left
+    left -= 1
+    if left == 0:
         os._exit(9)
     original(number)
 os.fsync = fsync
-save_one({str(tmp_path)!r}, {step}, content(2))
+for left in SYNCS:
+    if not os.fork():
+        save_one(f"{tmp_path}/{{left}}", {step}, content(2))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 9
 """
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode
-        == 9
-    )
-    found = latest(tmp_path)
-    done = syncs == 6
-    assert found.name == (f"step-{step:08d}" if done else "step-00000001")
-    assert_holds(found, content(2 if done else 1))
+    run_python("-c", code, cwd=tmp_path)
+    for syncs in SYNCS:
+        found = latest(tmp_path / str(syncs))
+        done = syncs == SYNCS[-1]
+        assert found.name == (f"step-{step:08d}" if done else "step-00000001")
+        assert_holds(found, content(2 if done else 1))
 
 
 @pytest.mark.parametrize("file", ["backbone", "head-00000", "head-00001", "manifest"])

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from plsc.config import Config, load
-from tests.launch import run_python
+from tests.launch import run_forked
 from tests.structure import ROOT
 
 PAGES = {
@@ -134,7 +134,7 @@ def test_the_snippets_of_the_extend_page_run(tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
     for name in files:
         if name.endswith(".py"):
-            run_python(name, cwd=tmp_path)
+            run_forked(name, cwd=tmp_path)
     for run in ("tiny", "object", "halved", "stripes"):
         assert list((tmp_path / "output" / run / "checkpoints").glob("step-*4")), run
 

@@ -160,9 +160,16 @@ class Forked(subprocess.Popen):
         self.args, self.returncode, self._child_created = args, None, True
         self.stdin = self.stdout = self.stderr = None
         self._waitpid_lock = threading.Lock()
+        piped = keywords.get("stdout") == subprocess.PIPE
+        if piped:
+            read, write = os.pipe()
+            self.stdout = os.fdopen(read)
+            keywords["stdout"] = os.fdopen(write, "w")
         self.pid = os.fork()
         if not self.pid:
             _become(words[1:], **keywords)
+        if piped:
+            keywords["stdout"].close()
 
 
 def _become(
@@ -174,6 +181,7 @@ def _become(
     start_new_session=False,
     cwd=None,
     shell=False,
+    text=True,
 ):
     """What exec does, as far as it matters here; never returns."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
@@ -181,7 +189,7 @@ def _become(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in ((1, stdout), (2, stderr)):
         if stream is not None:
-            os.dup2(stream.fileno(), number)
+            os.dup2(1 if stream == subprocess.STDOUT else stream.fileno(), number)
     os.closerange(3, 256)
     if env is not None:
         os.environ.clear()

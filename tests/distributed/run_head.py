@@ -1,4 +1,7 @@
-"""On W ranks: every head against the dense float64 reference. Each rank prints its worst errors and asserts them."""
+"""On W ranks: every head against the dense float64 reference. Each rank prints its worst errors and asserts them.
+
+All cases on three ranks, which divide none of the numbers of classes; every seventh, which takes each value in turn, on others.
+"""
 
 import itertools
 
@@ -27,6 +30,8 @@ cases += [
     for C in (1, 1003)
     for rate in (1.0, 0.1)
 ]
+if W != 3:
+    cases = cases[::7]
 for case in cases:
     errors = head_errors(**case)
     for key, error in errors.items():

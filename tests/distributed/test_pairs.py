@@ -1,4 +1,4 @@
-"""Any of 1, 2, 3, 4 ranks goes on from any, within an epoch, with Partial FC: all 16 pairs, in real processes."""
+"""Any of 1, 2, 3 ranks goes on from any, within an epoch, with Partial FC: all 9 pairs, in real processes."""
 
 from pathlib import Path
 
@@ -47,4 +47,4 @@ def test_every_number_of_ranks_samples_the_same_classes(folder):
     moved = [momentum.any(axis=1) for momentum in momenta]
     assert 0.7 < moved[0].mean() < 0.95  # 1 - 0.7 ** 5 is 0.83
     assert all((other == moved[0]).all() for other in moved)
-    assert losses(folder / "4", 1) == pytest.approx(losses(folder / "1", 1), rel=1e-5)
+    assert losses(folder / "3", 1) == pytest.approx(losses(folder / "1", 1), rel=1e-5)

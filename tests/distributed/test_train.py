@@ -8,8 +8,7 @@ import pytest
 
 from plsc.config_sections import MARGINS, SOFTMAXES
 from plsc.entry import Entry
-from plsc.errors import UserError
-from tests.launch import ROOT, launch, run_python
+from tests.launch import ROOT, launch, run_forked, run_python
 from tests.training import (
     TINY,
     arrays,
@@ -31,6 +30,7 @@ from plsc import Entry
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # so that a rank has one thread on every machine
 print("returned", Entry(sys.argv[1], sys.argv[2:]).launch(ranks=2)["step"])
 """
+LAUNCHING = "import sys\nfrom plsc import Entry\nEntry(sys.argv[1], sys.argv[2:]).launch(ranks=2)\n"
 
 
 def said_by(folder, rank=0):
@@ -134,7 +134,7 @@ def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):
     assert plain.stdout.splitlines()[-1].startswith("done: accuracy ")
     (tmp_path / "list.txt").write_text("plain/roc.png\n")
     command = ["-c", TINY, "list.txt", "-o", "Global.output_dir=plain"]
-    said = run_python(ROOT / "tools/predict.py", *command, cwd=tmp_path).stdout
+    said = run_forked(ROOT / "tools/predict.py", *command, cwd=tmp_path).stdout
     assert said.endswith("done: 1 embeddings of 8 numbers in plain/predict/embeddings.npy\n")
     assert np.load(tmp_path / "plain/predict/embeddings.npy").shape == (1, 8)
     launch(TRAIN, None, tmp_path, *short, "Global.output_dir=launched")
@@ -143,16 +143,13 @@ def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):
 
 
 def test_a_diverging_run_ends_every_rank(tmp_path):
-    entry = Entry(
-        TINY,
-        [HALF, f"Global.output_dir={tmp_path}", "LRScheduler.learning_rate=1e30", "Global.max_skipped=2"],
-    )
-    with pytest.raises(UserError) as raised:
-        entry.launch(ranks=2)
-    assert str(raised.value) == f"launch: train on 2 ranks ended with exit code 2; see {tmp_path}/log"
+    (tmp_path / "run.py").write_text(LAUNCHING)
+    diverging = ["Global.output_dir=out", "LRScheduler.learning_rate=1e30", "Global.max_skipped=2"]
+    done = run_forked("run.py", TINY, HALF, *diverging, cwd=tmp_path, check=False)
+    assert done.stderr.endswith("UserError: launch: train on 2 ranks ended with exit code 2; see out/log\n")
     for rank in (0, 1):
         line = r"^ERROR .* at step \d+ \(learning rate 1e\+30\), step 2 in a row that had to be skipped; "
-        assert re.search(line, said_by(tmp_path, rank), re.MULTILINE)
+        assert re.search(line, said_by(tmp_path / "out", rank), re.MULTILINE)
 
 
 def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
