@@ -26,6 +26,7 @@ import numpy as np
 
 import plsc
 from plsc.errors import MissingFileError, UserError
+from plsc.log import replace_file
 from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
 from plsc.space import full_disk
 from plsc.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
@@ -298,6 +299,42 @@ def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> 
     return doomed
 
 
+_THRESHOLD = "threshold.json"  # in the checkpoint's folder but not of its manifest: it may come later, or be taken away
+
+
+def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path:
+    """Store the threshold that a later evaluation found with a checkpoint; its `state` has it when it is opened again.
+
+    Args:
+        cosine: above which two images are of the same class. of: title of the set. flip: see DataLoader.Eval.flip.
+    """
+    file = saved.path / _THRESHOLD
+    content = {"threshold": cosine, "threshold_set": of, "threshold_step": saved.step, "flip": flip}
+    try:
+        replace_file(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot be written: {error.strerror}; copy the checkpoint to a folder of yours"
+        ) from error
+    return file
+
+
+def _read_threshold(path: Path) -> dict[str, Any]:
+    """What `set_threshold` stored with a checkpoint; {} if nothing."""
+    file = path / _THRESHOLD
+    if not file.is_file():
+        return {}
+    kinds = {"threshold": float, "threshold_set": str, "threshold_step": int, "flip": bool}
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError, OSError):
+        found = None
+    right = isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
+    if not right or not -1 <= found["threshold"] <= 1:
+        raise UserError(f"{file}: is not what plsc-eval --set-threshold writes; delete it, or write it anew")
+    return {key: found[key] for key in kinds}
+
+
 class Checkpoint:
     """A whole checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
 
@@ -309,7 +346,8 @@ class Checkpoint:
         self.path, self.manifest, self._tensors = path, manifest, tensors
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
-        self.state, self.contract, self.config_yaml = manifest.state, manifest.contract, manifest.config
+        self.state = {**manifest.state, **_read_threshold(path)}
+        self.contract, self.config_yaml = manifest.contract, manifest.config
 
     @classmethod
     def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:

@@ -44,6 +44,12 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--dry-run", action="store_true", help="print the resolved config and the plan, train nothing"
         )
+    if verb == "eval":
+        parser.add_argument(
+            "--set-threshold",
+            action="store_true",
+            help="store the main set's threshold with the checkpoint, for predict and export",
+        )
     if verb == "predict":
         parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
         parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
@@ -65,8 +71,10 @@ def run(verb: str, argv: Sequence[str] | None = None) -> int:
             entry.predict(
                 images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output
             )
+        elif verb == "eval":
+            entry.test(set_threshold=args.set_threshold)
         else:
-            {"train": entry.train, "eval": entry.test, "export": entry.export}[verb]()
+            {"train": entry.train, "export": entry.export}[verb]()
 
     return _without_traceback(act, args.debug)
 

@@ -173,14 +173,19 @@ class Config(Section):
             parts = (place, f"{key}.{keyword}", message + default)
             raise kind(": ".join(part for part in parts if part)) from error
 
-    def check_data(self) -> None:
+    def check_data(self, training: bool = True) -> None:
         """Lets the data sets look for their files: calls `check(**keywords)` of each class that defines it.
+
+        training: whether the training set is read, too; an evaluation needs its own sets only.
 
         `check` is a classmethod that raises UserError (MissingFileError for what is absent) with the text
         "keyword: what is wrong". Raises MissingFileError or ConfigError with file, line and key in front.
         """
         layers, errors = copy.deepcopy(self._layers), []
-        for path, section in self._sets().items():
+        sets = self._sets()
+        if not training:
+            del sets[_TRAIN_SET]
+        for path, section in sets.items():
             check = getattr(DATASETS.get(section.name), "check", None) if section else None
             try:
                 if check:

@@ -116,8 +116,10 @@ class Entry(Setters):
             log.get_logger().info(f"{stopped}; resume with the same command{again}")
         return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(self.output_dir)}
 
-    def test(self) -> dict[str, Any]:
+    def test(self, set_threshold: bool = False) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.
+
+        set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
@@ -132,9 +134,13 @@ class Entry(Setters):
         tester = Tester(self.config, backbone, saved.contract, saved.num_classes, names=names)
         if tester.classifies:
             tester.head = restore.build_saved_head(self.config, saved)
+        if set_threshold:
+            tester.refuse_without_threshold()
         tester.evaluate()
         if distributed.rank() == 0:
             facts = {"checkpoint": str(saved.path), "step": saved.step}
+            if set_threshold:
+                tester.store_threshold(saved)
             self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}", facts)
         return tester.row
 
@@ -197,6 +203,8 @@ class Entry(Setters):
                 contract=saved.contract,
                 threshold=saved.state["threshold"],
                 flip=saved.state.get("flip", False),
+                threshold_set=saved.state.get("threshold_set"),
+                threshold_step=saved.state.get("threshold_step"),
             )
             print(f"done: exported {saved.path} to {self.output_dir / 'export'}")
         distributed.barrier()
@@ -257,9 +265,9 @@ class Entry(Setters):
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 
     def _start(self, reads_data: bool = True):
-        """Check the data sets if the verb reads them, set up environment, ranks and log; then import what needs Paddle."""
+        """Check the data sets of the evaluation if the verb reads them, set up environment, ranks and log; then import what needs Paddle."""
         if reads_data:
-            self.config.check_data()
+            self.config.check_data(training=False)
         threads, notes = environment.prepare(self.config.Global.threads)
         from plsc import distributed, trainer
 

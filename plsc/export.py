@@ -1,10 +1,15 @@
 """The backbone as files that run without plsc: Paddle Inference and ONNX, checked against the training graph.
 
-    image      float32 [batch, C, H, W]: pixels 0..255 as they are, of the contract's size and channel order
+    image      float32 [batch, C, H, W]: raw pixels 0..255, of the contract's size and channel order
     embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
 
-Normalising the pixels and the embedding is part of the graph: nobody who uses it can get either wrong. What
-is left to do outside, and the cosine above which two images show the same class, stands in contract.json.
+Normalising the pixels and the embedding is part of the graph. What is left to do outside, and the cosine above
+which two images show the same class, stands in contract.json; check.* is an image with its embedding, for
+trying out one's own code, and README.txt says how.
+
+Pixels that were normalised already would give embeddings that are all alike, and every comparison would be
+accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake is
+seen at once and accepts nobody. It takes one maximum. A truly black picture has nothing to recognise either.
 
 Try it: `pytest tests/test_export.py`.
 """
@@ -20,6 +25,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 import paddle
 from paddle import inference, nn
@@ -29,8 +35,11 @@ from plsc.atomic_write import atomic_write
 from plsc.errors import UserError
 
 TOLERANCE = 1e-4  # of each component of an embedding of length 1
+DARKEST = 3.0  # an image without a brighter pixel was normalised before, by whatever mean and deviation, or is black
+VALUES = "raw pixels 0..255; normalisation is inside the graph"
+RESIZE = "to the size, whatever the aspect ratio: area averages to shrink (cv2.INTER_AREA), linear to enlarge (cv2.INTER_LINEAR)"
 _FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info")}
-_FILES |= {"model.onnx", "contract.json"}
+_FILES |= {"model.onnx", "contract.json", "README.txt", "check.png", "check.npy", "check.json"}
 
 
 def export(
@@ -43,6 +52,8 @@ def export(
     opset: int = 17,
     threshold: float | None = None,
     flip: bool = False,
+    threshold_set: str | None = None,
+    threshold_step: int | None = None,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
     """Write `model` (normalised images [B, C, H, W] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -56,6 +67,7 @@ def export(
         formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx).
         threshold: cosine above which two images are of the same class; None = not known.
         flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
+        threshold_set, threshold_step: what it was found on, and at which step.
 
     Returns: what contract.json has (see _card), and "folder".
     Raises: UserError (missing packages, before anything is written; a model that does not export truly).
@@ -71,6 +83,7 @@ def export(
             model.eval()
             examples = [_example(model, contract, (batch, *image_shape)) for batch in check_batches]
             files = {"paddle": _save_paddle(model, contract, image_shape, tmp)}
+            self_check = _write_self_check(tmp, model, contract, image_shape)
         if "onnx" in formats:
             files["onnx"] = _save_onnx(tmp, files["paddle"], opset)
         checks = [_check(tmp, kind, files[kind], *example) for kind in formats for example in examples]
@@ -78,7 +91,9 @@ def export(
             for name in files.pop("paddle")["files"]:
                 (tmp / name).unlink()
         card = _card(image_shape, examples[0][1].shape[1], contract, threshold, flip)
-        card.update(files=files, checks=checks)
+        card.update(threshold_set=threshold_set, threshold_step=threshold_step, files=files, checks=checks)
+        (tmp / "README.txt").write_text(_readme(card, self_check))
+        card["self_check"] = self_check
         (tmp / "contract.json").write_text(json.dumps(card, indent=1) + "\n")
         if out.exists():
             shutil.rmtree(out)
@@ -93,9 +108,16 @@ def _card(
         "plsc": plsc.__version__,
         "paddle": paddle.__version__,
         "embedding_size": embedding_size,
-        "input": {"dtype": "float32", "shape": ["batch", *image_shape], "values": "pixels, 0 to 255"},
+        "input": {"dtype": "float32", "shape": ["batch", *image_shape], "values": VALUES},
         "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
-        "contract": contract,
+        # What is left to do. Mean and scale are not among it: who found them here would normalise once more.
+        "contract": {"size": contract["size"], "channels": contract["channels"], "resize": RESIZE},
+        "inside_the_graph": {
+            "normalisation": "(pixel - mean) * scale",
+            "mean": contract["mean"],
+            "scale": contract["scale"],
+            "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets an embedding of zeros",
+        },
         "threshold": threshold,
         "threshold_of": "image and mirror image, embeddings summed, length 1" if flip else "image",
     }
@@ -112,7 +134,9 @@ class _WithNormalisation(nn.Layer):
     def forward(self, image):
         embedding = self.model((image - self.mean) * self.scale)
         square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
-        return embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
+        unit = embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
+        brightest = paddle.max(paddle.flatten(image, 1), axis=1, keepdim=True)
+        return unit * paddle.cast(brightest > DARKEST, "float32")
 
 
 @contextlib.contextmanager
@@ -142,10 +166,90 @@ def _untouched(model: nn.Layer) -> Iterator[None]:
 def _example(model: nn.Layer, contract: dict, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Random pixels, and the embeddings of length 1 that the training graph makes of them."""
     pixels = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
+    return pixels, _embed(model, contract, pixels)
+
+
+def _embed(model: nn.Layer, contract: dict, pixels: np.ndarray) -> np.ndarray:
+    """The training graph's embeddings of length 1, float64 [B, D]."""
     with paddle.no_grad():
         embedding = model(paddle.to_tensor((pixels - contract["mean"]) * contract["scale"], dtype="float32"))
     embedding = embedding.numpy().astype(np.float64)
-    return pixels, embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
+    return embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
+
+
+def _write_self_check(folder: Path, model: nn.Layer, contract: dict, image_shape: tuple[int, ...]) -> dict:
+    """Write an image and the training graph's embedding of it, for trying out the code around the graph.
+
+    The image is a .png where the channels are ones that a .png has, so that reading it and the order of its
+    channels are tried, too; else the pixels as .npy. Channels and halves differ: exchanged or mirrored, it is
+    another image.
+    """
+    channels, height, width = image_shape
+    y, x = np.mgrid[0:height, 0:width]
+    image = np.stack([(x * (5 + 2 * k) + y * (3 + k) + 60 * k) % 256 for k in range(channels)]).astype(
+        np.uint8
+    )
+    image[0, height // 4 : height // 2, : width // 3] = 255
+    name = "check.png" if contract["channels"] in ("RGB", "BGR", "grey") else "check.npy"
+    if name == "check.png":
+        picture = image[::-1] if contract["channels"] == "RGB" else image  # OpenCV writes BGR
+        cv2.imwrite(str(folder / name), np.moveaxis(picture, 0, -1))
+    else:
+        np.save(folder / name, image)
+    embedding = _embed(model, contract, image[np.newaxis].astype(np.float32))[0]
+    text = json.dumps({"image": name, "embedding": [round(number, 7) for number in embedding.tolist()]})
+    (folder / "check.json").write_text(text + "\n")
+    return {"image": name, "embedding": "check.json", "least_cosine": 0.999}
+
+
+_HOW_TO_READ = {
+    "RGB": "cv2.imread('check.png')[..., ::-1].transpose(2, 0, 1)  # OpenCV reads BGR, the graph takes RGB",
+    "BGR": "cv2.imread('check.png').transpose(2, 0, 1)",
+    "grey": "cv2.imread('check.png', cv2.IMREAD_GRAYSCALE)[None]",
+}
+
+
+def _readme(card: dict, self_check: dict) -> str:
+    """README.txt: what the graph takes and gives, and how to check one's own code."""
+    shape = ", ".join(map(str, card["input"]["shape"]))
+    reading = _HOW_TO_READ.get(card["contract"]["channels"], "np.load('check.npy')")
+    lines = [
+        f"image      float32 [{shape}]: {VALUES}.",
+        f"channels   {card['contract']['channels']}",
+        f"size       height and width {card['contract']['size']}; resized {RESIZE}",
+        f"embedding  float32 [batch, {card['embedding_size']}] of length 1: the dot product of two is their cosine.",
+        "",
+        "Do not subtract a mean, do not divide by 255 or 127.5: the graph does what has to be done.",
+        f"An image without a pixel above {DARKEST:g} was normalised before, or is black: its embedding is all zeros.",
+        "",
+        f"Check your code: {self_check['image']} must get the embedding in check.json, with a cosine above",
+        f"{self_check['least_cosine']}. Below that, the pixels are not what the graph takes (order of the channels,",
+        "normalisation, layout); 0 means that they were normalised.",
+    ]
+    if "onnx" in card["files"]:
+        lines += [
+            "",
+            "    import json, cv2, numpy as np, onnxruntime",
+            f"    image = {reading}",
+            "    session = onnxruntime.InferenceSession('model.onnx')",
+            "    embedding = session.run(None, {'image': image[None].astype(np.float32)})[0][0]",
+            f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
+        ]
+    elif "paddle" in card["files"]:
+        names = card["files"]["paddle"]
+        lines += [
+            "",
+            "    import json, cv2, numpy as np",
+            "    from paddle import inference",
+            f"    image = {reading}",
+            f"    config = inference.Config('{names['model']}', '{names['params']}')",
+            "    predictor = inference.create_predictor(config)",
+            "    predictor.get_input_handle('image').copy_from_cpu(np.ascontiguousarray(image[None], np.float32))",
+            "    predictor.run()",
+            f"    embedding = predictor.get_output_handle('{names['output']}').copy_to_cpu()[0]",
+            f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _save_paddle(model: nn.Layer, contract: dict, image_shape: tuple[int, ...], folder: Path) -> dict:

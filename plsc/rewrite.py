@@ -141,7 +141,7 @@ def head_of(saved: Checkpoint) -> Head:
 
 def fields_of(saved: Checkpoint) -> dict[str, Any]:
     """What a rewritten checkpoint keeps of the manifest: everything but the files, the format, and who wrote them."""
-    fields = saved.manifest.model_dump()
+    fields = {**saved.manifest.model_dump(), "state": saved.state}
     return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
 
 

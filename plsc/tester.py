@@ -12,7 +12,7 @@ from typing import Any, Union
 import numpy as np
 import paddle
 
-from plsc import distributed, log
+from plsc import checkpoint, distributed, log
 from plsc.config import Config
 from plsc.data.dataset import (
     Dataset,
@@ -126,6 +126,24 @@ class Tester:
             raise UserError(f"{title}: {error}") from error
         self._record(title, result, epoch)
         return result.row()
+
+    def refuse_without_threshold(self) -> None:
+        """UserError unless the main set is of pairs, whose verification finds a threshold."""
+        if not isinstance(self.sets[self.main], PairSet):
+            raise UserError(
+                f"--set-threshold: the main set, '{self.main}', is not of pairs and gives no threshold; name pairs in "
+                "DataLoader.Eval.dataset"
+            )
+
+    def store_threshold(self, saved: checkpoint.Checkpoint) -> None:
+        """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
+        cosine = self.row["threshold"]
+        if cosine is None:
+            raise UserError(f"--set-threshold: '{self.main}' has too few pairs to choose a threshold")
+        file = checkpoint.set_threshold(saved, cosine, self.main, self.cfg.DataLoader.Eval.flip)
+        log.get_logger().info(
+            f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
+        )
 
     def _embed(self, data: EvalSet) -> np.ndarray:
         section = self.cfg.DataLoader.Eval

@@ -121,7 +121,7 @@ class Recorder:
         Recorder.calls = [(config, overrides)]
 
     def __getattr__(self, verb):
-        return lambda *arguments: Recorder.calls.append((verb, *arguments))
+        return lambda *arguments, **given: Recorder.calls.append((verb, *arguments, *given.items()))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,8 @@ class Recorder:
             ("a", ["A.b=1", "C.d=2", "E.f=3"]),
             ("train",),
         ),
-        ("eval", ["--config", "a"], ("a", []), ("test",)),
+        ("eval", ["--config", "a"], ("a", []), ("test", ("set_threshold", False))),
+        ("eval", ["--set-threshold"], (None, []), ("test", ("set_threshold", True))),
         ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
         ("predict", ["list.txt"], (None, []), ("predict", "list.txt", None)),
         ("predict", ["a.png"], (None, []), ("predict", ["a.png"], None)),

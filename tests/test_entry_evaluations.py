@@ -2,13 +2,17 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
-from plsc.errors import UserError
+from plsc import cli
+from plsc.checkpoint import Checkpoint
+from plsc.errors import MissingFileError, UserError
+from plsc.rewrite import reshard
 from tests.test_entry import PIXELS, entry
-from tests.training import checkpoint
+from tests.training import TINY, checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +84,46 @@ def test_mirror_images_count_for_test_predict_and_the_export(trained, tmp_path):
         "image",
         "image and mirror image, embeddings summed, length 1",
     ]
+
+
+def test_the_threshold_of_a_later_evaluation_is_exported_when_it_is_asked_for(tmp_path, capsys):
+    entry(tmp_path).train()
+    before = entry(tmp_path).export()
+    other = "DataLoader.Eval.dataset.num_pairs=90"
+    found = entry(tmp_path, other).test()
+    assert found["threshold"] != before["threshold"] == entry(tmp_path).export()["threshold"]
+    assert before["threshold_set"] is None
+    arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other, "DataLoader.Eval.flip=true"]
+    assert cli.run("eval", ["--set-threshold", *arguments]) == 0
+    stored = json.loads((tmp_path / "test" / "results.json").read_text())["sets"]["noise pairs"]["threshold"]
+    card = entry(tmp_path).export()
+    assert (card["threshold"], card["threshold_set"], card["threshold_step"]) == (stored, "noise pairs", 12)
+    assert card["threshold_of"].startswith("image and mirror image")
+    capsys.readouterr()
+    entry(tmp_path).predict(PIXELS)
+    assert "DataLoader.Eval.flip is False, the threshold of step-00000012 is of embeddings with True" in (
+        capsys.readouterr().out
+    )
+    saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
+    assert saved.state["threshold"] == stored
+    assert Checkpoint.open(reshard(saved, tmp_path / "cut", 2)).state["threshold"] == stored
+
+
+def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):
+    shutil.copytree(checkpoint(trained), tmp_path / "step-00000012")
+    there = [f"Global.checkpoint={tmp_path}/step-00000012", f"Global.output_dir={tmp_path}"]
+    labelled = "DataLoader.Eval.dataset={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}"
+    with pytest.raises(UserError, match="main set, 'Synthetic', is not of pairs and gives no threshold"):
+        entry(trained, *there, labelled).test(set_threshold=True)
+    for wrong in ("{", "[]", '{"threshold": 7.0, "threshold_set": "a", "threshold_step": 1, "flip": false}'):
+        (tmp_path / "step-00000012" / "threshold.json").write_text(wrong)
+        with pytest.raises(UserError, match=r"threshold.json: is not what plsc-eval --set-threshold writes"):
+            entry(trained, *there).export()
+
+
+def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
+    gone = "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}"
+    found = entry(trained, gone).test()
+    assert found["accuracy"] is not None
+    with pytest.raises(MissingFileError, match="gone/pairs.txt"):
+        entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").test()

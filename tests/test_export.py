@@ -16,6 +16,7 @@ from plsc.export import export
 
 SHAPE = (3, 16, 12)
 CONTRACT = {"size": [16, 12], "channels": "RGB", "mean": 127.5, "scale": 1 / 127.5}
+SELF_CHECK = {"README.txt", "check.json", "check.png"}
 MISSING = [name for name in ("paddle2onnx", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(
     bool(MISSING) or paddle.__version__.startswith("2."),
@@ -110,7 +111,8 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
 @needs_onnx
 def test_onnx_alone(tmp_path):
     report = export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["onnx"])
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["contract.json", "model.onnx"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"contract.json", "model.onnx", *SELF_CHECK}
     assert list(report["files"]) == ["onnx"] and len(report["checks"]) == 2
 
 
@@ -138,14 +140,70 @@ def test_contract_json(tmp_path):
     )
     card = json.loads((tmp_path / "out" / "contract.json").read_text())
     assert {**card, "folder": str(tmp_path / "out")} == report
-    assert card["contract"] == CONTRACT and card["threshold"] == 0.31 and card["embedding_size"] == 16
+    assert {key: card["contract"][key] for key in ("size", "channels")} == {
+        "size": [16, 12],
+        "channels": "RGB",
+    }
+    assert "INTER_AREA" in card["contract"]["resize"] and "mean" not in card["contract"]
+    inside = card["inside_the_graph"]
+    assert (inside["mean"], inside["scale"]) == (CONTRACT["mean"], CONTRACT["scale"])
+    assert card["threshold"] == 0.31 and card["embedding_size"] == 16
     assert card["plsc"] == plsc.__version__ and card["paddle"] == paddle.__version__
-    assert card["input"] == {"dtype": "float32", "shape": ["batch", *SHAPE], "values": "pixels, 0 to 255"}
+    values = "raw pixels 0..255; normalisation is inside the graph"
+    assert card["input"] == {"dtype": "float32", "shape": ["batch", *SHAPE], "values": values}
     assert card["output"] == {"dtype": "float32", "shape": ["batch", 16], "length": 1}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "contract.json",
         *card["files"]["paddle"]["files"],
+        *SELF_CHECK,
     }
+
+
+@pytest.mark.parametrize("form", ["paddle", "onnx"])
+def test_the_code_in_the_readme_checks_the_export(tmp_path, monkeypatch, form):
+    """It runs as it stands, and an image whose channels are exchanged does not pass."""
+    if form == "onnx" and (MISSING or paddle.__version__.startswith("2.")):
+        pytest.skip("no ONNX export here")
+    export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=[form])
+    text = (tmp_path / "out" / "README.txt").read_text()
+    assert "raw pixels 0..255; normalisation is inside the graph" in text
+    code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
+    monkeypatch.chdir(tmp_path / "out")
+    exec(code, {})  # noqa: S102 (our own)
+    with pytest.raises(AssertionError):
+        exec(code.replace("[..., ::-1]", ""), {})  # noqa: S102
+
+
+def test_channels_that_no_png_has_are_checked_by_an_array(tmp_path):
+    contract = {**CONTRACT, "channels": "3"}
+    card = export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=contract, formats=["paddle"])
+    content = json.loads((tmp_path / "out" / card["self_check"]["embedding"]).read_text())
+    pixels = np.load(tmp_path / "out" / content["image"])
+    assert (pixels.dtype, pixels.shape) == (np.uint8, SHAPE)
+    found = run_paddle(tmp_path / "out", pixels[None].astype(np.float32))[0]
+    np.testing.assert_allclose(found, content["embedding"], atol=1e-5)
+
+
+@pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255), (127.5, 57.5)])
+def test_pixels_that_were_normalised_before_resemble_nothing(tmp_path, mean, deviation):
+    """Their embeddings would be all alike, and every pair accepted; raw pixels beside them are not touched."""
+    export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+    pixels = pixels_of(4)
+    mixed = pixels.copy()
+    mixed[1:3] = (pixels[1:3] - mean) / deviation
+    found = run_paddle(tmp_path / "out", mixed)
+    np.testing.assert_array_equal(found[1:3], 0)
+    np.testing.assert_array_equal(found[::3], run_paddle(tmp_path / "out", pixels)[::3])
+
+
+@needs_onnx
+def test_onnx_gives_zeros_for_normalised_pixels_too(tmp_path):
+    import onnxruntime
+
+    export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["onnx"])
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    (found,) = session.run(None, {"image": (pixels_of(2) - 127.5) / 127.5})
+    np.testing.assert_array_equal(found, 0)
 
 
 def test_the_model_comes_back_as_it_was(tmp_path):
