@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 import plsc
+from plsc.atomic_write import replace_file
 from plsc.errors import MissingFileError, UserError
-from plsc.log import replace_file
 from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
 from plsc.space import full_disk
 from plsc.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
