@@ -84,11 +84,14 @@ class ImageFolder(ImageFiles):
         self.check(folder=folder, **options)
         super().__init__(**options)
         self.folder = folder
-        paths, labels, self.folders = read_folder(folder)
+        paths, labels, names = read_folder(folder)
+        self.identities = identity_names([os.path.join(folder, name) for name in names])
         self._set_files(paths, labels, folder)
-        if self.classes:
-            self.folders = self.folders[slice(*self.classes)]
-        self.identities = identity_names([os.path.join(folder, name) for name in self.folders])
+
+    @property
+    def folders(self) -> list[str]:
+        """The names of the identities' folders, in the order of the labels."""
+        return [os.path.basename(name) for name in self.identities.tolist()]
 
     @classmethod
     def check(cls, **kwargs) -> None:

@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 
 from plsc import log
+from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import CHANNELS, EncodedImages, load_image, read_file
 from plsc.errors import MissingFileError, UserError
 
@@ -263,27 +264,39 @@ def identity_names(folders: Sequence[str]) -> np.ndarray:
 class ImageFiles(EncodedImages):
     """Labelled images in files of their own; the base of ImageList and ImageFolder.
 
-    `classes`: [start, stop] keeps the classes start to stop - 1, numbered from 0 again; []: all.
+    `classes`: [start, stop] keeps the classes start to stop - 1, numbered from 0 again; []: all. `hold_out`: the share of the
+    classes that is left out, chosen by their names; ImagePairs with the same `hold_out` verifies on them.
     """
 
     paths: Paths
 
-    def __init__(self, classes: tuple[int, ...] = (), **options):
+    def __init__(self, classes: tuple[int, ...] = (), hold_out: float = 0.0, **options):
         super().__init__(**options)
-        self.classes = classes
+        self.classes, self.hold_out = classes, hold_out
 
     @classmethod
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
         check_classes(kwargs.get("classes", ()))
+        check_hold_out(kwargs.get("hold_out", 0.0))
 
     def _set_files(self, paths: Paths, labels: np.ndarray, where: str) -> None:
         self._set_labels(labels, where)
-        if self.classes:
-            keep = in_classes(labels, self.num_classes, self.classes, where)
-            paths, labels = paths.where(keep), labels[keep] - self.classes[0]
-            self._set_labels(labels, where)
         self.paths = paths
+        kept = np.ones(self.num_classes, bool)
+        if self.hold_out:
+            names = class_keys(self.identities, self.num_classes)
+            kept &= ~choose_held_out(names, self.hold_out, where)
+        if self.classes:
+            kept &= in_classes(np.arange(self.num_classes), self.num_classes, self.classes, where)
+        if kept.all():
+            return
+        if not kept.any():
+            raise UserError(f"classes: hold_out leaves none of the classes {[*self.classes]} of {where}")
+        if vars(self).get("identities") is not None:
+            self.identities = self.identities[kept]
+        self.paths = paths.where(kept[labels])
+        self._set_labels((np.cumsum(kept) - 1)[labels[kept[labels]]], where)
 
     def encoded(self, index: int) -> np.ndarray:
         return read_file(self.paths[index])

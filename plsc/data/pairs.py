@@ -20,6 +20,7 @@ from plsc import log
 from plsc.data.drawn import alternating, draw_pairs
 from plsc.data.folder import EXTENSIONS
 from plsc.data.formats import open_images
+from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import EncodedPairs, read_file
 from plsc.data.lists import (
     SHOWN,
@@ -191,7 +192,8 @@ class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in every run.
 
     `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.lists.ImageList.
-    `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `num_pairs`: how many; null:
+    `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `hold_out`: draws from the share of the
+    classes that training with the same `hold_out` of the same images leaves out. `num_pairs`: how many; null:
     6,000, or as many as there are. `title`: what logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
@@ -201,10 +203,11 @@ class ImagePairs(EncodedPairs):
         root: str = "",
         num_pairs: Optional[int] = None,  # noqa: UP045 (evaluated by the config, on Python 3.9 too)
         classes: tuple[int, ...] = (),
+        hold_out: float = 0.0,
         title: str = "",
         **options,
     ):
-        self.check(images=images, num_pairs=num_pairs, classes=classes, **options)
+        self.check(images=images, num_pairs=num_pairs, classes=classes, hold_out=hold_out, **options)
         super().__init__(**options)
         self.source = open_images(images, root=root)
         chosen = np.arange(len(self.source))
@@ -212,6 +215,11 @@ class ImagePairs(EncodedPairs):
         if classes:
             chosen = np.flatnonzero(in_classes(self.source.labels, self.source.num_classes, classes, images))
             where = f"{images}, classes {classes[0]} to {classes[1] - 1},"
+        if hold_out:
+            names = class_keys(self.source.identities, self.source.num_classes)
+            held = choose_held_out(names, hold_out, images)
+            chosen = chosen[held[self.source.labels[chosen]]]
+            where = f"{images}, held out,"
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
         self._used, places = np.unique(chosen[pairs], return_inverse=True)
         self.pairs, self.num_images = places.reshape(-1, 2).astype(np.int64), len(self._used)
@@ -223,6 +231,7 @@ class ImagePairs(EncodedPairs):
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
         check_classes(kwargs.get("classes", ()))
+        check_hold_out(kwargs.get("hold_out", 0.0))
         if kwargs.get("num_pairs") is not None and kwargs["num_pairs"] < 1:
             raise UserError(f"num_pairs: must be at least 1, got {kwargs['num_pairs']}")
         if "images" in kwargs and not os.path.exists(kwargs["images"]):

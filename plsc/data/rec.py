@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc import log
+from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import EncodedImages
 from plsc.data.recordio import Headers, RecordFile, image_of
 from plsc.errors import MissingFileError, UserError
@@ -22,11 +23,11 @@ class RecImages(EncodedImages):
     """The images of a .rec file.
 
     `path`: the .rec file. `index`: its .idx file; empty = the one beside it; where there is none, the records are found by a
-    scan. Further keys: those of all image formats, see plsc.data.images.EncodedImages.
+    scan. `hold_out`: the share of the classes that is left out, chosen by their numbers, see plsc.data.lists.ImageFiles. Further keys: those of all image formats, see plsc.data.images.EncodedImages.
     """
 
-    def __init__(self, path: str, index: str = "", **options):
-        self.check(path=path, index=index, **options)
+    def __init__(self, path: str, index: str = "", hold_out: float = 0.0, **options):
+        self.check(path=path, index=index, hold_out=hold_out, **options)
         super().__init__(**options)
         self.records = RecordFile(path, index)
         if self.records.scanned:
@@ -36,10 +37,15 @@ class RecImages(EncodedImages):
         headers = self.records.headers()
         self._positions = _images_of(self.records, headers)
         self._set_labels(self._whole(headers.labels[self._positions]), path)
+        if hold_out:
+            kept = ~choose_held_out(class_keys(None, self.num_classes), hold_out, path)
+            self._positions = self._positions[kept[self.labels]]
+            self._set_labels((np.cumsum(kept) - 1)[self.labels[kept[self.labels]]], path)
 
     @classmethod
     def check(cls, **kwargs) -> None:
         super().check(**kwargs)
+        check_hold_out(kwargs.get("hold_out", 0.0))
         for key in ("path", "index"):
             if kwargs.get(key) and not os.path.isfile(kwargs[key]):
                 raise MissingFileError(f"{key}: file '{kwargs[key]}' does not exist (looked in {Path.cwd()})")

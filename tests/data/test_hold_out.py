@@ -1,0 +1,103 @@
+"""Held out classes: the same wherever they are asked for, never on both sides."""
+
+import unicodedata
+
+import numpy as np
+import pytest
+
+from plsc.config import load
+from plsc.data.folder import ImageFolder
+from plsc.data.hold_out import held_out
+from plsc.data.lists import ImageList
+from plsc.data.pairs import ImagePairs
+from plsc.data.rec import RecImages
+from plsc.entry import Entry
+from plsc.errors import UserError
+from tests.image_files import write_folder, write_rec
+from tests.training import TINY
+
+NAMES = [f"n{number:04}" for number in range(4000)]
+
+
+def test_a_share_by_name_alone_that_a_larger_share_contains():
+    tenth, fifth = held_out(NAMES, 0.1), held_out(NAMES, 0.2)
+    assert 340 < tenth.sum() < 460 and 720 < fifth.sum() < 880 and not (tenth & ~fifth).any()
+    order = np.random.default_rng(0).permutation(len(NAMES))
+    assert np.array_equal(held_out([NAMES[place] for place in order], 0.1), tenth[order])
+    both = [
+        unicodedata.normalize(form, f"Zo\u00eb {number}") for form in ("NFC", "NFD") for number in range(50)
+    ]
+    assert np.array_equal(*held_out(both, 0.5).reshape(2, 50))
+
+
+@pytest.fixture
+def faces(tmp_path):
+    return write_folder(tmp_path / "faces", {name: 2 for name in NAMES[:20]})
+
+
+def names_of(pairs):
+    return {pairs.image_name(index).split("/")[-2] for index in range(pairs.num_images)}
+
+
+@pytest.mark.parametrize("kind", ["folder", "list"])
+def test_training_and_its_pairs_share_nobody_and_miss_nobody(faces, tmp_path, kind):
+    images = faces
+    if kind == "list":  # in another order, and without the first person
+        lines = [
+            f"{name}/{name}_000{n}.png\t{label}" for label, name in enumerate(NAMES[19:0:-1]) for n in (1, 2)
+        ]
+        images = faces / "list.txt"
+        images.write_text("\n".join(lines))
+    make = {"folder": ImageFolder, "list": ImageList}[kind]
+    train, everyone = make(str(images), hold_out=0.3), make(str(images))
+    pairs = ImagePairs(str(images), hold_out=0.3)
+    seen, unseen = set(train.identities.tolist()), set(pairs.identities.tolist())
+    assert not seen & unseen and seen | unseen == set(everyone.identities.tolist())
+    assert names_of(pairs) == {name.split("/")[-1] for name in unseen}
+    assert train.num_classes == len(seen) and len(train) == 2 * len(seen)
+    for index in range(len(train)):
+        name = train.identities[train.labels[index]].split("/")[-1]
+        assert train.name(index).split("/")[-2] == name
+    there = NAMES[:20] if kind == "folder" else NAMES[1:20]
+    assert names_of(pairs) == {name for name in there if held_out([name], 0.3)}
+
+
+def test_a_rec_is_split_by_the_numbers_of_its_classes(tmp_path):
+    path = str(write_rec(tmp_path / "a.rec", [label for label in range(20) for _ in range(2)]))
+    train, pairs = RecImages(path, hold_out=0.3), ImagePairs(path, hold_out=0.3)
+    held = held_out([str(number) for number in range(20)], 0.3)
+    assert train.num_classes == 20 - held.sum() and len(train) == 2 * train.num_classes
+    everyone = RecImages(path)
+    trained = {train.encoded(index).tobytes() for index in range(len(train))}
+    verified = {pairs.encoded(index).tobytes() for index in range(pairs.num_images)}
+    assert not trained & verified and len(trained | verified) == len(everyone)
+
+
+def test_classes_and_hold_out_go_together(faces):
+    train, pairs = (make(str(faces), classes=(0, 12), hold_out=0.3) for make in (ImageFolder, ImagePairs))
+    assert {*train.folders} | names_of(pairs) == {*NAMES[:12]} and not {*train.folders} & names_of(pairs)
+
+
+def test_too_few_on_either_side_are_refused_with_a_share_that_does(faces):
+    for make in (ImageFolder, ImagePairs):
+        with pytest.raises(
+            UserError, match=r"^hold_out: 0\.001 of .*faces holds out 0 of its 20 classes"
+        ) as raised:
+            make(str(faces), hold_out=0.001)
+        share = float(str(raised.value).split("from ")[-1].split(" on")[0])
+        assert make(str(faces), hold_out=share)
+        with pytest.raises(UserError, match=r"^hold_out: must be in \[0, 1\), got 1$"):
+            make.check(hold_out=1.0)
+
+
+def test_the_example_trains_and_verifies_on_people_that_it_did_not_see(faces, tmp_path):
+    keys = "size: [12, 10], channels: grey, hold_out: 0.3"
+    cfg = load(
+        TINY,
+        [
+            f"DataLoader.Train.dataset={{name: ImageFolder, folder: {faces}, {keys}}}",
+            f"DataLoader.Eval.dataset={{name: ImagePairs, images: {faces}, {keys}}}",
+            *(f"Global.output_dir={tmp_path / 'out'}", "Global.max_steps=1"),
+        ],
+    )
+    assert 0 <= Entry(cfg).train()["accuracy"] <= 1
