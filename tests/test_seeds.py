@@ -1,4 +1,4 @@
-"""Rows of docs/seeds.md that no other test shows."""
+"""Rows of docs/history/lineage.md that no other test shows."""
 
 import threading
 from pathlib import Path
