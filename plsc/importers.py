@@ -26,6 +26,7 @@ from plsc.atomic_write import replace_file
 from plsc.config import Config, load
 from plsc.data.dataset import MEAN, SCALE, preprocessing
 from plsc.errors import UserError
+from plsc.files import open_regular
 from plsc.half import float32_of
 from plsc.tensorfile import DamagedError, TensorFile, tensor_differences, told
 from plsc.torchfile import load_torch
@@ -56,7 +57,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
 
     Raises MissingFileError, and UserError for a file that is damaged, holds no tensors, or asks for more than tensors.
     """
-    with errors_told(path, "file of weights"), open(path, "rb") as file:
+    with errors_told(path, "file of weights"), open_regular(path) as file:
         start = file.read(2)
     if path.endswith(".safetensors"):
         try:

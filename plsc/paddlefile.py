@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from plsc.files import open_regular
 from plsc.unpickle import errors_told
 
 # VarType.Type -> dtype. BF16's bits come as uint16, as in plsc/tensorfile.py.
@@ -26,9 +27,10 @@ _MOST_LEVELS = 16
 
 def load_tensor(path: str) -> np.ndarray:
     """The tensor in the file. Raises MissingFileError, and UserError for one that is damaged or something else."""
-    with errors_told(path, "tensor file of Paddle"), open(path, "rb") as file:
+    with errors_told(path, "tensor file of Paddle"), open_regular(path) as file:
         dtype, shape = _header(file)
-        left, size = os.fstat(file.fileno()).st_size - file.tell(), math.prod(shape) * dtype.itemsize
+        left = os.fstat(file.fileno()).st_size - file.tell()
+        size = math.prod(shape) * dtype.itemsize
         if left != size:
             raise ValueError(f"{dtype} {list(shape)} has {size} bytes, there are {left}")
         return np.fromfile(file, dtype).reshape(shape)

@@ -12,12 +12,18 @@ from __future__ import annotations
 import collections
 import io
 import math
+import os
 import zipfile
 from typing import NamedTuple
 
 import numpy as np
 
+from plsc.files import open_regular
 from plsc.unpickle import Refused, Unpickler, errors_told
+
+_MOST_VIEWS = (
+    16  # times the file's size: what all tensors may have in all, since whoever copies them needs as much
+)
 
 # BFloat16's bits come as uint16, as in plsc/tensorfile.py.
 STORAGES = {
@@ -43,7 +49,9 @@ def _rebuild_tensor(
     meta=None,
 ) -> np.ndarray:
     """A view: however many tensors a file says it has, they take no memory."""
-    if not isinstance(storage, np.ndarray) or len(shape) != len(strides) or len(shape) > 32:
+    if not isinstance(storage, np.ndarray) or type(shape) is not tuple or type(strides) is not tuple:
+        raise ValueError("a tensor without a storage")
+    if len(shape) != len(strides) or len(shape) > 32:
         raise ValueError("a tensor without a storage")
     if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
         raise ValueError("a tensor whose shape is not of whole numbers")
@@ -56,7 +64,6 @@ def _rebuild_tensor(
 
 _ALLOWED = {
     **{f"torch.{name}": _Kind(np.dtype(code)) for name, code in STORAGES.items()},
-    "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
     "collections.OrderedDict": collections.OrderedDict,
 }
 
@@ -64,25 +71,40 @@ _ALLOWED = {
 class _TorchUnpickler(Unpickler):
     allowed = _ALLOWED
 
-    def __init__(self, file: io.BytesIO, archive: zipfile.ZipFile, folder: str):
+    def __init__(self, file: io.BytesIO, archive: zipfile.ZipFile, folder: str, size: int):
         super().__init__(file, encoding="latin1")
-        self.archive, self.folder, self.storages = archive, folder, {}
+        self.archive = archive
+        self.folder = folder
+        self.storages: dict[tuple, np.ndarray] = {}
+        self.allowed = {**_ALLOWED, "torch._utils._rebuild_tensor_v2": self._rebuild}
+        self.unread = size  # the entries of an archive may overlap: in all they have no more bytes than it
+        self.unviewed = _MOST_VIEWS * size + 2**20
+
+    def _rebuild(self, *args: object) -> np.ndarray:
+        tensor = _rebuild_tensor(*args)
+        self.unviewed -= tensor.nbytes
+        if self.unviewed < 0:
+            raise Refused(f"tensors of more than {_MOST_VIEWS} times its own size")
+        return tensor
 
     def persistent_load(self, pid: tuple) -> np.ndarray:
         word, kind, key, _, size = pid
-        if word != "storage" or not isinstance(kind, _Kind):
+        if word != "storage" or not isinstance(kind, _Kind) or type(key) is not str:
             raise Refused("a persistent object")
         if (kind, key) not in self.storages:
-            data = _stored(self.archive, f"{self.folder}data/{key}")
+            data = _stored(self.archive, f"{self.folder}data/{key}", self.unread)
+            self.unread -= len(data)
             if len(data) != size * kind.dtype.itemsize:
                 raise ValueError(f"storage {key} has {len(data)} bytes")
             self.storages[kind, key] = np.frombuffer(data, kind.dtype)
         return self.storages[kind, key]
 
 
-def _stored(archive: zipfile.ZipFile, name: str) -> bytes:
+def _stored(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name} is compressed, which torch.save never does")
+    if archive.getinfo(name).file_size > most:
+        raise ValueError(f"{name} and what else it has are larger than the file")
     return archive.read(name)
 
 
@@ -91,19 +113,19 @@ def load_torch(path: str) -> object:
 
     Raises MissingFileError, and UserError for a file that is damaged, or asks for anything but tensors.
     """
-    with errors_told(path, "file of torch.save"):
+    with errors_told(path, "file of torch.save"), open_regular(path) as file:
         try:
-            with zipfile.ZipFile(path) as archive:
-                return _load(archive)
+            with zipfile.ZipFile(file) as archive:
+                return _load(archive, os.fstat(file.fileno()).st_size)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # RuntimeError: encrypted
             raise ValueError(str(error)) from error
 
 
-def _load(archive: zipfile.ZipFile) -> object:
+def _load(archive: zipfile.ZipFile, size: int) -> object:
     (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") < 2]
     folder = pickled[: -len("data.pkl")]
     order = f"{folder}byteorder"
-    if order in archive.namelist() and _stored(archive, order) != b"little":
+    if order in archive.namelist() and _stored(archive, order, size) != b"little":
         raise ValueError("its numbers are big-endian")
-    file = io.BytesIO(_stored(archive, pickled))
-    return _TorchUnpickler(file, archive, folder).load_checked(file)
+    file = io.BytesIO(_stored(archive, pickled, size))
+    return _TorchUnpickler(file, archive, folder, size).load_checked(file)

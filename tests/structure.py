@@ -24,6 +24,7 @@ FLOORS = (
     "backbones heads data embed optim evaluation report checkpoint export",
     "config distributed launcher guard kernels",
     "reference registry sharding environment log unpickle lock timing space half tensors",
+    "files",
     "errors atomic_write",
 )
 # A package is a room, and so is a module; these rooms have more modules than one. The door is plsc/__init__.py.
@@ -55,7 +56,7 @@ ROOM_OF = {
     "rollback": "trainer",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
-WITHOUT_PADDLE = "errors atomic_write registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor timing space half"
+WITHOUT_PADDLE = "errors atomic_write registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor timing space half files"
 # These know no ranks; or rank and world size come in as integers.
 WITHOUT_RANKS = "backbones data optim evaluation report checkpoint export"
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 
@@ -129,3 +130,28 @@ def test_damage(tmp_path):
         assert "\n" not in str(raised.value)
     with pytest.raises(MissingFileError, match=r"none\.pt: no such file"):
         load_torch(str(tmp_path / "none.pt"))
+
+
+def _tensor_of(kind: bytes, size: int) -> bytes:
+    """The operations that make a tensor of all of storage 0, taken for one of `kind`."""
+    long = b"J" + struct.pack("<i", size)
+    storage = b"(X\x07\0\0\0storagectorch\n" + kind + b"\nX\x01\0\0\x000X\x03\0\0\0cpu" + long + b"tQ"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0(" + long + b"t(K\x01t\x89NtR"
+
+
+def _write_by_hand(path: Path, tensors: list[bytes]) -> str:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("w/data.pkl", b"\x80\x02(" + b"".join(tensors) + b"t.")
+        archive.writestr("w/data/0", bytes(400_000))
+    return str(path)
+
+
+def test_storages_and_tensors_are_bounded_by_the_size_of_the_file(tmp_path):
+    once = [_tensor_of(b"FloatStorage", 100_000)]
+    (found,) = load_torch(_write_by_hand(tmp_path / "a.pt", once))
+    assert found.shape == (100_000,)
+    kinds = [*once, _tensor_of(b"IntStorage", 100_000), _tensor_of(b"CharStorage", 400_000)]
+    with pytest.raises(UserError, match="are larger than the file"):
+        load_torch(_write_by_hand(tmp_path / "a.pt", kinds))
+    with pytest.raises(UserError, match="asks for tensors of more than 16 times its own size"):
+        load_torch(_write_by_hand(tmp_path / "a.pt", once * 100))

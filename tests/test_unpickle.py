@@ -148,6 +148,112 @@ def test_lengths_of_2_to_the_60_take_no_memory(load):
     assert said.startswith("refused: the file asks for memo entry 2147483647")
 
 
+class Assembled:
+    """Pickles by hand: operations that no pickler writes."""
+
+    ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+    DTYPE = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
+
+    @classmethod
+    def state(cls, data: bytes, size: int) -> bytes:
+        return b"(K\x01(J" + struct.pack("<i", size) + b"t" + cls.DTYPE + b"\x89" + data + b"t"
+
+
+def _bytes(data: bytes) -> bytes:
+    return b"B" + struct.pack("<I", len(data)) + data
+
+
+def test_the_memory_of_an_array_is_never_freed_under_a_view(load):
+    array = Assembled.ARRAY + b"q\x01" + Assembled.state(_bytes(bytes(5000)), 5000) + b"b"
+    view = b"cnumpy.core.numeric\n_frombuffer\n(%b" + Assembled.DTYPE + b"(J\x88\x13\x00\x00tU\x01CtR"
+    of_array = b"\x80\x03(" + array + view.replace(b"%b", b"h\x01") + b"t."
+    assert "numbers that are not given as bytes" in refusal(load, of_array)
+    scalar = b"cnumpy.core.multiarray\nscalar\n(" + Assembled.DTYPE + b"h\x01tR"
+    assert "numbers that are not given as bytes" in refusal(load, b"\x80\x03(" + array + scalar + b"t.")
+    twice = array + Assembled.state(_bytes(b"\1"), 1) + b"b"
+    assert "an array that is not made of one shape" in refusal(load, b"\x80\x03" + twice + b".")
+    later = b"(" + array + b"h\x01" + Assembled.state(_bytes(b"\1"), 1) + b"bt"
+    assert "a change of what is finished" in refusal(load, b"\x80\x03" + later + b".")
+
+
+def test_a_buffer_that_a_file_can_change_is_copied(load):
+    # A bytearray, an array of its numbers, and both given back.
+    buffer = b"\x96" + struct.pack("<Q", 4) + b"abcd\x94"
+    array = b"cnumpy._core.numeric\n_frombuffer\n(h\x00" + Assembled.DTYPE + b"(K\x04t\x8c\x01CtR"
+    both, found = load(b"\x80\x05(" + buffer + array + b"t.")
+    both[:] = b"zzzz"
+    assert found.tobytes() == b"abcd"
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_cannot_be_written_to(load, protocol):
+    found = load(pickle.dumps([np.arange(3), np.zeros(0)], protocol))
+    assert not any(array.flags.writeable for array in found if array.size)
+
+
+def test_an_array_is_no_larger_than_its_bytes(load):
+    for shape in (b"(J\xff\xff\xff\x7fK\x00t", b"(J\xff\xff\xff\x7ft", b"(J\xff\xff\xff\xfft", b"(Nt"):
+        state = Assembled.state(_bytes(b"\1"), 1).replace(b"(J\1\0\0\0t", shape)
+        assert "shape is not that of its numbers" in refusal(
+            load, b"\x80\x03" + Assembled.ARRAY + state + b"b."
+        )
+    # numpy.ndarray itself would allocate any shape, and take any buffer and any type.
+    call = b"\x80\x03cnumpy\nndarray\n((J\xff\xff\xff\x7ftU\x01btR."
+    assert "not callable" in refusal(load, call)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"K\x01s.",
+        b"\x80\x02}(" + b")" + b"\x85" * 65 + b"K\x01u.",
+        # In stages: each tuple comes out of the memo again.
+        b"\x80\x04)\x94" + b"".join(b"0h%c\x85\x94" % number for number in range(70)) + b".",
+        b"\x80\x02" + b"]" * 70 + b"a" * 69 + b".",
+        b"(" * 70 + b"t" * 70 + b".",
+    ],
+)
+def test_deep_nesting_is_refused_before_it_is_built(load, nested):
+    assert "nested more than 64 levels deep" in refusal(load, nested)
+
+
+def test_what_is_finished_cannot_grow(load):
+    # A list goes into a tuple and is then filled through the memo: the nesting would not be known.
+    assert "a change of what is finished" in refusal(load, b"\x80\x02(]q\x00h\x00K\x01at.")
+    assert "a change of what is finished" in refusal(load, b"\x80\x02]q\x00h\x00a.")  # a list in itself
+    assert "a change of what is finished" in refusal(load, b"\x80\x02cnumpy\ndtype\n}X\x04\0\0\0codeK\x01sb.")
+
+
+def test_memory_is_bounded_by_the_file(load):
+    data = b"(" + _bytes(bytes(10**6)) + b"q\x00" + Assembled.DTYPE + b"q\x02"
+    state = b"(K\x01(J" + struct.pack("<i", 10**6) + b"th\x02\x89h\x00t"
+    copies = b"\x80\x03" + data + (Assembled.ARRAY + state + b"b") * 20 + b"t."
+    assert "copies of more than 8 times its own size" in refusal(load, copies)
+    tuples = b"(" + b"K\x01" * 10**5 + b"lq\x00" + b"c__builtin__\ntuple\n(h\x00tR0" * 100
+    assert "copies of more than 8 times" in refusal(load, b"\x80\x03" + tuples + b"h\x00.")
+    assert "the operation EMPTY_SET" in refusal(load, b"\x80\x04(" + b"\x8f" * 10 + b"t.")
+    assert "is damaged or cut off" in refusal(load, b"\x80\x04\x95" + struct.pack("<Q", 2**36) + b"N.")
+
+
+def test_objects_that_are_there_several_times_come_back(load):
+    image, flags = b"jpg" * 10, [True]
+    for protocol in range(6):
+        found = load(pickle.dumps([[image, image, image], flags, flags, (image, flags)], protocol))
+        assert found == [[image] * 3, flags, flags, (image, flags)]
+
+
+def test_a_refused_name_is_printable(load):
+    said = refusal(load, b"\x80\x04\x8c\x06\x1b[2J\r\n\x8c\x05mkdir\x93.")
+    assert "the file asks for \\x1b[2J\\r\\n.mkdir;" in said
+    assert len(refusal(load, b"c" + b"a" * 10**6 + b"\nb\n.")) < 200
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "x.bin")
+    with pytest.raises(UserError, match=r"x\.bin: is a pipe, no regular file"):
+        load_pickle(str(tmp_path / "x.bin"))
+
+
 def test_what_is_saved_is_loaded(tmp_path):
     save_pickle(str(tmp_path / "a.bin"), ([b"1", np.arange(3)], [True]))
     images, flags = load_pickle(str(tmp_path / "a.bin"))

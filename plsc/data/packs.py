@@ -38,9 +38,12 @@ class BinPairs(EncodedPairs):
             order = alternating(self.same)
             self.pairs, self.same = self.pairs[order], self.same[order]
         self.path, self.name = path, title or Path(path).stem
-        # In one array, which data workers share.
-        self._stops = np.cumsum([len(image) for image in images], dtype=np.int64)
-        self._bytes = np.concatenate([np.frombuffer(image, np.uint8) for image in images])
+        # In one array, which data workers share; an image that the pickle names several times is there once.
+        places: dict[int, int] = {}
+        self._place = np.array([places.setdefault(id(image), len(places)) for image in images])
+        once = list({id(image): image for image in images}.values())
+        self._stops = np.cumsum([len(image) for image in once], dtype=np.int64)
+        self._bytes = np.concatenate([np.frombuffer(image, np.uint8) for image in once])
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -49,7 +52,8 @@ class BinPairs(EncodedPairs):
             raise MissingFileError(f"path: file '{kwargs['path']}' does not exist (looked in {Path.cwd()})")
 
     def encoded(self, index: int) -> np.ndarray:
-        return self._bytes[self._stops[index - 1] if index else 0 : self._stops[index]]
+        place = self._place[index]
+        return self._bytes[self._stops[place - 1] if place else 0 : self._stops[place]]
 
     def image_name(self, index: int) -> str:
         return f"{os.path.basename(self.path)}: image {index} (pair {index // 2})"
@@ -67,10 +71,22 @@ def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
         raise UserError(
             f"{path}: has {len(images):,} images and {len(flags):,} flags; a pack has two images for each flag, and a flag at least"
         )
-    wrong = next((number for number, flag in enumerate(flags) if flag not in (0, 1)), None)
+    wrong = next((number for number, flag in enumerate(flags) if not _is_flag(flag)), None)
     if wrong is not None:
-        raise UserError(f"{path}: flag {wrong} is {str(flags[wrong])[:40]}, must be true or false")
-    return [_as_bytes(path, number, image) for number, image in enumerate(images)], np.array(flags, bool)
+        flag = flags[wrong]
+        value = (
+            f"{flag}" if isinstance(flag, (int, float)) and abs(flag) < 1e9 else f"a {type(flag).__name__}"
+        )
+        raise UserError(f"{path}: flag {wrong} is {value}, must be true or false")
+    known: dict[int, bytes] = {}  # by the object: one that is named a million times is converted once
+    for number, image in enumerate(images):
+        if id(image) not in known:
+            known[id(image)] = _as_bytes(path, number, image)
+    return [known[id(image)] for image in images], np.array(flags, bool)
+
+
+def _is_flag(flag: object) -> bool:
+    return isinstance(flag, (bool, int, float, np.bool_, np.number)) and flag in (0, 1)
 
 
 def _as_bytes(path: str, number: int, image: object) -> bytes:

@@ -78,6 +78,8 @@ def test_a_pack_that_asks_for_more_is_refused(tmp_path):
         ),
         (([], []), "has 0 images and 0 flags; a pack has two images for each flag, and a flag at least"),
         (([b"a"] * 4, [True, 2]), "flag 1 is 2, must be true or false"),
+        (([b"a"] * 4, [True, 10**5000]), "flag 1 is a int, must be true or false"),
+        (([b"a"] * 4, [True, np.arange(2)]), "flag 1 is a _Array, must be true or false"),
         (([b"a", None], [True]), "image 1 is NoneType, must be the bytes of an encoded image"),
         (
             ([b"a", np.zeros(3)], [True]),
@@ -105,3 +107,11 @@ def test_the_real_packs_hold_what_they_should():
     assert (small.num_images, small.same.tolist()) == (20, [True] * 10)
     for pairs in (devtest, small):
         assert pairs.image(pairs.num_images - 1).shape == (3, 112, 112)
+
+
+def test_an_image_that_is_named_many_times_takes_its_memory_once(tmp_path):
+    path, images = tmp_path / "a.bin", [png(0), png(1)]
+    path.write_bytes(pickle.dumps((images * 1000, [True, False] * 500)))
+    pairs = BinPairs(str(path))
+    assert pairs._bytes.nbytes == len(images[0]) + len(images[1])
+    assert pairs.encoded(1998).tobytes() == images[0] and pairs.encoded(1999).tobytes() == images[1]
