@@ -56,7 +56,11 @@ setup(
     extras_require={
         "cpu": ["paddlepaddle>=2.6.2"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
-        "test": ["pytest", "safetensors"],  # safetensors: the other reader that checkpoints are compared with
+        "test": [
+            "pytest",
+            "pytest-xdist>=3.8",
+            "safetensors",
+        ],  # safetensors: the other reader of checkpoints
     },
     entry_points={
         "console_scripts": [
