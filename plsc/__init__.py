@@ -3,7 +3,7 @@
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
 
 __version__ = "0.1.0"
-__all__ = ["BACKBONES", "DATASETS", "Entry", "__version__"]
+__all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "__version__"]
 
 
 def __getattr__(name: str):
@@ -12,7 +12,7 @@ def __getattr__(name: str):
         from plsc.entry import Entry
 
         return Entry
-    if name in ("BACKBONES", "DATASETS"):
+    if name in ("BACKBONES", "DATASETS", "MARGINS"):
         from plsc import registry
 
         return getattr(registry, name)

@@ -42,7 +42,7 @@ class Case:
     @property
     def shard(self) -> int:
         """S of the largest shard."""
-        spread = self.cfg.Head.name.startswith("dist_")
+        spread = self.cfg.Head.sharded
         return split(self.classes, self.ranks)[0][1] if spread else self.classes
 
     def selected(self, rate: float) -> int:
@@ -54,7 +54,7 @@ class Case:
     @property
     def samples(self) -> int:
         """N that a rank judges."""
-        return self.batch * (self.ranks if self.cfg.Head.name.startswith("dist_") else 1)
+        return self.batch * (self.ranks if self.cfg.Head.sharded else 1)
 
 
 # ---- the calibration, in new processes
@@ -123,7 +123,7 @@ def work(cfg: Config, asked: dict) -> dict:
     base = benchmark.resident_bytes()
     found: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
     rates = {"full": 1.0, "sampled": asked["rate"]}
-    kinds = rates if cfg.Head.name.startswith("dist_") else ["full"]
+    kinds = rates if cfg.Head.sharded else ["full"]
     for kind in kinds:
         found["head"][kind] = _head_times(cfg, rates[kind], asked, asked["seconds"] / (len(kinds) + 1))
     if asked["image_shape"]:

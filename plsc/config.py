@@ -31,6 +31,7 @@ from plsc.config_errors import (
     takes,
 )
 from plsc.config_layers import DEFAULT, Layers, Source, plain
+from plsc.config_margin import check_margin
 from plsc.config_sections import (
     DEFAULT_EPOCHS,
     CheckpointCfg,
@@ -246,6 +247,7 @@ def _checked(layers: Layers) -> Config:
     _settle(layers, (), Config)
     _drop_default_evaluation(layers)
     every_key = [".".join(path) for path in _keys(Config)]
+    options = check_margin(layers, every_key)
     config = None
     try:
         config = Config.model_validate_json(json.dumps(layers.tree), strict=True)
@@ -262,6 +264,7 @@ def _checked(layers: Layers) -> Config:
             for key in path:
                 plug = plug[key] if isinstance(plug, dict) else getattr(plug, key)
             plug.model_extra.update(values)
+    config.Head.options.update(options)  # as the class annotates them
     config._layers = layers
     return config
 

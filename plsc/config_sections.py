@@ -8,7 +8,9 @@ stand in it.
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
 # ruff: noqa: FA100
 
-from typing import Any, ClassVar, Literal, Optional
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Optional, Union
 
 from pydantic import (
     BaseModel,
@@ -22,15 +24,25 @@ from pydantic import (
 )
 
 from plsc.config_errors import takes
-from plsc.registry import BACKBONES, DATASETS, Registry, did_you_mean
+from plsc.registry import BACKBONES, DATASETS, MARGINS, Registry, did_you_mean
 
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
 
 
-def listed(names: tuple[str, ...]) -> str:
-    """Names for a message; x and dist_x together as [dist_]x."""
-    short = [name for name in names if name.removeprefix("dist_") == name or name[5:] not in names]
-    return ", ".join(f"[dist_]{name}" if f"dist_{name}" in names else name for name in short)
+@dataclass(frozen=True)
+class Names:
+    """Describes names that cannot all be listed: which they are, as a message says it, and whether one is among them."""
+
+    text: str
+    has: Callable[[str], bool]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.has(name)
+
+
+def listed(names: Union[tuple[str, ...], Names]) -> str:
+    """Names as a message says them."""
+    return names.text if isinstance(names, Names) else ", ".join(names)
 
 
 class Section(BaseModel):
@@ -38,14 +50,21 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    only_with: ClassVar[dict[str, tuple[str, ...]]] = {}  # key -> the `name`s with which it has a meaning
+    only_with: ClassVar[
+        dict[str, Union[tuple[str, ...], Names]]
+    ] = {}  # key -> the `name`s with which it has a meaning
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()  # pairs of keys of which one at most may be given
 
     @field_validator("*")
     @classmethod
     def _has_meaning(cls, value: Any, info: ValidationInfo) -> Any:
         names = cls.only_with.get(info.field_name)
-        if names and value is not None and info.data.get("name", names[0]) not in names:
+        if (
+            names
+            and value is not None
+            and info.data.get("name") is not None
+            and info.data["name"] not in names
+        ):
             raise ValueError(f"has no meaning with {info.data['name']}, only with {listed(names)}")
         return value
 
@@ -142,19 +161,38 @@ class ModelCfg(Plug):
     classes."""
 
 
-_KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
-SOFTMAXES = ("softmax", "dist_softmax")
-SPREAD = tuple(f"dist_{kind}" for kind in _KINDS)
-MARGINS = tuple(prefix + kind for kind in _KINDS[1:] for prefix in ("", "dist_"))
-_ONE_MARGIN = tuple(name for name in MARGINS if not name.endswith(("combined", "magface")))
-# The further constants of a margin, keyword arguments of its class in plsc/heads.
-OPTIONS = {
-    "combined": ("margin1", "margin2", "margin3"),
-    "adaface": ("h", "momentum"),
-    "magface": ("low", "high", "low_margin", "high_margin", "weight"),
-    "curricularface": ("momentum",),
-}
-_WITH_OPTIONS = tuple(prefix + kind for kind in OPTIONS for prefix in ("", "dist_"))
+def kind_of_head(name: str) -> str:
+    """`Head.name` without what says where the centres are: "arcface" of "dist_arcface"."""
+    return name if is_import_path(name) else name.removeprefix("dist_")
+
+
+def is_sharded(name: str) -> bool:
+    """Whether a head of this name spreads the class centres over the ranks: `dist_x`, and a class by its import path."""
+    return is_import_path(name) or name.startswith("dist_")
+
+
+def is_softmax(name: str) -> bool:
+    """Whether a head of this name is the plain softmax, which has no margin."""
+    return kind_of_head(name) == "softmax"
+
+
+def head_names() -> list[str]:
+    """All values of `Head.name` but import paths: the built-in and the registered margins, and softmax."""
+    kinds = ["softmax", *MARGINS.builtin, *(name for name in MARGINS.names() if name not in MARGINS.builtin)]
+    return [prefix + kind for kind in kinds for prefix in ("", "dist_")]
+
+
+def is_import_path(name: str) -> bool:
+    """Whether a name is "package.module:Class", or the same with a dot, and no registered one."""
+    return ":" in name or "." in name
+
+
+# What the classes of these built-in margins say themselves, repeated here so that reading a config does not import Paddle;
+# config.py asks the class of any other margin. tests/heads/test_margins.py compares.
+WITHOUT_MARGIN = ("combined", "magface")  # their __init__ takes no `margin`
+CHANGES_OTHERS = ("curricularface",)  # Margin.has_others, which filter_above is, too
+
+_MARGIN = Names("a margin", lambda name: not is_softmax(name))
 
 
 class HeadCfg(Section):
@@ -162,25 +200,34 @@ class HeadCfg(Section):
     ranks, `x` keeps all of them on every rank."""
 
     only_with = {
-        "margin": _ONE_MARGIN,
-        "options": _WITH_OPTIONS,
-        "scale": MARGINS,
-        "gradient": MARGINS,
-        "sub_centres": MARGINS,
-        "filter_above": tuple(name for name in MARGINS if not name.endswith("curricularface")),
-        "bias": SOFTMAXES,
-        "sample_rate": SPREAD,
+        "margin": Names(
+            f"a margin other than {' and '.join(WITHOUT_MARGIN)}",
+            lambda name: not is_softmax(name) and kind_of_head(name) not in WITHOUT_MARGIN,
+        ),
+        "options": _MARGIN,
+        "scale": _MARGIN,
+        "gradient": _MARGIN,
+        "sub_centres": _MARGIN,
+        "filter_above": Names(
+            f"a margin other than {' and '.join(CHANGES_OTHERS)}",
+            lambda name: not is_softmax(name) and kind_of_head(name) not in CHANGES_OTHERS,
+        ),
+        "bias": Names("softmax and dist_softmax", is_softmax),
+        "sample_rate": Names("a sharded head (dist_...)", is_sharded),
     }
 
-    name: Literal[("softmax", "dist_softmax", *MARGINS)] = "dist_arcface"
-    """The loss. softmax normalises nothing; the others work on cosines and make the target's harder to reach:
-    docs/margins.md says how and when to use which."""
+    name: str = "dist_arcface"
+    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the target's
+    harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`
+    (docs/margins.md says how and when to use which), or one that you registered; each with `dist_` in front or
+    without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
     margin: Optional[float] = Field(None, ge=0, le=4)
     """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4
     for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at the start."""
-    options: dict[str, float] = {}
-    """Further constants of a margin, `{low: 10, high: 110}`: margin1, margin2, margin3 of combined; h, momentum
-    of adaface; low, high, low_margin, high_margin, weight of magface; momentum of curricularface."""
+    options: dict[str, Any] = {}
+    """Further constants of a margin, `{low: 10, high: 110}`, the keyword arguments of its class: margin1, margin2,
+    margin3 of combined; h, momentum of adaface; low, high, low_margin, high_margin, weight of magface; momentum of
+    curricularface."""
     gradient: Literal["exact", "straight_through"] = "exact"
     """straight_through gives the target logit the gradient that it would have without a margin, as
     InsightFace's published ArcFace does. For comparing runs with theirs."""
@@ -223,14 +270,25 @@ class HeadCfg(Section):
             raise ValueError(f"has no meaning with the bank {bank}, only with {' and '.join(banks)}")
         return value
 
-    @field_validator("options")
+    @field_validator("name")
     @classmethod
-    def _known_options(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        known = OPTIONS.get(info.data.get("name", "").removeprefix("dist_"), ())
-        for key in value:
-            if known and key not in known:
-                raise ValueError(f"has no '{key}'{did_you_mean(key, known)} (one of {', '.join(known)})")
+    def _known_name(cls, value: str) -> str:
+        if value not in head_names() and not is_import_path(value):
+            raise ValueError(
+                f"must be one of {', '.join(head_names())}, or your own as package.module:Class"
+                f"{did_you_mean(value, head_names())}"
+            )
         return value
+
+    @property
+    def kind(self) -> str:
+        """See `kind_of_head`."""
+        return kind_of_head(self.name)
+
+    @property
+    def sharded(self) -> bool:
+        """See `is_sharded`."""
+        return is_sharded(self.name)
 
 
 class OptimizerCfg(Section):

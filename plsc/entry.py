@@ -283,7 +283,7 @@ class Entry(Setters):
     def _plan_lines(self, dataset, backbone, steps_per_epoch: int) -> list[str]:
         cfg, world_size = self.config, environment.world_size_from_env()
         batch, width = cfg.DataLoader.Train.batch_size, cfg.Model.embedding_size
-        sharded = cfg.Head.name.startswith("dist_")
+        sharded = cfg.Head.sharded
         shards = (
             split(dataset.num_classes, world_size) if sharded else [(0, dataset.num_classes)] * world_size
         )

@@ -23,7 +23,7 @@ from plsc import distributed, log
 from plsc.atomic_write import replace_file
 from plsc.checkpoint import Checkpoint
 from plsc.config import Config
-from plsc.config_sections import SOFTMAXES, GlobalCfg
+from plsc.config_sections import GlobalCfg, is_softmax, kind_of_head
 from plsc.data.dataset import EVALUATION, Dataset, class_names
 from plsc.embed import ahead, to_input
 from plsc.errors import CorruptImageError, UserError
@@ -199,7 +199,7 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
     width, here = saved.head_arrays["centres"].shape[1], cfg.Model.embedding_size * cfg.Head.sub_centres
     name = head_config(saved.config_yaml).get("name")
     differs = []
-    if name and (name in SOFTMAXES) != (cfg.Head.name in SOFTMAXES):
+    if name and is_softmax(name) != is_softmax(cfg.Head.name):
         differs.append(f"the head is {name}, this run's {cfg.Head.name}")
     if width != here:
         differs.append(f"a class has {width} numbers, in this run {here} (Head.sub_centres)")
@@ -215,7 +215,7 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
 def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]:
     """Running statistics go along with the backbone that they are of, if the margin is the same; a line if there are any."""
     found, name = saved.state.get("margin"), head_config(saved.config_yaml).get("name", "")
-    alike = name.removeprefix("dist_") == cfg.Head.name.removeprefix("dist_")
+    alike = kind_of_head(name) == cfg.Head.kind
     if not (found and head.margin and alike and found.keys() == head.margin.state().keys()):
         return []
     head.margin.load_state(found)

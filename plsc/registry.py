@@ -1,4 +1,4 @@
-"""Names -> classes for what a user may add: backbones and data sets.
+"""Names -> classes for what a user may add: backbones, margins and data sets.
 
 A config says `name: Glyphs`; the registry turns it into the class. Built-in names are imported when they are
 first asked for, so that reading a config does not import Paddle. Your own class needs no registration:
@@ -103,6 +103,20 @@ BACKBONES = Registry(
         "LeNet": "plsc.backbones.lenet:LeNet",
         "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
         "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",
+    },
+)
+
+# In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/config_sections.py, HeadCfg.name).
+MARGINS = Registry(
+    "margin",
+    {
+        "arcface": "plsc.heads.margins:ArcFace",
+        "cosface": "plsc.heads.margins:CosFace",
+        "sphereface": "plsc.heads.margins:SphereFace",
+        "combined": "plsc.heads.margins:CombinedMargin",
+        "adaface": "plsc.heads.adaptive:AdaFace",
+        "magface": "plsc.heads.adaptive:MagFace",
+        "curricularface": "plsc.heads.adaptive:CurricularFace",
     },
 )
 

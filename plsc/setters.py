@@ -93,8 +93,15 @@ class Setters:
     def set_model_parallel(self, spread: bool):
         """Whether the classes are spread over the ranks."""
         _check_bool(spread, "set_model_parallel")
-        name = self.config.Head.name.removeprefix("dist_")
-        return self._set("Head.name", f"dist_{name}" if spread else name, "set_model_parallel")
+        head = self.config.Head
+        if head.kind == head.name and head.sharded:
+            if spread:
+                return self
+            raise UserError(
+                f"set_model_parallel: {head.name} is always spread over the ranks; register the class "
+                "(plsc.registry.MARGINS), and give its short name"
+            )
+        return self._set("Head.name", f"dist_{head.kind}" if spread else head.kind, "set_model_parallel")
 
     def set_sample_ratio(self, ratio: float):
         """Share of the class centres that takes part in a step (Partial FC), with a dist_ loss."""

@@ -382,7 +382,7 @@ class Trainer(Tester):
         """What has no shape by which a checkpoint of another could be told. A head is the same spread over the ranks or not."""
         return {
             "optimizer": type(self.optimizer).__name__,
-            "head": self.cfg.Head.name.removeprefix("dist_"),
+            "head": self.cfg.Head.kind,
         }
 
     def _of_this_rank(self, counts: list[int]) -> int:

@@ -31,7 +31,15 @@ FLOORS = (
 ROOM_OF = {
     "": "door",
     **dict.fromkeys(
-        ["config_advice", "config_errors", "config_layers", "config_sections", "config_yaml"], "config"
+        [
+            "config_advice",
+            "config_errors",
+            "config_layers",
+            "config_margin",
+            "config_sections",
+            "config_yaml",
+        ],
+        "config",
     ),
     **dict.fromkeys(["manifest", "tensorfile", "names"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),

@@ -44,7 +44,10 @@ WRONG = {  # name -> the file, its overrides, the line
     "unknown head": (
         "Head:\n  name: archface",
         [],
-        f"a.yaml:2: Head.name: must be one of {HEADS} (got 'archface'), did you mean 'arcface'?",
+        (
+            f"a.yaml:2: Head.name: must be one of {HEADS}, or your own as package.module:Class, "
+            "did you mean 'arcface'? (got 'archface')"
+        ),
     ),
     "sample rate": (
         "Head:\n  sample_rate: 1.5",

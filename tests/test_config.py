@@ -305,7 +305,10 @@ HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
         (
             "Head: {name: dist_arcfase}",
             (),
-            f"a.yaml:1: Head.name: must be one of {HEADS} (got 'dist_arcfase'), did you mean 'dist_arcface'?",
+            (
+                f"a.yaml:1: Head.name: must be one of {HEADS}, or your own as package.module:Class, "
+                "did you mean 'dist_arcface'? (got 'dist_arcfase')"
+            ),
         ),
         ("Head: {sample_rate: 1.5}", (), "a.yaml:1: Head.sample_rate: must be a number in (0, 1] (got 1.5)"),
     ],

@@ -5,12 +5,6 @@ import pytest
 from plsc.config import Config, ConfigError, load
 from plsc.config_sections import EvalCfg, Section, TrainCfg
 
-ONE_MARGIN = ", ".join(
-    f"[dist_]{kind}" for kind in ("arcface", "cosface", "sphereface", "adaface", "curricularface")
-)
-KINDS = ("arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
-MARGINS = ", ".join(f"[dist_]{kind}" for kind in KINDS)
-
 
 @pytest.mark.parametrize(
     "text, line",
@@ -69,36 +63,30 @@ MARGINS = ", ".join(f"[dist_]{kind}" for kind in KINDS)
         ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
         (
             "Head: {name: arcface, sample_rate: 0.1}",
-            (
-                "Head.sample_rate: has no meaning with arcface, only with dist_softmax, "
-                f"{', '.join(f'dist_{kind}' for kind in KINDS)} (got 0.1)"
-            ),
+            "Head.sample_rate: has no meaning with arcface, only with a sharded head (dist_...) (got 0.1)",
         ),
         (
             "Head: {name: softmax, margin: 0.5}",
-            f"Head.margin: has no meaning with softmax, only with {ONE_MARGIN} (got 0.5)",
+            (
+                "Head.margin: has no meaning with softmax, only with a margin other than combined and magface "
+                "(got 0.5)"
+            ),
         ),
         (
             "Head: {name: dist_softmax, scale: 64}",
-            f"Head.scale: has no meaning with dist_softmax, only with {MARGINS} (got 64)",
+            "Head.scale: has no meaning with dist_softmax, only with a margin (got 64)",
         ),
         (
             "Head: {bias: true}",
-            "Head.bias: has no meaning with dist_arcface, only with [dist_]softmax (got true)",
+            "Head.bias: has no meaning with dist_arcface, only with softmax and dist_softmax (got true)",
         ),
         (
             "Head: {name: magface, options: {lo: 3}}",
-            (
-                "Head.options: has no 'lo', did you mean 'low'? (one of low, high, low_margin, high_margin, weight) "
-                "(got {lo: 3})"
-            ),
+            "Head.options.lo: unknown key, did you mean 'low'?",
         ),
         (
             "Head: {name: cosface, options: {h: 3}}",
-            (
-                "Head.options: has no meaning with cosface, only with [dist_]combined, [dist_]adaface, [dist_]magface, "
-                "[dist_]curricularface (got {h: 3})"
-            ),
+            "Head.options: has no meaning with cosface, which has none (got {h: 3})",
         ),
         (
             "Head: {bank_dtype: bfloat16}",

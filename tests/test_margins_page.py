@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from plsc.config import load
-from plsc.config_sections import MARGINS as NAMES
-from plsc.config_sections import OPTIONS, SOFTMAXES
-from plsc.heads import MARGINS, build_margin
+from plsc.config_errors import arguments_of
+from plsc.config_sections import head_names
+from plsc.heads import build_margin
+from plsc.registry import MARGINS
 from tests.launch import ROOT
 
 PAGE = (ROOT / "docs" / "margins.md").read_text(encoding="utf-8")
@@ -24,15 +25,14 @@ SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_table_has_every_head():
-    assert {name for row in ROWS.values() for name in re.findall(r"`(\w+)`", row[0])} == {*NAMES, *SOFTMAXES}
+    assert {name for row in ROWS.values() for name in re.findall(r"`(\w+)`", row[0])} == set(head_names())
 
 
-@pytest.mark.parametrize("kind", list(MARGINS))
+@pytest.mark.parametrize("kind", list(MARGINS.builtin))
 def test_a_row_states_the_defaults(kind):
     stated = dict(text.split() for text in ROWS[kind][3].split(", "))
-    defaults = {name: p.default for name, p in inspect.signature(MARGINS[kind]).parameters.items()}
+    defaults = {name: p.default for name, p in inspect.signature(MARGINS.get(kind)).parameters.items()}
     assert {name: float(value) for name, value in stated.items()} == defaults
-    assert set(stated) - {"margin"} == set(OPTIONS.get(kind, ()))
 
 
 def test_every_key_that_changes_a_margin_is_explained():
@@ -59,11 +59,10 @@ def test_a_snippet_is_a_config(text, tmp_path):
 
 def test_every_margin_and_option_has_a_snippet():
     heads = [yaml.safe_load(text)["Head"] for text in SNIPPETS]
-    assert {head["name"][5:] for head in heads} == {*MARGINS, "softmax"}
-    for kind, options in OPTIONS.items():
-        assert set(options) in [
-            set(head.get("options", ())) for head in heads if head["name"] == f"dist_{kind}"
-        ]
+    assert {head["name"][5:] for head in heads} == {*MARGINS.builtin, "softmax"}
+    for kind in MARGINS.builtin:
+        options = set(arguments_of(MARGINS.get(kind))[0]) - {"margin"}
+        assert options in [set(head.get("options", ())) for head in heads if head["name"] == f"dist_{kind}"]
     assert {"gradient", "sub_centres", "filter_above", "bias"} <= {key for head in heads for key in head}
 
 

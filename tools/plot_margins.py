@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 
 from plsc.drawing import panels
-from plsc.heads import MARGINS
+from plsc.registry import MARGINS
 
 DEGREES = np.linspace(0, 180, 361)
 COS = paddle.to_tensor(np.cos(np.deg2rad(DEGREES)), dtype="float32").unsqueeze(1)
@@ -15,7 +15,7 @@ COS = paddle.to_tensor(np.cos(np.deg2rad(DEGREES)), dtype="float32").unsqueeze(1
 
 def curve(name: str, norm: float = 20.0, t: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """The own class's cosine after the margin; with t, another class's, where the own one is at 60 degrees."""
-    margin, own = MARGINS[name](), paddle.full_like(COS, 0.5)
+    margin, own = MARGINS.build(name), paddle.full_like(COS, 0.5)
     margin.t, margin.mean, margin.deviation = t, 20.0, 1.0
     found = margin.others(COS, own, own)[0] if t else margin(COS, paddle.full_like(COS, norm)).cosine
     return DEGREES, found.numpy()

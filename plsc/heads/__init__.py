@@ -1,33 +1,33 @@
-"""The heads by their config names: `x` keeps all classes on every rank, `dist_x` spreads them over the ranks."""
+"""The head by its config: `x` keeps all classes on every rank, `dist_x` and a user's own class shard them over the ranks."""
 
 from __future__ import annotations
 
-from plsc.config_sections import HeadCfg, OptimizerCfg
-from plsc.heads.adaptive import AdaFace, CurricularFace, InterClassFilter, MagFace
-from plsc.heads.margins import ArcFace, CombinedMargin, CosFace, Margin, SphereFace, StraightThrough
+from plsc.config_margin import check_is_margin
+from plsc.config_sections import HeadCfg, OptimizerCfg, is_softmax
+from plsc.heads.adaptive import InterClassFilter
+from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.softmax import SoftmaxHead
-
-MARGINS = {
-    "arcface": ArcFace,
-    "cosface": CosFace,
-    "sphereface": SphereFace,
-    "combined": CombinedMargin,
-    "adaface": AdaFace,
-    "magface": MagFace,
-    "curricularface": CurricularFace,
-}
+from plsc.registry import MARGINS
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
-    """The margin that the config asks for; None for the plain softmax."""
-    kind = cfg.name.removeprefix("dist_")
-    if kind == "softmax":
+    """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class that is no margin."""
+    if is_softmax(cfg.name):
         return None
+    cls = MARGINS.get(cfg.kind)
+    check_is_margin(cls, cfg.kind)
     given = {} if cfg.margin is None else {"margin": cfg.margin}
-    margin = MARGINS[kind](**given, **cfg.options)
+    margin = cls(**given, **cfg.options)
     if cfg.gradient == "straight_through":
         margin = StraightThrough(margin)
     return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)
+
+
+def changes_others(cfg: HeadCfg) -> bool:
+    """Say whether the margin changes the logits of the other classes, too."""
+    if is_softmax(cfg.name):
+        return False
+    return cfg.filter_above is not None or MARGINS.get(cfg.kind).has_others
 
 
 def build_head(
@@ -46,7 +46,7 @@ def build_head(
         embedding_size,
         margin,
         scale=cfg.scale if margin else 1.0,
-        sharded=cfg.name.startswith("dist_"),
+        sharded=cfg.sharded,
         bias=cfg.bias,
         sub_centres=cfg.sub_centres,
         sample_rate=cfg.sample_rate,

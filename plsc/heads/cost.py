@@ -15,7 +15,7 @@ import paddle
 from plsc import distributed, kernels
 from plsc.config import Config
 from plsc.config_sections import HeadCfg
-from plsc.heads import build_head
+from plsc.heads import build_head, changes_others
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.window import window_bytes
 from plsc.kernels import softmax
@@ -59,7 +59,7 @@ def bank_bytes(cfg: HeadCfg, classes: int, embedding_size: int) -> int:
 
 def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, by_kernels: bool) -> int:
     budget = int(cfg.logits_budget_mb * 2**20)
-    hooked = cfg.name.endswith("curricularface") or cfg.filter_above is not None
+    hooked = changes_others(cfg)
     if by_kernels and cfg.sub_centres == 1 and not hooked:
         exps = 4 * samples * selected
         block = softmax.block_size(cfg.compute_dtype == "bfloat16")

@@ -5,7 +5,8 @@ import paddle
 
 from plsc import distributed
 from plsc.config import load
-from plsc.heads import MARGINS, build_head
+from plsc.heads import build_head
+from plsc.registry import MARGINS
 from plsc.selftest_parts import relative
 from tests.heads.autograd import dense_gradients
 
@@ -19,7 +20,7 @@ x = (rng.standard_normal((sum(counts), D)) * rng.uniform(2, 20, (sum(counts), 1)
 label = rng.integers(0, C, sum(counts))
 
 COMBINED = {"options": {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}}
-cases = [(kind, COMBINED if kind == "combined" else {}) for kind in MARGINS]
+cases = [(kind, COMBINED if kind == "combined" else {}) for kind in MARGINS.builtin]
 cases += [
     ("arcface", {"sub_centres": 2}),
     ("arcface", {"filter_above": 0.2}),

@@ -10,7 +10,7 @@ import numpy as np
 
 from plsc import distributed as d
 from plsc.config import load
-from plsc.config_sections import MARGINS, SOFTMAXES
+from plsc.config_sections import head_names
 from plsc.divergence import DivergedError
 from plsc.embed import embed, to_input
 from plsc.errors import UserError
@@ -22,7 +22,7 @@ folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)
 W, r = d.world_size(), d.rank()
 
-for name in (*SOFTMAXES, *MARGINS):
+for name in head_names():
     train_linear(folder / name, name, 12 // W)
 
 assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size={12 // W}"), saved)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plsc.config_sections import MARGINS, SOFTMAXES
+from plsc.config_sections import head_names
 from plsc.entry import Entry
 from tests.launch import ROOT, launch, run_forked, run_python
 from tests.training import (
@@ -103,7 +103,7 @@ def test_one_process_takes_over_two_ranks(whole, tmp_path):
 def one_process(tmp_path_factory):
     """Three steps of every head on one process."""
     folder = tmp_path_factory.mktemp("one")
-    for name in (*SOFTMAXES, *MARGINS):
+    for name in head_names():
         train_linear(folder / name, name, 12)
     return folder
 
@@ -114,7 +114,7 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     script = Path(__file__).with_name("run_training.py")
     said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
     assert said.count("training ok") == ranks
-    for name in (*SOFTMAXES, *MARGINS):
+    for name in head_names():
         found, expected = rows(tmp_path / "runs" / name), rows(one_process / name)
         assert steps(found) == [1, 2, 3]
         for key in ("loss", "accuracy"):
