@@ -42,7 +42,6 @@ def check_margin(layers: Layers, every_key: list[str]) -> dict[str, Any]:
         return {}
     try:
         cls = MARGINS.get(kind)
-        check_is_margin(cls, kind)
     except UserError as error:
         sharded = is_import_path(name) and name.startswith("dist_")
         hint = "; a class by its import path is sharded without 'dist_'" if sharded else ""
@@ -62,16 +61,6 @@ def check_margin(layers: Layers, every_key: list[str]) -> dict[str, Any]:
         layers.complain(Complaint((*above, *complaint.path), complaint.message))
     values.pop("margin", None)
     return values
-
-
-def check_is_margin(cls: type, kind: str) -> None:
-    """Raises UserError for a class that is no margin."""
-    from plsc.heads.margins import Margin
-
-    if not issubclass(cls, Margin):
-        raise UserError(f"margin '{kind}': {cls.__name__} must derive from plsc.heads.margins.Margin")
-    if cls.__call__ is Margin.__call__:
-        raise UserError(f"margin '{kind}': {cls.__name__} must define __call__(self, cos_P, norm_P)")
 
 
 def _drop_options_of_another(layers: Layers, cls: type) -> None:

@@ -28,10 +28,14 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 class Registry:
-    """Classes of one `kind` (its word in messages: "backbone"); `builtin` maps names to "module:Class"."""
+    """Classes of one `kind` (its word in messages: "backbone"); `builtin` maps names to "module:Class".
 
-    def __init__(self, kind: str, builtin: Mapping[str, str]):
+    `base`: "module:Class" that a user's own class must derive from; None: any class will do.
+    """
+
+    def __init__(self, kind: str, builtin: Mapping[str, str], base: str | None = None):
         self.kind = kind
+        self.base = base
         self.builtin = dict(builtin)
         self._classes: dict[str, type] = {}
 
@@ -62,9 +66,11 @@ class Registry:
         """The class called `name`: registered, built in, or an import path "package.module:Class" (or with a
         dot).
 
-        Raises UserError for an unknown name, a module that cannot be imported, and for what is no class.
+        Raises UserError for an unknown name, a module that cannot be imported, for what is no class, or not one of the
+        kind.
         """
         if name in self._classes:
+            self._check_base(name, self._classes[name])
             return self._classes[name]
         path = self.builtin.get(name, name)
         module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
@@ -83,7 +89,23 @@ class Registry:
             what = "has no class" if found is None else "has something that is no class:"
             hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))
             raise UserError(f"{self.kind} '{name}': module {module_name} {what} {class_name}{hint}")
+        if name not in self.builtin:
+            self._check_base(name, found)
         return found
+
+    def _check_base(self, name: str, cls: type) -> None:
+        """Raises UserError for a class that does not derive from `base`, or lacks methods that `base` demands."""
+        if self.base is None:
+            return
+        module_name, _, class_name = self.base.partition(":")
+        base = getattr(importlib.import_module(module_name), class_name)
+        if not issubclass(cls, base):
+            raise UserError(
+                f"{self.kind} '{name}': {cls.__name__} must derive from {module_name}.{class_name}"
+            )
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        if missing:
+            raise UserError(f"{self.kind} '{name}': {cls.__name__} must define {', '.join(missing)}")
 
     def build(self, name: str, **kwargs: Any) -> Any:
         """`get(name)(**kwargs)`."""
@@ -118,6 +140,7 @@ MARGINS = Registry(
         "magface": "plsc.heads.adaptive:MagFace",
         "curricularface": "plsc.heads.adaptive:CurricularFace",
     },
+    base="plsc.heads.margins:Margin",
 )
 
 DATASETS = Registry(

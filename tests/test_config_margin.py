@@ -115,7 +115,7 @@ def test_a_registered_class_has_a_short_name_sharded_or_not():
         ),
         (
             ["Head.name=plsc_own_margin:Empty"],
-            "Head.name: margin 'plsc_own_margin:Empty': Empty must define __call__(self, cos_P, norm_P)",
+            "Head.name: margin 'plsc_own_margin:Empty': Empty must define __call__",
         ),
         (
             ["Head.name=plsc_own_margin:Cat"],

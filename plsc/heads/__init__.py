@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from plsc.config_margin import check_is_margin
 from plsc.config_sections import HeadCfg, OptimizerCfg, is_softmax
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
@@ -14,10 +13,8 @@ def build_margin(cfg: HeadCfg) -> Margin | None:
     """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class that is no margin."""
     if is_softmax(cfg.name):
         return None
-    cls = MARGINS.get(cfg.kind)
-    check_is_margin(cls, cfg.kind)
     given = {} if cfg.margin is None else {"margin": cfg.margin}
-    margin = cls(**given, **cfg.options)
+    margin = MARGINS.build(cfg.kind, **given, **cfg.options)
     if cfg.gradient == "straight_through":
         margin = StraightThrough(margin)
     return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)

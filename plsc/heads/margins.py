@@ -10,6 +10,7 @@ Angles in radians. theta is the angle between an embedding and the centre of its
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import paddle
@@ -29,22 +30,22 @@ class Target:
     norm_slope: paddle.Tensor | None = None
 
 
-class Margin:
-    """The seam. Every method but the call has a default that does nothing."""
+class Margin(ABC):
+    """Changes target cosines. Every method but the call has a default that does nothing."""
 
     has_others = (
         False  # whether there is `others`: it costs a collective and an elementwise pass over all logits
     )
     trains_norm = False  # whether there is `penalty`, and a norm_slope in Target
 
+    @abstractmethod
     def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
         """Target cosines [P] float32 in [-1, 1] and embedding norms [P] -> Target. Slopes are exact."""
-        raise NotImplementedError
 
-    def observe(self, norm_N: paddle.Tensor) -> None:
+    def observe(self, norm_N: paddle.Tensor) -> None:  # noqa: B027 (most margins have nothing to do)
         """Sees the norms of all ranks' samples before the call of a training step."""
 
-    def observe_targets(self, plain_N: paddle.Tensor) -> None:
+    def observe_targets(self, plain_N: paddle.Tensor) -> None:  # noqa: B027
         """With `others`: sees the plain target cosines of all ranks' samples before them."""
 
     def others(self, cos_Nb: paddle.Tensor, plain_N1: paddle.Tensor, target_N1: paddle.Tensor):
@@ -60,7 +61,7 @@ class Margin:
         """What a resumed run needs; JSON."""
         return {}
 
-    def load_state(self, state: dict[str, float]) -> None:
+    def load_state(self, state: dict[str, float]) -> None:  # noqa: B027
         """Take over `state()`."""
 
 
