@@ -16,8 +16,10 @@ import numpy as np
 
 from plsc.data.augment import Augment
 from plsc.data.dataset import MEAN, SCALE, Dataset, IdentificationSet, PairSet
+from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.transforms import generator, resize
-from plsc.errors import CorruptImageError, MissingFileError, UserError
+from plsc.errors import CorruptImageError, MissingFileError, UserError, shown
+from plsc.files import open_regular
 
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
@@ -25,23 +27,38 @@ CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 def read_file(path: str) -> np.ndarray:
     """The bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
     try:
-        return np.fromfile(path, np.uint8)
+        with open_regular(path, buffering=0) as file:
+            return np.fromfile(file, np.uint8)
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such image") from None
+        raise MissingFileError(f"{shown(path)}: no such image") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+
+
+def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.ndarray:
+    """An encoded image, uint8 [n], as it is: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W]. Raises CorruptImageError,
+    which calls the image `name()`, also for one of more than MOST_PIXELS, before it is decoded."""
+    promised = promised_pixels(data.tobytes())
+    if promised > MOST_PIXELS:
+        raise CorruptImageError(
+            f"{shown(name())}: its header promises {promised:,} pixels, an image has at most {MOST_PIXELS:,}; shrink it"
+        )
+    try:
+        picture = (
+            cv2.imdecode(data, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR) if data.size else None
+        )
+    except cv2.error:  # where a header is impossible; else None is returned
+        picture = None
+    if picture is None:
+        raise CorruptImageError(
+            f"{shown(name())}: not an image that OpenCV can decode ({data.size} bytes); cut off, or not an image?"
+        )
+    return picture
 
 
 def decode_picture(data: np.ndarray, contract: dict, name: Callable[[], str]) -> np.ndarray:
-    """An encoded image, uint8 [n], in the contract's size, resized without keeping the aspect ratio: uint8 [H, W, 3] in
-    OpenCV's order BGR, or grey [H, W]. Raises CorruptImageError, which calls the image `name()`."""
-    flags = cv2.IMREAD_GRAYSCALE if contract["channels"] == "grey" else cv2.IMREAD_COLOR
-    picture = cv2.imdecode(data, flags) if data.size else None
-    if picture is None:
-        raise CorruptImageError(
-            f"{name()}: not an image that OpenCV can decode ({data.size} bytes); cut off, or not an image?"
-        )
-    return resize(picture, *contract["size"])
+    """As decode_pixels, in the contract's channels and size, resized without keeping the aspect ratio."""
+    return resize(decode_pixels(data, contract["channels"] == "grey", name), *contract["size"])
 
 
 def planes(picture: np.ndarray, channels: str) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from plsc.data.dataset import EVALUATION, Dataset, IdentificationSet, PairSet
+from plsc.data.images import decode_pixels
 from plsc.errors import UserError
 
 AnySet = Union[Dataset, PairSet, IdentificationSet]
@@ -82,10 +83,7 @@ def _look(images: AnySet, index: int) -> tuple[np.ndarray, tuple[int, int], tupl
         pixels = images.sample(index, EVALUATION) if isinstance(images, Dataset) else images.image(index)
         return _digest(pixels.tobytes()), pixels.shape[1:], _moments(pixels.reshape(len(pixels), -1).T)
     data = images.encoded(index)
-    grey = images.channels == "grey"
-    pixels = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR) if data.size else None
-    if pixels is None:
-        raise UserError(f"{name_of(images, index)}: cannot be decoded ({data.size:,} bytes)")
+    pixels = decode_pixels(data, images.channels == "grey", lambda: name_of(images, index))
     return _digest(data), pixels.shape[:2], _moments(pixels)
 
 

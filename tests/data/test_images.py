@@ -1,8 +1,13 @@
+import os
+import struct
+import zlib
+
 import cv2
 import numpy as np
 import pytest
 
 from plsc.data.dataset import preprocessing
+from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.images import load_image
 from plsc.data.lists import ImageList
 from plsc.errors import CorruptImageError, MissingFileError, UserError
@@ -41,6 +46,69 @@ def test_an_image_that_cannot_be_decoded_is_named(folder):
             load_image(str(folder / name), preprocessing((3, 8, 8)))
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         load_image(str(folder), preprocessing((3, 8, 8)))
+
+
+@pytest.mark.parametrize("kind", [".png", ".jpg", ".bmp", ".webp", ".pgm", ".tiff"])
+def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
+    """By its header: nothing is decoded, whatever it holds."""
+    data = bytearray(cv2.imencode(kind, np.zeros((12, 16), np.uint8))[1].tobytes())
+    many = 40_000
+    if kind == ".png":
+        data[16:24] = struct.pack(">II", many, many)
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    elif kind == ".jpg":
+        at = data.index(b"\xff\xc0") + 5
+        data[at : at + 4] = struct.pack(">HH", many, many)
+    elif kind == ".bmp":
+        data[18:26] = struct.pack("<ii", many, -many)
+    elif kind == ".webp":
+        assert data[12:16] == b"VP8L"
+        data[21:25] = struct.pack("<I", 2**28 - 1)
+    elif kind == ".pgm":
+        data = bytearray(b"P5\n40000 40000\n255\n")
+    else:
+        data = data.replace(struct.pack("<HHII", 256, 3, 1, 16), struct.pack("<HHII", 256, 4, 1, many))
+        data = data.replace(struct.pack("<HHII", 257, 3, 1, 12), struct.pack("<HHII", 257, 4, 1, many))
+    (folder / f"bomb{kind}").write_bytes(data)
+    with pytest.raises(CorruptImageError, match=rf"bomb{kind}: (its header promises|not an image)"):
+        load_image(str(folder / f"bomb{kind}"), preprocessing((3, 8, 8)))
+    if kind not in (".pgm", ".tiff"):
+        assert promised_pixels(bytes(data)) > MOST_PIXELS
+
+
+def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
+    """A hundred kilobytes that are a billion pixels."""
+    side = 30_000
+    rows = zlib.compress(bytes((1 + side // 8) * side), 9)
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
+    text = b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
+    (folder / "bits.png").write_bytes(b"\x89PNG\r\n\x1a\n" + text)
+    with pytest.raises(CorruptImageError, match=r"bits.png: its header promises 900,000,000 pixels"):
+        load_image(str(folder / "bits.png"), preprocessing((3, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [(".png", ()), (".jpg", ()), (".bmp", ()), (".webp", ()), (".webp", (cv2.IMWRITE_WEBP_QUALITY, 80))],
+)
+def test_the_size_in_a_header_is_found(kind, options):
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 17, 3), np.uint8)
+    data = cv2.imencode(kind, pixels, options)[1].tobytes()
+    assert promised_pixels(data) == 24 * 17
+    for length in range(len(data) - 1):
+        assert promised_pixels(data[:length]) in (0, 24 * 17)
+
+
+def test_a_pipe_among_the_images_is_refused(folder):
+    os.mkfifo(folder / "x.png")
+    with pytest.raises(UserError, match=r"x\.png: is a pipe, no regular file"):
+        load_image(str(folder / "x.png"), preprocessing((3, 8, 8)))
+    with pytest.raises(UserError, match=r"a\\x00b: is no path"):
+        load_image("a\0b", preprocessing((3, 8, 8)))
 
 
 def test_an_image_follows_the_contract(folder):

@@ -25,7 +25,10 @@ def test_every_image_is_looked_at(channels, threads, tmp_path):
     (folder / "Ann" / "Ann_0004.png").write_bytes(b"")
     found = scan(data, threads)
     assert [*found.faults] == [1, 2, 3]
-    assert found.faults[1] == f"{folder}/Ann/Ann_0002.png: cannot be decoded (6 bytes)"
+    assert (
+        found.faults[1]
+        == f"{folder}/Ann/Ann_0002.png: not an image that OpenCV can decode (6 bytes); cut off, or not an image?"
+    )
     assert found.faults[2].endswith("Ann_0003.png: no such image")
     assert found.sizes[:5].tolist() == [[12, 10], [0, 0], [0, 0], [0, 0], [12, 10]] and found.sizes[
         130

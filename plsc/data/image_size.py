@@ -1,0 +1,63 @@
+"""How many pixels an encoded image promises, read from its header: 68 bytes may promise a billion, and 109 KB hold them.
+
+PNG, JPEG, BMP and WebP; of other formats OpenCV's own limit is set, see plsc/data/__init__.py. Try it:
+
+    promised_pixels(open("a.png", "rb").read())
+"""
+
+from __future__ import annotations
+
+import struct
+
+MOST_PIXELS = 2**26  # 8192 x 8192; 200 MB decoded
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG's markers that are followed by the size
+_ALONE = {0x01, *range(0xD0, 0xD9)}  # those without a length
+
+
+def promised_pixels(data: bytes) -> int:
+    """Width times height by the header; 0 for an unknown format, or a header that is cut off."""
+    try:
+        if data[:8] == b"\x89PNG\r\n\x1a\n":
+            width, height = struct.unpack_from(">II", data, 16)
+        elif data[:2] == b"\xff\xd8":
+            width, height = _jpeg(data)
+        elif data[:2] == b"BM" and data[14] == 12:
+            width, height = struct.unpack_from("<HH", data, 18)
+        elif data[:2] == b"BM":
+            width, height = struct.unpack_from("<ii", data, 18)
+        elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            width, height = _webp(data)
+        else:
+            return 0
+    except (struct.error, IndexError):
+        return 0
+    return abs(width * height)
+
+
+def _jpeg(data: bytes) -> tuple[int, int]:
+    at = 2
+    while True:
+        if data[at] != 0xFF:  # decoders look for the next marker
+            at = data.find(b"\xff", at)
+            if at < 0:
+                return 0, 0
+        marker = data[at + 1]
+        if marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        if marker in (0xFF, 0x00):
+            at += 1
+        elif marker in _ALONE:
+            at += 2
+        else:
+            at += 2 + struct.unpack_from(">H", data, at + 2)[0]
+
+
+def _webp(data: bytes) -> tuple[int, int]:
+    if data[12:16] == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if data[12:16] == b"VP8L":
+        bits = struct.unpack_from("<I", data, 21)[0]
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
