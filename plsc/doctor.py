@@ -21,13 +21,16 @@ from plsc.atomic_write import replace_file
 from plsc.config import load
 from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
 from plsc.data.drawn import one_sided_folds
+from plsc.data.folder import collected_problems, nested_hint
 from plsc.data.formats import open_any
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
 from plsc.drawing import COLOURS, new_figure, png_of, styled
 from plsc.errors import UserError
 
-SHOWN = 5  # examples that a finding names
+SHOWN = 5  # examples of a finding that report.txt names; doctor.json has them all
+LONGEST = 300  # characters of an example in report.txt
+STRETCHED = 1.02  # a change of the ratio of width to height that is called one
 LEVELS = ("note", "warning", "error")
 
 
@@ -40,7 +43,7 @@ class Findings:
         self.spreads: dict[str, dict[str, int]] = {}  # of sets with classes, see spread()
 
     def add(self, level: str, about: str, text: str, examples: Iterable[str] = ()) -> None:
-        self.lines.append({"level": level, "set": about, "text": text, "examples": [*examples][:SHOWN]})
+        self.lines.append({"level": level, "set": about, "text": text, "examples": [*examples]})
 
     @property
     def severity(self) -> int:
@@ -61,11 +64,19 @@ class Findings:
         for level in reversed(LEVELS):
             for line in self.lines:
                 if line["level"] == level:
-                    examples = "".join(f"\n    {example}" for example in line["examples"])
+                    examples = _first(line["examples"])
                     about = "" if line["text"].startswith(line["set"]) else f"{line['set']}: "
                     blocks.append(f"{level.upper()} {about}{line['text']}{examples}")
         counts = {level: sum(line["level"] == level for line in self.lines) for level in LEVELS}
         return "\n\n".join([*blocks, f"errors: {counts['error']}, warnings: {counts['warning']}"])
+
+
+def _first(examples: Sequence[str]) -> str:
+    """The lines of some examples, and how many there are besides."""
+    lines = [text if len(text) <= LONGEST else f"{text[:LONGEST]} ..." for text in examples[:SHOWN]]
+    if len(examples) > SHOWN:
+        lines.append(f"... and {len(examples) - SHOWN:,} more, all of them in doctor.json")
+    return "".join(f"\n    {line}" for line in lines)
 
 
 def _shown(value: Any) -> Any:
@@ -91,23 +102,38 @@ def examine(images: AnySet, name: str, found: Findings) -> Scan:
         found.add("error", name, f"{len(seen.faults):,} images cannot be read", seen.faults.values())
     other = np.flatnonzero((seen.sizes != usual).any(axis=1) & (seen.sizes[:, 0] > 0))
     if len(other):
-        examples = (
-            f"{name_of(images, i)}: {seen.sizes[i, 0]} x {seen.sizes[i, 1]}" for i in other[:SHOWN].tolist()
-        )
+        examples = (f"{name_of(images, i)}: {seen.sizes[i, 0]} x {seen.sizes[i, 1]}" for i in other.tolist())
         found.add(
             "warning", name, f"{len(other):,} images are not {usual[0]} x {usual[1]} as most are", examples
         )
-    wanted = [*images.image_shape[1:]]
-    if len(decoded) and usual != wanted:
-        found.add(
-            "note", name, f"its images are resized from {usual[0]} x {usual[1]} to {wanted[0]} x {wanted[1]}"
-        )
+    _examine_sizes(decoded, usual, [*images.image_shape[1:]], name, found)
     if isinstance(images, Dataset):
         _examine_classes(images, name, numbers, found)
     elif hasattr(images, "same"):
         _examine_pairs(images.same, name, numbers, found)
     _examine_duplicates(images, seen, name, found)
     return seen
+
+
+def _examine_sizes(
+    decoded: np.ndarray, usual: list[int], wanted: list[int], name: str, found: Findings
+) -> None:
+    """Note what resizing changes; `decoded`: heights and widths, int32 [N, 2]; `usual`, `wanted`: [height, width]."""
+    if not len(decoded):
+        return
+    from_to = f"from {usual[0]} x {usual[1]} to {wanted[0]} x {wanted[1]}"
+    if usual != wanted:
+        found.add("note", name, f"its images are resized {from_to} (height x width)")
+    wider = (wanted[1] / decoded[:, 1]) / (wanted[0] / decoded[:, 0])
+    change = np.maximum(wider, 1 / wider)
+    count = int((change > STRETCHED).sum())
+    if count:
+        worst, middle = float(wider[np.argmax(change)]), float(np.median(wider))
+        text = (
+            f"{count:,} images are stretched: for their height they become {middle:.2f} times as wide (median; the most: "
+            f"{worst:.2f} times); crop or pad them to the ratio of size, {wanted[0]} x {wanted[1]}, or set size to theirs"
+        )
+        found.add("note", name, text)
 
 
 def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found: Findings) -> None:
@@ -118,8 +144,14 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found:
         classes=images.num_classes,
         images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
     )
+    hint = nested_hint(images)
     if images.num_classes < 2:
-        found.add("error", name, "has 1 class, and nothing to tell it from; training needs at least 2")
+        text = "has 1 class, and nothing to tell it from; training needs at least 2"
+        found.add("error", name, text + f"; {hint}" * bool(hint))
+    elif hint:
+        found.add(
+            "warning", name, f"each of its {images.num_classes:,} classes has folders of its own: {hint}"
+        )
     if single:
         share = f"{single:,} of {images.num_classes:,} classes have a single image"
         found.add("note", name, f"{share}: nothing shows how the images of such a class vary")
@@ -157,7 +189,7 @@ def _examine_duplicates(images: AnySet, seen: Scan, name: str, found: Findings) 
 
 
 def _named(images: AnySet, groups: Iterable[np.ndarray]) -> Iterable[str]:
-    return (" = ".join(name_of(images, index) for index in group[:SHOWN].tolist()) for group in groups)
+    return (" = ".join(name_of(images, index) for index in group.tolist()) for group in groups)
 
 
 def compare(
@@ -180,7 +212,7 @@ def compare(
     elif both is None:
         found.add("note", about, "who is in one of them is not known by name; compared by content only")
     elif len(both):
-        found.add("error", about, f"{len(both):,} identities are in both", map(str, both[:SHOWN]))
+        found.add("error", about, f"{len(both):,} identities are in both", map(str, both))
     else:
         found.add("note", about, "no identity is in both, by name")
     joined = np.concatenate([seen.digests, other_seen.digests])
@@ -222,10 +254,13 @@ def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findi
     """
     found, opened = Findings(), []
     for name, make in sets.items():
-        try:
-            opened.append((name, make()))
-        except UserError as error:
-            found.add("error", name, str(error))
+        with collected_problems() as problems:
+            try:
+                opened.append((name, make()))
+            except UserError as error:
+                found.add("error", name, str(error))
+        for problem in problems:
+            found.add(problem.level, name, problem.text, problem.names)
     seen = [(name, images, examine(images, name, found)) for name, images in opened]
     training = next(iter(sets))
     for other in seen[1:] if seen and seen[0][0] == training else ():

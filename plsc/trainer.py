@@ -23,6 +23,7 @@ import paddle
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
 from plsc.data.dataset import IdentificationSet, check_arrays, class_names
+from plsc.data.folder import nested_hint
 from plsc.data.loader import Loader
 from plsc.divergence import DivergedError, Divergence, finite_arrays
 from plsc.embed import check_output, to_input
@@ -67,8 +68,10 @@ class Trainer(Tester):
                 "leave the key out to take what the data has"
             )
         if self.dataset.num_classes < 2:
+            hint = nested_hint(self.dataset)
             raise UserError(
                 "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
+                + f"; {hint}" * bool(hint)
             )
         super().__init__(
             cfg,

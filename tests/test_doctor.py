@@ -47,7 +47,11 @@ def test_a_clean_set(faces, run, tmp_path):
         and 120 < numbers["mean"] < 135
         and 70 < numbers["std"] < 78
     )
-    assert levels(report, "note") == ["its images are resized from 12 x 10 to 112 x 112"]
+    resized, stretched = levels(report, "note")
+    assert resized == "its images are resized from 12 x 10 to 112 x 112 (height x width)"
+    assert stretched.startswith(
+        "10 images are stretched: for their height they become 1.20 times as wide (median; the most: 1.20 times)"
+    )
     assert (tmp_path / "doctor" / "images_per_class.png").read_bytes().startswith(b"\x89PNG")
     assert [*report["classes_with_images"].values()] == [{"1": 0, "2": 1, "3-4": 2}]
     assert re.search(r"^images +10$", text, re.MULTILINE)
@@ -204,3 +208,51 @@ def test_one_class_is_an_error(run, tmp_path):
     assert code == 2 and levels(report, "error") == [
         "has 1 class, and nothing to tell it from; training needs at least 2"
     ]
+
+
+def test_report_names_some_and_the_json_all(run, tmp_path):
+    folder = write_folder(tmp_path / "faces", {"Ann": 9, "Bob": 2})
+    for number in range(1, 9):
+        (folder / "Ann" / f"Ann_{number:04}.png").write_bytes(b"x")
+    _, text, report = run(folder)
+    (line,) = (line for line in report["findings"] if line["level"] == "error")
+    assert [example.split(": ")[0] for example in line["examples"]] == [
+        f"{folder}/Ann/Ann_{number:04}.png" for number in range(1, 9)
+    ]
+    assert "Ann_0005.png: cannot" in text and "Ann_0006.png: cannot" not in text
+    assert "\n    ... and 3 more, all of them in doctor.json\n" in text
+
+
+def test_an_empty_folder_and_formats_that_are_not_read_do_not_end_the_examination(faces, run):
+    for name in ("empty", "Gina"):
+        (faces / name).mkdir()
+    (faces / "Gina" / "1.GIF").write_bytes(b"GIF89a")
+    (faces / "Ann" / "2.heic").write_bytes(b"x")
+    (faces / "Ann" / "note.txt").write_bytes(b"x")
+    code, _, report = run(faces)
+    assert code == 2 and report["sets"][str(faces)]["classes"] == 3
+    (error,) = (line for line in report["findings"] if line["level"] == "error")
+    assert error["text"].startswith("2 folders have no image") and error["examples"] == ["Gina", "empty"]
+    unread, other = (line for line in report["findings"] if line["level"] == "warning")
+    assert ".gif, .heic, which is not read" in unread["text"] and unread["examples"] == [
+        "Ann/2.heic",
+        "Gina/1.GIF",
+    ]
+    assert other["examples"] == ["Ann/note.txt"]
+
+
+@pytest.mark.parametrize("splits, level", [(["train"], "error"), (["train", "val"], "warning")])
+def test_a_folder_one_level_too_high_is_pointed_out(run, tmp_path, splits, level):
+    for split in splits:
+        write_folder(tmp_path / "data" / split, {"Ann": 2, "Bob": 2})
+    _, _, report = run(tmp_path / "data")
+    (said,) = (text for text in levels(report, level) if "one level further down" in text)
+    assert f"in {2 * len(splits)} folders such as train/Ann" in said
+    assert said.endswith(f"give {tmp_path}/data/train")
+
+
+def test_a_flat_folder_of_a_format_that_is_not_read_is_called_so(run, tmp_path):
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.gif").write_bytes(b"GIF89a")
+    (said,) = levels(run(tmp_path / "flat")[2], "error")
+    assert "has files that are not read (.gif)" in said

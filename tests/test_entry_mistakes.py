@@ -231,3 +231,11 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     (tmp_path / "train" / "Dan").rename(tmp_path / "train" / "Ann")
     longer.train()
     assert checkpoint(tmp_path / "out", 3).is_dir()
+
+
+def test_a_folder_one_level_too_high_is_told_which_one_was_meant(tmp_path):
+    data = people(tmp_path / "data" / "train", ["Ann", "Bob", "Cy"]).replace("/data/train", "/data")
+    line = refused(entry(tmp_path / "out", f"DataLoader.Train.dataset={data}").train)
+    assert line.endswith(
+        f"3 folders such as train/Ann; if those are the identities, give {tmp_path}/data/train"
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +15,16 @@ from plsc.data.lists import SHOWN, ImageFiles, Paths, identity_names
 from plsc.errors import MissingFileError, UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
+# Of images too, but OpenCV does not decode them everywhere, or not at all.
+UNREAD = (".gif", ".heic", ".heif", ".avif", ".jxl", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
 
 
 def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     """The images below the folders of `folder`, in the order of their names; their labels int64 [N]; the folders' names.
 
     The labels number the folders in the order of their names. Subfolders of an identity's folder are read too. What begins
-    with a dot is left out; other files are counted in the log. UserError names folders without an image.
+    with a dot is left out; other files are counted in the log. UserError names folders without an image; within
+    `collected_problems` they are left out.
     """
     check_folder(folder)
     entries = sorted(
@@ -35,20 +40,76 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
         for file in _files_below(folder, name):
             (images if file.lower().endswith(EXTENSIONS) else stray).append(file)
         counts.append(len(images) - before)
+    unread = [name for name in stray if name.lower().endswith(UNREAD)]
+    kinds = ", ".join(sorted({os.path.splitext(name)[1].lower() for name in unread}))
     if not images:
+        found = f"; {kinds} is not read, convert it to .png or .jpg" if unread else ""
         raise UserError(
-            f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(EXTENSIONS)})"
+            f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(EXTENSIONS)}){found}"
         )
+    if unread:
+        what = f"files are {kinds}, which is not read, and are left out; convert them to .png or .jpg"
+        _report("warning", folder, what, unread)
     empty = [name for name, count in zip(names, counts) if count == 0]
     if empty:
-        raise UserError(
-            f"{folder}: {_some(empty, 'folders have no image')}; remove them, or give them images"
-        )
+        _report("error", folder, "folders have no image; remove them, or give them images", empty)
+        names, counts = zip(*((name, count) for name, count in zip(names, counts) if count))
+    stray = [name for name in stray if name not in set(unread)]
     if stray:
-        log.get_logger().warning(
-            f"{folder}: {_some(stray, 'files are no images of an identity, and are left out')}"
-        )
-    return Paths.of(folder, images), np.repeat(np.arange(len(names)), counts), names
+        _report("warning", folder, "files are no images of an identity, and are left out", stray)
+    return Paths.of(folder, images), np.repeat(np.arange(len(names)), counts), [*names]
+
+
+class Problem(NamedTuple):
+    """What is wrong with a folder: "error" or "warning", a text, and the names concerned, all of them."""
+
+    level: str
+    text: str
+    names: list[str]
+
+
+_collected: list[Problem] | None = None
+
+
+@contextlib.contextmanager
+def collected_problems() -> Iterator[list[Problem]]:
+    """Collect what reading a folder finds wrong instead of logging or raising it; what is wrong is left out."""
+    global _collected
+    _collected = []
+    try:
+        yield _collected
+    finally:
+        _collected = None
+
+
+def _report(level: str, folder: str, what: str, names: list[str]) -> None:
+    text = f"{len(names):,} {what}"
+    if _collected is not None:
+        _collected.append(Problem(level, text, names))
+        return
+    line = f"{folder}: {text}: {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
+    if level == "error":
+        raise UserError(line)
+    log.get_logger().warning(line)
+
+
+def nested_hint(data: object) -> str:
+    """Which folder was probably meant where all images of an ImageFolder lie in subfolders of its classes' folders; else ""."""
+    if not isinstance(data, ImageFolder):
+        return ""
+    below = set()
+    for index in range(len(data)):
+        parts = data.paths.written(index).split("/")
+        if len(parts) < 3:
+            return ""
+        below.add("/".join(parts[:2]))
+    if len(below) < 2:
+        return ""
+    meant = os.path.join(data.folder, data.folders[0])
+    return (
+        f"its images lie one level further down, in {len(below):,} folders such as {min(below)}; if those are the identities, "
+        f"give {meant}"
+    )
 
 
 def check_folder(folder: str) -> None:
@@ -66,11 +127,6 @@ def _files_below(root: str, name: str) -> Iterator[str]:
             yield from _files_below(root, path)
         else:
             yield path
-
-
-def _some(names: list[str], what: str) -> str:
-    more = ", ..." if len(names) > SHOWN else ""
-    return f"{len(names):,} {what}: {', '.join(names[:SHOWN])}{more}"
 
 
 class ImageFolder(ImageFiles):

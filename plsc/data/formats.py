@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from plsc.data.base64_parts import Base64Parts, label_is_first
-from plsc.data.folder import EXTENSIONS, ImageFolder
+from plsc.data.folder import EXTENSIONS, UNREAD, ImageFolder
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.lists import ImageList
 from plsc.data.packs import BinPairs
@@ -54,6 +54,12 @@ def _folders_kind(path: str) -> type[EncodedImages]:
     if any(entry.name.lower().endswith(EXTENSIONS) for entry in entries):
         raise UserError(
             f"{path}: has images, but none in a folder of its identity; make a folder for each identity"
+        )
+    if any(entry.name.lower().endswith(UNREAD) for entry in entries):
+        kinds = sorted({Path(entry.name).suffix.lower() for entry in entries})
+        raise UserError(
+            f"{path}: has files that are not read ({', '.join(kinds)}); convert the images to .png or .jpg, and make a "
+            "folder for each identity"
         )
     return Base64Parts
 

@@ -30,7 +30,7 @@ class Scan(NamedTuple):
         np.ndarray
     )  # int32 [N, 2], height and width before any resizing; 0 where an image cannot be decoded
     faults: dict[int, str]  # image -> why it cannot be used
-    mean: float  # over all channels and pixels, of 0 to 255
+    mean: float  # over all channels and pixels, of 0 to 255; the images count alike, whatever their size
     std: float
 
 
@@ -66,8 +66,8 @@ def scan(images: AnySet, threads: int | None = None) -> Scan:
                 bar.update(done)
     finally:
         cv2.setNumThreads(before)
-    weight = sizes.prod(axis=1, dtype=np.float64)
-    mean, square = (moments * weight[:, np.newaxis]).sum(axis=0) / max(weight.sum(), 1)
+    # Each image counts alike, as in training, where all have one size: a single huge one must not sway the numbers.
+    mean, square = moments.sum(axis=0) / max(int((sizes[:, 0] > 0).sum()), 1)
     return Scan(
         digests, sizes, dict(sorted(faults.items())), float(mean), float(np.sqrt(max(square - mean**2, 0)))
     )

@@ -34,11 +34,25 @@ def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
     assert ImageFolder(str(folder)).identities.tolist() == ["Ann", "Bob", "Zoe"]
 
 
+def test_formats_that_are_not_read_are_named(folder, tmp_path, capsys):
+    (folder / "Ann" / "1.gif").write_bytes(b"")
+    assert len(ImageFolder(str(folder))) == 6
+    assert (
+        "faces: 1 files are .gif, which is not read, and are left out; convert them"
+        in capsys.readouterr().out
+    )
+    only = tmp_path / "only" / "Ann"
+    only.mkdir(parents=True)
+    (only / "1.gif").write_bytes(b"")
+    with pytest.raises(UserError, match=r"has no images in folders of their own.*; \.gif is not read"):
+        ImageFolder(str(tmp_path / "only"))
+
+
 def test_empty_folders_are_named(folder, tmp_path):
     for name in "Xyz":
         (folder / name).mkdir()
     with pytest.raises(
-        UserError, match=r"faces: 3 folders have no image: X, y, z; remove them, or give them images$"
+        UserError, match=r"faces: 3 folders have no image; remove them, or give them images: X, y, z$"
     ):
         ImageFolder(str(folder))
     (tmp_path / "flat").mkdir()
