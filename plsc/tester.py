@@ -183,7 +183,7 @@ def judge(
         return identify(embeddings, data.gallery, data.probe, data.identities)
     if isinstance(data, TemplatePairs):
         embeddings = template_features(embeddings, data.template, data.media)
-    return verify_pairs(embeddings, data.pairs, data.same)
+    return verify_pairs(embeddings, data.pairs, data.same, identity_of=data.identity_of)
 
 
 def _check_contract(key: str, theirs: dict, trained: dict) -> None:

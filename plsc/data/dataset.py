@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 
 MEAN, SCALE = 127.5, 1 / 127.5  # (pixel - MEAN) * SCALE lies in [-1, 1]
 EVALUATION = 2**32  # the epoch of the images that are evaluated
@@ -109,6 +109,9 @@ class PairSet(_Images):
     pairs: np.ndarray  # int64 [P, 2], indices of images
     same: np.ndarray  # bool [P], True where both images are of one class
     identities: np.ndarray | None = None  # of all classes in the pairs, as in a Dataset, in any order
+    # [num_images] (of templates: one of each), the identity of each image, text or whole numbers; None: not known. With it the
+    # confidence intervals are over people, and the report names the hardest ones.
+    identity_of: np.ndarray | None = None
 
 
 class TemplatePairs(PairSet):
@@ -150,6 +153,25 @@ def check_arrays(data: Dataset | _Images) -> None:
             count = int(data.template.max(initial=-1)) + 1
         _check_array(data, "pairs", "int64 [P, 2]", count)
         _check_array(data, "same", "bool [P]", None, len(data.pairs))
+        if data.identity_of is not None:
+            _check_identities(data, count)
+
+
+def _check_identities(data: PairSet, count: int) -> None:
+    """Refuse `identity_of` that has not one for each image, or contradicts `same`."""
+    what = f"{type(data).__name__}.identity_of"
+    if data.identity_of.shape != (count,):
+        raise UserError(
+            f"{what}: must have one identity for each of {count:,} images, got {list(data.identity_of.shape)}"
+        )
+    first, second = data.identity_of[data.pairs.T]
+    wrong = np.flatnonzero((first == second) != data.same)
+    if len(wrong):
+        number = int(wrong[0])
+        said = "the same identity" if data.same[number] else "different identities"
+        raise UserError(
+            f"{what}: pair {number} is of {said}, its images are of {shown(first[number])} and {shown(second[number])}"
+        )
 
 
 def _check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:

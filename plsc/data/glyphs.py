@@ -105,6 +105,7 @@ class GlyphPairs(PairSet):
         self.pairs, self.same = _draw_pairs(len(self.codepoints), faces, num_pairs)
         self._drawings = _draw_views(self.codepoints, faces, size)
         self.num_images = len(self._drawings)
+        self.identity_of = np.repeat(self.identities, faces)
 
     @classmethod
     def check(cls, **kwargs) -> None:

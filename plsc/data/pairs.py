@@ -72,6 +72,7 @@ class PairList(EncodedPairs):
         self.pairs = np.array([[index[path] for path in pair.images] for pair in pairs], np.int64)
         self.same = np.array([pair.same for pair in pairs], bool)
         self.identities = _identities(pairs, root)
+        self.identity_of = _identity_of(pairs, index, root) if self.identities is not None else None
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -98,6 +99,17 @@ def _identities(pairs: Sequence[_Pair], root: str) -> np.ndarray | None:
     if any((first == second) != pair.same for (first, second), pair in zip(folders, pairs)):
         return None
     return identity_names(sorted({folder for both in folders for folder in both}))
+
+
+def _identity_of(pairs: Sequence[_Pair], index: dict[str, int], root: str) -> np.ndarray:
+    """The identity of each image, text [num_images]: LFW's name, or the folder below `root`."""
+    found = [""] * len(index)
+    for pair in pairs:
+        folders = (os.path.dirname(os.path.join(root, path)) for path in pair.images)
+        people = pair.people or [os.path.relpath(folder, root or ".") for folder in folders]
+        for path, person in zip(pair.images, people):
+            found[index[path]] = person
+    return np.array(found)
 
 
 def read_pairs(path: str, root: str) -> list[_Pair]:
@@ -226,6 +238,9 @@ class ImagePairs(EncodedPairs):
         self.name = title or f"pairs of {self.source.title}"
         if self.source.identities is not None:
             self.identities = self.source.identities[np.unique(self.source.labels[self._used])]
+        labels = self.source.labels[self._used]
+        named = self.source.identities is not None
+        self.identity_of = self.source.identities[labels] if named else labels
 
     @classmethod
     def check(cls, **kwargs) -> None:

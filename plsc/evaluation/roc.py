@@ -62,8 +62,17 @@ def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> np.ndarray:
 
 
 def threshold_at_far(roc: Roc, limit: float) -> float:
-    """The lowest cosine above which (not: from which on) accepting keeps FAR <= `limit` < 1."""
-    return float(roc.threshold[np.count_nonzero(roc.far <= limit)])
+    """A cosine above which (not: from which on) accepting keeps FAR <= `limit` < 1: in the middle between the last pair
+    that may be accepted and the next."""
+    first = np.count_nonzero(roc.far <= limit)  # that must not be accepted
+    refused, accepted = float(roc.threshold[first]), float(roc.threshold[first - 1])
+    return refused if np.isinf(accepted) else middle(refused, accepted)
+
+
+def middle(low: float, high: float) -> float:
+    """The middle of low < high, below `high` even where they are neighbours."""
+    between = (low + high) / 2
+    return between if between < high else low
 
 
 def needed(rate: float) -> int:

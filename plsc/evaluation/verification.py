@@ -11,8 +11,9 @@ Letters: P pairs, D embedding size, T thresholds of the grid, F folds. Accepted 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from plsc.evaluation.intervals import (
     EXACT_PAIRS,
     IN_BRACKETS,
     bootstrap,
+    bootstrap_identities,
     percent,
     resamples,
     wilson,
@@ -32,6 +34,7 @@ from plsc.evaluation.roc import (
     FARS,
     Roc,
     equal_error_rate,
+    middle,
     needed,
     roc_curve,
     tar_at_far,
@@ -53,14 +56,18 @@ class Verification:
     same: np.ndarray  # [P] bool
     accuracy: float | None  # mean over the folds
     std: float | None  # population standard deviation over the folds
-    threshold: float | None  # cosine: the mean over the folds of 1 - d2 / 2
+    threshold: (
+        float | None
+    )  # cosine: the mean over the folds of 1 - d2 / 2, moved to the middle of the gap that it lies in
     fold_accuracy: np.ndarray  # [F] float64
-    table: np.ndarray  # [F, T + 1, 2] int64, see _table
+    cell: np.ndarray  # [P] int64, see _cells
     auc: float | None
     eer: float | None
     tar_at_far: dict[float, float | None]
     roc: Roc | None
     notes: list[str] = field(default_factory=list)
+    people: np.ndarray | None = None  # [K] the identities in the pairs; None: not known
+    of_pair: np.ndarray | None = None  # [P, 2] int64, rows of `people`
 
     @property
     def headline(self) -> str:
@@ -77,35 +84,84 @@ class Verification:
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval by the bootstrap over pairs (see plsc.evaluation.intervals);
-        Wilson's where all resamples agree, as they do when every pair is judged rightly. Computed when first asked for.
+        """Key of `row` -> its 95 % confidence interval by the bootstrap over identities, over pairs where those are not
+        known (see plsc.evaluation.intervals); Wilson's where all resamples agree, as they do when every pair is judged
+        rightly. Computed when first asked for.
         """
         found: dict[str, tuple[float, float]] = {}
         if self.accuracy is not None:
-            found["accuracy"] = bootstrap(self.table, lambda counts: _judge(counts)[0].mean(-1)[:, None])[
-                :, 0
-            ]
+            shape = len(self.fold_accuracy), len(THRESHOLDS) + 1, 2
+            found["accuracy"] = self._bootstrap(
+                self.cell, shape, lambda counts: _judge(counts)[0].mean(-1)[:, None]
+            )[:, 0]
         if self.roc is not None:
             fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
             names = ["eer", *(f"tar@far={far:g}" for far in fars)]
-            counts = _roc_cells(self.roc, self.same)
-            found.update(zip(names, bootstrap(counts, lambda counts: _rates(counts, fars)).T))
-        positives = int(np.sum(self.same))
-        trials = {"accuracy": len(self.same), "eer": min(positives, len(self.same) - positives)}
-        row = self.row()
+            cell, shape = _roc_cells(self.roc, self.similarity, self.same)
+            found.update(zip(names, self._bootstrap(cell, shape, lambda counts: _rates(counts, fars)).T))
+        row, (all_units, positives, negatives) = self.row(), self._independent_units()
+        trials = {"accuracy": all_units, "eer": min(positives, negatives)}
         return {
             key: (float(low), float(high)) if low < high else wilson(row[key], trials.get(key, positives))
             for key, (low, high) in found.items()
         }
 
+    def _bootstrap(self, cell: np.ndarray, shape: tuple[int, ...], rates: Callable) -> np.ndarray:
+        if self.of_pair is not None:
+            return bootstrap_identities(cell, shape, self.of_pair, rates)
+        return bootstrap(np.bincount(cell, minlength=math.prod(shape)).reshape(shape), rates)
+
+    def _independent_units(self) -> tuple[int, int, int]:
+        """What Wilson's interval counts: identities where they are known, else pairs. Of all pairs, same and different."""
+        kinds = (np.ones(len(self.same), bool), self.same, ~self.same)
+        if self.of_pair is None:
+            return tuple(int(kind.sum()) for kind in kinds)
+        return tuple(min(len(np.unique(self.of_pair[kind])), int(kind.sum())) for kind in kinds)
+
+    @property
+    def resampled(self) -> str:
+        """What the intervals are over, for people."""
+        return "pairs (identities not known)" if self.people is None else f"{len(self.people):,} identities"
+
+    def operating_points(self) -> list[tuple[float, float, float, tuple[float, float]]]:
+        """(FAR, the cosine above which it is kept, TAR there, its 95 % interval) of each FAR that the pairs allow."""
+        return [
+            (far, threshold_at_far(self.roc, far), tar, self.intervals[f"tar@far={far:g}"])
+            for far, tar in self.tar_at_far.items()
+            if tar is not None
+        ]
+
+    def hardest(self, count: int = 10) -> list[tuple[str, int, int, int, int]]:
+        """Identities with the most errors at the threshold, worst first: (name, false rejects, of so many same pairs,
+        false accepts, of so many different pairs). Empty where identities are not known or nothing is wrong."""
+        if self.people is None or self.threshold is None:
+            return []
+        first, second = self.of_pair.T
+        accepted = self.similarity > self.threshold
+
+        def of_each(chosen: np.ndarray) -> np.ndarray:
+            """How many of the chosen pairs each identity is in; the two of a pair may be one."""
+            both = np.concatenate([first[chosen], second[chosen & (first != second)]])
+            return np.bincount(both, minlength=len(self.people))
+
+        rejects, same = of_each(self.same & ~accepted), of_each(self.same)
+        accepts, different = of_each(~self.same & accepted), of_each(~self.same)
+        errors = rejects + accepts
+        worst = [k for k in np.argsort(-errors, kind="stable")[:count].tolist() if errors[k]]
+        return [
+            (str(self.people[k]), int(rejects[k]), int(same[k]), int(accepts[k]), int(different[k]))
+            for k in worst
+        ]
+
     def numbers(self) -> dict:
         """For results.json: `row`, the intervals, the cosine above which each FAR is kept, the accuracy of each fold."""
-        fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
         return {
             **self.row(),
             "confidence_95": self.intervals,
-            "threshold@far": {f"{far:g}": threshold_at_far(self.roc, far) for far in fars},
+            "threshold@far": {f"{far:g}": threshold for far, threshold, _, _ in self.operating_points()},
             "resamples": resamples(len(self.same)),
+            "resampled": "pairs" if self.people is None else "identities",
+            "identities": None if self.people is None else len(self.people),
             "fold_accuracy": self.fold_accuracy.tolist(),
         }
 
@@ -116,24 +172,31 @@ class Verification:
         given = self.intervals
         labels = {
             "pairs": f"{len(self.same):,} ({len(self.same) - negatives:,} same, {negatives:,} different)",
-            "accuracy (mean ± std of folds)": two,
+            "accuracy (mean of folds)": two,
+            "deviation of the folds": two,
             "threshold (cosine)": two if self.threshold is None else f"{self.threshold:.4f}",
             "area under ROC": both if self.auc is None else f"{self.auc:.5f}",
             "equal error rate": both if self.eer is None else with_interval(self.eer, given["eer"]),
         }
         if self.accuracy is not None:
-            low, high = given["accuracy"]
-            labels["accuracy (mean ± std of folds)"] = (
-                f"{percent(self.accuracy)} ± {100 * self.std:.2f} ({100 * low:.2f} to {100 * high:.2f})"
-            )
-        for far, tar in self.tar_at_far.items():
-            label = f"TAR at FAR {far:g}"
-            if tar is not None:
-                labels[label] = with_interval(tar, given[f"tar@far={far:g}"])
-            else:
-                labels[label] = both if self.roc is None else f"needs at least {needed(far):,} negatives"
+            labels["accuracy (mean of folds)"] = with_interval(self.accuracy, given["accuracy"])
+            labels["deviation of the folds"] = f"± {100 * self.std:.2f} %"
+        labels.update(
+            {
+                f"TAR at FAR {far:g}": with_interval(tar, given[f"tar@far={far:g}"])
+                for far, tar in self.tar_at_far.items()
+                if tar is not None
+            }
+        )
+        lacking = [far for far, tar in self.tar_at_far.items() if tar is None]
+        if self.roc is None:
+            labels["TAR at FAR"] = both
+        elif lacking:
+            labels["TAR at lower FAR"] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
         if given:
-            labels[IN_BRACKETS] = f"95 % confidence, {resamples(len(self.same)):,} resamples"
+            labels[IN_BRACKETS] = (
+                f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"
+            )
         return labels
 
 
@@ -157,18 +220,31 @@ def verify(
 
 
 def verify_pairs(
-    embeddings: np.ndarray, pairs: np.ndarray, same: np.ndarray, fars: Sequence[float] = FARS
+    embeddings: np.ndarray,
+    pairs: np.ndarray,
+    same: np.ndarray,
+    fars: Sequence[float] = FARS,
+    identity_of: np.ndarray | None = None,
 ) -> Verification:
     """`verify` of pairs int64 [P, 2] that index embeddings [N, D]; a block of pairs at a time is gathered, so that
-    15 million pairs take the memory of their similarities."""
+    15 million pairs take the memory of their similarities. identity_of: [N], text or whole numbers, for the intervals."""
     if len(embeddings) < len(pairs) and embeddings.size <= REUSED_ELEMENTS:  # each is in several pairs
         unit, norm = _normalise(embeddings)
-        return _verify(
+        result = _verify(
             lambda rows: tuple((unit[i], norm[i]) for i in pairs[rows].T), unit.shape[1], same, fars
         )
-    return _verify(
-        lambda rows: tuple(_normalise(embeddings[i]) for i in pairs[rows].T), embeddings.shape[1], same, fars
-    )
+    else:
+        result = _verify(
+            lambda rows: tuple(_normalise(embeddings[i]) for i in pairs[rows].T),
+            embeddings.shape[1],
+            same,
+            fars,
+        )
+    if identity_of is None:
+        return result
+    everybody, number = np.unique(identity_of, return_inverse=True)
+    people, of_pair = np.unique(number[pairs], return_inverse=True)
+    return replace(result, people=everybody[people], of_pair=of_pair.reshape(-1, 2))
 
 
 _Unit = (
@@ -192,7 +268,9 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
     similarity = 1 - distance / 2
     positives, negatives = int(np.sum(same)), int(np.sum(~same))
     notes = []
-    table = _table(distance, same)
+    folds = min(MAX_FOLDS, len(same))
+    cell = _cells(distance, same, folds)
+    table = np.bincount(cell, minlength=folds * (len(THRESHOLDS) + 1) * 2).reshape(folds, -1, 2)
     fold_accuracy, fold_threshold = np.empty(0), np.empty(0)
     if len(same) >= 2:
         fold_accuracy, fold_threshold = _judge(table)
@@ -217,15 +295,15 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
     else:
         kind = "the same class" if positives else "different classes"
         notes.append(f"All pairs are of {kind}: no ROC, AUC, EER or TAR, and an accuracy means little.")
-    folds = len(fold_accuracy)
+    judged = len(fold_accuracy) > 0
     return Verification(
         similarity=similarity,
         same=same,
-        accuracy=float(np.mean(fold_accuracy)) if folds else None,
-        std=float(np.std(fold_accuracy)) if folds else None,
-        threshold=float(1 - np.mean(fold_threshold) / 2) if folds else None,
+        accuracy=float(np.mean(fold_accuracy)) if judged else None,
+        std=float(np.std(fold_accuracy)) if judged else None,
+        threshold=_centred(similarity, float(1 - np.mean(fold_threshold) / 2)) if judged else None,
         fold_accuracy=fold_accuracy,
-        table=table,
+        cell=cell,
         auc=roc.area() if roc else None,
         eer=float(equal_error_rate(roc.far, roc.tar)) if roc else None,
         # Without a single false accept allowed there is no rate to speak of.
@@ -287,27 +365,37 @@ def _normalise(emb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return emb, norm
 
 
-def _table(distance: np.ndarray, same: np.ndarray) -> np.ndarray:
-    """How many pairs of each fold first fall below each threshold of the grid: int64 [F, T + 1, 2], different and same.
+def _centred(similarity: np.ndarray, threshold: float) -> float:
+    """The middle between the two similarities around a threshold, which accepts the same of these pairs.
 
-    Counting replaces the loop over folds and thresholds: a pair is accepted by every threshold from its own
-    cell of the grid on, so cumulated counts per cell give the right decisions of each fold at each threshold.
+    The protocol's grid puts it at the edge of the gap, just below the least similar pair that it accepts; other
+    pairs of the same people would be rejected that are hardly less similar.
     """
-    pairs, folds, width = len(same), min(MAX_FOLDS, len(same)), len(THRESHOLDS) + 1
-    sizes = np.full(folds, pairs // folds)
-    sizes[: pairs % folds] += 1
+    accepted = similarity > threshold
+    if accepted.all() or not accepted.any():
+        return threshold
+    return middle(float(similarity[~accepted].max()), float(similarity[accepted].min()))
+
+
+def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
+    """The cell of each pair, int64 [P], in a table [F, T + 1, 2]: its fold, the first threshold of the grid below which
+    it falls, and different or same.
+
+    Counting the pairs of each cell replaces the loop over folds and thresholds: a pair is accepted by every threshold
+    from its own cell of the grid on, so cumulated counts give the right decisions of each fold at each threshold.
+    """
+    sizes = np.full(folds, len(same) // folds)
+    sizes[: len(same) % folds] += 1
     fold = np.repeat(np.arange(folds), sizes)
-    first = np.searchsorted(
-        THRESHOLDS, distance, side="right"
-    )  # the first threshold with distance < threshold
-    cell = (fold * width + first) * 2 + same
-    return np.bincount(cell, minlength=folds * width * 2).reshape(folds, width, 2)
+    # The first threshold with distance < threshold.
+    first = np.searchsorted(THRESHOLDS, distance, side="right")
+    return (fold * (len(THRESHOLDS) + 1) + first) * 2 + same
 
 
 def _judge(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Accuracy [..., F] on each fold at the squared distance [..., F] best on the others (the smallest of several).
 
-    table: [..., F, T + 1, 2] from `_table`. A resample may leave a fold empty: the others speak for it.
+    table: [..., F, T + 1, 2], how many pairs are in each of `_cells`. A resample may leave a fold empty: the others speak for it.
     """
     sizes = table.sum((-1, -2))
     gain = table[..., 1] - table[..., 0]
@@ -326,12 +414,13 @@ def _judge(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 ROC_POINTS = 3000
 
 
-def _roc_cells(roc: Roc, same: np.ndarray) -> np.ndarray:
-    """How many different and same pairs lie between the points of the ROC: int64 [K, 2], most similar first."""
-    positives = int(np.sum(same))
-    accepted = np.rint(np.stack([roc.far * (len(same) - positives), roc.tar * positives], 1)).astype(np.int64)
+def _roc_cells(roc: Roc, similarity: np.ndarray, same: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+    """Between which points of the ROC each pair lies, and different or same, most similar first: int64 [P], the cell in
+    a table [K, 2]; and the table's shape."""
+    points = np.arange(len(roc.far))
     if len(same) > EXACT_PAIRS:
-        false, true = accepted.T
+        positives = int(np.sum(same))
+        false, true = np.rint(roc.far * (len(same) - positives)), np.rint(roc.tar * positives)
         chosen = np.concatenate(
             [
                 np.searchsorted(false, np.geomspace(1, false[-1], ROC_POINTS)),
@@ -339,8 +428,10 @@ def _roc_cells(roc: Roc, same: np.ndarray) -> np.ndarray:
                 [0, len(false) - 1],
             ]
         )
-        accepted = accepted[np.unique(np.minimum(chosen, len(false) - 1))]
-    return np.diff(accepted, axis=0)
+        points = np.unique(np.minimum(chosen, len(false) - 1))
+    # A pair is accepted from the first of the points on whose threshold it reaches; point 0 accepts none.
+    between = np.searchsorted(-roc.threshold[points[1:]], -similarity)
+    return between * 2 + same, (len(points) - 1, 2)
 
 
 def _rates(counts: np.ndarray, fars: Sequence[float]) -> np.ndarray:

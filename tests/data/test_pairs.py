@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 
+from plsc.data.dataset import check_arrays
+from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList, is_pair_list
 from plsc.errors import MissingFileError, UserError
 from tests.image_files import png, write_folder, write_rec
@@ -31,6 +33,7 @@ def test_pairs_named_in_a_file(folder, text):
     assert images(pairs) == [["Ann_0001.png", "Ann_0002.png"], ["Ann_0001.png", "Bob_0001.png"]]
     assert pairs.same.tolist() == [True, False] and pairs.num_images == 3, "each image is stored once"
     assert pairs.identities.tolist() == ["Ann", "Bob"] and pairs.title == "pairs"
+    assert pairs.identity_of.tolist() == ["Ann", "Ann", "Bob"]
     assert pairs.images().shape == (3, 3, 12, 10) and pairs.encoded(1).tobytes() == png(1)
 
 
@@ -62,7 +65,8 @@ def test_commas_in_quotes_and_the_root(folder, tmp_path):
 
 
 def test_folders_that_contradict_the_flags_are_no_identities(folder):
-    assert PairList(write(folder, LINES.replace(",0", ",1"))).identities is None
+    unknown = PairList(write(folder, LINES.replace(",0", ",1")))
+    assert unknown.identities is None and unknown.identity_of is None
 
 
 def test_lfws_file_without_folds_alternates(folder):
@@ -165,3 +169,26 @@ def test_wrong_arguments_are_named(folder):
         ImagePairs.check(num_pairs=0)
     with pytest.raises(MissingFileError, match="^images: 'none' does not exist"):
         ImagePairs.check(images="none")
+
+
+def test_every_set_of_pairs_knows_whom_its_images_show(folder):
+    lfw = "1\t1\nAnn\t1\t2\nAnn\t1\tBob\t3\n"
+    sets = [PairList(write(folder, lfw)), ImagePairs(str(folder), num_pairs=4), GlyphPairs(num_pairs=20)]
+    for pairs in sets:
+        check_arrays(pairs)  # they do not contradict the flags
+        assert len(pairs.identity_of) == pairs.num_images
+    assert set(sets[0].identity_of) == {"Ann", "Bob"} and set(sets[1].identity_of) <= {"Ann", "Bob", "Cy"}
+
+
+def test_identities_that_contradict_the_flags_are_refused(folder):
+    pairs = PairList(write(folder, LINES))
+    pairs.identity_of = np.array(["Ann", "Bob", "Bob"])
+    with pytest.raises(
+        UserError, match="PairList.identity_of: pair 0 is of the same identity, its images are of Ann and Bob"
+    ):
+        check_arrays(pairs)
+    pairs.identity_of = pairs.identity_of[:2]
+    with pytest.raises(
+        UserError, match=r"identity_of: must have one identity for each of 3 images, got \[2\]"
+    ):
+        check_arrays(pairs)

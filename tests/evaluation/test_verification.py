@@ -1,5 +1,7 @@
 """Verification numbers against slow, obvious loops; and the sets that allow only some of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -47,7 +49,33 @@ def test_ten_folds_equal_the_obvious_loop(pairs):
     assert result.accuracy == pytest.approx(np.mean(accuracy), abs=1e-12)
     variance = np.mean((np.array(accuracy) - np.mean(accuracy)) ** 2)
     assert result.std == pytest.approx(np.sqrt(variance), abs=1e-12)
-    assert result.threshold == pytest.approx(1 - np.mean(chosen) / 2, abs=1e-12)
+    chosen_cosine = 1 - np.mean(chosen) / 2
+    below = result.similarity[result.similarity <= chosen_cosine]
+    above = result.similarity[result.similarity > chosen_cosine]
+    if len(below) and len(above):
+        chosen_cosine = (below.max() + above.min()) / 2
+    assert result.threshold == pytest.approx(chosen_cosine, abs=1e-12)
+
+
+@pytest.mark.parametrize("lowest_same", [0.909, 0.99999])
+def test_the_threshold_is_in_the_middle_of_the_gap_and_decides_the_same(lowest_same):
+    rng = np.random.default_rng(0)
+    positive, negative = rng.uniform(lowest_same, 1, 50), rng.uniform(0, 0.714, 50)
+    positive[0], negative[0] = lowest_same, 0.714
+    same = np.arange(100) % 2 == 0
+    similarity = np.empty(100)
+    similarity[same], similarity[~same] = positive, negative
+    result = verify_distances(2 - 2 * similarity, same)
+    assert result.threshold == pytest.approx((0.714 + lowest_same) / 2)
+    assert (result.accuracy, result.std) == (1, 0)
+    rates = result.numbers()["threshold@far"]
+    assert rates["0.1"] < 0.714, "it may accept five negatives"
+
+
+def test_a_threshold_beyond_all_pairs_stays():
+    same = np.arange(20) % 2 == 0
+    result = verify_distances(np.full(20, 2.0), same)
+    assert -1 <= result.threshold <= 1
 
 
 def test_equal_images_are_not_accepted_at_distance_zero_but_at_the_next_threshold():
@@ -55,7 +83,7 @@ def test_equal_images_are_not_accepted_at_distance_zero_but_at_the_next_threshol
     emb_b = np.where(same[:, None], [1.0, 0.0], [-1.0, 0.0])
     result = verify(np.tile([1.0, 0.0], (20, 1)), emb_b, same)
     assert (result.accuracy, result.std) == (1.0, 0.0)
-    assert result.threshold == pytest.approx(1 - 0.01 / 2)
+    assert result.threshold == 0
 
 
 def test_similarity_is_the_cosine_and_large_sets_are_worked_in_blocks(monkeypatch):
@@ -145,7 +173,11 @@ def test_a_set_without_errors_is_not_certain():
 
 def test_the_table_says_what_the_brackets_are():
     labels = verify(*noisy_pairs(40)).results()
-    assert list(labels)[-1] == "in brackets" and labels["in brackets"] == "95 % confidence, 1,000 resamples"
+    assert list(labels)[-1] == "in brackets" and "resamples of pairs" in labels["in brackets"]
+    known = verify_pairs(
+        np.eye(4), np.array([[0, 1], [2, 3]]), np.array([True, False]), identity_of=np.array(list("aabc"))
+    )
+    assert "resamples of 3 identities" in known.results()["in brackets"]
     assert "in brackets" not in verify(np.ones((1, 4)), np.ones((1, 4)), np.array([True])).results()
 
 
@@ -207,7 +239,8 @@ def test_tar_at_far_takes_the_last_threshold_that_keeps_the_rate():
 def test_too_few_negatives_are_said():
     result, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 999))
     assert result.tar_at_far[1e-2] == 1.0 and result.tar_at_far[1e-3] is None
-    assert result.results()["TAR at FAR 0.001"] == "needs at least 1,000 negatives"
+    assert result.results()["TAR at lower FAR"] == "0.001 needs at least 1,000 negatives"
+    assert sum("needs at least" in text for text in result.results().values()) == 1
     assert result.row()["tar@far=0.001"] is None
     exactly, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 1000))
     assert exactly.tar_at_far[1e-3] == 1.0
@@ -228,7 +261,7 @@ def test_one_pair_has_a_similarity_and_no_accuracy():
     assert result.similarity[0] == pytest.approx(1)
     assert (result.accuracy, result.std, result.threshold) == (None, None, None)
     assert "One pair" in result.notes[0]
-    assert result.results()["accuracy (mean ± std of folds)"] == "needs at least 2 pairs"
+    assert result.results()["accuracy (mean of folds)"] == "needs at least 2 pairs"
 
 
 def test_few_pairs_make_fewer_folds_and_say_so():
@@ -292,3 +325,83 @@ def test_headlines_of_verifications():
     same = np.arange(20) % 2 == 0
     assert verify(np.eye(20), np.eye(20), same).headline.startswith("accuracy 50.00 % ± ")
     assert verify(np.ones((1, 2)), np.ones((1, 2)), same[:1]).headline == "accuracy cannot be computed"
+
+
+def people_and_pairs(people=12, images=6, seed=0):
+    """All pairs of a few people whose images differ in quality from person to person: embeddings, pairs, same, identity."""
+    rng = np.random.default_rng(seed)
+    identity = np.repeat(np.arange(people), images)
+    noise = np.repeat(rng.uniform(0.3, 2.0, people), images)[:, None]
+    embeddings = rng.normal(size=(people, 16))[identity] + noise * rng.normal(size=(people * images, 16))
+    pairs = np.stack(np.triu_indices(len(identity), 1), axis=1)
+    same = identity[pairs[:, 0]] == identity[pairs[:, 1]]
+    negatives = rng.permutation(np.flatnonzero(~same))[: same.sum()]
+    chosen = np.stack([np.flatnonzero(same), negatives], axis=1).ravel()
+    return embeddings, pairs[chosen], same[chosen], identity
+
+
+def test_intervals_over_people_are_those_of_a_slow_bootstrap():
+    embeddings, pairs, same, identity = people_and_pairs()
+    names = np.array([f"person {k}" for k in range(12)])
+    result = verify_pairs(embeddings, pairs, same, identity_of=names[identity])
+    rng, found = np.random.default_rng(5), []
+    for _ in range(800):
+        drawn = rng.integers(0, 12, 12)
+        taken = []  # each drawn person's same pairs, each drawn two's different pairs
+        for number, first in enumerate(drawn):
+            taken += np.flatnonzero(same & (identity[pairs[:, 0]] == first)).tolist()
+            for second in drawn[number + 1 :]:
+                if first != second:
+                    who = np.sort(identity[pairs], axis=1)
+                    taken += np.flatnonzero(~same & (who == sorted((first, second))).all(1)).tolist()
+        roc = roc_curve(result.similarity[taken], same[taken])
+        found.append([roc.far[np.argmin(abs(roc.far + roc.tar - 1))], roc.tar[roc.far <= 0.1][-1]])
+    expected = np.quantile(found, [0.025, 0.975], axis=0).T
+    got = [result.intervals["eer"], result.intervals["tar@far=0.1"]]
+    np.testing.assert_allclose(got[0], expected[0], atol=0.02)
+    np.testing.assert_allclose(got[1], expected[1], atol=0.08)  # 12 people: few different rates
+
+
+def test_few_people_make_an_interval_wider_than_their_many_pairs():
+    embeddings, pairs, same, identity = people_and_pairs()
+    of_people = verify_pairs(embeddings, pairs, same, identity_of=identity)
+    of_pairs = verify_pairs(embeddings, pairs, same)
+    for key in ("accuracy", "eer", "tar@far=0.1"):
+        wide, narrow = (np.ptp(result.intervals[key]) for result in (of_people, of_pairs))
+        assert wide > 1.5 * narrow, key
+    assert of_people.row() == of_pairs.row()
+    assert (of_people.numbers()["resampled"], of_people.numbers()["identities"]) == ("identities", 12)
+    assert (of_pairs.numbers()["resampled"], of_pairs.numbers()["identities"]) == ("pairs", None)
+
+
+def test_no_error_on_few_people_is_wilsons_interval_of_the_people():
+    pairs = np.array([[k, k + 1] for k in range(0, 40, 2)] + [[k, (k + 2) % 40] for k in range(0, 40, 2)])
+    identity = np.arange(40) // 2
+    result = verify_pairs(np.eye(20)[identity], pairs, np.arange(40) < 20, identity_of=identity)
+    assert result.accuracy < 1 or result.intervals["accuracy"][0] < 0.9
+    assert result.intervals["tar@far=0.1"] == pytest.approx((0.839, 1), abs=1e-3)  # of 20 people
+
+
+def test_the_hardest_people_are_counted_with_both_kinds_of_errors():
+    names = np.array(["Ann", "Bob", "Cem", "Dia"])
+    pairs = np.array([[0, 1], [2, 3], [4, 5], [6, 7], [0, 2], [1, 4], [3, 6], [5, 7]])
+    cosine = np.array(
+        [0.9, 0.1, 0.8, 0.7, 0.2, 0.0, 0.6, 0.1]
+    )  # Bob's pair is refused, Bob and Dia are taken for one
+    same = np.arange(8) < 4
+    embeddings = np.zeros((8, 2))
+    result = verify_pairs(embeddings, pairs, same, identity_of=np.repeat(names, 2))
+    result = replace(result, similarity=cosine, threshold=0.5)
+    assert result.hardest() == [("Bob", 1, 1, 1, 2), ("Dia", 0, 1, 1, 2)]
+    assert result.hardest(1) == [("Bob", 1, 1, 1, 2)]
+    assert verify(np.eye(4), np.eye(4), same[:4]).hardest() == []
+
+
+def test_operating_points_keep_their_rate():
+    result, same = scored(np.linspace(0.2, 1, 500), np.linspace(-1, 0.5, 1000))
+    points = result.operating_points()
+    assert [far for far, *_ in points] == [0.1, 0.01, 0.001]
+    for far, threshold, tar, (low, high) in points:
+        accepted = result.similarity > threshold
+        assert np.mean(accepted[~same]) <= far and np.mean(accepted[same]) == pytest.approx(tar, abs=0.003)
+        assert low <= tar <= high
