@@ -16,10 +16,10 @@ import numpy as np
 import paddle
 
 from plsc import checkpoint, distributed, reference
+from plsc.heads import make_head
 from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.sampling import choose_classes
-from plsc.heads.softmax import SoftmaxHead
 from plsc.sharding import ClassShard, split
 
 D = 16  # of every head here
@@ -150,7 +150,7 @@ def head_errors(
     """
     margin, dense_margin, scale = MARGINS[name]
     options = {"scale": scale, "init_std": 0.5, "seed": 3, "weight_decay": 5e-4, **options}
-    head = SoftmaxHead(num_classes, D, margin, **options)
+    head = make_head(num_classes, D, margin, **options)
     bias = np.zeros(num_classes) if head.bank.bias else None
     centres = initial_rows(3, 0, num_classes, D, options["init_std"])
     dense = reference.DenseHead(centres, bias, dense_margin, scale, decay=options["weight_decay"])
@@ -214,7 +214,7 @@ def check_every_class_sampled() -> Worst:
     counts, own = _uneven(30)
     ends = []
     for rate in (1.0, 0.9):
-        head = SoftmaxHead(29, D, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
+        head = make_head(29, D, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
         rng = np.random.default_rng(5)
         for step in range(3):
             x = rng.standard_normal((sum(counts), D)).astype(np.float32)[own]

@@ -8,10 +8,10 @@ import paddle
 import pytest
 
 from plsc.config import ConfigError, load
+from plsc.heads import make_head
 from plsc.heads import step as step_module
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.sampling import choose_classes
-from plsc.heads.softmax import SoftmaxHead
 from plsc.selftest_parts import relative
 from plsc.sharding import ClassShard
 from tests.distributed import run_seed_rows
@@ -51,10 +51,10 @@ def test_row_on_one_process(row):
 
 
 def test_row_2_1_initial_centres():
-    head = SoftmaxHead(4000, 64)
+    head = make_head(4000, 64)
     assert head.bank.state()["centres"].std() == pytest.approx((2 / 4064) ** 0.5, rel=1e-2)
-    assert not SoftmaxHead(10, D, bias=True).bank.state()["bias"].any()
-    assert SoftmaxHead(4000, 64, init_std=0.3).bank.state()["centres"].std() == pytest.approx(0.3, rel=1e-2)
+    assert not make_head(10, D, bias=True).bank.state()["bias"].any()
+    assert make_head(4000, 64, init_std=0.3).bank.state()["centres"].std() == pytest.approx(0.3, rel=1e-2)
     for num_classes in (1, 2, 15, 1003):
         for ranks in range(1, 17):
             sizes = [ClassShard.of_rank(num_classes, ranks, rank).size for rank in range(ranks)]
@@ -62,7 +62,7 @@ def test_row_2_1_initial_centres():
 
 
 def test_row_2_9_a_sure_sample_costs_nothing():
-    head = SoftmaxHead(2, 2)
+    head = make_head(2, 2)
     centres = np.array([[1000, 0], [0, 0]], np.float32)
     head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
     assert head(paddle.to_tensor([[1.0, 0.0]]), paddle.to_tensor([0])).losses_B.numpy().tolist() == [0.0]
@@ -80,7 +80,7 @@ def test_row_3_1_the_split_is_the_documents_formula(num_classes, ranks):
 
 
 def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():
-    head = SoftmaxHead(2000, D, CosFace(), sample_rate=0.999)
+    head = make_head(2000, D, CosFace(), sample_rate=0.999)
     head(*batch())
     assert 1998 <= head.bank.selected < 2000
     for rate in (1.5, 0, -0.1):
@@ -89,7 +89,7 @@ def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():
 
 
 def test_row_3_3_the_bank_is_two_arrays_and_grows_with_the_shard():
-    head = SoftmaxHead(500, D, ArcFace())
+    head = make_head(500, D, ArcFace())
     state = head.bank.state()
     assert (
         set(state) == {"centres", "momentum"}
@@ -104,13 +104,13 @@ def test_row_3_3_the_bank_is_two_arrays_and_grows_with_the_shard():
 def test_row_3_5_sampling_leaves_the_callers_labels_alone():
     emb, label = batch()
     before = label.numpy().copy()
-    SoftmaxHead(20, D, CosFace(), sample_rate=0.3)(emb, label).loss.backward()
+    make_head(20, D, CosFace(), sample_rate=0.3)(emb, label).loss.backward()
     assert np.array_equal(label.numpy(), before)
 
 
 @pytest.mark.parametrize("rate", [0.7, 0.3, 0.01])
 def test_row_3_6_a_remapped_label_is_the_old_one(rate):
-    head = SoftmaxHead(20, D, CosFace(), sample_rate=rate)
+    head = make_head(20, D, CosFace(), sample_rate=rate)
     emb, label = batch()
     step = step_module.Step(head, emb, label, 5)
     step.forward()
@@ -118,7 +118,7 @@ def test_row_3_6_a_remapped_label_is_the_old_one(rate):
 
 
 def test_row_3_8_one_head_state_whatever_is_sampled():
-    head = SoftmaxHead(200, D, CosFace(), sample_rate=0.1)
+    head = make_head(200, D, CosFace(), sample_rate=0.1)
     seen = set()
     for number in range(100):
         head(*batch(seed=number), number).loss.backward()
@@ -130,7 +130,7 @@ def test_row_3_8_one_head_state_whatever_is_sampled():
 
 def test_row_3_9_logits_are_cosines_of_any_embedding():
     """The head normalises both sides itself, so an embedding that nobody normalised has logits in [-1, 1] too."""
-    head = SoftmaxHead(20, D, CosFace(0.0), init_std=3.0)
+    head = make_head(20, D, CosFace(0.0), init_std=3.0)
     emb, label = batch()
     logits = [
         head.inspect(x, label).shard_logit.numpy()
@@ -141,7 +141,7 @@ def test_row_3_9_logits_are_cosines_of_any_embedding():
 
 def test_row_3_12_the_loss_has_no_cap():
     """InsightFace's clamp of the probability at 1e-30 caps a sample's loss at 69.08."""
-    head = SoftmaxHead(2, 2)
+    head = make_head(2, 2)
     centres = np.array([[500, 0], [0, 0]], np.float32)
     head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
     emb = paddle.to_tensor([[1.0, 0.0]], stop_gradient=False)
@@ -152,7 +152,7 @@ def test_row_3_12_the_loss_has_no_cap():
 
 def test_row_3_15_forward_and_backward_in_our_calls():
     """forward_backward(label, features, optimizer) -> (x_grad, loss) is head(), loss.backward() and emb.grad."""
-    head = SoftmaxHead(20, D, ArcFace(), scale=64.0)
+    head = make_head(20, D, ArcFace(), scale=64.0)
     before = head.bank.state()["centres"].copy()
     emb, label = batch()
     out = head(emb, label)
@@ -165,7 +165,7 @@ def test_row_3_15_forward_and_backward_in_our_calls():
 
 
 def test_row_3_16_without_sampling_the_rows_are_used_in_place():
-    head = SoftmaxHead(20, D, CosFace(), sample_rate=1.0)
+    head = make_head(20, D, CosFace(), sample_rate=1.0)
     head(*batch())
     rows = head.bank.rows("centres", 0, 20)
     rows.zero_()
@@ -176,7 +176,7 @@ def test_row_3_19_when_the_draw_happens_cannot_change_a_number(monkeypatch):
     """plsc has no side stream: a draw depends on (seed, step), so one made beforehand in a thread gives the same bytes."""
 
     def train():
-        head = SoftmaxHead(200, D, CosFace(), sample_rate=0.1, seed=7)
+        head = make_head(200, D, CosFace(), sample_rate=0.1, seed=7)
         for number in range(5):
             head(*batch(seed=number, num_classes=200), number).loss.backward()
             head.step(0.1)

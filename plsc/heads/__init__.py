@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from plsc import distributed
 from plsc.config_sections import HeadCfg, OptimizerCfg, is_softmax
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.window import build_bank
 from plsc.registry import MARGINS
+from plsc.sharding import ClassShard
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
@@ -38,7 +41,7 @@ def build_head(
     """The head that the config asks for, with its centres initialised from `seed`. `folder`: where a bank on disk has its file
     if Head.bank_folder does not say."""
     margin = build_margin(cfg)
-    return SoftmaxHead(
+    return make_head(
         num_classes,
         embedding_size,
         margin,
@@ -57,3 +60,51 @@ def build_head(
         momentum=optimizer.momentum,
         weight_decay=optimizer.weight_decay,
     )
+
+
+def make_head(
+    num_classes: int,
+    embedding_size: int,
+    margin: Margin | None = None,
+    *,
+    sharded: bool = True,
+    sub_centres: int = 1,
+    bias: bool = False,
+    bank: str = "device",
+    bank_dtype: str = "float32",
+    bank_folder: str = ".",
+    init_std: float | None = None,
+    seed: int = 0,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    **options,
+) -> SoftmaxHead:
+    """Make a head with a new bank of class centres. Every rank calls it.
+
+    Args:
+        bias: one number per class added to the logit. Only without a margin.
+        bank, bank_dtype, bank_folder: as of `build_bank`.
+        init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
+        seed: of the initial centres and of the sampling.
+        momentum, weight_decay: of the centres' momentum SGD.
+        options: the further arguments of `SoftmaxHead`, as are margin, sharded and sub_centres.
+    """
+    if sharded:
+        shard = ClassShard.of_rank(num_classes, distributed.world_size(), distributed.rank())
+    else:
+        shard = ClassShard.whole(num_classes)
+    if init_std is None:
+        init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
+    made = build_bank(
+        bank,
+        bank_dtype,
+        bank_folder,
+        shard,
+        embedding_size * sub_centres,
+        bias=bias,
+        std=init_std,
+        seed=seed,
+        momentum=momentum,
+        weight_decay=weight_decay,
+    )
+    return SoftmaxHead(made, margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)

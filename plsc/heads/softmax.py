@@ -26,11 +26,11 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
+from plsc.heads.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
 from plsc.heads.walk import Workspace, check_bfloat16
-from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
 from plsc.timing import timer
 
@@ -59,50 +59,37 @@ class ShardInfo:
 
 
 class SoftmaxHead:
-    """Classes' centres and the loss over them.
+    """Holds the classes' centres and computes the loss over them. `plsc.heads.make_head` makes one with a new bank.
 
     Args:
-        num_classes, embedding_size: C and D.
-        margin: None is the plain softmax on inner products (plus bias); a `Margin` works on cosines times `scale`.
+        bank: the class centres of this rank's shard, or all of them; its rows hold `sub_centres` embeddings each.
+        margin: None is the plain softmax on inner products (plus the bank's bias); a `Margin` works on cosines times `scale`.
         scale: the s of the margin losses; 1 for the plain softmax.
-        sharded: True spreads the classes over the ranks (`dist_*`); False keeps all of them on each rank, which then sees its
+        sharded: True where the ranks' banks share the classes out (`dist_*`); False where each has all of them: a rank then sees its
             own B samples only, and sums the centres' gradients over the ranks.
-        bias: one number per class added to the logit.
         sub_centres: centres of each class, of which the nearest counts; more than 1 takes up label noise. Only with a margin.
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part together with all positives
-            of the step; 1.0 takes all. Only with `sharded`.
-        bank: where the centres live, "device", "host" (bank.py) or "disk" (window.py).
-        bank_dtype: how host and disk keep them, "float32" or "bfloat16". bank_folder: where disk has its file.
+            of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         compute_dtype: "float32", or "bfloat16" for the inputs of the matrix products; only by kernels (see walk.py).
-        init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
-        momentum, weight_decay: of the centres' momentum SGD.
 
     Raises UserError for a compute_dtype that cannot be had.
     """
 
     def __init__(
         self,
-        num_classes: int,
-        embedding_size: int,
+        bank: Bank,
         margin: Margin | None = None,
         *,
         scale: float = 1.0,
         sharded: bool = True,
-        bias: bool = False,
         sub_centres: int = 1,
         sample_rate: float = 1.0,
-        bank: str = "device",
-        bank_dtype: str = "float32",
-        bank_folder: str = ".",
+        seed: int = 0,
         budget: int = 256 << 20,
         compute_dtype: str = "float32",
-        init_std: float | None = None,
-        seed: int = 0,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
     ):
-        assert margin is None or not bias, "a bias is no part of a cosine"
+        assert margin is None or not bank.bias, "a bias is no part of a cosine"
         assert margin is not None or (scale == 1.0 and sub_centres == 1), (
             "only a margin has scale and sub-centres"
         )
@@ -111,29 +98,22 @@ class SoftmaxHead:
         )
         if compute_dtype == "bfloat16":
             check_bfloat16(margin, sub_centres)
-        self.margin, self.scale, self.sharded, self.budget = margin, scale, sharded, budget
-        self.sub_centres, self.sample_rate, self.seed = sub_centres, sample_rate, seed
-        self.shard = (
-            ClassShard.of_rank(num_classes, distributed.world_size(), distributed.rank())
-            if sharded
-            else ClassShard.whole(num_classes)
-        )
-        if init_std is None:
-            init_std = 0.01 if margin else (2.0 / (embedding_size + num_classes)) ** 0.5
-        self.bank = build_bank(
-            bank,
-            bank_dtype,
-            bank_folder,
-            self.shard,
-            embedding_size * sub_centres,
-            bias=bias,
-            std=init_std,
-            seed=seed,
-            momentum=momentum,
-            weight_decay=weight_decay,
-        )
-        self.compute_dtype, self.workspace = compute_dtype, Workspace()
-        self.similarity = Similarity(self.bank, margin is not None, sub_centres)
+        self.bank = bank
+        self.margin = margin
+        self.scale = scale
+        self.sharded = sharded
+        self.sub_centres = sub_centres
+        self.sample_rate = sample_rate
+        self.seed = seed
+        self.budget = budget
+        self.compute_dtype = compute_dtype
+        self.workspace = Workspace()
+        self.similarity = Similarity(bank, margin is not None, sub_centres)
+
+    @property
+    def shard(self) -> ClassShard:
+        """The classes whose centres this rank has."""
+        return self.bank.shard
 
     def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
         """Embeddings [B, D] (or [B, D, 1, 1]) float and labels [B] int64 of this rank -> HeadOutput. Every rank calls it.

@@ -7,7 +7,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from plsc.backbones.lenet import LeNet
 from plsc.errors import UserError
-from plsc.heads.softmax import SoftmaxHead
+from plsc.heads import make_head
 
 
 def build(**options):
@@ -61,7 +61,7 @@ def test_the_numbers_are_those_of_plain_numpy(image_shape):
 
 
 def test_with_the_heads_two_there_are_eight_tensors_of_129068_numbers():
-    head = SoftmaxHead(10, 128, bias=True, init_std=0.01).bank.state()
+    head = make_head(10, 128, bias=True, init_std=0.01).bank.state()
     tensors = [p.numpy() for p in build().parameters()] + [head["centres"].T, head["bias"]]
     shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
     assert [tensor.shape for tensor in tensors] == shapes

@@ -10,9 +10,9 @@ import paddle
 import paddle.distributed as dist
 
 from plsc import distributed, reference
+from plsc.heads import make_head
 from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.step import Step
 from plsc.heads.walk import ByBlocks
 from plsc.selftest_parts import relative
@@ -32,7 +32,7 @@ class Case:
         self.label = rng.integers(0, num_classes, num_samples)
         self.emb = paddle.to_tensor(self.x[self.own], stop_gradient=False)
         self.label_B = paddle.to_tensor(self.label[self.own])
-        self.head = SoftmaxHead(num_classes, D, margin, scale=scale, init_std=0.5, seed=3, **options)
+        self.head = make_head(num_classes, D, margin, scale=scale, init_std=0.5, seed=3, **options)
         self.rows = slice(self.head.shard.start, self.head.shard.stop)
         self.dense = reference.DenseHead(initial_rows(3, 0, num_classes, D, 0.5), None, dense_margin, scale)
         self.logits = self.dense.logits(self.x.astype(np.float64), self.label)[0]

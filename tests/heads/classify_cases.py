@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import paddle
 
+from plsc.heads import make_head
 from plsc.heads.margins import ArcFace
-from plsc.heads.softmax import SoftmaxHead
 
 D = 8
 
@@ -25,7 +25,7 @@ def classify_equals_argmax() -> int:
             # Small whole numbers: exact products, many of them equal, within and between blocks and shards.
             x, centres = x.round(), centres.round()
         bias = rng.standard_normal(C, np.float32)
-        head = SoftmaxHead(
+        head = make_head(
             C,
             D,
             ArcFace(0.5) if kind == "cosine" else None,

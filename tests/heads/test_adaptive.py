@@ -6,9 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.heads import make_head
 from plsc.heads.adaptive import AdaFace, CurricularFace
 from plsc.heads.margins import ArcFace
-from plsc.heads.softmax import SoftmaxHead
 from tests.heads.autograd import D, assert_equal_to_dense, gradients, head_of, samples
 
 
@@ -63,7 +63,7 @@ def test_an_inspection_leaves_a_margins_memory_alone():
 
 def test_top_1_looks_at_the_plain_cosines_where_others_are_changed():
     x, label = samples()
-    plain = SoftmaxHead(37, D, ArcFace(0.5), scale=16.0, init_std=0.5, seed=3)
+    plain = make_head(37, D, ArcFace(0.5), scale=16.0, init_std=0.5, seed=3)
     want = plain(paddle.to_tensor(x), paddle.to_tensor(label)).correct_B.numpy()
     for head in (head_of("curricularface"), head_of("arcface", filter_above=0.0)):
         assert np.array_equal(head(paddle.to_tensor(x), paddle.to_tensor(label)).correct_B.numpy(), want)

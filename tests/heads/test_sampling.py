@@ -4,10 +4,9 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.heads import sampling
+from plsc.heads import make_head, sampling
 from plsc.heads.margins import ArcFace
 from plsc.heads.sampling import choose_classes, draw_classes
-from plsc.heads.softmax import SoftmaxHead
 from plsc.sharding import ClassShard
 
 
@@ -76,7 +75,7 @@ def test_the_draw_depends_on_seed_and_step_alone(small_blocks):
 
 
 def train(rate, steps, num_classes=60):
-    head = SoftmaxHead(num_classes, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
+    head = make_head(num_classes, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
     rng = np.random.default_rng(0)
     taken = np.zeros(num_classes, bool)
     for step in range(steps):
@@ -91,7 +90,7 @@ def test_unsampled_rows_keep_their_bytes():
     start = None
     for step, (head, taken) in enumerate(train(0.01, 50)):
         state = {name: rows.copy() for name, rows in head.bank.state().items()}
-        start = start or {"centres": SoftmaxHead(60, 8, ArcFace(0.3), seed=4).bank.state()["centres"].copy()}
+        start = start or {"centres": make_head(60, 8, ArcFace(0.3), seed=4).bank.state()["centres"].copy()}
         assert state["centres"][~taken].tobytes() == start["centres"][~taken].tobytes(), step
         assert not state["momentum"][~taken].any()
     assert 5 < taken.sum() < 60 and (state["centres"][taken] != start["centres"][taken]).all()
@@ -106,7 +105,7 @@ def test_a_rate_of_one_is_the_full_head():
     """Bit for bit: the same rows, although drawn and written back instead of used in place."""
     results = []
     for rate in (1.0, 0.99999):
-        head = SoftmaxHead(60, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
+        head = make_head(60, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
         rng = np.random.default_rng(0)
         for step in range(5):
             emb = paddle.to_tensor(rng.standard_normal((64, 8)), dtype="float32", stop_gradient=False)

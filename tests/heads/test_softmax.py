@@ -5,8 +5,8 @@ import paddle
 import pytest
 
 from plsc import reference
+from plsc.heads import make_head
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.heads.softmax import SoftmaxHead
 from plsc.selftest_parts import MARGINS, head_errors, relative
 from tests.heads.cases import run
 from tests.heads.classify_cases import classify_equals_argmax
@@ -23,7 +23,7 @@ def test_logits_shifted_by_ten_thousand():
     x, label = rng.standard_normal((6, 16)).astype(np.float32), rng.integers(0, 20, 6)
     losses = []
     for shift in (0.0, 1e4):
-        head = SoftmaxHead(20, 16, bias=True, init_std=0.5)
+        head = make_head(20, 16, bias=True, init_std=0.5)
         state = head.bank.state()
         head.bank.load_rows(0, {**state, "bias": state["bias"] + np.float32(shift)})
         out, dx, dw = run(head, x, label)
@@ -34,7 +34,7 @@ def test_logits_shifted_by_ten_thousand():
 
 @pytest.mark.parametrize("margin", [ArcFace(0.5), CosFace(0.35)])
 def test_zero_embeddings_and_cosines_of_one_and_minus_one(margin):
-    head = SoftmaxHead(4, 3, margin, scale=64.0, init_std=0.5)
+    head = make_head(4, 3, margin, scale=64.0, init_std=0.5)
     centres = np.eye(4, 3, dtype=np.float32) * 2
     centres[3] = 0  # a class centre of length zero
     head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
@@ -47,13 +47,13 @@ def test_zero_embeddings_and_cosines_of_one_and_minus_one(margin):
 
 
 def test_four_dimensional_embeddings_and_one_class():
-    head = SoftmaxHead(1, 16, ArcFace(0.5), scale=64.0)
+    head = make_head(1, 16, ArcFace(0.5), scale=64.0)
     out, dx, dw = run(head, np.ones((3, 16, 1, 1), np.float32), np.zeros(3, np.int64))
     assert out.loss.item() == 0 and (dx == 0).all() and (dw == 0).all() and dx.shape == (3, 16, 1, 1)
 
 
 def test_the_callers_labels_are_not_touched():
-    head = SoftmaxHead(10, 16)
+    head = make_head(10, 16)
     label = paddle.to_tensor([9, 0, 4])
     head(paddle.ones([3, 16]), label)
     assert label.numpy().tolist() == [9, 0, 4]
@@ -64,7 +64,7 @@ def test_inspect_publishes_the_four_pieces(name):
     margin, dense_margin, scale = MARGINS[name]
     rng = np.random.default_rng(2)
     x, label = rng.standard_normal((5, 16)).astype(np.float32), rng.integers(0, 12, 5)
-    head = SoftmaxHead(12, 16, margin, scale=scale, init_std=0.5)
+    head = make_head(12, 16, margin, scale=scale, init_std=0.5)
     info = head.inspect(paddle.to_tensor(x), paddle.to_tensor(label))
     dense = reference.DenseHead(head.bank.state()["centres"], None, dense_margin, scale)
     want = dense.logits(x.astype(np.float64), label)[0]
@@ -79,7 +79,7 @@ def test_classify_equals_argmax():
 
 
 def test_classify_with_sub_centres_takes_the_nearest_of_each_class():
-    head = SoftmaxHead(2, 2, ArcFace(0.5), scale=64.0, sub_centres=2)
+    head = make_head(2, 2, ArcFace(0.5), scale=64.0, sub_centres=2)
     centres = np.array([[1, 0, -1, 0], [0, 1, 0, 1]], np.float32)  # class 0 at both ends of the first axis
     head.bank.load_rows(0, {"centres": centres, "momentum": np.zeros_like(centres)})
     x = paddle.to_tensor([[3.0, 1.0], [-3.0, 1.0], [1.0, 3.0]])
@@ -87,4 +87,4 @@ def test_classify_with_sub_centres_takes_the_nearest_of_each_class():
 
 
 def test_classify_without_a_finite_logit():
-    assert SoftmaxHead(3, 2).classify(paddle.to_tensor([[float("nan"), 1.0]])).numpy().tolist() == [3]
+    assert make_head(3, 2).classify(paddle.to_tensor([[float("nan"), 1.0]])).numpy().tolist() == [3]

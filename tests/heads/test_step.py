@@ -5,10 +5,10 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
+from plsc.heads import make_head
 from plsc.heads import walk as walk_module
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
-from plsc.heads.softmax import SoftmaxHead
 from plsc.selftest_parts import MARGINS, relative
 from tests.heads.cases import run
 
@@ -26,7 +26,7 @@ def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
         of_mode = {}
         for keep in (True, False):
             monkeypatch.setattr(walk_module, "plan_blocks", lambda *_, b=block, k=keep: (b, k))
-            head = SoftmaxHead(53, 16, margin, scale=scale, init_std=0.5)
+            head = make_head(53, 16, margin, scale=scale, init_std=0.5)
             largest = (
                 head.inspect(paddle.to_tensor(x), paddle.to_tensor(label)).shard_logit.abs().max().item()
             )
@@ -48,7 +48,7 @@ def test_kept_mode_runs_three_products_and_recomputing_four(monkeypatch):
     monkeypatch.setattr(paddle, "matmul", lambda *a, **k: calls.append(1) or product(*a, **k))
     for budget, products in ((64 << 20, 3), (4 * (3 * 8 + 4 * 16) * 53 - 1, 4)):
         calls.clear()
-        head = SoftmaxHead(53, 16, budget=budget)
+        head = make_head(53, 16, budget=budget)
         run(head, np.ones((8, 16), np.float32), np.arange(8))
         blocks = -(-53 // plan_blocks(8, 53, 16, 1, budget)[0])
         assert len(calls) == products * blocks
@@ -56,7 +56,7 @@ def test_kept_mode_runs_three_products_and_recomputing_four(monkeypatch):
 
 @pytest.mark.parametrize("label,shown", [(20, 20), (-1, -1), (2**40, 2**40)])
 def test_a_label_out_of_range_is_refused_with_the_sample_named(label, shown):
-    head = SoftmaxHead(20, 16, CosFace(0.35), scale=64.0)
+    head = make_head(20, 16, CosFace(0.35), scale=64.0)
     labels = paddle.to_tensor([3, 5, label, label])
     with pytest.raises(
         UserError,
@@ -67,7 +67,7 @@ def test_a_label_out_of_range_is_refused_with_the_sample_named(label, shown):
 
 def test_a_sure_prediction_has_a_small_loss_and_an_exact_gradient():
     """1 - p is not found as a difference: a loss of 1e-9 and its gradient keep their digits in float32."""
-    head = SoftmaxHead(2, 2, init_std=0.5)
+    head = make_head(2, 2, init_std=0.5)
     head.bank.load_rows(
         0, {"centres": np.array([[20, 0], [0, 0]], np.float32), "momentum": np.zeros((2, 2), np.float32)}
     )

@@ -6,9 +6,9 @@ import pytest
 
 from plsc import kernels
 from plsc.errors import UserError
+from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.margins import ArcFace
-from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.step import Step
 from plsc.heads.walk import ByBlocks, ByKernels, Workspace, choose
 from plsc.kernels import softmax
@@ -28,7 +28,7 @@ HEADS = {
 def train(steps=50, threads=1, **options):
     """Losses, the last gradient by the embeddings, and what the head holds at the end."""
     paddle.base.core.set_num_threads(threads)
-    head = SoftmaxHead(C, D, seed=3, weight_decay=1e-3, init_std=0.5, **options)
+    head = make_head(C, D, seed=3, weight_decay=1e-3, init_std=0.5, **options)
     rng, losses = np.random.default_rng(5), []
     for number in range(steps):
         emb = paddle.to_tensor(rng.standard_normal((N, D)), dtype="float32", stop_gradient=False)
@@ -59,7 +59,7 @@ def test_each_step_agrees_at_scale_64(way, init_std, sample_rate, monkeypatch):
     if way == "ops":
         pytest.skip("compared in the other run")
     heads = [
-        SoftmaxHead(C, D, ArcFace(), scale=64.0, seed=3, init_std=init_std, sample_rate=sample_rate)
+        make_head(C, D, ArcFace(), scale=64.0, seed=3, init_std=init_std, sample_rate=sample_rate)
         for _ in "ab"
     ]
     rng = np.random.default_rng(5)
@@ -94,7 +94,7 @@ def test_blocks_threads_and_budget_do_not_matter(way, name, block, threads, monk
 
 
 def test_two_steps_may_be_open_at_once():
-    head, emb = SoftmaxHead(C, D, ArcFace(), scale=64.0), paddle.to_tensor(np.eye(N, D, dtype=np.float32))
+    head, emb = make_head(C, D, ArcFace(), scale=64.0), paddle.to_tensor(np.eye(N, D, dtype=np.float32))
     emb.stop_gradient = False
     label = paddle.arange(N)
     head(emb, label).loss.backward()
@@ -111,13 +111,13 @@ def test_two_steps_may_be_open_at_once():
     ids=["others", "sub-centres"],
 )
 def test_what_the_kernels_cannot_do_goes_by_blocks(options):
-    step = Step(SoftmaxHead(C, D, **options), paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
+    step = Step(make_head(C, D, **options), paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
     step.forward()
     assert isinstance(step.walk, ByBlocks)
 
 
 def test_the_kernels_are_taken_where_they_can(way):
-    step = Step(SoftmaxHead(C, D, **HEADS["sampled"]), paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
+    step = Step(make_head(C, D, **HEADS["sampled"]), paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
     step.forward()
     assert isinstance(step.walk, ByKernels if way == "kernels" else ByBlocks)
     assert type(choose(step, None)) is type(step.walk)
@@ -142,14 +142,14 @@ def test_the_workspace_is_used_again():
 )
 def test_bfloat16_that_no_kernel_does_is_refused(options, said):
     with pytest.raises(UserError, match="Head.compute_dtype: bfloat16 " + said):
-        SoftmaxHead(C, D, compute_dtype="bfloat16", **options)
+        make_head(C, D, compute_dtype="bfloat16", **options)
 
 
 def test_bfloat16_without_kernels_or_processor_is_refused(way, monkeypatch):
     monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
     said = "needs a processor with" if way == "kernels" else "needs the kernels, which were not built or are"
     with pytest.raises(UserError, match="Head.compute_dtype: bfloat16 " + said):
-        SoftmaxHead(C, D, compute_dtype="bfloat16")
+        make_head(C, D, compute_dtype="bfloat16")
 
 
 def test_bfloat16_trains_as_float32_does_within_its_rounding(way):

@@ -7,10 +7,10 @@ import pytest
 from plsc import half, kernels, log
 from plsc.checkpoint import Checkpoint, save
 from plsc.errors import UserError
+from plsc.heads import make_head
 from plsc.heads import window as window_module
 from plsc.heads.bank import BANKS
 from plsc.heads.margins import ArcFace
-from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
 
@@ -35,7 +35,7 @@ def train(
     """-> losses and the head."""
     options = {"bias": True} if plain else {"margin": ArcFace(0.3), "scale": 16.0}
     options = {**options, "sample_rate": rate, "weight_decay": 1e-3, "seed": seed}
-    head = SoftmaxHead(C, D, bank=kind, bank_dtype=dtype, bank_folder=folder, **options)
+    head = make_head(C, D, bank=kind, bank_dtype=dtype, bank_folder=folder, **options)
     if not ahead:
         head.bank.expect = lambda draw: None
     for low in range(0, C if state else 0, 25):
