@@ -17,3 +17,11 @@ def test_class_shard():
     assert ClassShard.of_rank(10, 4, 1) == ClassShard(10, 3, 6)
     assert ClassShard.of_rank(2, 4, 3).size == 0
     assert ClassShard.whole(7) == ClassShard(7, 0, 7)
+
+
+@pytest.mark.parametrize("num_classes,ranks", [(10, 4), (1003, 3), (2, 4), (1, 16), (12, 3)])
+def test_row_3_1_the_split_is_the_documents_formula(num_classes, ranks):
+    for rank in range(ranks):
+        shard = ClassShard.of_rank(num_classes, ranks, rank)
+        assert shard.size == num_classes // ranks + (rank < num_classes % ranks)
+        assert shard.start == num_classes // ranks * rank + min(rank, num_classes % ranks)

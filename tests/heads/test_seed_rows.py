@@ -1,7 +1,6 @@
-"""Rows of docs/history/lineage.md that no other test shows."""
+"""Rows of docs/history/lineage.md about the head on one process that no other test shows."""
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -14,8 +13,6 @@ from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.sampling import choose_classes
 from plsc.selftest_parts import relative
 from plsc.sharding import ClassShard
-from tests.distributed import run_seed_rows
-from tests.launch import launch
 
 D = 16
 
@@ -24,27 +21,6 @@ def batch(count=6, num_classes=20, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((count, D)).astype(np.float32)
     return paddle.to_tensor(x, stop_gradient=False), paddle.to_tensor(rng.integers(0, num_classes, count))
-
-
-# ---- rows that speak of ranks
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def said(request, tmp_path_factory):
-    """What the ranks print, in a launch that all the rows share."""
-    script = Path(run_seed_rows.__file__)
-    return request.param, launch(script, request.param, tmp_path_factory.mktemp("rows"), check=False).stdout
-
-
-@pytest.mark.parametrize("row", list(run_seed_rows.ROWS))
-def test_row_on_ranks(row, said):
-    ranks, text = said
-    assert text.count(f"row {row} ok") == ranks, text[-3000:]
-
-
-@pytest.mark.parametrize("row", list(run_seed_rows.ROWS))
-def test_row_on_one_process(row):
-    run_seed_rows.ROWS[row]()
 
 
 # ---- seed 2
@@ -69,14 +45,6 @@ def test_row_2_9_a_sure_sample_costs_nothing():
 
 
 # ---- seed 3
-
-
-@pytest.mark.parametrize("num_classes,ranks", [(10, 4), (1003, 3), (2, 4), (1, 16), (12, 3)])
-def test_row_3_1_the_split_is_the_documents_formula(num_classes, ranks):
-    for rank in range(ranks):
-        shard = ClassShard.of_rank(num_classes, ranks, rank)
-        assert shard.size == num_classes // ranks + (rank < num_classes % ranks)
-        assert shard.start == num_classes // ranks * rank + min(rank, num_classes % ranks)
 
 
 def test_row_3_2_a_rate_just_below_one_samples_and_one_above_is_refused():

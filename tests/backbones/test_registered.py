@@ -1,0 +1,36 @@
+"""Every registered backbone is built, run, differentiated and exported."""
+
+import inspect
+
+import paddle
+import pytest
+
+from plsc.data.dataset import preprocessing
+from plsc.export import export
+from plsc.registry import BACKBONES
+
+# Backbones whose images may be small: the test is of each name, not of its speed.
+SMALL_IMAGES = {"FaceViT", "IResNet", "MobileFaceNet", "ResNet"}
+# Sizes of one family are the same code: all are built, run and differentiated, and the first of these is exported.
+EXPORTED_OF = {"FaceViT": "FaceViT_tiny", "IResNet": "IResNet18", "ResNet": "ResNet50"}
+
+
+@pytest.mark.parametrize("name", BACKBONES.names())
+def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
+    family = name.partition("_")[0].rstrip("0123456789")
+    shape = inspect.signature(BACKBONES.get(name)).parameters["image_shape"].default
+    if family in SMALL_IMAGES:
+        shape = (shape[0], 32, 32)
+    backbone = BACKBONES.build(name, embedding_size=24, image_shape=shape)
+    embeddings = backbone(paddle.rand([3, *shape]))
+    assert embeddings.flatten(1).shape == [3, 24] and str(embeddings.dtype).endswith("float32")
+    embeddings.sum().backward()
+    still = [key for key, p in backbone.named_parameters() if not p.stop_gradient and p.grad is None]
+    assert not still, f"no gradient reaches {still}"
+    if EXPORTED_OF.get(family, name) != name:
+        return
+    # export compares the file's embeddings with the network's, at batch 1 and 8, and raises if they differ
+    found = export(
+        backbone, tmp_path / "x", image_shape=shape, contract=preprocessing(shape), formats=["paddle"]
+    )
+    assert found["embedding_size"] == 24 and len(found["checks"]) == 2
