@@ -29,6 +29,8 @@ from plsc.timing import timer
 
 DUMPS = 20  # batches that one process writes; a run that skips now and then for weeks must not fill the disk
 
+LOW_RATE = 0.005  # below it a run does not diverge by its steps; of SGD with momentum, where 0.1 is usual
+
 _BLOCK = 65_536  # rows of a bank that is not in memory, looked at together
 
 
@@ -189,10 +191,18 @@ class Divergence:
         if self.in_a_row >= self.max_skipped:
             raise DivergedError(
                 f"{what} at step {step} ({rate}), step {self.in_a_row} in a row that had to be skipped; the checkpoints are as "
-                f"they were, the batches in {self.folder}: lower LRScheduler.learning_rate, lengthen its warm-up, or set "
-                "Optimizer.clip_norm",
+                f"they were, the batches in {self.folder}: {self._remedy(step, learning_rate)}",
                 what,
             )
+
+    def _remedy(self, step: int, learning_rate: float) -> str:
+        if self.in_a_row < step and learning_rate >= LOW_RATE:
+            return "lower LRScheduler.learning_rate, lengthen its warm-up, or set Optimizer.clip_norm"
+        why = "no step has been finite yet" if self.in_a_row >= step else "the learning rate is low"
+        return (
+            f"{why}, so a lower learning rate will hardly help; look in the network for a division by 0, a log or a root of 0, "
+            "and in the images of those batches"
+        )
 
     def _culprit(self, indices: np.ndarray, again: Callable[[], paddle.Tensor]) -> tuple[int, str] | None:
         """What went wrong on this rank, nearest to the cause: how early in a step that is, and "gradient of stages.0.0.weight is

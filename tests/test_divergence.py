@@ -112,6 +112,18 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_checkpoints(tmp_path):
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 1, 1, 1, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "bad, rate, why",
+    [(range(1, 9), 0.05, "no step has been finite yet"), (range(6, 13), 0.0025, "the learning rate is low")],
+)
+def test_a_network_that_gives_nan_by_itself_is_not_blamed_on_the_rate(tmp_path, bad, rate, why):
+    keys = ("Global.max_skipped=3", f"LRScheduler.learning_rate={rate}")
+    trainer = poisoned(tmp_path, dict.fromkeys(bad, "embedding"), NO_PAIRS, *keys)
+    with pytest.raises(DivergedError, match=f"{why}, so a lower learning rate will hardly help") as raised:
+        run(trainer, tmp_path)
+    assert "lower LRScheduler" not in str(raised.value)
+
+
 def test_skipped_steps_stand_in_the_checkpoint(tmp_path):
     poisoned(tmp_path, {2: "gradient"}, NO_PAIRS, "Global.max_steps=4").train(None)
     later = poisoned(tmp_path, {}, NO_PAIRS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plsc.data.dataset import Dataset
+from plsc.data.dataset import Dataset, check_sample
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, UserError
 
@@ -53,10 +53,8 @@ def make_sample(dataset: Dataset, epoch: int, index: int, image: np.ndarray) -> 
     """Write a sample into `image`, uint8 [C, H, W]. Raises UserError, SampleError."""
     try:
         made = dataset.sample(index, epoch)
-        if made.dtype != np.uint8 or made.shape != image.shape:
-            wanted, given = list(image.shape), list(made.shape)
-            raise TypeError(f"sample() must give uint8 {wanted}, gave {made.dtype} {given}")
-        image[...] = made
+        what = f"{type(dataset).__name__}.sample({index})"
+        image[...] = check_sample(made, image.shape, image.dtype, lambda: f"{what} ({dataset.name(index)})")
     except UserError:
         raise
     except Exception as error:

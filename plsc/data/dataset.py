@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,6 +31,22 @@ def preprocessing(
     count, height, width = image_shape
     channels = channels or {1: "grey", 3: "RGB"}.get(count, str(count))
     return {"size": [height, width], "channels": channels, "mean": mean, "scale": scale}
+
+
+def check_sample(made: object, shape: Sequence[int], dtype: np.dtype, what: Callable[[], str]) -> np.ndarray:
+    """Refuse a sample that has not the shape and the dtype that its set declares. UserError, which calls it `what()`."""
+    dtype = np.dtype(dtype)
+    if isinstance(made, np.ndarray) and made.dtype == dtype and made.shape == tuple(shape):
+        return made
+    got = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
+    remedy = (
+        "; mean and scale of the set normalise the pixels later"
+        if "float" in got and dtype == np.uint8
+        else ""
+    )
+    raise UserError(
+        f"{what()}: must be an array {dtype} {list(shape)} like every sample of its set, got {got}{remedy}"
+    )
 
 
 class Dataset(ABC):
@@ -63,7 +80,12 @@ class Dataset(ABC):
 
     def images(self, start: int, stop: int) -> np.ndarray:
         """Samples [start, stop) to evaluate on, uint8 [n, C, H, W]: as augmented in an epoch that training never has."""
-        return np.stack([self.sample(index, EVALUATION) for index in range(start, stop)])
+        return np.stack([self._checked(index) for index in range(start, stop)])
+
+    def _checked(self, index: int) -> np.ndarray:
+        made = self.sample(index, EVALUATION)
+        what = f"{type(self).__name__}.sample({index})"
+        return check_sample(made, self.image_shape, np.uint8, lambda: f"{what} ({self.name(index)})")
 
     @property
     def contract(self) -> dict:
@@ -95,7 +117,13 @@ class _Images(ABC):
     def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Images [start, stop) as one array: uint8 [N, C, H, W]."""
         indices = range(start, self.num_images if stop is None else stop)
-        return np.stack([self.image(index) for index in indices])
+        return np.stack([self._checked(index) for index in indices])
+
+    def _checked(self, index: int) -> np.ndarray:
+        what = f"{type(self).__name__}.image({index})"
+        return check_sample(
+            self.image(index), self.image_shape, np.uint8, lambda: f"{what} ({self.image_name(index)})"
+        )
 
     @property
     def contract(self) -> dict:

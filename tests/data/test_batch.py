@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from plsc.data.batch import SampleError, make_batch
+from plsc.data.corrupt import CorruptImages
 from plsc.data.transforms import SUBSTITUTES, generator
-from plsc.errors import CorruptImageError, MissingFileError
+from plsc.errors import CorruptImageError, MissingFileError, UserError
 from tests.data.damaged import Damaged
 
 
@@ -47,5 +48,26 @@ def test_another_error_is_named_with_its_cause():
 
     with pytest.raises(SampleError, match=r"^sample 9 \(record 9 .*\): IndexError: list index out of range$"):
         batch(Faulty(10, ()), [9])
-    with pytest.raises(SampleError, match=r"^sample 0 \(record 0 .*\): AttributeError: 'int' object"):
+    with pytest.raises(
+        UserError, match=r"^Faulty.sample\(0\) \(record 0 .*\): must be an array .*, got int$"
+    ):
         batch(Faulty(10, ()), [0])
+
+
+def test_a_sample_of_another_dtype_or_shape_is_refused_in_one_line():
+    """From batches for training, before the first step (the probe makes such batches), and from those for evaluation."""
+
+    class Mine(Damaged):
+        def sample(self, index, epoch):
+            made = super().sample(index, epoch)
+            return made.astype(np.float32) if index == 4 else made[..., :1] if index == 5 else made
+
+    for index, got in {4: r"float32 \[1, 1, 2\]; mean and scale .*", 5: r"uint8 \[1, 1, 1\]"}.items():
+        line = rf"^Mine.sample\({index}\) \(record {index} .*\): must be an array uint8 \[1, 1, 2\] .*, got {got}$"
+        for make in (
+            lambda index=index: batch(Mine(10, ()), [0, index]),
+            lambda index=index: Mine(10, ()).images(index - 1, index + 1),
+            lambda index=index: CorruptImages(Mine(index + 1, ()), 0.5, 10).probe(0),
+        ):
+            with pytest.raises(UserError, match=line if index == 4 else "^Mine.sample"):
+                make()

@@ -74,8 +74,8 @@ def test_the_users_errors_pass_unchanged(num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_image_of_the_wrong_kind_is_refused(num_workers):
-    message = r"sample\(\) must give uint8 \[1, 32, 32\], gave float32 \[32, 32, 1\]"
-    with pytest.raises(SampleError, match=message):
+    message = r"must be an array uint8 \[1, 32, 32\] .*, got float32 \[32, 32, 1\]"
+    with pytest.raises(UserError, match=message):
         run("shape", num_workers)
 
 
