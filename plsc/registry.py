@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -30,12 +31,13 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 class Registry:
     """Classes of one `kind` (its word in messages: "backbone"); `builtin` maps names to "module:Class".
 
-    `base`: "module:Class" that a user's own class must derive from; None: any class will do.
+    `bases`: "module:Class", of which a class that is named by its import path must derive from one. It is checked before the
+    class is called: a config may name any class that can be imported, and most do something when they are called.
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, str], base: str | None = None):
+    def __init__(self, kind: str, builtin: Mapping[str, str], bases: tuple[str, ...]):
         self.kind = kind
-        self.base = base
+        self.bases = bases
         self.builtin = dict(builtin)
         self._classes: dict[str, type] = {}
 
@@ -70,13 +72,12 @@ class Registry:
         kind.
         """
         if name in self._classes:
-            self._check_base(name, self._classes[name])
             return self._classes[name]
         path = self.builtin.get(name, name)
         module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
-        if not module_name or not class_name:
+        if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
             raise UserError(
-                f"unknown {self.kind} '{name}'{did_you_mean(name, self.names())} "
+                f"unknown {self.kind} '{shown(name)}'{did_you_mean(name, self.names())} "
                 f"(one of {', '.join(self.names())}, or your own as package.module:Class)"
             )
         try:
@@ -94,15 +95,13 @@ class Registry:
         return found
 
     def _check_base(self, name: str, cls: type) -> None:
-        """Raises UserError for a class that does not derive from `base`, or lacks methods that `base` demands."""
-        if self.base is None:
-            return
-        module_name, _, class_name = self.base.partition(":")
-        base = getattr(importlib.import_module(module_name), class_name)
-        if not issubclass(cls, base):
-            raise UserError(
-                f"{self.kind} '{name}': {cls.__name__} must derive from {module_name}.{class_name}"
-            )
+        """Raises UserError for a class that derives from none of `bases`, or lacks methods that they demand."""
+        paths = [base.partition(":") for base in self.bases]
+        # A base whose module is not imported by now has no subclasses: Paddle is not imported for that.
+        known = [getattr(sys.modules.get(module), base, None) for module, _, base in paths]
+        if not issubclass(cls, tuple(base for base in known if base is not None)):
+            wanted = " or ".join(f"{module}.{base}" for module, _, base in paths)
+            raise UserError(f"{self.kind} '{name}': {cls.__name__} must derive from {wanted}")
         missing = sorted(getattr(cls, "__abstractmethods__", ()))
         if missing:
             raise UserError(f"{self.kind} '{name}': {cls.__name__} must define {', '.join(missing)}")
@@ -126,6 +125,7 @@ BACKBONES = Registry(
         "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
         "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",
     },
+    bases=("paddle.nn:Layer",),
 )
 
 # In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/config_sections.py, HeadCfg.name).
@@ -140,7 +140,7 @@ MARGINS = Registry(
         "magface": "plsc.heads.adaptive:MagFace",
         "curricularface": "plsc.heads.adaptive:CurricularFace",
     },
-    base="plsc.heads.margins:Margin",
+    bases=("plsc.heads.margins:Margin",),
 )
 
 DATASETS = Registry(
@@ -160,4 +160,5 @@ DATASETS = Registry(
         "RecImages": "plsc.data.rec:RecImages",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
+    bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
 )

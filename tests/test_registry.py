@@ -10,7 +10,9 @@ CHOICES = "(one of Lost, Ordered, or your own as package.module:Class)"
 
 @pytest.fixture
 def colours():
-    return Registry("colour", {"Ordered": "collections:OrderedDict", "Lost": "no_such_module:Lost"})
+    return Registry(
+        "colour", {"Ordered": "collections:OrderedDict", "Lost": "no_such_module:Lost"}, ("numbers:Rational",)
+    )
 
 
 def test_register_plain_called_and_named(colours):
@@ -52,10 +54,31 @@ def test_builtin_names_are_imported_when_asked_for(colours, monkeypatch, tmp_pat
         "class Net:\n    def __init__(self, width=1):\n        self.width = width\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    registry = Registry("backbone", {"Net": "plsc_lazy_net:Net"})
+    registry = Registry("backbone", {"Net": "plsc_lazy_net:Net"}, ())
     assert "plsc_lazy_net" not in sys.modules
     assert registry.build("Net", width=3).width == 3
     assert sys.modules.pop("plsc_lazy_net")
+
+
+def test_a_class_of_another_kind_is_refused_before_it_is_called(monkeypatch):
+    """A config that names any other class must not get it called."""
+    monkeypatch.delitem(sys.modules, "paddle", raising=False)  # it must not be imported for that, either
+    monkeypatch.delitem(sys.modules, "paddle.nn", raising=False)
+    with pytest.raises(
+        UserError, match=r"^backbone 'subprocess:Popen': Popen must derive from paddle.nn.Layer$"
+    ):
+        BACKBONES.get("subprocess:Popen")
+    assert "paddle" not in sys.modules
+    for name in ("subprocess:Popen", "builtins:dict", "fractions:Fraction", "plsc.registry:Registry"):
+        with pytest.raises(
+            UserError, match=rf"^dataset '{name}': \w+ must derive from plsc.data.dataset.Dataset or"
+        ):
+            DATASETS.get(name)
+
+
+def test_a_class_that_lacks_methods_is_refused():
+    with pytest.raises(UserError, match="Dataset must define sample$"):
+        DATASETS.get("plsc.data.dataset:Dataset")
 
 
 @pytest.mark.parametrize("name", ["fractions:Fraction", "fractions.Fraction"])
