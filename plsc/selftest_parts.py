@@ -160,7 +160,7 @@ def head_errors(
         x = rng.standard_normal((sum(counts), D)).astype(np.float32)
         label = labels_for(labels, sum(counts), num_classes, rng)
         dw, db = _compare_step(worst, head, dense, x, label, counts, number)
-        head.step(lr)
+        head.step(lr, number)
         dense.step(dw, db, lr)
     rows, state = slice(head.shard.start, head.shard.stop), head.bank.state()
     for key, want in dense.state().items():
@@ -222,7 +222,7 @@ def check_every_class_sampled() -> Worst:
             label = np.arange(sum(counts))[own] % 29
             out = head(emb, paddle.to_tensor(label), step)
             out.loss.backward()
-            head.step(0.1)
+            head.step(0.1, step)
         ends.append({"losses": out.losses_B.numpy(), "embedding gradient": emb.grad.numpy()})
         ends[-1].update({name: rows.copy() for name, rows in head.bank.state().items()})
     worst = Worst()

@@ -222,7 +222,7 @@ class Trainer(Tester):
             self.optimizer.set_lr(learning_rate)
             with timer.part("optimizer"):
                 self.optimizer.step()
-            self.head.step(learning_rate)
+            self.head.step(learning_rate, self.step)
         else:
             again = partial(self._forward, self.backbone, images)
             self.divergence.skip(self.step + 1, learning_rate, images, labels, indices, again)

@@ -38,7 +38,7 @@ def test_a_line_broken_on_two_ranks_fails_its_parts(tmp_path):
 
 
 def no_one_hot(monkeypatch):
-    for kind in (walk.ByBlocks, walk.ByKernels):
+    for kind in (walk.PaddleBackend, walk.KernelBackend):
         backward = kind.backward
         monkeypatch.setattr(
             kind,

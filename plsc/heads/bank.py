@@ -163,7 +163,7 @@ class Bank(ABC):
         """Gradients of the selected rows by name, [K, width] and [K]; empty before the first backward."""
         return {name: held[: self.selected] for name, held in self._grads.items()}
 
-    def expect(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
+    def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
         """After `select`: what the next step will select, as far as it is known. A bank whose rows are far away fetches them
         meanwhile; the others need not know, and do not call `draw`."""
 

@@ -87,7 +87,7 @@ class Trial:
     def step(self) -> None:
         """Forward, backward, update, and what a bank does beside it."""
         self.head(self.emb, self.label, self.number).loss.backward()
-        self.head.step(0.1)
+        self.head.step(0.1, self.number)
         self.head.bank.finish()
         self.emb.clear_grad()
         self.number += 1

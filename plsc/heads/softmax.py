@@ -122,27 +122,28 @@ class SoftmaxHead:
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
-        self.number = number
         with timer.part("head"):
             step = Step(self, emb.flatten(1), label_B, number)
-            loss = _SoftmaxLoss.apply(step.emb_BD, step)
-        return HeadOutput(loss, step.accuracy, step.own(step.loss_N), step.own(step.correct_N))
+            with paddle.no_grad():
+                losses, saved = step.forward()
+            loss = _SoftmaxLoss.apply(step.emb_BD, step, losses, saved)
+        return HeadOutput(loss, losses.accuracy, step.own(losses.losses_N), step.own(losses.correct_N))
 
-    def step(self, lr: float) -> None:
-        """Move the centres by the gradients of the last backward."""
+    def step(self, lr: float, number: int = 0) -> None:
+        """Move the centres by the gradients of the last backward. number: of the training step, as in the call."""
         with timer.part("head"):
-            self.bank.update(lr, self.number)
+            self.bank.update(lr, number)
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
         """The pieces of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         step = Step(self, emb.flatten(1), label_B, number=None)
-        step.forward(keep=False)
-        logit_NS = step.walk.logits(0, self.shard.size)[0]
-        if len(step.row_P):
-            step.walk.put(logit_NS, 0, self.shard.size, self.scale * step.target_P)
-        prob_NS = (logit_NS - step.lse_N.unsqueeze(1)).exp()
-        return ShardInfo(logit_NS, prob_NS, step.local_N, self.shard.size)
+        _, saved = step.forward(keep=False)
+        logit_NS = saved.backend.logits(0, self.shard.size)[0]
+        if len(saved.targets):
+            saved.backend.set_targets(logit_NS, 0, self.shard.size, self.scale * saved.targets.target_P)
+        prob_NS = (logit_NS - saved.lse_N.unsqueeze(1)).exp()
+        return ShardInfo(logit_NS, prob_NS, saved.samples.local_N, self.shard.size)
 
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
@@ -171,12 +172,15 @@ class SoftmaxHead:
 
 
 class _SoftmaxLoss(PyLayer):
+    """Puts the loss that `Step.forward` has computed into autograd, with `Step.backward` as its backward pass."""
+
     @staticmethod
-    def forward(ctx, emb_BD, step):
+    def forward(ctx, emb_BD, step, losses, saved):
         ctx.step = step
-        return step.forward()
+        ctx.saved = saved  # not the losses: the loss leads to ctx, and what leads back would never be freed
+        return losses.loss
 
     @staticmethod
     def backward(ctx, grad):
         with timer.part("head"):  # inside the backbone's backward pass
-            return ctx.step.backward(grad)
+            return ctx.step.backward(ctx.saved, grad)

@@ -1,7 +1,14 @@
-"""One forward and backward of the softmax head: where the order of its operations lives. Symbols and method: softmax.py."""
+"""One forward and backward pass of the softmax head, in the order of its operations. Symbols and method: softmax.py.
+
+Each phase takes what the ones before it found and returns a frozen dataclass:
+
+    gather -> Samples -> find_targets -> Targets -> a backend (walk.py) -> maxima and sums -> join the ranks -> Losses, Saved
+    Saved, gradient of the loss -> backward -> gradient of this rank's embeddings; those of the centres go to the bank
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -10,14 +17,86 @@ import paddle.nn.functional as F
 
 from plsc import distributed
 from plsc.errors import UserError
-from plsc.heads import walk
 from plsc.heads.blocks import inverse, unit_rows, unit_rows_gradient
 from plsc.heads.sampling import choose_classes, draw_classes
+from plsc.heads.walk import BackendInput, KernelBackend, PaddleBackend, choose_backend
 from plsc.tensors import tensor_of
 
 
+@dataclass(frozen=True)
+class Samples:
+    """The samples that this rank works on: those of all ranks if the classes are sharded, else its own.
+
+    x_ND: embeddings, at length 1 with a margin. scaled_ND: times the head's scale. local_N: labels as this shard counts its classes,
+    -1 in another shard. norm_N, inverse_N1: the embeddings' lengths, and 1 / length; None without a margin.
+    """
+
+    x_ND: paddle.Tensor
+    scaled_ND: paddle.Tensor
+    local_N: paddle.Tensor
+    norm_N: paddle.Tensor | None
+    inverse_N1: paddle.Tensor | None
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The P samples whose class is in this shard, in the order of their classes.
+
+    row_P: which of the N samples. column_P: their classes, as the selected ones are counted. plain_P: logits over scale; target_P:
+    with margin; slope_P: its derivative by plain_P; norm_slope_P: by the norm, None where the margin does not train it. The
+    logits are None where P is 0.
+    """
+
+    row_P: np.ndarray
+    column_P: np.ndarray
+    rows: paddle.Tensor  # row_P as a tensor
+    plain_P: paddle.Tensor | None = None
+    target_P: paddle.Tensor | None = None
+    slope_P: paddle.Tensor | None = None
+    norm_slope_P: paddle.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.row_P)
+
+
+@dataclass(frozen=True)
+class Maxima:
+    """Of the logits that are no sample's target, over all ranks: max_N; plain_max_N before the margin's hook; rest_N: this rank's
+    sum of exp(logit - max_N)."""
+
+    max_N: paddle.Tensor
+    plain_max_N: paddle.Tensor
+    rest_N: paddle.Tensor
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What the forward pass says of the samples: the mean loss and the share of correct ones over all ranks, and both by sample."""
+
+    loss: paddle.Tensor
+    accuracy: paddle.Tensor
+    losses_N: paddle.Tensor
+    correct_N: paddle.Tensor
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the backward pass takes of the forward pass.
+
+    lse_N: logarithm of each sample's whole denominator. miss_N: 1 - p(target). penalty_slope_N: of the margin's penalty by the
+    norm; None without one.
+    """
+
+    samples: Samples
+    targets: Targets
+    backend: PaddleBackend | KernelBackend
+    lse_N: paddle.Tensor
+    miss_N: paddle.Tensor
+    penalty_slope_N: paddle.Tensor | None
+
+
 class Step:
-    """Holds what backward needs of forward, and dies with the graph.
+    """Computes one step of a head on this rank's samples.
 
     Args:
         head: the SoftmaxHead. emb_BD, label_B: this rank's samples.
@@ -26,134 +105,164 @@ class Step:
     """
 
     def __init__(self, head, emb_BD: paddle.Tensor, label_B: paddle.Tensor, number: int | None):
-        self.head, self.margin, self.bank, self.emb_BD = head, head.margin, head.bank, emb_BD
-        self.number, self.label_B = number, label_B.flatten()
+        self.head = head
+        self.margin = head.margin
+        self.emb_BD = emb_BD
+        self.label_B = label_B.flatten()
+        self.number = number
         self.counts = distributed.gather_counts(emb_BD.shape[0])
         self.num_samples = sum(self.counts)  # of all ranks: what the mean is over
 
     def own(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """This rank's part of a per-sample tensor [N] -> [B]."""
+        """Cut this rank's part [B] out of a per-sample tensor [N]."""
         if not self.head.sharded:
             return x_N
         start = sum(self.counts[: distributed.rank()])
         return x_N[start : start + self.counts[distributed.rank()]]
 
     def gather(self, x_B: paddle.Tensor) -> paddle.Tensor:
-        """Every sample that this rank's shard must judge: all ranks' if the classes are spread, its own if not."""
+        """Collect the samples that this rank works on: all ranks' if the classes are sharded, its own if not."""
         return distributed.gather_rows(x_B, self.counts) if self.head.sharded else x_B
 
-    def of_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """A per-sample tensor of all ranks' samples, for what a margin remembers: it must be the same everywhere."""
+    def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
+        """Collect a per-sample tensor of all ranks, for what a margin remembers: it must be the same everywhere."""
         return x_N if self.head.sharded else distributed.gather_rows(x_N, self.counts)
 
     # -- forward ------------------------------------------------------------------------------------------------------------
 
-    def forward(self, keep: bool | None = None) -> paddle.Tensor:
-        self.x_ND = self.gather(self.emb_BD.astype("float32"))
-        if self.margin:
-            self.x_ND, self.inverse_N1 = unit_rows(self.x_ND)
-            self.norm_N = inverse(self.inverse_N1).flatten()
-            if self.number is not None:
-                self.margin.observe(self.of_all(self.norm_N))
-        self.scaled_ND = self.x_ND * self.head.scale if self.head.scale != 1.0 else self.x_ND
-        shard = self.head.shard
-        self.local_N = distributed.shard_index(self.gather(self.label_B), shard.start, shard.stop)
-        self._find_targets()
-        if self.margin and self.margin.has_others:
-            self._share_targets()
-        self._walk_others(keep)
-        self._join_ranks()
+    def forward(self, keep: bool | None = None) -> tuple[Losses, Saved]:
+        """Compute the losses. keep: whether exponentials are kept for backward; None: if the budget holds them."""
+        samples = self._gather_samples()
+        targets = self._find_targets(samples)
+        backend_input = BackendInput(
+            samples.scaled_ND,
+            targets.row_P,
+            targets.column_P,
+            targets.rows,
+            self._share_targets(samples, targets),
+            inspected=self.number is None,
+        )
+        backend = choose_backend(self.head, backend_input, keep)
+        losses_N, correct_N, lse_N, miss_N = self._join_ranks(targets, self._join_maxima(backend))
+        penalty_slope_N = None
         if self.margin and self.margin.trains_norm:
-            value_N, self.penalty_slope_N = self.margin.penalty(self.norm_N)
-            self.loss_N = self.loss_N + value_N
-        loss, self.accuracy = self._means(self.loss_N, self.correct_N.astype("float32"))
-        return loss
+            value_N, penalty_slope_N = self.margin.penalty(samples.norm_N)
+            losses_N = losses_N + value_N
+        loss, accuracy = self._means(losses_N, correct_N.astype("float32"))
+        return (
+            Losses(loss, accuracy, losses_N, correct_N),
+            Saved(samples, targets, backend, lse_N, miss_N, penalty_slope_N),
+        )
 
-    def _find_targets(self) -> None:
-        """Of the P samples whose class is in this shard: their rows and columns, target logits without and with margin."""
-        local_N = self.local_N.numpy()
-        self.row_P = np.flatnonzero(local_N >= 0)
-        self.column_P = self._sample(local_N[self.row_P])
-        order = np.argsort(self.column_P, kind="stable")  # so that a block's targets are one run
-        self.row_P, self.column_P = self.row_P[order], self.column_P[order]
-        self.rows = tensor_of(self.row_P)
-        if not len(self.row_P):
-            return
-        self.plain_P = self.head.similarity.targets(self.x_ND, self.row_P, self.column_P)
-        self.target_P, self.slope_P, self.norm_slope_P = self.plain_P, paddle.ones_like(self.plain_P), None
+    def _gather_samples(self) -> Samples:
+        x_ND = self.gather(self.emb_BD.astype("float32"))
+        norm_N = inverse_N1 = None
         if self.margin:
-            found = self.margin(self.plain_P, paddle.gather(self.norm_N, self.rows))
-            self.target_P, self.slope_P, self.norm_slope_P = found.cosine, found.slope, found.norm_slope
+            x_ND, inverse_N1 = unit_rows(x_ND)
+            norm_N = inverse(inverse_N1).flatten()
+            if self.number is not None:
+                self.margin.observe(self.gather_all(norm_N))
+        scaled_ND = x_ND * self.head.scale if self.head.scale != 1.0 else x_ND
+        shard = self.head.shard
+        local_N = distributed.shard_index(self.gather(self.label_B), shard.start, shard.stop)
+        return Samples(x_ND, scaled_ND, local_N, norm_N, inverse_N1)
 
-    def _sample(self, class_P: np.ndarray) -> np.ndarray:
-        """Choose the classes of this step; the targets' classes as those are numbered."""
+    def _find_targets(self, samples: Samples) -> Targets:
+        """Select the classes of the step, and find the samples whose class is in this shard, and their logits."""
+        local_N = samples.local_N.numpy()
+        row_P = np.flatnonzero(local_N >= 0)
+        column_P = self._select_classes(local_N[row_P])
+        order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
+        row_P, column_P = row_P[order], column_P[order]
+        rows = tensor_of(row_P)
+        if not len(row_P):
+            return Targets(row_P, column_P, rows)
+        plain_P = self.head.similarity.targets(samples.x_ND, row_P, column_P)
+        if not self.margin:
+            return Targets(row_P, column_P, rows, plain_P, plain_P, paddle.ones_like(plain_P))
+        moved = self.margin(plain_P, paddle.gather(samples.norm_N, rows))
+        return Targets(row_P, column_P, rows, plain_P, moved.cosine, moved.slope, moved.norm_slope)
+
+    def _select_classes(self, class_P: np.ndarray) -> np.ndarray:
+        """Have the bank select the classes of this step -> the targets' classes as those are counted."""
         head = self.head
         if head.sample_rate == 1 or self.number is None:
-            self.bank.select(None)
+            head.bank.select(None)
             return class_P
         drawn_by = head.shard, head.sample_rate, head.seed
         index_K = choose_classes(np.unique(class_P), *drawn_by, self.number)
-        self.bank.select(index_K)
-        self.bank.expect(partial(draw_classes, *drawn_by, self.number + 1))
+        head.bank.select(index_K)
+        head.bank.prefetch(partial(draw_classes, *drawn_by, self.number + 1))
         return np.searchsorted(index_K, class_P)
 
-    def _spread(self, *values_P: paddle.Tensor) -> paddle.Tensor:
+    def _spread(self, targets: Targets, *values_P: paddle.Tensor) -> paddle.Tensor:
         """[P] each -> [how many, N], 0 where the sample's class is in another shard."""
         values = paddle.stack(values_P, axis=1)
-        zeros = paddle.zeros([self.x_ND.shape[0], len(values_P)])
-        return paddle.scatter(zeros, self.rows, values).transpose([1, 0]).contiguous()
+        zeros = paddle.zeros([self._samples_here, len(values_P)])
+        return paddle.scatter(zeros, targets.rows, values).transpose([1, 0]).contiguous()
 
-    def _share_targets(self) -> None:
-        """Target cosines of all N samples on every rank, for a margin whose other logits depend on them. One SUM."""
-        shared_2N = paddle.zeros([2, self.x_ND.shape[0]])
-        if len(self.row_P):
-            shared_2N = self._spread(self.plain_P, self.target_P)
+    @property
+    def _samples_here(self) -> int:
+        """N, the samples that this rank works on."""
+        return self.num_samples if self.head.sharded else self.emb_BD.shape[0]
+
+    def _share_targets(
+        self, samples: Samples, targets: Targets
+    ) -> tuple[paddle.Tensor, paddle.Tensor] | None:
+        """Tell every rank the target cosines of all N samples, [N, 1] without and with margin. One SUM, and only for a margin whose
+        other logits depend on them."""
+        if not (self.margin and self.margin.has_others):
+            return None
+        shared_2N = paddle.zeros([2, self._samples_here])
+        if len(targets):
+            shared_2N = self._spread(targets, targets.plain_P, targets.target_P)
         if self.head.sharded:
             distributed.all_reduce(shared_2N)
         if self.number is not None:
-            self.margin.observe_targets(self.of_all(shared_2N[0]))
-        self.cosines = tuple(row_N.unsqueeze(1) for row_N in shared_2N.unbind())
+            self.margin.observe_targets(self.gather_all(shared_2N[0]))
+        plain_N1, target_N1 = (row_N.unsqueeze(1) for row_N in shared_2N.unbind())
+        return plain_N1, target_N1
 
-    def _walk_others(self, keep: bool | None) -> None:
-        """Row maximum and row sum of exponentials over the sampled logits that are not the sample's target: of all ranks, of this."""
-        self.walk = walk.choose(self, keep)
-        own_N, plain_N, sum_N = self.walk.forward()
+    def _join_maxima(self, backend: PaddleBackend | KernelBackend) -> Maxima:
+        """Find the largest other logit of each sample over all ranks, and this rank's sum of exponentials below it. One MAX."""
+        own_N, plain_N, sum_N = backend.forward()
         largest_2N = paddle.stack([own_N, plain_N])
         if self.head.sharded:
             distributed.all_reduce(largest_2N, "max")
-        self.max_N, self.plain_max_N = largest_2N.unbind()
-        self.rest_N = sum_N * (own_N - self.max_N).exp()
+        max_N, plain_max_N = largest_2N.unbind()
+        return Maxima(max_N, plain_max_N, sum_N * (own_N - max_N).exp())
 
-    def _join_ranks(self) -> None:
-        """One SUM makes the losses of all N samples known to every rank, and shows labels that no rank owns."""
-        if len(self.row_P):
+    def _join_ranks(self, targets: Targets, maxima: Maxima) -> tuple[paddle.Tensor, ...]:
+        """Compute losses, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each. One SUM, which also shows
+        labels that no rank owns."""
+        if len(targets):
             scale = self.head.scale
-            own_3N = self._spread(scale * self.plain_P, scale * self.target_P, paddle.ones_like(self.plain_P))
+            own = scale * targets.plain_P, scale * targets.target_P, paddle.ones_like(targets.plain_P)
+            own_3N = self._spread(targets, *own)
         else:
-            own_3N = paddle.zeros([3, len(self.rest_N)])
-        packed_4N = paddle.concat([self.rest_N.unsqueeze(0), own_3N])
+            own_3N = paddle.zeros([3, len(maxima.rest_N)])
+        packed_4N = paddle.concat([maxima.rest_N.unsqueeze(0), own_3N])
         if self.head.sharded:
             distributed.all_reduce(packed_4N)
         rest_N, plain_N, target_N, owned_N = packed_4N.unbind()
-        self._refuse_strays(owned_N)
-        z_N = self.max_N + rest_N.log() - target_N
-        self.loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
-        self.lse_N = target_N + self.loss_N
-        self.miss_N = F.sigmoid(z_N)  # 1 - p(target)
-        self.correct_N = plain_N >= self.plain_max_N
+        self._check_labels(owned_N)
+        z_N = maxima.max_N + rest_N.log() - target_N
+        loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
+        return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
-    def _refuse_strays(self, owned_N: paddle.Tensor) -> None:
-        stray = np.flatnonzero(owned_N.numpy() != 1.0)
-        if not len(stray):
+    def _check_labels(self, owned_N: paddle.Tensor) -> None:
+        """Raise UserError for labels that are in no rank's shard."""
+        outside = np.flatnonzero(owned_N.numpy() != 1.0)
+        if not len(outside):
             return
-        label = int(self.gather(self.label_B)[int(stray[0])])
+        label = int(self.gather(self.label_B)[int(outside[0])])
         raise UserError(
-            f"sample {int(stray[0])} of the {len(owned_N)} in this step has label {label}, but labels must be in "
-            f"[0, {self.head.shard.num_classes}); {len(stray)} such samples in the step"
+            f"sample {int(outside[0])} of the {len(owned_N)} in this step has label {label}, but labels must be in "
+            f"[0, {self.head.shard.num_classes}); {len(outside)} such samples in the step"
         )
 
     def _means(self, *values_N: paddle.Tensor) -> list[paddle.Tensor]:
-        """Means over the samples of all ranks."""
+        """Average over the samples of all ranks."""
         totals = paddle.stack([value.sum() for value in values_N])
         if not self.head.sharded:
             distributed.all_reduce(totals)
@@ -161,32 +270,38 @@ class Step:
 
     # -- backward -----------------------------------------------------------------------------------------------------------
 
-    def backward(self, grad: paddle.Tensor) -> paddle.Tensor:
-        """Gradient of the loss by this rank's embeddings, times W (see `distributed`); centre gradients go to the bank."""
+    def backward(self, saved: Saved, grad: paddle.Tensor) -> paddle.Tensor:
+        """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of centres go to the bank."""
+        targets = saved.targets
         factor = grad.astype("float32") / self.num_samples
-        miss_P = paddle.gather(self.miss_N, self.rows) if len(self.row_P) else None
-        dtarget_P = None if miss_P is None else -miss_P * self.slope_P
-        grad_ND = self.walk.backward(self.lse_N, dtarget_P, self.scaled_ND * factor, factor)
+        miss_P = paddle.gather(saved.miss_N, targets.rows) if len(targets) else None
+        dtarget_P = None if miss_P is None else -miss_P * targets.slope_P
+        grad_ND = saved.backend.backward(saved.lse_N, dtarget_P, saved.samples.scaled_ND * factor, factor)
         if self.margin and self.margin.trains_norm:
-            grad_ND = paddle.concat([grad_ND, self._norm_gradient(miss_P).unsqueeze(1)], axis=1)
+            grad_ND = paddle.concat([grad_ND, self._norm_gradient(saved, miss_P).unsqueeze(1)], axis=1)
         grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.head.sharded else grad_ND
-        return self._embedding_gradient(grad_BD, factor * distributed.world_size()).astype(self.emb_BD.dtype)
+        found = self._embedding_gradient(saved, grad_BD, factor * distributed.world_size())
+        return found.astype(self.emb_BD.dtype)
 
-    def _norm_gradient(self, miss_P: paddle.Tensor | None) -> paddle.Tensor:
+    def _norm_gradient(self, saved: Saved, miss_P: paddle.Tensor | None) -> paddle.Tensor:
         """Gradient of this shard's target cosines by the embeddings' norms, [N]; as that of the cosines, without factors."""
         if miss_P is None:
-            return paddle.zeros_like(self.norm_N)
-        return self._spread(-miss_P * self.norm_slope_P)[0]
+            return paddle.zeros_like(saved.samples.norm_N)
+        return self._spread(saved.targets, -miss_P * saved.targets.norm_slope_P)[0]
 
-    def _embedding_gradient(self, grad_BD: paddle.Tensor, factor: paddle.Tensor) -> paddle.Tensor:
+    def _embedding_gradient(
+        self, saved: Saved, grad_BD: paddle.Tensor, factor: paddle.Tensor
+    ) -> paddle.Tensor:
         """From the gradient by scaled embeddings, with the norms' as a last column if they are trained."""
         of_cosine = factor * self.head.scale
         if not self.margin:
             return grad_BD * of_cosine
-        unit_BD, inverse_B1 = self.own(self.x_ND), self.own(self.inverse_N1)
+        unit_BD = self.own(saved.samples.x_ND)
+        inverse_B1 = self.own(saved.samples.inverse_N1)
         if not self.margin.trains_norm:
             return unit_rows_gradient(grad_BD, unit_BD, inverse_B1 * of_cosine)
-        grad_BD, norm_grad_B1 = grad_BD[:, :-1].contiguous(), grad_BD[:, -1:]
-        penalty_B1 = self.own(self.penalty_slope_N).unsqueeze(1)
+        norm_grad_B1 = grad_BD[:, -1:]
+        grad_BD = grad_BD[:, :-1].contiguous()
+        penalty_B1 = self.own(saved.penalty_slope_N).unsqueeze(1)
         turned_BD = unit_rows_gradient(grad_BD, unit_BD, inverse_B1 * of_cosine)
         return turned_BD + (norm_grad_B1 * of_cosine + penalty_B1 * factor) * unit_BD

@@ -1,13 +1,15 @@
-"""The walk over a shard's classes: forward to maxima and sums of their logits, backward to all gradients. Two ways, one result.
+"""The work on all classes of a shard: forward to maxima and sums of their logits, backward to all gradients. Two backends, one result.
 
     N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres   P targets in this shard
 
-`ByBlocks` takes Paddle's ops, on any device and for whatever a margin does. `ByKernels` does the same on CPUs in two calls of
-plsc/kernels, several times faster, where a margin leaves the other logits alone. Both are made for one step, hold what its backward
+`PaddleBackend` takes Paddle's ops, on any device and for whatever a margin does. `KernelBackend` does the same on CPUs in two calls of
+plsc/kernels, several times faster, where a margin leaves the other logits alone. Both are made for one step, keep what its backward
 needs, and leave the gradients of the rows in the bank.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -21,23 +23,44 @@ from plsc.tensors import tensor_of
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 
 
-def choose(step, keep: bool | None) -> ByBlocks | ByKernels:
-    """The fastest walk for this step. keep: whether exponentials are kept for backward; None: if the budget holds them."""
-    head = step.head
+@dataclass(frozen=True)
+class BackendInput:
+    """What a backend is given of a step.
+
+    scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard; rows: the same as a tensor; column_P: their
+    classes, rising, as the bank's selected rows are counted. cosines: of each sample with its class, without and with margin [N, 1],
+    for a margin that changes the other logits. inspected: whether somebody asks for the logits themselves.
+    """
+
+    scaled_ND: paddle.Tensor
+    row_P: np.ndarray
+    column_P: np.ndarray
+    rows: paddle.Tensor
+    cosines: tuple[paddle.Tensor, paddle.Tensor] | None
+    inspected: bool = False
+
+
+def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBackend | KernelBackend:
+    """Make the fastest backend for this step.
+
+    Args:
+        head: the SoftmaxHead, with its bank, its margin and its settings.
+        keep: whether exponentials are kept for backward; None: if the budget holds them.
+    """
     able = (
         kernels.multiplies()
-        and step.scaled_ND.place.is_cpu_place()
-        and step.bank.selected > 0
-        and step.number is not None  # an inspection asks for logits
+        and given.scaled_ND.place.is_cpu_place()
+        and head.bank.selected > 0
+        and not given.inspected
         and head.sub_centres == 1
         and not (head.margin and head.margin.has_others)
-        and step.bank.host_rows("centres") is not None
+        and head.bank.host_rows("centres") is not None
     )
-    return (ByKernels if able else ByBlocks)(step, keep)
+    return (KernelBackend if able else PaddleBackend)(head, given, keep)
 
 
 def check_bfloat16(margin, sub_centres: int) -> None:
-    """Refuse what no kernel can do in bfloat16, or this process cannot."""
+    """Raise UserError for what no kernel can do in bfloat16, or this process cannot."""
     wanting = None
     if sub_centres > 1:
         wanting = "and sub_centres above 1 do not go together"
@@ -53,22 +76,24 @@ def check_bfloat16(margin, sub_centres: int) -> None:
         raise UserError(f"Head.compute_dtype: bfloat16 {wanting}; set float32")
 
 
-class ByKernels:
-    """Compiled code on the bank's own memory."""
+class KernelBackend:
+    """Runs compiled code on the bank's own memory."""
 
-    def __init__(self, step, keep: bool | None):
-        self.step, self.bank, head = step, step.bank, step.head
+    def __init__(self, head, given: BackendInput, keep: bool | None):
+        self.bank = head.bank
+        self.sharded = head.sharded
+        self.workspace = head.workspace
         rows_SD, index_K = self.bank.host_rows("centres")
-        samples, classes = len(step.scaled_ND), self.bank.selected
+        samples, classes = len(given.scaled_ND), self.bank.selected
         fits = 4 * samples * classes <= head.budget
         self.exps = head.workspace.take(classes * samples) if (fits if keep is None else keep) else None
         problem = softmax.Problem(
-            step.scaled_ND,
+            given.scaled_ND,
             rows_SD,
             self.bank.host_rows("bias")[0] if self.bank.bias else None,
             index_K,
-            step.column_P,
-            step.row_P,
+            given.column_P,
+            given.row_P,
             cosine=head.margin is not None,
             bfloat16=head.compute_dtype == "bfloat16",
         )
@@ -87,20 +112,23 @@ class ByKernels:
         grad_ND = self.softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
         if self.bank.bias:
             grads["bias"].multiply_(factor)
-        if not self.step.head.sharded:
+        if not self.sharded:
             for grad in grads.values():
                 distributed.all_reduce(grad)
-        self.step.head.workspace.give_back(self.exps)
+        self.workspace.give_back(self.exps)
         return tensor_of(grad_ND)
 
 
-class ByBlocks:
-    """Paddle's ops, a block of classes at a time."""
+class PaddleBackend:
+    """Runs Paddle's ops, a block of classes at a time."""
 
-    def __init__(self, step, keep: bool | None):
-        self.step, self.head, self.margin, self.bank = step, step.head, step.margin, step.bank
+    def __init__(self, head, given: BackendInput, keep: bool | None):
+        self.given = given
+        self.head = head
+        self.margin = head.margin
+        self.bank = head.bank
         block, fits = plan_blocks(
-            len(step.scaled_ND), self.bank.selected, self.bank.width, self.head.sub_centres, self.head.budget
+            len(given.scaled_ND), self.bank.selected, self.bank.width, self.head.sub_centres, self.head.budget
         )
         self.hooked = self.margin is not None and self.margin.has_others
         if self.hooked or self.head.sub_centres > 1:
@@ -114,7 +142,7 @@ class ByBlocks:
         """Over the shard's sampled logits that are not the sample's target, [N] each: their maximum, their maximum before the
         margin's hook, and the sum of exp(logit - maximum)."""
         # As if of one block without classes, for a shard that has none.
-        samples = len(self.step.scaled_ND)
+        samples = len(self.given.scaled_ND)
         plain, maxima, sums = [[paddle.full([samples], value)] for value in (LOWEST, LOWEST, 0.0)]
         for start, stop in self.blocks:
             exp_Nb, plain_N, _, _ = self.logits(start, stop)
@@ -133,23 +161,23 @@ class ByBlocks:
     def logits(self, start: int, stop: int):
         """A block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook [N]; the hook's slopes
         [N, b] and the nearest sub-centres [N, b, J], None where there is nothing of the kind."""
-        logit_Nb, nearest_NbJ = self.head.similarity.logits(self.step.scaled_ND, start, stop)
+        logit_Nb, nearest_NbJ = self.head.similarity.logits(self.given.scaled_ND, start, stop)
         # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
-        self.put(logit_Nb, start, stop, float("-inf"))
+        self.set_targets(logit_Nb, start, stop, float("-inf"))
         max_N = logit_Nb.max(axis=1).clip(min=LOWEST)
         if not self.hooked:
             return logit_Nb, max_N, None, nearest_NbJ
-        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.step.cosines)
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.given.cosines)
         return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
 
-    def put(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
+    def set_targets(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
         """Overwrite the block's target entries in place with their part of `value_P` (or with one number)."""
-        first, last = np.searchsorted(self.step.column_P, [start, stop])
+        first, last = np.searchsorted(self.given.column_P, [start, stop])
         if first == last:
             return
-        columns = tensor_of(self.step.column_P[first:last] - start)
+        columns = tensor_of(self.given.column_P[first:last] - start)
         value = paddle.full([], value_P) if isinstance(value_P, float) else value_P[first:last]
-        x_Nb.index_put_((self.step.rows[first:last], columns), value)
+        x_Nb.index_put_((self.given.rows[first:last], columns), value)
 
     def backward(
         self,
@@ -169,7 +197,7 @@ class ByBlocks:
         for number, (start, stop) in enumerate(self.blocks):
             dlogit_Nb, nearest_NbJ = self._probabilities(number, lse_N)
             if dtarget_P is not None:
-                self.put(dlogit_Nb, start, stop, dtarget_P)
+                self.set_targets(dlogit_Nb, start, stop, dtarget_P)
             part_ND, centre_grad = self.head.similarity.gradient(dlogit_Nb, nearest_NbJ, x_ND, start, stop)
             grad_ND += part_ND
             self._to_bank("centres", start, stop, centre_grad)
@@ -198,18 +226,18 @@ class ByBlocks:
 
 
 class Workspace:
-    """Memory for the exponentials that outlives a step: fresh pages cost more time than the work on them."""
+    """Keeps memory for the exponentials beyond a step: fresh pages cost more time than the work on them."""
 
     def __init__(self):
         self._spare: np.ndarray | None = None
 
     def take(self, numbers: int) -> np.ndarray:
-        """At least so many float32."""
+        """Hand out at least so many float32."""
         found, self._spare = self._spare, None
         if found is None or len(found) < numbers:
             found = np.empty(numbers + numbers // 16, np.float32)  # what is not touched costs nothing
         return found
 
     def give_back(self, taken: np.ndarray | None) -> None:
-        """A step that never comes to its backward keeps what it took, and the next one gets another."""
+        """Take memory back. A step that never comes to its backward keeps what it took, and the next one gets another."""
         self._spare = self._spare if taken is None else taken

@@ -264,7 +264,7 @@ class WindowBank(HostBank):
         self._values = {name: arrays[name] for name in self.names}
         self._momenta = {name: arrays[momentum_of(name)] for name in self._values}
 
-    def expect(self, draw):
+    def prefetch(self, draw):
         self._later(self._read_ahead, draw, self._ahead, self._rows, self._next)
 
     def rows(self, name, start, stop):

@@ -1,4 +1,4 @@
-"""Forward and backward of the softmax over a shard, as one kernel each. The plain twin is `ByBlocks` in heads/walk.py.
+"""Forward and backward of the softmax over a shard, as one kernel each. Without kernels: `PaddleBackend` in heads/walk.py.
 
     N samples   D embedding size   K classes of the step   P samples whose class is in the shard
 

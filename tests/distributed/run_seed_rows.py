@@ -14,7 +14,7 @@ from plsc.heads import make_head
 from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.step import Step
-from plsc.heads.walk import ByBlocks
+from plsc.heads.walk import BackendInput, PaddleBackend
 from plsc.selftest_parts import relative
 
 B, C, D = 6, 23, 16
@@ -44,9 +44,9 @@ class Case:
         self.one_hot = (self.local[:, None] == np.arange(self.head.shard.size)).astype(np.float32)
 
     def forward(self, keep=None):
+        """-> the step, and what its forward pass has saved."""
         step = Step(self.head, self.emb, self.label_B, 0)
-        step.forward(keep)
-        return step
+        return step, step.forward(keep)[1]
 
     def info(self):
         return self.head.inspect(self.emb, self.label_B)
@@ -102,10 +102,10 @@ def row_2_5():
 def row_2_6():
     """The maximum of this shard survives the all_reduce; logits 10,000 higher leave the loss as it is."""
     case = Case()
-    step = case.forward(keep=True)
+    step, saved = case.forward(keep=True)
     others = np.where(np.arange(C) == case.label[:, None], -np.inf, case.logits)
-    assert relative(step.max_N.numpy(), others.max(axis=1)) < 1e-5
-    assert relative(step.walk.forward()[0].numpy(), others[:, case.rows].max(axis=1)) < 1e-5
+    assert relative(step._join_maxima(saved.backend).max_N.numpy(), others.max(axis=1)) < 1e-5
+    assert relative(saved.backend.forward()[0].numpy(), others[:, case.rows].max(axis=1)) < 1e-5
     losses = []
     for shift in (0.0, 1e4):
         moved = Case(bias=True)
@@ -123,12 +123,17 @@ def row_2_7():
 
 
 def row_2_8():
-    """The head's one-hot: it never exists, but what `put` writes into a block of zeros is it."""
+    """The head's one-hot: it never exists, but what `set_targets` writes into a block of zeros is it."""
     case = Case()
-    step = case.forward()
+    _, saved = case.forward()
+    targets = saved.targets
     block = paddle.zeros([len(case.x), case.head.shard.size])
-    if len(step.row_P):
-        ByBlocks(step, keep=None).put(block, 0, case.head.shard.size, paddle.ones([len(step.row_P)]))
+    if len(targets):
+        given = BackendInput(
+            saved.samples.scaled_ND, targets.row_P, targets.column_P, targets.rows, cosines=None
+        )
+        ones_P = paddle.ones([len(targets)])
+        PaddleBackend(case.head, given, keep=None).set_targets(block, 0, case.head.shard.size, ones_P)
     assert np.array_equal(block.numpy(), case.one_hot)
     assert not block.numpy()[case.local == -1].any()
 
@@ -136,8 +141,10 @@ def row_2_8():
 def row_2_9():
     """The head's place of the min trick: each sample's own value where its class is, exactly 0 elsewhere."""
     case = Case()
-    step = case.forward()
-    picked = step._spread(step.target_P)[0].numpy() if len(step.row_P) else np.zeros(len(case.x))
+    step, saved = case.forward()
+    picked = np.zeros(len(case.x))
+    if len(saved.targets):
+        picked = step._spread(saved.targets, saved.targets.target_P)[0].numpy()
     assert relative(picked, (case.logits[:, case.rows] * case.one_hot).sum(axis=1)) < 1e-5
     assert (picked[case.local == -1] == 0).all()
 

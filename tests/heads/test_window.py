@@ -37,7 +37,7 @@ def train(
     options = {**options, "sample_rate": rate, "weight_decay": 1e-3, "seed": seed}
     head = make_head(C, D, bank=kind, bank_dtype=dtype, bank_folder=folder, **options)
     if not ahead:
-        head.bank.expect = lambda draw: None
+        head.bank.prefetch = lambda draw: None
     for low in range(0, C if state else 0, 25):
         head.bank.load_rows(low, {name: rows[low : low + 25] for name, rows in state.items()})
     losses = []
@@ -47,7 +47,7 @@ def train(
         out = head(emb, paddle.to_tensor(rng.integers(0, 12, 6)), step)
         out.loss.backward()
         if step != skip:
-            head.step(0.1)
+            head.step(0.1, step)
         losses.append(out.loss.item())
     return losses, head
 
@@ -182,7 +182,7 @@ def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
         for step in range(9, 12):
             emb = paddle.to_tensor(np.ones((6, D)), dtype="float32", stop_gradient=False)
             head(emb, paddle.to_tensor([1] * 6), step).loss.backward()
-            head.step(0.1)
+            head.step(0.1, step)
 
 
 def test_a_shard_without_classes(tmp_path):
