@@ -1,10 +1,11 @@
 """What a training rank does about its own end: it stops when asked, says why it failed, and is nobody's orphan.
 
-A signal only sets a flag here; the trainer lets the ranks agree on the step, saves, and leaves. Under `plsc-run` each rank leaves
+A signal only sets a flag here; the trainer lets the ranks agree on the step, saves, and leaves. A second one ends the process at once,
+whatever it waits for. A signal that was ignored when the process began (nohup) stays ignored. Under `plsc-run` each rank leaves
 files in output_dir/errors, by which plsc.postmortem tells who failed first: rank{r}.alive (process and step, gone after an orderly
 end), rank{r}.json (the exception, or that it was stopped), rank{r}.trace (where it was stuck or crashed). Knows no paddle.
 
-Try it: `kill -TERM` a rank of a training; all ranks save the same step and end with 0.
+Try it: `kill -TERM` a rank of a training; all ranks save the same step and end with 143.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -33,7 +35,10 @@ SUPERVISOR = "PLSC_RUN_PID"  # in the environment of whatever plsc-run starts
 LOCKED = "PLSC_RUN_LOCK"  # the folder whose lock it holds for them
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 6  # times hang_seconds for what is no step: start, evaluation, saving, report
+APART = 2.0  # seconds: a further SIGTERM this soon is the launcher's, which repeats it
+_GRACE = 2.0  # seconds for what a second Ctrl-C raises to end the process
 _WIDTH = 200  # of the text in rank{r}.alive, which is overwritten in place
+_RESERVED = 16384  # bytes of each file that a rank may leave, taken before the disk is full
 _PR_SET_PDEATHSIG = 1
 
 
@@ -71,14 +76,19 @@ class Guard:
     def listen(self) -> None:
         """From here on a signal waits for the next step. To be called after importing Paddle, which sets handlers of its own."""
         if threading.current_thread() is threading.main_thread():
+            self._exit.enter_context(_second_signal(self._end_now))
             for number in STOPPING:
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
                 signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
         if self.supervised:
             (self.folder / "errors").mkdir(exist_ok=True)
-            for kind in ("json", "trace"):
-                self._file(kind).unlink(missing_ok=True)
-            self._trace = self._exit.enter_context(open(self._file("trace"), "w"))  # noqa: SIM115
+            self._file("json").unlink(missing_ok=True)
+            self._file("reserved").write_bytes(bytes(_RESERVED))
+            self._exit.callback(self._file("reserved").unlink, missing_ok=True)
+            self._file("trace").write_text("\n" * _RESERVED)
+            self._trace = self._exit.enter_context(open(self._file("trace"), "r+"))  # noqa: SIM115
             faulthandler.enable(self._trace)
             self._exit.callback(faulthandler.disable)
             faulthandler.register(signal.SIGUSR1, self._trace)
@@ -110,22 +120,92 @@ class Guard:
         if self._seconds:
             faulthandler.cancel_dump_traceback_later()
         try:
-            if self._launched and (error is not None or self.stopped):
-                said = failure(error) if error is not None else {"stopped": self.stopped}
-                whose = {"rank": rank_from_env(), "host": socket.gethostname(), "pid": os.getpid()}
-                record = {"time": time.time(), **whose, "step": self.step, **said}
-                (self.folder / "errors").mkdir(parents=True, exist_ok=True)
-                replace_file(self._file("json"), json.dumps(record, indent=1).encode())
+            if error is not None or self.stopped:
+                self._record(failure(error) if error is not None else {"stopped": self.stopped})
         finally:
             self._exit.close()
+
+    def _record(self, said: dict[str, Any]) -> None:
+        """Write rank{r}.json, in a launch; into a file that was made beforehand, if there is one, because the disk may be full."""
+        if not self._launched:
+            return
+        whose = {"rank": rank_from_env(), "host": socket.gethostname(), "pid": os.getpid()}
+        text = json.dumps({"time": time.time(), **whose, "step": self.step, **said}, indent=1)
+        try:
+            (self.folder / "errors").mkdir(parents=True, exist_ok=True)
+            reserved = self._file("reserved")
+            if not reserved.exists():
+                replace_file(self._file("json"), text.encode())
+                return
+            with open(reserved, "r+b") as file:
+                file.write(text.encode().ljust(_RESERVED))
+            os.replace(reserved, self._file("json"))
+        except OSError as error:
+            print(f"ERROR {self._file('json')} cannot be written: {error}", file=sys.stderr, flush=True)
+
+    def _end_now(self, number: int) -> None:
+        """End the process on a second signal; called in another thread than the one that may be blocked."""
+        stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
+        where = f"{stack[-1].filename}:{stack[-1].lineno}"
+        text = (
+            f"ended by a second {signal.Signals(number).name} in {where}, step {self.step} is not saved by it"
+        )
+        with contextlib.suppress(OSError):
+            print(f"ERROR {text}", file=sys.stderr, flush=True)
+        self._record({"type": "KeyboardInterrupt", "message": text, "user": False, "where": where})
+        os._exit(exit_code(number))
 
     def _file(self, kind: str) -> Path:
         return self.folder / "errors" / f"rank{rank_from_env()}.{kind}"
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if number == self.signal == signal.SIGINT:
+        if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: at once, then
         self.signal = number
+
+
+def exit_code(number: int) -> int:
+    """The exit code of a program that a signal has stopped, as shells have it: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number
+
+
+def stopped_on(code: int) -> str | None:
+    """The signal, by its name, that an exit code stands for; None for any other code."""
+    return next((number.name for number in STOPPING if code == exit_code(number)), None)
+
+
+@contextlib.contextmanager
+def _second_signal(end: Callable[[int], None]) -> Iterator[None]:
+    """Call `end(number)` when a second signal of STOPPING comes.
+
+    A thread waits for it: the main thread may be blocked in the kernel, and then runs no handler. A SIGTERM soon after the first
+    signal is passed over; after a SIGINT, for which the handler raises KeyboardInterrupt, that has time to end the process.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    done = threading.Event()
+
+    def watch() -> None:
+        first = None
+        while numbers := os.read(reading, 64):
+            for number in numbers:
+                now = time.monotonic()
+                if number not in STOPPING:
+                    continue
+                if first is None:
+                    first = now
+                elif (number == signal.SIGINT and not done.wait(_GRACE)) or now > first + APART:
+                    end(number)
+        os.close(reading)
+
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="plsc-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
 
 
 def failure(error: BaseException) -> dict[str, Any]:

@@ -54,20 +54,22 @@ class Watch:
         ] = {}  # rank -> its record, of a process that was stopped (SIGSTOP)
         for kind in ("alive", "json"):
             for rank in self._records(kind):
-                for suffix in ("alive", "json", "trace"):
+                for suffix in ("alive", "json", "trace", "reserved"):
                     (folder / f"rank{rank}.{suffix}").unlink(missing_ok=True)
         self._oom_kills = _oom_kills()
 
     def _records(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Rank -> what its file says, and "since" when, of ranks on this machine; without a file that is being written just now."""
+        """Rank -> what its file says, and "since" when, of ranks on this machine; without a file that is being written just now, or
+        that no rank has written."""
         found = {}
         for path in self._folder.glob(f"rank*.{kind}"):
+            rank = re.fullmatch(r"rank(\d{1,9})", path.stem, re.ASCII)
             try:
                 written, record = path.stat().st_mtime, json.loads(path.read_bytes())
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue
-            if record.get("host") == socket.gethostname():
-                found[int(path.stem[4:])] = {**record, "since": written}
+            if rank and _is_record(kind, record) and record["host"] == socket.gethostname():
+                found[int(rank[1])] = {**record, "since": written}
         return found
 
     def pids(self) -> dict[int, int]:
@@ -173,6 +175,20 @@ class Watch:
     def _trace(self, rank: int) -> str:
         path = self._folder / f"rank{rank}.trace"
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _is_record(kind: str, record: Any) -> bool:
+    """Whether a rank may have written it: a file of this kind with all its fields."""
+    fields = {"host": str, "step": int}
+    if kind == "alive":
+        fields["pid"] = int
+    elif isinstance(record, dict) and "stopped" in record:
+        fields["stopped"] = str
+    else:
+        fields.update({"time": (int, float), "type": str, "message": str, "user": bool})
+    return isinstance(record, dict) and all(
+        isinstance(record.get(name), type_) for name, type_ in fields.items()
+    )
 
 
 def _main_thread(trace: str) -> str:

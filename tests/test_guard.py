@@ -1,5 +1,6 @@
 """A rank's own end: signals, locks and last words, in this process; deaths are shown in test_supervisor.py."""
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from plsc import guard
 from plsc.errors import UserError
 from plsc.guard import Guard, failure
 from plsc.lock import hold
+from tests.launch import run_python
 
 
 @pytest.fixture
@@ -37,6 +39,71 @@ def test_ctrl_c_twice_ends_at_once(tmp_path):
         found.listen()
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
+
+
+BLOCKED = """
+import os, sys, threading, time
+from pathlib import Path
+from plsc import guard
+guard.APART = guard._GRACE = 0.2
+
+def signals():
+    for number in map(int, sys.argv[1:]):
+        os.kill(os.getpid(), number)
+        time.sleep(0.5)
+
+os.mkfifo("blocked.png")
+with guard.Guard(Path("out")) as found:
+    found.listen()
+    threading.Thread(target=signals, daemon=True).start()
+    open("blocked.png").read()
+"""
+
+
+@pytest.mark.parametrize("numbers", [(15, 15), (2, 2), (15, 2), (2, 15)])
+def test_a_second_signal_ends_what_is_blocked(tmp_path, numbers):
+    """In a launch; the main thread waits in the kernel, where no handler runs."""
+    env = {"PADDLE_TRAINER_ID": "0"}
+    done = run_python("-c", BLOCKED, *map(str, numbers), cwd=tmp_path, check=False, timeout=60, **env)
+    assert done.returncode == 128 + numbers[1], done.stderr
+    record = json.loads((tmp_path / "out/errors/rank0.json").read_text())
+    for said in (done.stderr, record["message"]):
+        assert f"ended by a second {signal.Signals(numbers[1]).name} in <string>:" in said
+
+
+def test_a_signal_that_was_ignored_stays_ignored(tmp_path):
+    for number in guard.STOPPING:
+        before = signal.signal(number, signal.SIG_IGN)
+        try:
+            with Guard(tmp_path) as found:
+                found.listen()
+                os.kill(os.getpid(), number)
+                assert not found.signal
+            assert signal.getsignal(number) is signal.SIG_IGN
+        finally:
+            signal.signal(number, before)
+
+
+def test_a_full_disk_does_not_keep_the_error_from_being_written(tmp_path, launched, monkeypatch):
+    """Its room was taken beforehand; nothing but that is left after an orderly end."""
+    monkeypatch.setenv(guard.SUPERVISOR, str(os.getpid()))
+    monkeypatch.setattr(guard.faulthandler, "enable", lambda file: None)  # pytest has its own
+    monkeypatch.setattr(guard.faulthandler, "disable", lambda: None)
+    with Guard(tmp_path) as found:
+        found.listen()
+    assert [path.name for path in (tmp_path / "errors").iterdir()] == ["rank1.trace"]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(guard, "replace_file", full)
+    with pytest.raises(ValueError), Guard(tmp_path) as found:
+        found.listen()
+        room = (tmp_path / "errors/rank1.reserved").stat()
+        raise ValueError("a full disk")
+    now = (tmp_path / "errors/rank1.json").stat()
+    assert (now.st_ino, now.st_size) == (room.st_ino, room.st_size)
+    assert json.loads((tmp_path / "errors/rank1.json").read_text())["message"] == "a full disk"
 
 
 def test_rank_0_locks_the_folder_unless_the_supervisor_does(tmp_path, monkeypatch):

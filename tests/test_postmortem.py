@@ -198,6 +198,32 @@ def test_stopped_ranks_have_not_failed(folder):
     assert watch.stopped() == "SIGTERM"
 
 
+JUNK = [
+    "[]",
+    "7",
+    "{}",
+    '{"cut',
+    "[" * 100_000,
+    '{"host": "HOST"}',
+    '{"host": "HOST", "step": "x", "pid": []}',
+]
+
+
+def test_files_that_no_rank_has_written_are_passed_over(folder):
+    watch = Watch(folder)
+    for number, text in enumerate(JUNK):
+        for kind in ("alive", "json"):
+            (folder / f"rank{number}.{kind}").write_text(text.replace("HOST", socket.gethostname()))
+    (folder / "rankx.alive").write_text("{}")
+    alive(folder, "z", 3)
+    (folder / "rank77.alive").mkdir()
+    raised(folder, 50, 6, "ValueError", "a bad value")
+    watch.look()
+    assert watch.stopped() is None and watch.pids() == {}
+    assert watch.failure(1, "log").text == "rank 50 failed at step 7: ValueError: a bad value"
+    Watch(folder)
+
+
 def test_an_earlier_start_is_forgotten_but_not_what_another_machine_says(folder):
     raised(folder, 0, 7, *GLOO)
     raised(folder, 1, 7, *GLOO, host="elsewhere")
