@@ -2,14 +2,15 @@
 
     plsc-run --nproc_per_node 2 [--max_failures 3] [options of paddle.distributed.launch] tools/train.py -c configs/ -o ...
 
-It reads the config to know the output folder, locks that, and starts `python -m paddle.distributed.launch`. A death is followed by a
-start with Global.resume=true; the user's own mistake (exit code 2) is not, nor are R failures without a new checkpoint between them.
-SIGTERM and SIGINT go to the ranks, which save and stop. Imports no Paddle.
+It reads the config to know the output folder, locks that, and starts Paddle's launcher, whose own words go to launcher.log beside the
+ranks' logs. A death is followed by a start with Global.resume=true; the user's own mistake (exit code 2) is not, nor are R failures
+without a new checkpoint between them. SIGTERM and SIGINT go to the ranks, which save and stop. Imports no Paddle.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -20,12 +21,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from plsc import config, environment, guard, lock
-from plsc.errors import UserError
-from plsc.postmortem import Watch, send
+from plsc import config, environment, guard, launcher, lock, space
+from plsc.errors import UserError, shown_lines
+from plsc.postmortem import Failure, Watch, send
 
 _POLL = 0.1  # seconds
 _PAUSE = 1.0  # before a restart
+_PAUSE_FULL = 60.0  # before the first restart on a full disk, twice that before the second, ...
+_FULL = 1 << 20  # bytes free on a disk that is called full
 _USAGE = "plsc-run --nproc_per_node N [--max_failures R] [launcher options] tools/train.py -c ... -o ..."
 
 
@@ -59,10 +62,14 @@ class Supervisor:
             self._options += ["--log_dir", self._logs]
         self._signals: list[int] = []
         self._launcher: subprocess.Popen | None = None
+        self._said_before = 0  # bytes in the launcher's log
+        self._paused = False
 
     def run(self) -> int:
-        """The exit code: 0 done or stopped on request, 1 given up, 2 the user's mistake."""
+        """The exit code: 0 done, 130 or 143 stopped on SIGINT or SIGTERM, 1 given up, 2 the user's mistake."""
         for number in (*guard.STOPPING, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:  # nohup
+                continue
             signal.signal(number, lambda number, frame: self._signals.append(number))
         # Several nodes have one folder, and each has a supervisor: there rank 0 itself takes the lock.
         alone = _value(self._options, "--nnodes") in (None, "1")
@@ -93,7 +100,7 @@ class Supervisor:
                 return self._ended_on_request(watch)
             if code == 0:
                 return 0
-            failed, newest = watch.failure(code, self._logs), newest_step(self.folder)
+            failed, newest = self._failure(watch, code), newest_step(self.folder)
             if others and others == _stamp(self.folder, newest):
                 best = newest = None
             if failed.user:
@@ -108,31 +115,57 @@ class Supervisor:
             restarts, resume = restarts + 1, newest is not None
             where = f"step {newest}" if resume else "the beginning"
             self._say(f"WARNING {failed.text}; restart {restarts} from {where}")
-            time.sleep(_PAUSE)
+            self._paused = True
+            self._pause(_PAUSE_FULL * max(1, failures) if self._full(failed) else _PAUSE)
+            if self._signals:
+                return self._ended_on_request(watch)
+
+    def _failure(self, watch: Watch, code: int) -> Failure:
+        """Who failed first and why; a full disk keeps the ranks from saying it."""
+        failed = watch.failure(code, self._logs)
+        if failed.rank is not None:
+            return failed
+        launcher.show_mistakes(self._logs, self._said_before, sys.stderr)
+        free = space.free_bytes(self.folder)
+        return Failure(f"the disk of {self.folder} is full ({free:,} bytes free)") if free < _FULL else failed
+
+    def _full(self, failed: Failure) -> bool:
+        texts = [os.strerror(number) for number in space.FULL]
+        return any(text in failed.text for text in texts) or space.free_bytes(self.folder) < _FULL
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but for a signal."""
+        end = time.monotonic() + seconds
+        while not self._signals and time.monotonic() < end:
+            time.sleep(min(_POLL, seconds))
 
     def _finished(self, newest: int) -> bool:
         """Whether results.json is of the newest checkpoint: then the same command is a new run."""
         try:
-            return json.loads((self.folder / "results.json").read_bytes()).get("step") == newest
-        except (OSError, ValueError):
+            results = json.loads((self.folder / "results.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
             return False
+        return isinstance(results, dict) and results.get("step") == newest
 
     def _ended_on_request(self, watch: Watch) -> int:
         name = watch.stopped() or signal.Signals(self._signals[0]).name
         step = newest_step(self.folder)
         if watch.stopped():
             self._say(f"INFO stopped on {name} at step {step}; resume with the same command")
-            return 0
+            return guard.exit_code(signal.Signals[name])
         return self._ended_otherwise(watch, name, step)
 
     def _ended_otherwise(self, watch: Watch, name: str, step: int | None) -> int:
         """Asked to stop, but no rank says that it has saved."""
         if self._launcher.returncode == 0:
             return 0  # the run was at its end
+        if self._paused:
+            self._say(f"INFO stopped on {name} before a restart; the same command goes on")
+            return guard.exit_code(signal.Signals[name])
         failed = watch.failure(abs(self._launcher.returncode), self._logs)
         if failed.rank is None:
             self._say(f"INFO stopped on {name} before the training began; nothing is lost")
-            return 0
+            return guard.exit_code(signal.Signals[name])
         since = "" if step is None else f"; the same command resumes from step {step}"
         self._say(f"ERROR not saved on {name}: {failed.text}{since}")
         return 2 if failed.user else 1
@@ -147,14 +180,17 @@ class Supervisor:
             env.get("CUDA_VISIBLE_DEVICES") == ""
         ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
             del env["CUDA_VISIBLE_DEVICES"]
-        command = ["-m", "paddle.distributed.launch", *self._options, self._script, *self._arguments, *again]
-        passed = 0
-        self._launcher = subprocess.Popen(
-            [sys.executable, *command],
-            env=env,
-            start_new_session=True,  # Ctrl-C must reach the ranks through us only, once
-            preexec_fn=guard.die_with_parent,  # noqa: PLW1509 (this process has one thread)
-        )
+        command = [str(launcher.STARTER), *self._options, self._script, *self._arguments, *again]
+        passed, self._paused = 0, False
+        with launcher.open_log(self._logs) as words:
+            self._said_before = words.tell()
+            self._launcher = subprocess.Popen(
+                [sys.executable, *command],
+                env=env,
+                stderr=words,
+                start_new_session=True,  # Ctrl-C must reach the ranks through us only, once
+                preexec_fn=guard.die_with_parent,  # noqa: PLW1509 (this process has one thread)
+            )
         while self._launcher.poll() is None:
             watch.look()
             for number in self._signals[passed:]:
@@ -173,23 +209,25 @@ class Supervisor:
             path.unlink(missing_ok=True)
 
     def _pass_on(self, number: int, watch: Watch, first: bool) -> None:
-        """The first to the ranks themselves: the launcher would give them 30 s only. Before they listen, and a further one,
-        to the launcher, which ends them."""
+        """The first to the ranks themselves: the launcher would give them 30 s only. Before they listen, to the launcher. A further one
+        to both: a second SIGINT ends a rank at once."""
         pids = watch.pids().values()
-        if first and pids:
-            for pid in pids:
-                send(pid, number if number in guard.STOPPING else signal.SIGTERM)
-        else:
+        for pid in pids:
+            wanted = number if number in guard.STOPPING else signal.SIGTERM
+            send(pid, wanted if first else signal.SIGINT)
+        if not first or not pids:
             send(self._launcher.pid, signal.SIGTERM)
 
     def _say(self, text: str) -> None:
         """One line, on stderr and in the run's log, if there is one already."""
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
-        print(line, end="", file=sys.stderr, flush=True)
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown_lines(text)}\n"
         path = self.folder / "train.log"
-        if path.exists():
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(line)
+        with contextlib.suppress(OSError):  # a full disk, or a terminal that was closed (nohup)
+            print(line, end="", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            if path.exists():
+                with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(line)
 
 
 def newest_step(folder: Path) -> int | None:

@@ -1,15 +1,17 @@
 """plsc-run around programs that die, hang, err and are stopped; with a stand-in for Paddle's launcher, so no Paddle."""
 
+import json
 import os
 import re
 import signal
+import socket
 import time
 
 import pytest
 
 from plsc.errors import UserError
 from plsc.lock import hold
-from plsc.supervisor import main, newest_step, split_command
+from plsc.supervisor import Supervisor, main, newest_step, split_command
 from tests.fake_launch import gone, supervise, write
 
 
@@ -36,7 +38,8 @@ def test_a_run_that_ends_well_is_left_alone(folder):
     assert ended(process) == (0, []) and len(starts(folder)) == len(starts(folder, 1)) == 1
     assert "Global.resume" not in starts(folder)[0] and newest_step(folder / "out") == 6
     assert not list((folder / "out/errors").glob("*.alive"))
-    assert [path.name for path in (folder / "out/log").iterdir()] == ["workerlog.0"]  # no file a start
+    logs = sorted(path.name for path in (folder / "out/log").iterdir())
+    assert logs == ["launcher.log", "workerlog.0"]  # no file a start
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -101,7 +104,7 @@ def test_it_gives_up_after_failures_without_a_new_checkpoint(folder):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_is_passed_on_and_the_same_command_resumes(folder, rank):
     code, (said,) = ended(supervise(folder, FAULT=f"{rank}:3:supervisor"))
-    assert code == 0
+    assert code == 128 + signal.SIGTERM
     step = newest_step(folder / "out")
     assert step < 6 and said == f"INFO stopped on SIGTERM at step {step}; resume with the same command"
     code, (said,) = ended(supervise(folder))
@@ -115,8 +118,70 @@ def test_a_finished_run_is_not_resumed_nor_is_one_against_the_users_word(folder)
     assert ended(supervise(folder)) == (0, [])
     (folder / "out/results.json").write_text('{"step": 4}')
     assert ended(supervise(folder))[1] == ["INFO resuming the unfinished run from step 6"]
+    (folder / "out/results.json").write_text("[]")
+    assert ended(supervise(folder))[1] == ["INFO resuming the unfinished run from step 6"]
     assert ended(supervise(folder, overrides=["Global.resume=false"])) == (0, [])
-    assert ["Global.resume=true" in line for line in starts(folder)] == [False, False, True, False]
+    assert ["Global.resume=true" in line for line in starts(folder)] == [False, False, True, True, False]
+
+
+def test_a_signal_that_was_ignored_stays_ignored(folder):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = supervise(folder)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    while not (folder / "starts").exists():
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGHUP)
+    assert ended(process) == (0, []) and newest_step(folder / "out") == 6
+
+
+def test_the_launcher_imports_nothing_from_the_working_folder_and_its_words_go_to_its_log(folder):
+    (folder / "beside.py").touch()
+    starter = folder / "fake/paddle/distributed/launch/__main__.py"
+    look = "import importlib.util, sys\nprint('found', importlib.util.find_spec('beside'), file=sys.stderr)\n"
+    starter.write_text(look + starter.read_text())
+    process = supervise(folder)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+    assert (folder / "out/log/launcher.log").read_text() == "found None\n"
+
+
+def test_what_keeps_the_launcher_from_starting_is_shown(folder):
+    starter = folder / "fake/paddle/distributed/launch/__main__.py"
+    starter.write_text("import sys\nsys.exit('LAUNCH INFO as ever\\nno such option')")
+    process = supervise(folder, "--max_failures", "1")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and said.startswith("no such option\n") and "as ever" not in said
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_full_disk_is_named_and_waited_for(folder, monkeypatch, known):
+    """A rank that cannot write why it ends has said nothing."""
+    monkeypatch.chdir(folder)
+    supervisor = Supervisor(["--nproc_per_node", "2"], ["program.py", "-o", "Global.output_dir=out"], 3)
+    pauses, said = [], []
+    record = {"time": 1.0, "host": socket.gethostname(), "step": 3, "type": "OSError", "user": False}
+
+    def start(*_):
+        (folder / "out/errors").mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**record, "message": "[Errno 28] No space left on device"}) if known else ""
+        (folder / "out/errors/rank0.json").write_text(text)
+        return 1
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    monkeypatch.setattr(supervisor, "_pause", pauses.append)
+    monkeypatch.setattr(supervisor, "_say", said.append)
+    if not known:
+        monkeypatch.setattr("plsc.space.free_bytes", lambda folder: 4096)
+    assert supervisor._run(True) == 1 and pauses == [60, 120]
+    why = (
+        r"rank 0 failed at step 4: OSError: \[Errno 28\] No space"
+        if known
+        else r"the disk of out is full \(4,096"
+    )
+    assert len(said) == 3 and all(re.match(rf"(WARNING|ERROR) {why}", line) for line in said), said
 
 
 @pytest.mark.parametrize("overrides", [[], ["Global.resume=false"]])
@@ -153,7 +218,7 @@ def test_a_signal_before_anything_has_begun_ends_it(folder):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
     code, said = ended(process)
-    assert code == 0 and gone(process.pid, 0)
+    assert code == 128 + signal.SIGTERM and gone(process.pid, 0)
     assert said == ["INFO stopped on SIGTERM before the training began; nothing is lost"]
 
 

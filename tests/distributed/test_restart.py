@@ -71,7 +71,7 @@ def run(warm, tmp_path):
 @pytest.mark.slow
 def test_kill_and_ctrl_c_by_real_starts(slow, whole, tmp_path):
     plan = ["1:3:SIGKILL", "0:4:terminal SIGINT"]
-    assert soak.real(command(tmp_path, *plan), tmp_path).wait(timeout=120) == 0
+    assert soak.real(command(tmp_path, *plan), tmp_path).wait(timeout=120) == 128 + signal.SIGINT
     killed, stopped = lines(tmp_path)
     assert re.fullmatch(
         r"WARNING rank 1 was killed \(signal 9\) at step 3; restart 1 from the beginning", killed
@@ -143,7 +143,7 @@ def test_a_stop_saves_its_step_and_the_same_command_goes_on(whole, run, tmp_path
         step, name = newest_step(tmp_path / "out"), re.search("SIG[A-Z]+", item)[0]
         resuming = [f"INFO resuming the unfinished run from step {before}"] if before else []
         stopped = f"stopped on {name} at step {step}; resume with the same command"
-        assert (code, said) == (0, [*resuming, f"INFO {stopped}"]), where
+        assert (code, said) == (128 + signal.Signals[name], [*resuming, f"INFO {stopped}"]), where
         assert before < step < 12 and steps(rows(tmp_path / "out")) == list(range(1, step + 1)), where
         assert stopped in (tmp_path / "out/train.log").read_text()
         before = step
@@ -250,7 +250,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory(cgroup, warm, whole, tm
 
 def test_one_process_stops_on_a_signal_and_resumes(warm, tmp_path):
     words = training(tmp_path, "0:7:SIGTERM")
-    assert warm.start(words, tmp_path).wait(60) == 0
+    assert warm.start(words, tmp_path).wait(60) == 128 + signal.SIGTERM
     stopped = "stopped on SIGTERM at step 7; resume with the same command and -o Global.resume=true\n"
     assert (tmp_path / "out/train.log").read_text().endswith(stopped) and newest_step(tmp_path / "out") == 7
     assert warm.start([*words, "Global.resume=true"], tmp_path).wait(60) == 0
