@@ -64,6 +64,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
+            "plsc = plsc.cli:main",
             "plsc-train = plsc.cli:train",
             "plsc-run = plsc.cli:supervise",
             "plsc-eval = plsc.cli:evaluate",

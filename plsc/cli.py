@@ -1,45 +1,44 @@
-"""The console scripts plsc-train, plsc-eval, plsc-predict, plsc-export, ..., and `python -m plsc VERB`; tools/*.py call these too.
+"""The command line: `plsc VERB ...`, each verb also as plsc-VERB, and `python -m plsc VERB ...`; tools/*.py call these too.
 
-They read argv and call one verb of Entry; plsc-run, plsc-selftest, plsc-convert, plsc-doctor, plsc-import and plsc-ckpt have a module each.
-A UserError is printed, one line a mistake, and the exit code is 2.
+COMMANDS is the one table of verbs. train, eval, predict and export call Entry; the others have a module each. A UserError is printed, one
+line a mistake, and the exit code is 2; a run that a signal has stopped ends with 130 (SIGINT) or 143 (SIGTERM), as shells have it.
+
+Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from plsc import config, environment
-from plsc.entry import Entry
+from plsc import __version__, environment
 from plsc.errors import UserError, shown
-from plsc.registry import did_you_mean
 
-_VERBS = {
-    "train": "train, verify, and write the report",
-    "eval": "evaluate a checkpoint on the sets of DataLoader.Eval",
-    "predict": "embeddings of images, as .npy",
-    "export": "write the backbone for Paddle Inference and ONNX",
-}
-
-_OTHERS = {
-    "run": "train on several ranks, and restart what died",
-    "import": "weights of other programs",
-    "ckpt": "look at, check, and cut checkpoints",
-    "convert": "a set of images to another format",
-    "doctor": "what is wrong with a set of images",
-    "selftest": "check this machine",
-    "plan": "what a run will take: memory, time, how many classes fit",
-    "benchmark": "speed and memory of the parts",
+_EXAMPLES = {
+    "train": "plsc-train -c configs/ -o Global.epochs=2 Global.output_dir=first",
+    "eval": "plsc-eval -c first/config.yaml",
+    "predict": "plsc-predict -c first/config.yaml a.png b.png",
+    "export": "plsc-export -c first/config.yaml",
 }
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(f"plsc-{verb}", description=_VERBS[verb])
+    from plsc import config
+
+    parser = argparse.ArgumentParser(
+        f"plsc-{verb}",
+        description=COMMANDS[verb].help,
+        epilog=f"example: {_EXAMPLES[verb]}",
+    )
     config.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
+    parser.add_argument("--version", action="version", version=_version())
     if verb == "train":
         parser.add_argument(
             "--dry-run", action="store_true", help="print the resolved config and the plan, train nothing"
@@ -57,140 +56,193 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 
 def run(verb: str, argv: Sequence[str] | None = None) -> int:
-    """One verb with its arguments; the exit code."""
+    """Run one verb of Entry with its arguments; the exit code."""
+    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    return _without_traceback(lambda: _call_entry(verb, argv), debug)
+
+
+def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
     args = _parser(verb).parse_args(argv)
-    # Read when Paddle is imported. Its 2.6 would else log the end of a launch after our last line.
-    os.environ.setdefault("GLOG_minloglevel", "1")
+    from plsc.entry import Entry
 
-    def act() -> None:
-        entry = Entry(args.config, args.override)
-        if verb == "train" and args.dry_run:
-            print(entry.dry_run())
-        elif verb == "predict":
-            images = args.images
-            entry.predict(
-                images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output
-            )
-        elif verb == "eval":
-            entry.test(set_threshold=args.set_threshold)
-        else:
-            {"train": entry.train, "export": entry.export}[verb]()
+    entry = Entry(args.config, args.override)
+    if verb == "train" and args.dry_run:
+        print(entry.dry_run())
+    elif verb == "train":
+        if args.config is None:
+            _say_defaults()
+        return _exit_code((entry.train() or {}).get("stopped"))
+    elif verb == "predict":
+        images = args.images
+        entry.predict(images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output)
+    elif verb == "eval":
+        entry.test(set_threshold=args.set_threshold)
+    else:
+        entry.export()
+    return 0
 
-    return _without_traceback(act, args.debug)
+
+def _say_defaults() -> None:
+    from plsc import log
+
+    if environment.rank_from_env() == 0:
+        others = "; configs/ has other settings: plsc-train -c configs/" if os.path.isdir("configs") else ""
+        log.get_logger().info(
+            "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
+            f"(plsc-train --dry-run shows all keys){others}"
+        )
+
+
+def _exit_code(stopped: str | None) -> int:
+    """The exit code of a training; `stopped` names the signal that has stopped it."""
+    from plsc import guard
+
+    if (
+        stopped is None or guard.SUPERVISOR in os.environ
+    ):  # plsc-run has its own, and no rank of it has failed
+        return 0
+    _ignore_the_launcher()
+    return guard.exit_code(signal.Signals[stopped])
+
+
+def _ignore_the_launcher() -> None:
+    """The launcher terminates all ranks when one has ended; this one is about to, and with its own exit code."""
+    if "PADDLE_TRAINER_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
-    """The exit code of `act`; 2, and a line for each of the user's mistakes, where it raises UserError."""
+    """The exit code of `act`; 2, and a line for each of the user's mistakes, where it raises UserError; 130 after Ctrl-C."""
+    environment.before_paddle()
+    with contextlib.suppress(AttributeError):  # whoever calls us may have put anything there
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return act() or 0
     except UserError as error:
         if debug:
             raise
-        if "PADDLE_TRAINER_ID" in os.environ:
-            # The launcher terminates all ranks when one has ended; this one is about to, and with its own exit code.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _ignore_the_launcher()
         for line in str(error).split("\n"):
             print(f"ERROR {shown(line)}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("ERROR interrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m plsc VERB ...`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    others = {
-        "run": supervise,
-        "selftest": selftest,
-        "convert": convert,
-        "doctor": doctor,
-        "import": import_weights,
-        "ckpt": ckpt,
-        "benchmark": benchmark,
-        "plan": plan,
-    }
-    if argv and argv[0] in others:
-        return others[argv[0]](argv[1:])
-    if not argv or argv[0] not in _VERBS:
-        verbs = {**_VERBS, **_OTHERS}
-        asked = argv in ([], ["-h"], ["--help"])
-        if not asked:
-            print(f"ERROR unknown verb '{argv[0]}'{did_you_mean(argv[0], verbs)}", file=sys.stderr)
-        print(
-            "usage: python -m plsc VERB ...\n"
-            + "\n".join(f"  {verb:10}{what}" for verb, what in verbs.items())
-        )
-        return 0 if asked else 2
-    return run(argv[0], argv[1:])
+def train(argv: Sequence[str] | None = None) -> int:
+    """`plsc-train`."""
+    return run("train", argv)
 
 
-def train() -> int:
-    return run("train")
+def evaluate(argv: Sequence[str] | None = None) -> int:
+    """`plsc-eval`."""
+    return run("eval", argv)
 
 
-def evaluate() -> int:
-    return run("eval")
+def predict(argv: Sequence[str] | None = None) -> int:
+    """`plsc-predict`."""
+    return run("predict", argv)
 
 
-def predict() -> int:
-    return run("predict")
-
-
-def export() -> int:
-    return run("export")
+def export(argv: Sequence[str] | None = None) -> int:
+    """`plsc-export`."""
+    return run("export", argv)
 
 
 def supervise(argv: Sequence[str] | None = None) -> int:
     """`plsc-run`; exit code 1 if it gave up."""
-    from plsc.supervisor import main  # here: the verbs do without it
-
-    return _without_traceback(lambda: main(argv))
+    return _module("supervisor", argv)
 
 
 def import_weights(argv: Sequence[str] | None = None) -> int:
     """`plsc-import`."""
-    environment.prepare()
-    from plsc.importers import main  # here: it imports Paddle
-
-    return _without_traceback(lambda: main(argv))
+    return _module("importers", argv, prepare=True)
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:
     """`plsc-selftest`; exit code 1 if a part failed."""
-    threads, _ = environment.prepare()
-    from plsc.selftest import main  # here: it imports Paddle
-
-    return main(argv, threads)
+    return _module("selftest", argv, prepare=True)
 
 
 def plan(argv: Sequence[str] | None = None) -> int:
     """`plsc-plan`."""
-    from plsc.plan import main  # here: the verbs do without it
-
-    return _without_traceback(lambda: main(argv))
+    return _module("plan", argv)
 
 
 def benchmark(argv: Sequence[str] | None = None) -> int:
     """tools/benchmark.py."""
-    from plsc.benchmark import main  # here: the verbs do without it
-
-    return _without_traceback(lambda: main(argv))
+    return _module("benchmark", argv)
 
 
 def convert(argv: Sequence[str] | None = None) -> int:
     """`plsc-convert`."""
-    from plsc.convert import main  # here: the verbs do without it
-
-    return _without_traceback(lambda: main(argv))
+    return _module("convert", argv)
 
 
 def doctor(argv: Sequence[str] | None = None) -> int:
     """`plsc-doctor`; exit code 1 for warnings, 2 for errors."""
-    from plsc.doctor import main  # here: the verbs do without it
-
-    return _without_traceback(lambda: main(argv))
+    return _module("doctor", argv)
 
 
 def ckpt(argv: Sequence[str] | None = None) -> int:
     """`plsc-ckpt`."""
-    from plsc.ckpt import main  # here: the verbs do without it
+    return _module("ckpt", argv)
 
-    return _without_traceback(lambda: main(argv))
+
+def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
+    """Run the main() of plsc.name. `prepare`: it imports Paddle, before which the environment must be set."""
+
+    def act() -> int | None:
+        threads = environment.prepare()[0] if prepare else None
+        main = importlib.import_module(f"plsc.{name}").main
+        return main(argv, threads) if name == "selftest" else main(argv)
+
+    return _without_traceback(act)
+
+
+class Command(NamedTuple):
+    """A verb: what it is for, in a few words, and the function that takes its arguments."""
+
+    help: str
+    call: Callable[..., int]
+
+
+COMMANDS = {
+    "train": Command("train, verify, and write the report", train),
+    "eval": Command("evaluate a checkpoint on the sets of DataLoader.Eval", evaluate),
+    "predict": Command("embeddings of images, as .npy", predict),
+    "export": Command("write the backbone for Paddle Inference and ONNX", export),
+    "run": Command("train on several ranks, and restart what died", supervise),
+    "import": Command("weights of other programs", import_weights),
+    "ckpt": Command("look at, check, and cut checkpoints", ckpt),
+    "convert": Command("a set of images to another format", convert),
+    "doctor": Command("what is wrong with a set of images", doctor),
+    "selftest": Command("check this machine", selftest),
+    "plan": Command("what a run will take: memory, time, how many classes fit", plan),
+    "benchmark": Command("speed and memory of the parts", benchmark),
+}
+
+
+def _version() -> str:
+    return f"plsc {__version__}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`plsc VERB ...`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv == ["--version"]:
+        print(_version())
+        return 0
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]].call(argv[1:])
+    asked = argv in ([], ["-h"], ["--help"])
+    if not asked:
+        from plsc.registry import did_you_mean
+
+        print(f"ERROR unknown verb '{shown(argv[0])}'{did_you_mean(argv[0], COMMANDS)}", file=sys.stderr)
+    verbs = "".join(f"\n  {verb:10}{command.help}" for verb, command in COMMANDS.items())
+    print(f"usage: plsc VERB ...   (plsc VERB --help explains one; plsc --version){verbs}")
+    return 0 if asked else 2

@@ -12,8 +12,10 @@ Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distribute
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -78,11 +80,16 @@ def _groups_of_all_ranks_share_one():
         return original(ranks, *args, **kwargs)
 
     dist.new_group = new_group
+    said = io.StringIO()
     try:
-        dist.init_parallel_env()
+        with contextlib.redirect_stderr(said):  # a banner with the flags that Paddle has changed itself
+            dist.init_parallel_env()
         yield
     finally:
         dist.new_group = original
+        for line in said.getvalue().splitlines():
+            if not line.startswith(("=====", "FLAGS(")):
+                print(line, file=sys.stderr)
 
 
 def finish() -> None:

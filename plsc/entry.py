@@ -45,6 +45,7 @@ class Entry(Setters):
     """
 
     def __init__(self, config: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()):
+        environment.before_paddle()  # the config may name classes, whose modules import Paddle
         self.config = load(config, overrides)
         self._model: Any = None
         self._make_optimizer: Callable | None = None
@@ -238,7 +239,8 @@ class Entry(Setters):
         paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed; what this process can
         import, the ranks can.
 
-        Returns the main set's last row of metrics.jsonl after "train"; {} if there is none, and after the other verbs.
+        Returns the main set's last row of metrics.jsonl after "train"; {} if there is none, and after the other verbs; {"stopped", ...}
+        where SIGTERM or SIGINT has stopped it, with a checkpoint.
         Raises UserError when a rank failed; the logs are in output_dir/log.
         """
         if self._model is not None or self._make_optimizer is not None:
@@ -256,6 +258,8 @@ class Entry(Setters):
         replace_file(config, self.config.to_yaml().encode())
         logs, command = self.output_dir / "log", [programs[verb], "-c", str(config)]
         code = launcher.launch(command, ranks, logs, say=lambda line: print(line, end=""))
+        if stopped := guard.stopped_on(code):
+            return {"stopped": stopped, "output_dir": str(self.output_dir)}
         if code != 0:
             raise UserError(f"launch: {verb} on {ranks} ranks ended with exit code {code}; see {logs}")
         metrics = self.output_dir / "metrics.jsonl"

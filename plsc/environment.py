@@ -7,9 +7,15 @@ environment before the first matrix product (2.3 to 2.7 times slower, measured).
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import warnings
 from pathlib import Path
+
+_late = (
+    False  # MKL_DEBUG_CPU_TYPE was set when Paddle was there already: it is read once, at the first product
+)
 
 # Warnings that Paddle gives at every start and that a user can do nothing about.
 _NUISANCES = (
@@ -17,6 +23,23 @@ _NUISANCES = (
     "When training, we now always track",
     "Current global rank .* is not in group",
 )
+
+
+def before_paddle() -> None:
+    """Choose the BLAS code path and silence what Paddle and others say at every start; call it before they are imported."""
+    global _late
+    if (
+        "MKL_CBWR" not in os.environ
+        and "MKL_DEBUG_CPU_TYPE" not in os.environ
+        and _cpu_vendor() == "AuthenticAMD"
+    ):
+        _late = "paddle" in sys.modules
+        os.environ["MKL_DEBUG_CPU_TYPE"] = "5"
+    for nuisance in _NUISANCES:
+        warnings.filterwarnings("ignore", message=nuisance)
+    # Read when Paddle is imported: information, and warnings such as those of Paddle's own exporter, are for its developers.
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # "generated new fontManager"
 
 
 def rank_from_env() -> int:
@@ -43,16 +66,17 @@ def prepare(threads: int | None = None) -> tuple[int, list[str]]:
     Returns:
         The number of threads for `distributed.init`, and one line for the log per decision taken.
     """
-    for nuisance in _NUISANCES:
-        warnings.filterwarnings("ignore", message=nuisance)
+    before_paddle()
     notes = []
     threads, why = _threads(threads)
     notes.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per rank ({why})")
     if "MKL_CBWR" in os.environ:  # a code path as well, which MKL_DEBUG_CPU_TYPE would override
         notes.append(f"MKL_CBWR={os.environ['MKL_CBWR']} as set by you")
     elif _cpu_vendor() == "AuthenticAMD":
-        chosen = os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")  # set already: by the user, or by us before
+        chosen = os.environ["MKL_DEBUG_CPU_TYPE"]  # set by the user, or by us
         why = ": the fast matrix products of Paddle's BLAS on AMD" if chosen == "5" else " as set by you"
+        if _late and chosen == "5":
+            why += "; set after Paddle was imported, so without effect if it has computed before"
         notes.append(f"MKL_DEBUG_CPU_TYPE={chosen}{why}")
     return threads, notes
 

@@ -318,7 +318,11 @@ def _run(folder: Path, kind: str, names: dict, pixels: np.ndarray) -> np.ndarray
         return predictor.get_output_handle(names["output"]).copy_to_cpu()
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors; it warns of each constant that it removes
+    session = onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     return session.run([names["output"]], {names["input"]: pixels})[0]
 
 

@@ -5,7 +5,8 @@ import resource
 
 import pytest
 
-from plsc import cli
+import plsc
+from plsc import cli, guard
 from plsc.errors import UserError
 from tests.launch import ROOT, run_python
 from tests.training import TINY
@@ -146,7 +147,7 @@ class Recorder:
     ],
 )
 def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
-    monkeypatch.setattr(cli, "Entry", Recorder)
+    monkeypatch.setattr("plsc.entry.Entry", Recorder)
     assert cli.main([verb, *arguments]) == 0
     assert Recorder.calls == [made, called]
 
@@ -157,7 +158,7 @@ def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, 
         def train(self):
             raise error
 
-    monkeypatch.setattr(cli, "Entry", Fails)
+    monkeypatch.setattr("plsc.entry.Entry", Fails)
     if code is None:
         with pytest.raises(RuntimeError, match="a defect"):
             cli.run("train", [])
@@ -174,29 +175,66 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
     said, mistake = capsys.readouterr()
     said = said.splitlines()
     assert mistake == ("ERROR unknown verb 'trane', did you mean 'train'?\n" if code else "")
-    assert said[0] == "usage: python -m plsc VERB ..." and [line.split()[0] for line in said[1:]] == [
-        "train",
-        "eval",
-        "predict",
-        "export",
-        "run",
-        "import",
-        "ckpt",
-        "convert",
-        "doctor",
-        "selftest",
-        "plan",
-        "benchmark",
+    assert said[0].startswith("usage: plsc VERB ...")
+    assert [tuple(line.split(maxsplit=1)) for line in said[1:]] == [
+        (verb, command.help) for verb, command in cli.COMMANDS.items()
     ]
 
 
+def test_each_console_script_is_a_command():
+    """And each command is one; tools/benchmark.py is that of benchmark."""
+    scripts = dict(re.findall(r'"plsc-(\w+) = plsc\.cli:(\w+)"', (ROOT / "setup.py").read_text()))
+    expected = {verb: command.call.__name__ for verb, command in cli.COMMANDS.items() if verb != "benchmark"}
+    assert scripts == expected
+    assert '"plsc = plsc.cli:main"' in (ROOT / "setup.py").read_text()
+
+
+def test_the_version_needs_no_verb(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plsc {plsc.__version__}\n"
+
+
 @pytest.mark.parametrize("verb", ["train", "eval", "predict", "export"])
-def test_each_tool_and_console_script_is_its_verb(monkeypatch, tmp_path, verb):
-    monkeypatch.setattr(cli, "run", lambda name: f"ran {name}")
-    script = {"eval": cli.evaluate}.get(verb) or getattr(cli, verb)
-    assert script() == f"ran {verb}"
-    done = run_python(ROOT / f"tools/{verb}.py", "--help", cwd=tmp_path)
-    assert done.stdout.startswith(f"usage: plsc-{verb} ")
+def test_help_has_an_example(capsys, verb):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([verb, "--help"])
+    assert re.search(rf"example: plsc-{verb} -c ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name, code", [(None, 0), ("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
+    """But not a rank of plsc-run, for which it is no failure."""
+
+    class Stops(Recorder):
+        def train(self):
+            return {"stopped": name} if name else {"accuracy": 1.0}
+
+    monkeypatch.setattr("plsc.entry.Entry", Stops)
+    monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
+    assert cli.main(["train", "-c", "a"]) == code
+    monkeypatch.setenv(guard.SUPERVISOR, "1")
+    assert cli.main(["train", "-c", "a"]) == 0
+
+
+@pytest.mark.parametrize("module", ["numpy", "paddle"])
+def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
+    """A module of that name that is interrupted while it is imported."""
+    (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import sys; from plsc.cli import train; sys.exit(train())"
+    done = run_python("-c", code, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (130, "ERROR interrupted\n")
+
+
+def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("plsc.entry.Entry", Recorder)
+    monkeypatch.chdir(tmp_path)
+    cli.main(["train", "-c", "a"])
+    assert capsys.readouterr().out == ""
+    cli.main(["train"])
+    assert "no -c: training with the built-in defaults" in capsys.readouterr().out
+    (tmp_path / "configs").mkdir()
+    cli.main(["train"])
+    assert "configs/ has other settings: plsc-train -c configs/" in capsys.readouterr().out
 
 
 def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):

@@ -15,7 +15,7 @@ import paddle
 import pytest
 from paddle import inference
 
-from plsc import cli, log
+from plsc import cli, launcher, log
 from plsc.checkpoint import Checkpoint
 from plsc.config import load
 from plsc.entry import RUN_FILES, Entry
@@ -325,8 +325,8 @@ class Started:
 def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeypatch, capsys, verb, program):
     monkeypatch.setattr("plsc.launcher.subprocess.Popen", Started)
     assert entry(tmp_path).launch(ranks=3, verb=verb) == {} and capsys.readouterr().out == "hello\n"
-    assert Started.command[1:5] == ["-m", "paddle.distributed.launch", "--nproc_per_node", "3"]
-    assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli._VERBS
+    assert Started.command[1:4] == [str(launcher.STARTER), "--nproc_per_node", "3"]
+    assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli.COMMANDS
     assert load(tmp_path / "launch.yaml") == entry(tmp_path).config
 
 

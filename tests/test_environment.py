@@ -43,6 +43,7 @@ def vendor(monkeypatch):
     for name in ("MKL_DEBUG_CPU_TYPE", "MKL_CBWR"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    monkeypatch.setattr(environment, "_late", False)
     return lambda name: monkeypatch.setattr(environment, "_cpu_vendor", lambda: name)
 
 
@@ -85,12 +86,22 @@ def test_ranks_share_the_processors_and_get_one_at_least(monkeypatch):
         assert environment.prepare()[0] == threads
 
 
-def test_on_amd_the_fast_products_are_switched_on(vendor):
+def test_on_amd_the_fast_products_are_switched_on(vendor, monkeypatch):
     vendor("AuthenticAMD")
+    monkeypatch.delitem(sys.modules, "paddle", raising=False)
     for _ in range(2):  # what we set the first time is not the user's the second time
         _, notes = environment.prepare()
         assert os.environ["MKL_DEBUG_CPU_TYPE"] == "5"
         assert notes[1:] == ["MKL_DEBUG_CPU_TYPE=5: the fast matrix products of Paddle's BLAS on AMD"]
+
+
+def test_fast_products_are_not_promised_once_paddle_is_there(vendor, monkeypatch):
+    """Nor by a second call, which finds the variable set by the first."""
+    vendor("AuthenticAMD")
+    monkeypatch.setitem(sys.modules, "paddle", environment)
+    for _ in range(2):
+        _, notes = environment.prepare()
+        assert notes[1].endswith("set after Paddle was imported, so without effect if it has computed before")
 
 
 def test_on_amd_the_users_choice_stays(vendor, monkeypatch):
