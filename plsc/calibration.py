@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,11 @@ from plsc.space import there
 MOST_ROWS = 200_000  # classes of a rank that the calibration makes: more take seconds to draw
 SMALLEST = 1024  # of the growing numbers of classes
 HIGHEST_RATE = 0.1  # of the steps that stand for those with sampling
-_STEPS = 3  # timed at each size, after one that is not; the median counts
+_STEPS = 5  # timed at each size, after one that is not; the median counts
+# What is assumed of a machine to choose the sizes, so that the same command measures the same ones each time, however busy the machine is.
+_MACS = 1e10  # multiply-accumulates in a second
+_BYTES = 5e9  # of memory read or written in a second
+_GIVE_UP = 10  # times the time that was asked for
 
 
 @dataclass
@@ -66,7 +70,8 @@ def calibrate(
     """What this machine takes, measured in new processes: as many as `case` has ranks, if there are processors for them.
 
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...] (with
-    `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each}. With
+    `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each,
+    "scatter": the largest relative difference of a time's middle half from its median}. With
     a bank on disk the points of the head are [K, seconds with all rows in the page cache, with none of them there, seconds to write].
     """
     processors = os.cpu_count() or 1
@@ -79,6 +84,7 @@ def calibrate(
         asked = {
             "classes": case.classes // case.ranks * ranks,
             "batch": case.samples // ranks,
+            "backbone_batch": case.batch,
             "seconds": seconds,
             # As high as it must be for the step's classes to be among those that are made.
             "rate": min(
@@ -124,11 +130,58 @@ def work(cfg: Config, asked: dict) -> dict:
     found: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
     rates = {"full": 1.0, "sampled": asked["rate"]}
     kinds = rates if cfg.Head.sharded else ["full"]
-    for kind in kinds:
-        found["head"][kind] = _head_times(cfg, rates[kind], asked, asked["seconds"] / (len(kinds) + 1))
+    seconds, times = asked["seconds"] / (len(kinds) + 1), Times()
+    # The backbone first: what a head has freed would be taken for its activations, and not be seen.
     if asked["image_shape"]:
-        found.update(_backbone_costs(cfg, asked, asked["seconds"] / (len(kinds) + 1)))
-    return found
+        found.update(_backbone_costs(cfg, asked, seconds, times))
+    for kind in kinds:
+        found["head"][kind] = _head_times(cfg, rates[kind], asked, seconds, times)
+    return {**found, "scatter": times.scatter}
+
+
+class Times:
+    """Takes median times, and remembers how far they scatter."""
+
+    scatter = 0.0
+
+    def median(self, step: Callable[[], None]) -> float:
+        """Time `step` _STEPS times, after once without; the median in seconds."""
+        step()
+        found = []
+        for _ in range(_STEPS):
+            began = time.perf_counter()
+            step()
+            found.append(time.perf_counter() - began)
+        middle = statistics.median(found)
+        low, _, high = statistics.quantiles(found, n=4)
+        self.scatter = max(self.scatter, (high - low) / 2 / middle)
+        return middle
+
+
+def head_sizes(seconds: float, samples: int, width: int, most: float, disk: bool) -> list[float]:
+    """Choose growing numbers of classes in a step, of `most` at most, that take about `seconds` in all on the assumed machine."""
+    of_class = 3 * samples * width / _MACS + 8 * 4 * width / _BYTES
+    return _sizes(SMALLEST, seconds / (of_class * (3 if disk else 1)), most)
+
+
+def backbone_batches(seconds: float, macs: int, most: int) -> list[int]:
+    """Choose growing batches, of `most` at most, that take about `seconds` in all on the assumed machine."""
+    of_image = 3 * max(macs, 10**6) / _MACS
+    # Training-mode BatchNorm takes two images.
+    return [max(min(2, most), int(size)) for size in _sizes(4, seconds / of_image, most)]
+
+
+def _sizes(first: float, all_steps: float, most: float) -> list[float]:
+    """first, 4 first, ... up to what fits into `all_steps` with the steps of the smaller ones; `most` is the last if it fits."""
+    sizes = [min(first, most)]
+    while sizes[-1] < most:
+        following = min(4 * sizes[-1], most)
+        if (sum(sizes) + following) * (_STEPS + 1) > all_steps:
+            break
+        sizes.append(following)
+    if len(sizes) == 1 and first < most:
+        return [first / 4, first]  # a line takes two points
+    return sizes
 
 
 def _with(cfg: Config, **sections: dict) -> Config:
@@ -136,44 +189,39 @@ def _with(cfg: Config, **sections: dict) -> Config:
     return cfg.model_copy(update=changed)
 
 
-def _head_times(cfg: Config, rate: float, asked: dict, seconds: float) -> list[list[float]]:
-    """[K, seconds of a step] for growing numbers of classes, while there is time; with a bank on disk the seconds from there, too."""
+def _head_times(cfg: Config, rate: float, asked: dict, seconds: float, times: Times) -> list[list[float]]:
+    """[K, seconds of a step] for growing numbers of classes; with a bank on disk the seconds from there, too."""
     from plsc import distributed
     from plsc.heads.cost import Trial
 
     began, found, ranks = time.monotonic(), [], distributed.world_size()
-    rows, most = SMALLEST / rate, min(asked["classes"] / ranks, MOST_ROWS)
-    while True:
-        rows = min(rows, most)
-        trial = Trial(_with(cfg, Head={"sample_rate": rate}), max(2, int(rows * ranks)), asked["batch"])
-        trial.step()
-        spent = benchmark.alternate(_STEPS, {"step": trial.step})["step"]
+    most, disk = min(asked["classes"] / ranks, MOST_ROWS), cfg.Head.bank == "disk"
+    samples = asked["batch"] * (ranks if cfg.Head.sharded else 1)
+    for size in head_sizes(seconds, samples, cfg.Model.embedding_size, max(1.0, rate * most), disk):
+        classes = max(2, int(min(size / rate, most) * ranks))
+        trial = Trial(_with(cfg, Head={"sample_rate": rate}), classes, asked["batch"])
+        spent = times.median(trial.step)
         found.append([trial.head.bank.selected, spent])
-        if cfg.Head.bank == "disk":
+        if disk:
             both = [trial.seconds_on_disk() for _ in range(_STEPS)]
             found[-1] += [statistics.median(values) for values in zip(*both)]
-        elapsed = time.monotonic() - began
-        more = (
-            rows < most and elapsed + 4 * elapsed < seconds * 2.5
-        )  # the next takes about four times as long
-        if not distributed.every(more):
-            return found
-        rows *= 4
+        if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
+            break
+    return found
 
 
-def _backbone_costs(cfg: Config, asked: dict, seconds: float) -> dict:
+def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> dict:
     """Seconds and bytes of forward and backward for growing batches, less than a step of the run's."""
     import paddle
 
     from plsc import distributed
+    from plsc.backbones.count import count
 
-    backbone = cfg.Model.build(
-        embedding_size=cfg.Model.embedding_size, image_shape=tuple(asked["image_shape"])
-    )
+    shape, before = tuple(asked["image_shape"]), benchmark.resident_bytes()
+    backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
     parameters = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
-    batch, found, began = 4, [], time.monotonic()
-    before = benchmark.resident_bytes()
-    while True:
+    found, began = [], time.monotonic()
+    for batch in backbone_batches(seconds, count(backbone, shape).macs, asked["backbone_batch"]):
         images = paddle.randn([batch, *asked["image_shape"]])
         grad = paddle.randn([batch, cfg.Model.embedding_size])
 
@@ -181,11 +229,9 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float) -> dict:
             backbone(images).flatten(1).backward(grad)
             backbone.clear_gradients()
 
-        step()
         benchmark.reset_peak()
-        spent = benchmark.alternate(_STEPS, {"step": step})["step"]
+        spent = times.median(step)
         found.append([batch, spent, benchmark.resident_bytes("VmHWM") - before])
-        elapsed = time.monotonic() - began
-        if not distributed.every(batch < asked["batch"] and 3 * elapsed < seconds):
-            return {"backbone": found, "parameters": parameters}
-        batch = min(4 * batch, asked["batch"])
+        if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
+            break
+    return {"backbone": found, "parameters": parameters}

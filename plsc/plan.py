@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import NamedTuple
 
@@ -246,7 +248,7 @@ def show(planned: dict) -> str:
         )
     lines += [
         verdict(planned),
-        f"calibrated on {found['ranks']} of {_ranks(planned['ranks'])} x {found['threads']} threads, up to {furthest:,} classes in a step",
+        calibration_told(planned, furthest),
     ]
     if total > planned["memory"]:
         lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
@@ -255,6 +257,52 @@ def show(planned: dict) -> str:
             "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
         )
     return "\n".join(lines)
+
+
+def calibration_told(planned: dict, furthest: int) -> str:
+    """Whose times these are, how far they were measured, and how sure they are."""
+    found, ranks = planned["calibration"], planned["ranks"]
+    if found["ranks"] == ranks:
+        who = f"all {ranks} ranks" if ranks > 1 else "the one rank"
+    else:
+        who = (
+            f"{found['ranks']} process{'es' * (found['ranks'] > 1)} in place of each of the {ranks} ranks, of which this machine "
+            "has not processors enough; what ranks send each other is not in them"
+        )
+    sizes = f"measured up to {furthest:,} classes in a step"
+    if found["backbone"]:
+        sizes += f" and {found['backbone'][-1][0]} images"
+    return (
+        f"times are of this machine's processor ({processor_name()}, {found['threads']} threads a rank), not of a GPU or another machine: "
+        f"{who}; {sizes}, beyond that a straight line; repeated measurements differ by {found.get('scatter', 0):.0%} or so"
+    )
+
+
+def processor_name() -> str:
+    """What the system calls the processor (Linux), else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def whole_number(text: str) -> int:
+    """Read 1000, 100k, 10M, 1.5e6 or 1,000,000."""
+    units = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+    digits, factor = text.replace(",", "").replace("_", "").lower(), 1
+    if digits[-1:] in units:
+        digits, factor = digits[:-1], units[digits[-1]]
+    try:
+        number = Decimal(digits) * factor
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or number != int(number):
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, such as 100000, 100k, 10M or 1.5e6 (got '{text}')"
+        )
+    return int(number)
 
 
 def _ranks(count: int) -> str:
@@ -290,9 +338,11 @@ def config_of(args: argparse.Namespace) -> Config:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
     add_arguments(parser)
-    parser.add_argument("--classes", type=int, help="default: what the data has")
-    parser.add_argument("--ranks", type=int, default=1, help="processes that train, on all machines")
-    parser.add_argument("--batch", type=int, help="DataLoader.Train.batch_size, samples of a rank")
+    parser.add_argument(
+        "--classes", type=whole_number, help="such as 250000, 100k, 10M or 1.5e6; default: what the data has"
+    )
+    parser.add_argument("--ranks", type=whole_number, default=1, help="processes that train, on all machines")
+    parser.add_argument("--batch", type=whole_number, help="DataLoader.Train.batch_size, samples of a rank")
     parser.add_argument("--rate", type=float, help="Head.sample_rate")
     parser.add_argument("--bank", help="Head.bank")
     parser.add_argument("--bank-dtype", help="Head.bank_dtype")
@@ -323,6 +373,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
     free = {**free, "one": True} if args.disk else disk_free(cfg)
     planned = plan(case, calibrate(case, args.seconds, dataset.image_shape, None), memory, free)
+    if args.config is None:
+        name, shape = cfg.Model.name, " x ".join(map(str, dataset.image_shape))
+        print(
+            f"no config given (-c): planned are the defaults and what -o changes of them, the network {name} on images of {shape} from "
+            f"{cfg.DataLoader.Train.dataset.name}"
+        )
     print(show(planned))
     if args.json:
         args.json.write_text(json.dumps(planned, indent=1) + "\n")

@@ -21,6 +21,26 @@ def test_a_spread_head_and_one_on_every_rank():
     assert case(8, 2).selected(0.1) == 4  # no more than there are
 
 
+def test_the_sizes_that_are_measured_do_not_depend_on_how_busy_the_machine_is():
+    """Twice the same command: the same points, so that the lines through them are the same."""
+    sizes = calibration.head_sizes(3.3, 128, 512, 200_000, disk=False)
+    assert sizes == [1024, 4096, 16384] and calibration.head_sizes(3.3, 128, 512, 3000, False) == [1024, 3000]
+    assert calibration.head_sizes(3.3, 128, 512, 500, True) == [500]
+    assert len(calibration.head_sizes(30, 128, 512, 200_000, disk=False)) > len(sizes)
+    assert calibration.head_sizes(3.3, 4096, 512, 200_000, disk=False) == [256, 1024]
+    assert calibration.backbone_batches(3.3, 6_310_000_000, 128) == [2, 4]
+    assert calibration.backbone_batches(3.3, 1_000_000, 128) == [4, 16, 64, 128]
+    assert calibration.backbone_batches(3.3, 1, 1) == [1] and calibration.backbone_batches(3.3, 1, 2) == [2]
+
+
+def test_the_median_counts_and_how_far_the_times_scatter_is_kept(monkeypatch):
+    clock, now = iter([0, 1, 0, 1, 0, 1, 0, 1, 0, 9]), calibration.time
+    monkeypatch.setattr(now, "perf_counter", lambda: next(clock))
+    times, calls = calibration.Times(), []
+    assert times.median(lambda: calls.append(1)) == 1 and len(calls) == 6
+    assert times.scatter == 2  # the middle half of 1, 1, 1, 1, 9 reaches from 1 to 5
+
+
 class Asked(Exception):
     pass
 

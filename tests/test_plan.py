@@ -1,5 +1,6 @@
 """The planner: shards and lines by hand, what fits and what pays, and the command with its calibration on one process."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -61,7 +62,12 @@ def test_the_plan_by_hand():
         "100,000 classes on 1 rank, 16 samples each, rate 1, bank device, float32\n" in said
         and "does NOT fit" not in said
     )
-    assert "calibrated on 1 of 1 rank x 2 threads, up to 2,000 classes in a step" in said
+    assert (
+        "2 threads a rank), not of a GPU or another machine: the one rank; measured up to 2,000 classes"
+        in said
+    )
+    said = plan.show(plan.plan(case(100_000, 32, 16), FOUND, 1000 * MB, FREE))
+    assert "1 process in place of each of the 32 ranks" in said
 
 
 def test_what_does_not_fit_is_said():
@@ -231,3 +237,36 @@ def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
 def test_what_it_refuses(asked, said):
     with pytest.raises(UserError, match=said):
         plan.main(["-c", str(TINY), *asked])
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("10M", 10**7),
+        ("1.5e6", 1_500_000),
+        ("100k", 10**5),
+        ("1,000,000", 10**6),
+        ("0.5M", 500_000),
+        ("7", 7),
+    ],
+)
+def test_large_numbers_may_be_written_short(text, number):
+    assert plan.whole_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["1.5", "many", "", "k", "nan", "inf", "1e-3"])
+def test_what_is_no_whole_number_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"must be a whole number, .* \(got '.*'\)"):
+        plan.whole_number(text)
+
+
+def test_without_a_config_it_says_what_it_plans(capsys, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "calibrate", lambda case, *_: asked.append(case) or FOUND)
+    assert plan.main(["--classes", "10M", "--ranks", "1", "--memory", "100", "--disk", "100"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("no config given (-c): planned are the defaults") and asked[0].classes == 10**7
+    assert "the network SmallResNet on images of 1 x 32 x 32 from Glyphs" in said
+    plan.main(["-c", str(TINY), "--memory", "100", "--disk", "100"])
+    assert "no config" not in capsys.readouterr().out
