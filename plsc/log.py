@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -54,6 +55,64 @@ class _Console(logging.StreamHandler):
             super().emit(record)
 
 
+class _Appended:
+    """A file that is appended to. What it does not take, because the disk is full, is kept and written before what comes next.
+
+    `own`: UserError where it is not there any more, or another file is in its place.
+    """
+
+    def __init__(self, path: Path, own: bool):
+        self.path = path
+        self.waiting = b""  # not written yet
+        with open(path, "ab") as file:
+            self._identity = _identity(file.fileno()) if own else None
+
+    def write(self, text: str) -> None:
+        self.waiting += text.encode("utf-8", "backslashreplace")
+        try:
+            with open(self.path, "ab" if self._identity is None else "r+b", buffering=0) as file:
+                if self._identity not in (None, _identity(file.fileno())):
+                    raise FileNotFoundError
+                file.seek(0, os.SEEK_END)
+                while self.waiting:
+                    self.waiting = self.waiting[file.write(self.waiting) :]
+        except FileNotFoundError:
+            if self._identity is not None:
+                raise UserError(
+                    f"{self.path}: was deleted or replaced while the run wrote it; leave Global.output_dir alone, and start anew"
+                ) from None
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Try once more, and say what could not be written."""
+        if self.waiting:
+            self.write("")
+        if self.waiting:
+            lines = self.waiting.count(b"\n")
+            print(f"ERROR {self.path}: the last {lines} lines could not be written", file=sys.stderr)
+
+
+def _identity(file: int) -> tuple[int, int]:
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino
+
+
+class _LogFile(logging.Handler):
+    """Appends to a file, which it waits for where the disk is full."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._file = _Appended(path, own=False)
+
+    def emit(self, record):
+        self._file.write(self.format(record) + "\n")
+
+    def close(self):
+        self._file.close()
+        super().close()
+
+
 class _Early(logging.Handler):
     """Keeps the last lines for a file that is not open yet."""
 
@@ -82,7 +141,7 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
     _handlers[:] = [_Console(), _Early()]
     if log_file is not None:
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-        _handlers[1:] = [logging.FileHandler(log_file, encoding="utf-8")]
+        _handlers[1:] = [_LogFile(Path(log_file))]
     mark = f"[rank {rank}] " if rank else ""
     for handler in _handlers:
         handler.setFormatter(_Formatter(f"%(asctime)s %(levelname)s {mark}%(message)s", "%Y-%m-%d %H:%M:%S"))
@@ -265,6 +324,7 @@ class Metrics:
         self.path = Path(folder) / "metrics.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = self._keep(from_step)
+        self._rows = _Appended(self.path, own=True)
         records = self.path.parent / "visualdl" / "vdlrecords.train.log"
         if from_step == 0:
             records.unlink(missing_ok=True)
@@ -288,7 +348,9 @@ class Metrics:
 
     def rewind(self, step: int) -> None:
         """Drop the rows of later steps, which will be written again; VisualDL keeps their first points."""
+        self._rows.close()
         self._note_drawn(self._keep(step))
+        self._rows = _Appended(self.path, own=True)
 
     def _note_drawn(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -303,8 +365,7 @@ class Metrics:
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in row.items()}
         bad = [key for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)]
         finite = {key: None if key in bad else value for key, value in plain.items()}
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(_dump({**finite, "nonfinite": bad} if bad else finite))
+        self._rows.write(_dump({**finite, "nonfinite": bad} if bad else finite))
         name, step = plain.pop("eval", None), plain.pop("step")
         if self._visualdl is None or step <= self._drawn.get(name, -1):
             return
@@ -315,8 +376,10 @@ class Metrics:
                     self._visualdl.add_scalar(tag=tag, value=float(value), step=step)
 
     def close(self) -> None:
+        self._rows.close()
         if self._visualdl is not None:
-            self._visualdl.close()
+            with self._visualdl_may_fail():
+                self._visualdl.close()
 
     @contextlib.contextmanager
     def _visualdl_may_fail(self) -> Iterator[None]:

@@ -1,6 +1,8 @@
 """Log lines on pipes and terminals, the progress of training, and metrics.jsonl with its VisualDL copy."""
 
+import errno
 import fcntl
+import io
 import json
 import logging
 import math
@@ -53,6 +55,67 @@ def test_what_all_ranks_would_warn_of_is_said_once(capsys):
         log.setup(rank)
         log.warn("the same for all")
     assert re.fullmatch(r".* WARNING the same for all\n", capsys.readouterr().out)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """What is opened for appending takes 5 bytes and then nothing more, until the function that this is is called."""
+    room = [5]
+
+    class Full(io.FileIO):
+        def write(self, data):
+            if room and not room[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            count = super().write(data[: room[0]] if room else data)
+            room[:] = [0] if room else []
+            return count
+
+    def opened(path, mode, buffering=-1):
+        return Full(path, mode) if buffering == 0 else open(path, mode)
+
+    monkeypatch.setattr(log, "open", opened, raising=False)
+    return room.clear
+
+
+def test_rows_wait_for_room_on_the_disk(tmp_path, full_disk):
+    metrics = Metrics(tmp_path)
+    for row in rows_up_to(3):
+        metrics.write(row)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == 5
+    full_disk()
+    metrics.write({"step": 4, "loss": 1.0})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_log_lines_wait_for_room_without_a_traceback(tmp_path, full_disk, capsys):
+    logger = log.setup(log_file=tmp_path / "log.txt")
+    logger.info("first")
+    logger.info("second")
+    full_disk()
+    logger.info("third")
+    said = (tmp_path / "log.txt").read_text()
+    assert [line.split()[-1] for line in said.splitlines()] == ["first", "second", "third"]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_was_never_written_is_said(tmp_path, full_disk, capsys):
+    metrics = Metrics(tmp_path)
+    for row in rows_up_to(3):
+        metrics.write(row)
+    metrics.close()
+    assert "metrics.jsonl: the last 3 lines could not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_goes_during_the_run_is_one_line(tmp_path, replaced):
+    metrics = Metrics(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    if replaced:
+        Metrics(tmp_path / "out")
+    with pytest.raises(
+        UserError, match="metrics.jsonl: was deleted or replaced while the run wrote it; leave"
+    ):
+        metrics.write({"step": 1})
 
 
 def test_what_steers_a_terminal_or_no_file_takes_is_escaped(tmp_path, capsys):
