@@ -42,8 +42,9 @@ setup(
     python_requires=">=3.9",
     packages=find_packages(include=["plsc", "plsc.*"]),
     ext_modules=[KERNELS],
-    package_data={"plsc.kernels": ["*.cpp", "*.h"]},
+    package_data={"": ["*.jinja"], "plsc.kernels": ["*.cpp", "*.h"]},
     install_requires=[
+        "jinja2>=3",  # the report's page
         "matplotlib>=3.5",  # the report's pictures, and the fonts of the default data set
         "numpy",
         "opencv-python-headless>=4.8",

@@ -49,6 +49,11 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             action="store_true",
             help="store the main set's threshold with the checkpoint, for predict and export",
         )
+        parser.add_argument(
+            "--compare",
+            metavar="RUN",
+            help="another run's folder or results.json: a second column in the report",
+        )
     if verb == "predict":
         parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
         parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
@@ -76,7 +81,7 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
         images = args.images
         entry.predict(images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output)
     elif verb == "eval":
-        entry.test(set_threshold=args.set_threshold)
+        entry.test(set_threshold=args.set_threshold, compare=args.compare)
     else:
         entry.export()
     return 0

@@ -10,7 +10,11 @@ that a wrong config is refused at once. The historic `set_*` calls are edits of 
 
 from __future__ import annotations
 
+import datetime
 import os
+import platform
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+import plsc
 from plsc import environment, guard, launcher, log
 from plsc.atomic_write import atomic_write, replace_file
 from plsc.config import Config, load, rows_told
@@ -117,15 +122,18 @@ class Entry(Setters):
             log.get_logger().info(f"{stopped}; resume with the same command{again}")
         return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(self.output_dir)}
 
-    def test(self, set_threshold: bool = False) -> dict[str, Any]:
+    def test(self, set_threshold: bool = False, compare: str | os.PathLike | None = None) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.
 
-        set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
+        Args:
+            set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
+            compare: another run's folder or results.json, for a second column in the report's tables.
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
         self._start()
         from plsc import distributed, restore
+        from plsc.results import read_compared
         from plsc.tester import Tester
 
         if self.config.DataLoader.Eval.dataset is None:
@@ -135,6 +143,7 @@ class Entry(Setters):
         tester = Tester(self.config, backbone, saved.contract, saved.num_classes, names=names)
         if tester.classifies:
             tester.head = restore.build_saved_head(self.config, saved)
+        compared = read_compared(compare, tester.sets) if compare else None
         if set_threshold:
             tester.refuse_without_threshold()
         tester.evaluate()
@@ -142,7 +151,7 @@ class Entry(Setters):
             facts = {"checkpoint": str(saved.path), "step": saved.step}
             if set_threshold:
                 tester.store_threshold(saved)
-            self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}", facts)
+            self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}", facts, compared)
         return tester.row
 
     def predict(
@@ -376,17 +385,24 @@ class Entry(Setters):
         restore.load_backbone(backbone, saved)
         return backbone
 
-    def _finish(self, run, folder: Path, how: str, facts: dict[str, Any]) -> None:
+    def _finish(
+        self, run, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
+    ) -> None:
         """Table, results.json, report and the last line; rank 0."""
         from plsc.results import write_results
 
         found = run.results.get(run.main)
-        headline = found.headline if found else "none"
         metrics = self.output_dir / "metrics.jsonl"
         rows = log.read_metrics(metrics) if metrics.is_file() else []
+        data = self.config.DataLoader.Train.dataset
         summary = {
-            found.kind if found else "evaluation": headline,
-            "run": how,
+            "run": str(self.output_dir),
+            "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
+            "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+            "version": f"plsc {plsc.__version__}, Python {platform.python_version()}",
+            "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
+            + f", {run.num_classes:,} classes",
+            "what": how,
             "ranks": environment.world_size_from_env(),
             "head": self.config.Head.name,
             "backbone": self.config.Model.name,
@@ -394,13 +410,13 @@ class Entry(Setters):
         facts = {**facts, "main": run.main, "flip": self.config.DataLoader.Eval.flip}
         yaml = self.config.to_yaml()
         try:
-            page = write_results(folder, run.sets, run.results, rows, yaml, summary, facts)
+            page = write_results(folder, run.sets, run.results, rows, yaml, summary, facts, compared)
         except OSError as error:
             raise UserError(
                 f"{folder}: the report cannot be written ({error}); the checkpoints are whole: make room there, and resume or use "
                 "plsc-eval"
             ) from error
-        said = f"{headline} on {run.main}" if found else "nothing evaluated"
+        said = f"{found.headline} on {run.main}" if found else "nothing evaluated"
         if "checkpoint" not in facts:
             said += f", newest checkpoint step {facts['step']}"
             said += (

@@ -7,7 +7,7 @@ Try it: `pytest tests/test_report.py --basetemp=/tmp/report` and look below that
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from plsc.drawing import COLOURS, FAINT, INK, LINE, WIDTH, colours, drawable, new_figure, png_of, styled
 from plsc.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
@@ -137,7 +138,13 @@ def _plot_series(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, factor
         mean = np.convolve(values, np.ones(width) / width, mode="valid")
         axes.plot(steps, values, color=MAIN, alpha=0.35, linewidth=0.9)
         axes.plot(steps[width // 2 : width // 2 + len(mean)], mean, color=MAIN)
-    axes.set_ylim(bottom=0)
+    known = values[np.isfinite(values)]
+    if key == "loss" and len(known) and known.min() > 0 and known.max() > 5 * known.min():
+        axes.set(yscale="log", ylabel=f"{axes.get_ylabel()}, logarithmic")  # else the end is a flat line
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def _plot_evaluations(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str) -> None:
@@ -273,9 +280,27 @@ def _text(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
 
 
 def shorten(name: str, width: int = 18, lines: int = 4) -> list[str]:
-    """The name in at most `lines` lines of `width` characters, its middle cut out as far as that takes."""
+    """The name in at most `lines` lines of `width` characters, its middle cut out as far as that takes.
+
+    A line breaks after a slash or a space, else after another sign between words, else anywhere.
+    """
     name = " ".join(name.split())
-    wrapped, kept = textwrap.wrap(name, width), min(len(name), width * lines) // 2
+    wrapped, kept = _wrap(name, width), min(len(name), width * lines) // 2
     while len(wrapped) > lines:
-        wrapped, kept = textwrap.wrap(name[:kept] + "…" + name[-kept:], width), kept - 1
+        wrapped, kept = _wrap(name[:kept] + "…" + name[-kept:], width), kept - 1
     return wrapped
+
+
+def _wrap(
+    name: str, width: int, breaks: Sequence[str] = (r"(?<=[/\\ ])", r"(?<=[-_.,])", r"(?<=.)")
+) -> list[str]:
+    """Lines of at most `width` characters; a piece that is too long for one is cut at the next kind of break."""
+    lines = [""]
+    for piece in re.split(breaks[0], name):
+        if len(lines[-1]) + len(piece.rstrip()) <= width:
+            lines[-1] += piece
+        elif len(piece.rstrip()) <= width:
+            lines.append(piece)
+        else:
+            lines += _wrap(piece, width, breaks[1:])
+    return [line.rstrip() for line in lines if line.strip()]

@@ -22,7 +22,7 @@ Results = Mapping[str, Any]  # title -> plsc.evaluation's result
 
 def draw_roc(verifications: Results) -> tuple[Figure | None, str]:
     """TAR over FAR, FAR on a logarithmic axis from half a false accept to all of them."""
-    curves = {name: result for name, result in verifications.items() if result.roc is not None}
+    curves = _with_errors(verifications)
     if not curves:
         return None, f"No ROC: {_why_not(verifications)}."
     figure = new_figure(4.2)
@@ -52,7 +52,7 @@ def draw_roc(verifications: Results) -> tuple[Figure | None, str]:
 
 def draw_det(verifications: Results) -> tuple[Figure | None, str]:
     """FRR over FAR, both on logarithmic axes (Martin et al. 1997, with logarithms for their normal deviates)."""
-    curves = {name: result for name, result in verifications.items() if result.roc is not None}
+    curves = _with_errors(verifications)
     if not curves:
         return None, f"No DET curve: {_why_not(verifications)}."
     figure = new_figure(4.2)
@@ -98,8 +98,19 @@ def _tar(roc: Any, far: np.ndarray) -> np.ndarray:
     return roc.tar[np.searchsorted(roc.far, far, side="right") - 1]
 
 
+def _with_errors(verifications: Results) -> Results:
+    """Those with a curve to show: one without a single error is the frame of the picture."""
+    return {
+        name: result for name, result in verifications.items() if result.roc is not None and result.auc < 1
+    }
+
+
 def _why_not(verifications: Results) -> str:
-    return "all pairs are of one kind" if verifications else "no pairs were verified"
+    if not verifications:
+        return "no pairs were verified"
+    if all(result.roc is None for result in verifications.values()):
+        return "all pairs are of one kind"
+    return "some threshold has no error at all"
 
 
 def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:

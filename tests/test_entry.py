@@ -99,6 +99,9 @@ def test_the_report_stands_alone_and_shows_the_run(trained):
     page = (trained / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 5 and "<script" not in page and "http" not in page
     assert "dist_arcface" in page and "max_steps: 12" in page
+    assert "best and last step, 12: verification on noise pairs" in page
+    for fact in ("date", "command", "version", "trained on", "Synthetic", "23 classes", trained.name):
+        assert fact in page
 
 
 def test_an_earlier_run_is_set_aside(tmp_path, capsys):
@@ -407,7 +410,7 @@ def test_several_sets_are_tested_together(trained, tmp_path, capsys):
         "DataLoader.Eval.more.seen={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}",
     ]
     there = [f"Global.checkpoint={checkpoint(trained)}", f"Global.output_dir={tmp_path}", *more]
-    found = entry(trained, *there).test()
+    found = entry(trained, *there).test(compare=trained)
     content = json.loads((tmp_path / "test" / "results.json").read_text())
     assert list(content["sets"]) == ["noise pairs", "templates", "people", "seen"]
     assert (
@@ -416,6 +419,9 @@ def test_several_sets_are_tested_together(trained, tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search(r"^verification +noise pairs +templates$", said, re.MULTILINE)
     page = (tmp_path / "test" / "report.html").read_text()
+    assert f"<th>noise pairs, {trained.name}</th>" in page
+    with pytest.raises(UserError, match="--compare: .*gone: no such file"):
+        entry(trained, *there).test(compare=tmp_path / "gone")
     assert all(title in page for title in content["sets"]) and (tmp_path / "test" / "cmc.png").is_file()
 
 

@@ -43,8 +43,18 @@ def test_curves_show_the_rows():
     np.testing.assert_allclose(shown["Training accuracy"].lines[0].get_ydata(), 25)
     np.testing.assert_allclose(shown["Verification accuracy"].lines[0].get_xydata(), [[50, 80], [100, 90]])
     assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in shown.values())
-    assert shown["Training loss"].get_ylabel() == "loss (nats)"
+    assert shown["Training loss"].get_ylabel() == "loss (nats), logarithmic"
+    assert (
+        shown["Training loss"].get_yscale() == "log" and shown["Training accuracy"].get_yscale() == "linear"
+    )
     assert "one standard deviation" in text
+
+
+def test_a_loss_that_hardly_falls_starts_at_zero_and_one_of_zero_can_be_drawn():
+    for losses in ([2.0, 1.5], [3.0, 0.0]):
+        rows = [{**row, "loss": loss} for row, loss in zip(training([10, 20]), losses)]
+        axes = panels(draw_curves(rows)[0])["Training loss"]
+        assert axes.get_yscale() == "linear" and axes.get_ylim()[0] == 0
 
 
 def test_curves_of_a_classification():
@@ -204,6 +214,10 @@ def test_the_users_matplotlib_settings_are_neither_read_nor_changed():
     "name, lines",
     [
         ("short", ["short"]),
+        (
+            "faces/George_W_Bush/George_W_Bush_0001.jpg",
+            ["faces/", "George_W_Bush/", "George_W_Bush_", "0001.jpg"],
+        ),
         ("U+2207 NABLA, Sans\nBold Oblique", ["U+2207 NABLA, Sans", "Bold Oblique"]),
         ("a" * 25 + "m" * 200 + "z" * 25, ["a" * 18, "a" * 7 + "m" * 10 + "…", "m" * 10 + "z" * 8, "z" * 17]),
     ],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.evaluation import identify
+from plsc.evaluation import identify, verify_distances
 from plsc.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
 from tests.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
 
@@ -48,6 +48,15 @@ def test_det_shows_the_errors_and_where_they_are_equal():
     )  # half a false reject, on a logarithmic axis
     assert axes.lines[1].get_xydata()[0] == pytest.approx([result.eer, 100 * result.eer])
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_a_set_without_errors_has_no_curves():
+    same = np.arange(40) % 2 == 0
+    perfect, usual = verify_distances(np.where(same, 0.2, 2.0), same), verification()
+    for draw, what in ((draw_roc, "ROC"), (draw_det, "DET curve")):
+        assert draw({"pairs": perfect}) == (None, f"No {what}: some threshold has no error at all.")
+        axes = draw({"pairs": perfect, "others": usual})[0].axes[0]
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["others"]
 
 
 def test_cmc_shows_every_rank_and_names_those_of_the_table():

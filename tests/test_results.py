@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from plsc.evaluation import classify, identify, verify
-from plsc.results import table, worst_of, write_results
+from plsc.errors import UserError
+from plsc.evaluation import classify, identify, verify, verify_distances
+from plsc.results import headlines, overfitting, read_compared, table, worst_of, write_results
 from tests.pictures import identification, verification
 from tests.test_tester import NoiseTemplates
 from tests.training import NoisePairs
@@ -85,7 +86,7 @@ def test_of_a_template_its_first_image_is_shown():
 def test_results_json_is_the_last(tmp_path, monkeypatch):
     """It is the mark of a finished run."""
 
-    def killed(*_):
+    def killed(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("plsc.results.write_report", killed)
@@ -108,3 +109,65 @@ def test_numbers_that_cannot_be_computed_are_null_and_said(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == (
         "s: No probe's identity is in the gallery: no rank can be computed."
     )
+
+
+def training(accuracy, steps=40):
+    return [{"step": step, "loss": 0.1, "accuracy": accuracy} for step in range(steps)]
+
+
+def test_the_headline_is_the_best_step_and_the_last():
+    found = verification()
+    best = {"step": 8, "set": "pairs", "metric": "accuracy", "value": 0.9875}
+    here = f"accuracy {100 * found.accuracy:.2f} %"
+    both = headlines("pairs", {"pairs": found}, [], {"step": 12, "best": best})
+    assert both == [
+        ("best step, 8: verification on pairs (chosen on it)", "accuracy 98.75 %"),
+        ("last step, 12: verification on pairs", here),
+    ]
+    one = headlines("pairs", {"pairs": found}, [], {"step": 8, "best": best})
+    assert one == [("best and last step, 8: verification on pairs", here)]
+    tested = headlines("pairs", {"pairs": found}, [], {"step": 8, "checkpoint": "step-8"})
+    assert tested == [("verification on pairs, step 8", here)]
+    ((label, value),) = headlines("people", {"people": identification()}, [], {"step": 8, "best": None})
+    assert label == "identification on people, step 8" and value.startswith("rank-1 ")
+
+
+def test_overfitting_is_said_where_training_is_right_and_evaluation_is_not():
+    poor, good = verification(), verify(np.eye(20), np.eye(20), np.arange(20) % 2 == 0)
+    assert poor.accuracy < 0.97 and good.accuracy <= 0.95
+    (said,) = overfitting([*training(0.2), *training(0.999)], good)
+    assert "99.90 % of the images it trains on" in said and "accuracy 50.00 %" in said
+    assert overfitting(training(0.9), good) == [] == overfitting([], good)
+    same = np.arange(40) % 2 == 0
+    assert overfitting(training(1.0), verify_distances(np.where(same, 0.2, 2.0), same)) == []
+
+
+def test_the_tables_of_another_run_are_read_back(written):
+    page, results, _ = written
+    for path in (page.parent, page.parent / "results.json"):
+        name, tables = read_compared(path, ["pairs"])
+        assert name == f"{page.parent.parent.name}/test" and tables["pairs"] == results["pairs"].results()
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, "no such file; name the folder of a finished run"),
+        ("{", "is not JSON"),
+        ("[]", "has no 'sets'"),
+        (
+            '{"sets": {"pairs": {"accuracy": 1}}}',
+            "has no tables, an older plsc wrote it; evaluate that run again",
+        ),
+        ('{"sets": {"pairs": {"table": {"a": 1}}}}', "has no tables"),
+        (
+            '{"sets": {"lf\\nw": {"table": {"a": "1"}}}}',
+            r"has none of these sets, but lf\\nw; evaluate both on the same",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, content, said):
+    if content:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(UserError, match=f"^--compare: .*results.json: {said}"):
+        read_compared(tmp_path, ["pairs"])
