@@ -301,7 +301,7 @@ def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
 
 
 def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("plsc.results.write_report", full)
