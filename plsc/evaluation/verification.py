@@ -121,7 +121,7 @@ class Verification:
     @property
     def resampled(self) -> str:
         """What the intervals are over, for people."""
-        return "pairs (identities not known)" if self.people is None else f"{len(self.people):,} identities"
+        return "pairs" if self.people is None else f"{len(self.people):,} identities"
 
     def operating_points(self) -> list[tuple[float, float, float, tuple[float, float]]]:
         """(FAR, the cosine above which it is kept, TAR there, its 95 % interval) of each FAR that the pairs allow."""
