@@ -7,9 +7,10 @@ import pytest
 from tests.launch import launch
 
 
-@pytest.mark.parametrize("ranks,cases", [(2, 12), (3, 80), (4, 12)])
-def test_equals_the_dense_reference(ranks, cases, tmp_path):
-    said = launch(Path(__file__).with_name("run_head.py"), ranks, tmp_path).stdout
+@pytest.mark.parametrize("ranks,every,cases", [(2, 7, 12), (3, 1, 80), (4, 7, 12)])
+def test_equals_the_dense_reference(ranks, every, cases, tmp_path):
+    """All cases on three ranks, which divide none of the numbers of classes."""
+    said = launch(Path(__file__).with_name("run_head.py"), ranks, tmp_path, str(every)).stdout
     assert said.count(f": {cases} cases, worst relative errors") == ranks
 
 

@@ -126,7 +126,7 @@ def test_embeddings_in_many_pairs(monkeypatch, reused):
         verify_pairs(embeddings, pairs, same)
 
 
-def slow_bootstrap(distance, same, count=2000, seed=1):
+def slow_bootstrap(distance, same, count=800, seed=1):
     """Pairs drawn one table at a time, every fold keeping its own; percentiles of accuracy, EER and TAR at FAR 0.1."""
     rng = np.random.default_rng(seed)
     fold = np.repeat(np.arange(10), len(same) // 10)

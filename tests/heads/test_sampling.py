@@ -39,7 +39,7 @@ def test_as_many_distinct_classes_as_the_rate_says(rate, counts):
 def test_any_number_of_ranks_draws_the_same(num_classes, rate, small_blocks):
     for step in range(5):
         whole = draw_classes(ClassShard.whole(num_classes), rate, 5, step)
-        for ranks in (1, 2, 3, 4, 7, 1100):
+        for ranks in (1, 2, 3, 4, 7, 1100) if step == 0 else (2, 3, 4):
             shards = [ClassShard.of_rank(num_classes, ranks, rank) for rank in range(ranks)]
             parts = [draw_classes(shard, rate, 5, step) + shard.start for shard in shards]
             assert np.array_equal(np.concatenate(parts), whole)
