@@ -363,6 +363,15 @@ class Checkpoint:
         path = Path(path)
         return cls(path, *open_folder(path, verify))
 
+    def require(self, section: str, *keys: str) -> None:
+        """Raise UserError unless `section`, "state" or "contract", says all `keys`: imported centres alone do not."""
+        lacking = [key for key in keys if getattr(self, section).get(key) is None]
+        if lacking:
+            raise UserError(
+                f"{self.path}/manifest.json: {section}.{lacking[0]}: is not said, so this cannot be used as a run's checkpoint; name "
+                "one of a training, start from this one with Global.init_from, or import centres with --backbone"
+            )
+
     def backbone(self) -> dict[str, np.ndarray]:
         """All arrays of the backbone, parameters and buffers."""
         return self._all("backbone.safetensors")

@@ -14,13 +14,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from plsc import log
 from plsc.centres import export_centres, import_centres
 from plsc.checkpoint import Checkpoint
 from plsc.errors import UserError
 from plsc.identities import edit_identities
+from plsc.manifest import config_sections
 from plsc.rewrite import reshard
 
 MOST_RANKS = 99_999  # a head file's name has five digits
@@ -32,10 +31,7 @@ def inspect(folder: str) -> dict[str, Any]:
     saved = Checkpoint.open(folder, verify=False)
     manifest, names = saved.manifest, saved.classes()
     ranges = {part.file: [part.start, part.stop] for part in manifest.heads}
-    try:
-        config = yaml.safe_load(saved.config_yaml)
-    except yaml.YAMLError as error:
-        raise UserError(f"{folder}/manifest.json: config: is not YAML; the checkpoint is damaged") from error
+    config = config_sections(saved.config_yaml)
     return {
         "folder": str(saved.path),
         "plsc": manifest.plsc,
@@ -60,7 +56,7 @@ def inspect(folder: str) -> dict[str, Any]:
         "contract": saved.contract,
         "best": saved.state.get("best"),
         "state": saved.state,
-        "config": {key: config[key] for key in _SHOWN if isinstance(config, dict) and key in config},
+        "config": {key: config[key] for key in _SHOWN if key in config},
     }
 
 

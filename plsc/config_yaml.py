@@ -27,6 +27,11 @@ _SCALARS = {
 _RESOLVERS = {None: [(_CORE + tag, re.compile(f"(?:{pattern})$")) for tag, pattern in _SCALARS.items()]}
 
 
+_MOST_VALUES = 100_000  # of a document; with a few aliases (*) of aliases, a kilobyte has billions
+_MOST_LEVELS = 50
+_TOO_DEEP = f"is nested more than {_MOST_LEVELS} levels deep"
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = _RESOLVERS
 
@@ -73,7 +78,15 @@ def parse(text: str) -> Document:
             Problem((), line, f"the character {chr(error.character)!r} is not allowed in YAML")
         )
         return document
-    return document._replace(value=_construct(node, (), document, ())) if node else document
+    except RecursionError:
+        document.problems.append(Problem((), 1, _TOO_DEEP))
+        return document
+    value = _construct(node, (), document, ()) if node else None
+    if len(document.lines) > _MOST_VALUES:
+        message = f"has more than {_MOST_VALUES:,} values with those that its aliases (*) repeat"
+        document.problems[:] = [Problem((), 1, message)]
+        return document
+    return document._replace(value=value)
 
 
 def _plain_words(error: yaml.MarkedYAMLError) -> str:
@@ -93,6 +106,11 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document, parents: tupl
 
     if any(node is parent for parent in parents):
         problem(node, path, "contains itself through an alias (*)")
+        return None
+    if len(path) > _MOST_LEVELS:
+        problem(node, (), _TOO_DEEP)
+        return None
+    if len(document.lines) > _MOST_VALUES:  # parse() says so
         return None
     kind = node.tag.removeprefix(_CORE)
     parents = (*parents, node)

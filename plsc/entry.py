@@ -211,7 +211,7 @@ class Entry(Setters):
                 formats=self.config.Export.formats,
                 opset=self.config.Export.opset,
                 contract=saved.contract,
-                threshold=saved.state["threshold"],
+                threshold=saved.state.get("threshold"),
                 flip=saved.state.get("flip", False),
                 threshold_set=saved.state.get("threshold_set"),
                 threshold_step=saved.state.get("threshold_step"),
@@ -376,7 +376,10 @@ class Entry(Setters):
             raise MissingFileError(
                 f"{self.output_dir / 'checkpoints'}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
             )
-        return Checkpoint.open(path, verify=False)
+        saved = Checkpoint.open(path, verify=False)
+        saved.require("contract", "size", "channels", "mean", "scale")
+        saved.require("state", "image_shape")
+        return saved
 
     def _backbone(self, saved):
         from plsc import restore

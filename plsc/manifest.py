@@ -8,6 +8,7 @@ safetensors headers.
 Try it: `pytest tests/test_manifest.py`.
 """
 
+# ruff: noqa: UP045 - pydantic evaluates the annotations, and Python 3.9 has no X | None
 from __future__ import annotations
 
 import errno
@@ -16,18 +17,32 @@ import re
 import stat
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Optional
 
-import yaml
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
-from plsc.errors import MissingFileError, UserError
+from plsc.config_yaml import parse
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.files import read_regular
 from plsc.tensorfile import DamagedError, TensorFile, crc32_of
 
 FORMAT = 1
 # A name that leads to no file. Any other error of reading may pass (a lost network disk), and says nothing about the content.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
+
+
+_MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
+_Side = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class HeadFile(BaseModel):
@@ -47,6 +62,46 @@ class FileSum(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     bytes: NonNegativeInt
     crc32: str
+
+
+class Best(BaseModel):
+    """The best checkpoint so far, by the main evaluation."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    step: NonNegativeInt
+    value: Optional[FiniteFloat] = None
+
+
+class State(BaseModel):
+    """What of a checkpoint's state the next step, an evaluation or an export reads. Imported centres have none of it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    seed: Optional[int] = None
+    global_batch: Optional[PositiveInt] = None
+    steps_per_epoch: Optional[PositiveInt] = None
+    image_shape: Optional[Annotated[list[_Side], Field(min_length=3, max_length=3)]] = None
+    margin: dict[str, FiniteFloat] = {}
+    threshold: Optional[FiniteFloat] = None
+    threshold_set: Optional[str] = None
+    threshold_step: Optional[NonNegativeInt] = None
+    optimizer: Optional[str] = None
+    head: Optional[str] = None
+    replaced: Optional[Annotated[list[NonNegativeInt], Field(min_length=1)]] = None
+    flip: bool = False
+    best: Optional[Best] = None
+    skipped: NonNegativeInt = 0
+    in_a_row: NonNegativeInt = 0
+    rollbacks: NonNegativeInt = 0
+
+
+class Contract(BaseModel):
+    """How images are prepared, see plsc.data.dataset.preprocessing()."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    size: Optional[Annotated[list[_Side], Field(min_length=2, max_length=2)]] = None
+    channels: Optional[str] = None
+    mean: Optional[FiniteFloat] = None
+    scale: Optional[FiniteFloat] = None
 
 
 class Manifest(BaseModel):
@@ -73,6 +128,24 @@ class Manifest(BaseModel):
     config: str
     """The resolved config, YAML."""
 
+    @field_validator("contract")
+    @classmethod
+    def _check_contract(cls, contract: dict) -> dict:
+        Contract.model_validate(contract)
+        return contract
+
+    @field_validator("state")
+    @classmethod
+    def _check_state(cls, state: dict) -> dict:
+        State.model_validate(state)
+        return state
+
+    @field_validator("config")
+    @classmethod
+    def _check_config(cls, config: str) -> str:
+        config_sections(config)
+        return config
+
 
 def seal(rest: bytes) -> bytes:
     """The bytes of manifest.json from what follows its first field, the checksum."""
@@ -82,7 +155,7 @@ def seal(rest: bytes) -> bytes:
 def read_json(path: Path) -> Any:
     """The value in the file. Raises: DamagedError when it is not JSON; OSError."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_regular(path))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path}: is not JSON") from error
 
@@ -95,20 +168,29 @@ def read_manifest(path: Path) -> Manifest:
     """
     if not path.exists():
         raise DamagedError(f"{path}: is not there; the checkpoint was never completed")
-    data = path.read_bytes()
+    try:
+        data = read_regular(path, _MOST_BYTES)
+    except UserError as error:  # no regular file, or one that no manifest is as large as
+        raise DamagedError(str(error)) from error
     if data != seal(data[len(seal(b"")) :]):
         raise DamagedError(f"{path}: fails its checksum")
-    fields = read_json(path)
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: is not JSON") from error
     if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
         raise UserError(
             f"{path}: has format {fields['format']}, this plsc reads up to {FORMAT}; install a newer plsc"
         )
     del fields["crc32"]
     try:
-        manifest = Manifest(**fields)
+        manifest = Manifest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        raise DamagedError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        key = ".".join(map(str, first["loc"]))
+        raise DamagedError(
+            f"{path}: {shown(key)}: {shown(first['msg'].removeprefix('Value error, '))}"
+        ) from error
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name):
             raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")
@@ -199,11 +281,21 @@ def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile])
             )
 
 
+def config_sections(config: str) -> dict[str, Any]:
+    """The sections of a checkpoint's config, read as it was written: text that looks like a date stays text. {} for centres of
+    other programs, which have none. Raises ValueError for what is no config."""
+    document = parse(config)
+    if document.problems:
+        raise ValueError(f"line {document.problems[0].line}: {document.problems[0].message}")
+    sections = document.value if document.value is not None else {}
+    if not isinstance(sections, dict) or not all(isinstance(value, dict) for value in sections.values()):
+        raise ValueError("is no mapping of sections")
+    head = sections.get("Head", {})
+    if not isinstance(head.get("name", ""), str) or type(head.get("sub_centres", 1)) is not int:
+        raise ValueError("Head.name must be text, Head.sub_centres an integer")
+    return sections
+
+
 def head_config(config: str) -> dict:
     """The section Head of a checkpoint's config; {} where it is not said, as with centres of other programs."""
-    try:
-        sections = yaml.safe_load(config)
-    except yaml.YAMLError:
-        return {}
-    head = sections.get("Head") if isinstance(sections, dict) else None
-    return head if isinstance(head, dict) else {}
+    return config_sections(config).get("Head", {})

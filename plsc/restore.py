@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import paddle
-import yaml
 
 from plsc import checkpoint, log
 from plsc.config import Config
@@ -18,6 +17,7 @@ from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
 from plsc.heads import build_head
 from plsc.heads.softmax import SoftmaxHead
+from plsc.manifest import config_sections
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
@@ -61,7 +61,7 @@ _NOT_COMPARED = (
 
 def changed_keys(cfg: Config, saved: checkpoint.Checkpoint) -> list[str]:
     """The keys with a part in the training that the run of a checkpoint had otherwise: "Head.margin 0.3 (was 0.5)" each."""
-    ours, theirs = (dict(_values(yaml.safe_load(text) or {})) for text in (cfg.to_yaml(), saved.config_yaml))
+    ours, theirs = (dict(_values(config_sections(text))) for text in (cfg.to_yaml(), saved.config_yaml))
     return [
         f"{key} {_told(ours, key)} (was {_told(theirs, key)})"
         for key in ({**theirs, **ours} if theirs else ())
@@ -126,7 +126,14 @@ def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
     if head.margin:
-        head.margin.load_state(saved.state["margin"])
+        known = saved.state.get("margin", {})
+        lacking = sorted(head.margin.state().keys() - known.keys())
+        if lacking:
+            raise UserError(
+                f"{saved.path}/manifest.json: state.margin: has no '{lacking[0]}', which {type(head.margin).__name__} keeps; the "
+                "centres are of another margin, or of another program: start from them with Global.init_from"
+            )
+        head.margin.load_state(known)
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)

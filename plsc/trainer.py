@@ -294,8 +294,8 @@ class Trainer(Tester):
         if here["value"] is None:
             return before
         # A run that was resumed with another main set starts anew: the two cannot be compared.
-        comparable = before and (before["set"], before["metric"]) == (self.main, metric)
-        return before if comparable and here["value"] <= before["value"] else here
+        comparable = before and (before.get("set"), before.get("metric")) == (self.main, metric)
+        return before if comparable and here["value"] <= before.get("value", -1) else here
 
     def save(self, epoch: int, best: dict | None = None) -> None:
         """Write a checkpoint, all ranks together, and drop the oldest but the best. One that cannot be written does not end
@@ -357,6 +357,7 @@ class Trainer(Tester):
     def resume(self, path) -> None:
         """Take over a checkpoint of any world size: weights, momentum, step. UserError if it is of another problem."""
         saved = checkpoint.Checkpoint.open(path, verify=False)  # whoever found it has verified it
+        saved.require("state", "seed", "steps_per_epoch", "global_batch")
         saved.check_matches(
             self.head.shard.num_classes,
             self.head.bank.width,

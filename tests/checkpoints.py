@@ -31,7 +31,7 @@ def content(seed, classes=11, dim=4):
             "bias": rng.normal(size=classes).astype(np.float64),
         },
         "num_classes": classes,
-        "state": {"rng": rng.bit_generator.state, "best": 0.1 + seed, "sampler": None},
+        "state": {"rng": rng.bit_generator.state, "measure": 0.1 + seed, "sampler": None},
         "config_yaml": f"Global:\n  seed: {seed}  # ü\n",
         "contract": CONTRACT,
     }

@@ -129,3 +129,18 @@ def test_dump_and_parse_are_inverse_and_stay_on_one_line(value):
     assert "\n" not in dump(value)
     document = parse(f"key: {dump(value)}  # comment")
     assert document.problems == [] and document.value == {"key": value}
+
+
+def test_aliases_of_aliases_and_deep_nesting_are_one_problem():
+    bomb = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+        for before, name in zip("abcdefgh", "bcdefghi")
+    )
+    document = parse(bomb)
+    assert [problem.message for problem in document.problems] == [
+        "has more than 100,000 values with those that its aliases (*) repeat"
+    ]
+    assert document.value is None and len(document.lines) < 200_000
+    for text in ("[" * 10**5, "{a: " * 10**5, "[" * 60 + "]" * 60, "- " * 5000 + "a"):
+        (problem,) = parse(text).problems
+        assert problem.message == "is nested more than 50 levels deep"

@@ -13,7 +13,7 @@ import pytest
 import plsc.manifest
 from plsc.checkpoint import Checkpoint, latest
 from plsc.errors import MissingFileError, UserError
-from plsc.manifest import DamagedError, read_manifest, seal, tiles
+from plsc.manifest import DamagedError, config_sections, read_manifest, seal, tiles
 from tests.checkpoints import content, reseal, save_one, save_ranks
 
 FILE = {"bytes": 8, "crc32": "00000000"}
@@ -36,7 +36,7 @@ GOOD = {
         "head-00001-of-00002.safetensors": FILE,
     },
     "contract": {"size": [32, 32]},
-    "state": {"best": 0.1, "rng": 2**100, "worst": float("inf")},
+    "state": {"measure": 0.1, "rng": 2**100, "worst": float("inf")},
     "config": "Global:\n  seed: 0\n",
 }
 
@@ -108,6 +108,25 @@ HOSTILE = {
         "files": {**FILES, "backbone.safetensors": {**FILE, "bytes": 1e3}}
     },
     "state: Input should be a valid dictionary": {"state": [1]},
+    "state.best: Input should be a valid dictionary": {"state": {"best": [1]}},
+    "state.best.step: Input should be a valid integer": {"state": {"best": {"step": "1"}}},
+    "state.image_shape.0: Input should be a valid integer": {"state": {"image_shape": ["3", 1, 1]}},
+    "state.image_shape: List should have at least 3 items": {"state": {"image_shape": [3]}},
+    "state.image_shape.2: Input should be less than": {"state": {"image_shape": [3, 1, 2**40]}},
+    "state.margin.t: Input should be a valid number": {"state": {"margin": {"t": "x"}}},
+    "state.threshold: Input should be a finite number": {"state": {"threshold": float("nan")}},
+    "state.replaced.0: Input should be a valid integer": {"state": {"replaced": [None]}},
+    "state.skipped: Input should be a valid integer": {"state": {"skipped": "3"}},
+    "state.global_batch: Input should be greater than 0": {"state": {"global_batch": 0}},
+    "state.flip: Input should be a valid boolean": {"state": {"flip": 1}},
+    "contract.size: Input should be a valid list": {"contract": {"size": 32}},
+    "contract.size.1: Input should be a valid integer": {"contract": {"size": [32, None]}},
+    "contract.mean: Input should be a valid number": {"contract": {"mean": "x"}},
+    "contract.channels: Input should be a valid string": {"contract": {"channels": 3}},
+    "config: line 1: not valid YAML": {"config": "a: ["},
+    "config: is no mapping of sections": {"config": "[1]"},
+    "config: Head.name must be text": {"config": "Head: {name: 3}"},
+    "config: line 1: is nested more than": {"config": "[" * 10**5},
     "more: Extra inputs are not permitted": {"more": 1},
     "format: Input should be 1": {"format": 0},
     "is not JSON": {"state": "DEEP"},
@@ -122,6 +141,37 @@ def test_crafted_manifests_are_refused_in_one_line(tmp_path, message):
     with pytest.raises(DamagedError, match=message) as error:
         read_manifest(path)
     assert "\n" not in str(error.value) and str(error.value).startswith(str(path))
+
+
+def test_a_manifest_that_never_ends_is_refused(tmp_path):
+    path = tmp_path / "manifest.json"
+    os.mkfifo(path)
+    with pytest.raises(DamagedError, match=r"manifest\.json: is a pipe, no regular file"):
+        read_manifest(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DamagedError, match=r"manifest\.json: is a device, no regular file"):
+        read_manifest(path)
+    path.unlink()
+    with open(path, "wb") as file:
+        file.truncate(2**27)
+    with pytest.raises(DamagedError, match=r"manifest\.json: has 134,217,728 bytes, must have at most"):
+        read_manifest(path)
+
+
+def test_text_that_looks_like_a_date_stays_text():
+    assert config_sections("Global: {output_dir: 2024-02-30}\n") == {"Global": {"output_dir": "2024-02-30"}}
+    assert config_sections("Global: {title: on, time: '12:30'}") == {
+        "Global": {"title": "on", "time": "12:30"}
+    }
+    assert config_sections("") == {}
+
+
+def test_what_a_checkpoint_does_not_say_is_named(tmp_path):
+    saved = Checkpoint.open(save_one(tmp_path, 3, {**content(3), "state": {"seed": None}}))
+    saved.require("contract", "size", "mean")
+    with pytest.raises(UserError, match=r"manifest\.json: state\.seed: is not said, so this cannot be used"):
+        saved.require("state", "seed")
 
 
 def test_tiles():
