@@ -1,5 +1,7 @@
 """Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or said in a line."""
 
+import shutil
+
 import cv2
 import numpy as np
 import paddle
@@ -8,6 +10,7 @@ import pytest
 from plsc import log
 from plsc.entry import Entry
 from plsc.errors import UserError
+from tests.checkpoints import reseal
 from tests.training import TINY, Linear, checkpoint
 
 SHORT = ("Global.max_steps=2", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=null")
@@ -50,6 +53,26 @@ def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
         "set_checkpoint_dir: Global.checkpoint: "
     )
     entry(tmp_path, "Global.checkpoint=best").train()  # one of this run, for later
+
+
+def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tmp_path):
+    """As `plsc-ckpt import-centres` makes them."""
+    path = tmp_path / "out" / "checkpoints" / "step-00000002"
+    shutil.copytree(checkpoint(trained, 2), path)
+    reseal(path, lambda fields: fields.update(state={}, contract={}, config=""))
+    line = refused(lambda: entry(tmp_path, f"Global.checkpoint={path}").predict(["a.png"]))
+    assert line.startswith(
+        f"{path}/manifest.json: contract.size: is not said, so this cannot be used as a run's"
+    )
+    line = refused(entry(tmp_path / "out", "Global.resume=true", "Global.max_steps=4").train)
+    assert line.startswith(f"{path}/manifest.json: state.seed: is not said")
+
+
+def test_an_output_folder_that_looks_like_a_date_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entry("2024-02-30", "Global.max_steps=1").train()
+    entry("2024-02-30", "Global.resume=true").train()
+    assert (tmp_path / "2024-02-30" / "checkpoints" / "step-00000002").is_dir()
 
 
 @pytest.mark.parametrize("below", ["", "checkpoints"])

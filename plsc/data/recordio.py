@@ -20,6 +20,7 @@ import numpy as np
 
 from plsc.atomic_write import atomic_write
 from plsc.errors import MissingFileError, UserError
+from plsc.files import open_regular, read_regular
 
 MAGIC = 0xCED7230A
 _MAGIC = struct.pack("<I", MAGIC)
@@ -65,8 +66,8 @@ class RecordFile:
         self.path, self.index = path, index or os.fspath(Path(path).with_suffix(".idx"))
         self._file = None
         try:
-            self.size = os.path.getsize(path)
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
+                self.size = os.fstat(file.fileno()).st_size
                 start = file.read(4)
         except FileNotFoundError:
             raise MissingFileError(f"{path}: no such file") from None
@@ -164,6 +165,7 @@ class RecordFile:
     def _scan(self) -> np.ndarray:
         """Where the records begin, found by walking from header to header."""
         offsets, start = [], 0
+        inside = False  # a record in parts
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             while start < self.size:
                 cut = start + 8 > self.size
@@ -172,6 +174,12 @@ class RecordFile:
                         f"{self.path}: record {len(offsets)} @ {start} is damaged: it {_begins(data, start)}"
                     )
                 kind, length = (0, 0) if cut else _kind_and_length(data, start + 4)
+                if not cut and kind not in ((2, 3) if inside else (0, 1)):
+                    raise UserError(
+                        f"{self.path}: record {len(offsets)} @ {start} is damaged: a header of kind {kind} "
+                        f"{'within' if inside else 'outside of'} a record in parts; fetch or make the file again"
+                    )
+                inside = kind in (1, 2)
                 if kind < 2:
                     offsets.append(start)
                 start += 8 + _padded(length)
@@ -180,6 +188,10 @@ class RecordFile:
                         f"{self.path} ends inside record {len(offsets) - 1}: the file is cut (have {_mb(self.size)}, needs at "
                         f"least {_mb(start)}); fetch or make it again"
                     )
+        if inside:
+            raise UserError(
+                f"{self.path} ends inside record {len(offsets) - 1}, whose last part is missing; fetch or make it again"
+            )
         return np.array(offsets, np.int64)
 
     def _checked_spans(self) -> np.ndarray:
@@ -209,9 +221,8 @@ class RecordFile:
         header = words[starts // 4 + 1]
         kind, length = header >> 29, (header & _LONGEST).astype(np.int64)
         found = starts + 8 + (length + 3) // 4 * 4
-        split = kind != 0
-        for at in np.flatnonzero(split).tolist():
-            found[at] = self._end_of_split(int(starts[at]), words)
+        for at in np.flatnonzero(kind != 0).tolist():
+            found[at] = self._end_of_split(int(starts[at]), words, int(order[at]))
         cut = found > self.size
         if cut.any():
             self._refuse_cut(int(order[np.argmax(cut)]), int(max(found.max(), self.offsets.max() + 8)))
@@ -221,12 +232,20 @@ class RecordFile:
                 f"{self.name(int(order[at]))} ends at {found[at]}, but the next is said to begin at {ends[at]}"
             )
 
-    def _end_of_split(self, start: int, words: np.ndarray) -> int:
+    def _end_of_split(self, start: int, words: np.ndarray, position: int) -> int:
+        """Where the record in parts that begins at `start` ends: after a part of kind 1, any of kind 2, and one of kind 3. Parts of
+        another record end the search: all records together take one pass over the file."""
+        allowed = (1,)
         while start + 8 <= self.size and words[start // 4] == MAGIC:
             header = int(words[start // 4 + 1])
+            if header >> 29 not in allowed:
+                self._refuse(
+                    position, f"is damaged: a part of kind {header >> 29}, must be of kind {allowed[-1]}"
+                )
             start += 8 + _padded(header & _LONGEST)
-            if header >> 29 in (0, 3):
+            if header >> 29 == 3:
                 return start
+            allowed = (2, 3)
         return start if start > self.size else self.size + 8  # the last part is missing
 
     def _refuse(self, position: int, what: str) -> None:
@@ -263,7 +282,7 @@ class RecordFile:
 def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Keys and offsets of a .idx file, int64 [N] each: a line is `key<TAB>offset`."""
     try:
-        text = Path(path).read_bytes()
+        text = read_regular(path)
     except FileNotFoundError:
         raise MissingFileError(f"{path}: no such file") from None
     except OSError as error:

@@ -4,6 +4,7 @@ import gzip
 import json
 import shlex
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,21 @@ def test_fashion_mnist():
         assert len(data) == count and data.image_shape == (1, 28, 28) and data.num_classes == 10
         assert np.bincount(data.labels).tolist() == [count // 10] * 10
         assert data.images(0, 100).max() == 255 and data.images(0, 100).min() == 0
+
+
+@pytest.mark.parametrize("shape, found", [((2, 3, 4), "25"), ((10**5, 28, 28), r"16,\d+,\d+")])
+def test_a_gz_is_unpacked_as_far_as_its_header_promises(tmp_path, shape, found):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(struct.pack(">IIII", 0x803, *shape) + bytes(10**8)))
+    tracemalloc.start()
+    with pytest.raises(UserError, match=f"has {found} bytes after its header, which promises"):
+        read_idx(path, axes=3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6e7
+
+
+def test_a_shape_with_a_zero_is_refused(tmp_path):
+    (tmp_path / "a").write_bytes(struct.pack(">IIII", 0x803, 0, 2**32 - 1, 2**32 - 1))
+    with pytest.raises(UserError, match="which promises 0 x 4294967295 x 4294967295"):
+        read_idx(tmp_path / "a", axes=3)

@@ -288,3 +288,41 @@ def test_real_files_are_written_again_byte_for_byte(name, count, tmp_path):
         for position in np.argsort(records.offsets).tolist():
             writer.write(records.payload(position).tobytes())
     assert (tmp_path / "a.rec").read_bytes() == source.read_bytes()
+
+
+def _header(kind: int, length: int = 0) -> bytes:
+    return struct.pack("<II", MAGIC, kind << 29 | length)
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize(
+    "kinds",
+    [(2, 3), (3,), (1, 1, 3), (1, 0), (1, 2), (0, 2), (5,)],
+    ids=lambda kinds: "-".join(map(str, kinds)),
+)
+def test_parts_that_do_not_follow_each_other_are_refused(tmp_path, kinds, index):
+    path = tmp_path / "a.rec"
+    path.write_bytes(b"".join(map(_header, kinds)))
+    if index:
+        path.with_suffix(".idx").write_text("0\t0\n")
+    with pytest.raises(UserError, match="is damaged|ends inside record|does not belong to") as raised:
+        RecordFile(str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_the_parts_of_records_are_looked_at_once(tmp_path, monkeypatch):
+    """An index that calls each of many empty parts a record; each was followed to the end of the file."""
+    count, path = 2000, tmp_path / "a.rec"
+    path.write_bytes(_header(1) * count + _header(3))
+    path.with_suffix(".idx").write_text("".join(f"{number}\t{8 * number}\n" for number in range(count)))
+    looked_at = []
+    monkeypatch.setattr("plsc.data.recordio._padded", lambda length: looked_at.append(length) or 0)
+    with pytest.raises(UserError, match="is damaged: a part of kind 1, must be of kind 3"):
+        RecordFile(str(path))
+    assert len(looked_at) <= 2 * count
+
+
+def test_a_pipe_is_no_record_file(tmp_path):
+    os.mkfifo(tmp_path / "a.rec")
+    with pytest.raises(UserError, match="a.rec: is a pipe, no regular file"):
+        RecordFile(str(tmp_path / "a.rec"))
