@@ -132,6 +132,8 @@ class Config(Section):
         rows: list[tuple[str, str]] = []
         above: KeyPath = ()
         for path, value in _leaves(self):
+            if not sources and self._layers.sources.get(path) == _NOT_NAMED:
+                continue  # so that a process that loads it says again that nothing is evaluated
             for depth, key in enumerate(path[:-1]):
                 if path[: depth + 1] != above[: depth + 1]:
                     if depth == 0 and rows:

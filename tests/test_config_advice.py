@@ -1,6 +1,7 @@
 """What a valid config is warned about, and messages that have to name the cause."""
 
 import os
+import re
 
 import pytest
 
@@ -26,6 +27,11 @@ def test_without_an_evaluation_of_ones_own_data_nothing_is_evaluated_and_that_is
     assert cfg.DataLoader.Eval.dataset is None and cfg.evaluation_dropped
     (line,) = advice(cfg, 1, 1)
     assert line.startswith("DataLoader.Eval.dataset: none is named") and "hold_out" in line
+    (tmp_path / "again.yaml").write_text(cfg.to_yaml())
+    assert load(tmp_path / "again.yaml").evaluation_dropped and load(tmp_path / "again.yaml") == cfg
+    assert re.search(
+        r"dataset: null +# default: nothing to evaluate on is named\n", cfg.to_yaml(sources=True)
+    )
     again = load(cfg, ["DataLoader.Eval.batch_size=3"])
     assert again.evaluation_dropped and again.DataLoader.Eval.batch_size == 3
     with pytest.raises(UserError, match="more needs a main set in dataset, which is null"):
