@@ -25,6 +25,7 @@ from plsc.divergence import finite_arrays
 from plsc.errors import UserError
 from plsc.half import float32_of
 from plsc.heads.bank import BANKS, Bank
+from plsc.heads.optimizer import Momentum
 from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
 from plsc.tensorfile import Rows, layout
@@ -80,7 +81,7 @@ def save(args: argparse.Namespace) -> dict:
 def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
     """A bank of `kind` whose momentum is there in memory too: a page of zeros that nobody touched costs nothing to write. One on disk has its
     file in `folder`."""
-    settings = {"bias": False, "std": 0.01, "seed": 0, "momentum": 0.9, "weight_decay": 0.0}
+    settings = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum(0.9, 0.0)}
     bank = build_bank(kind, dtype, folder, ClassShard.whole(classes), dim, **settings)
     for start in range(0, classes, _ROWS):
         rows = float32_of(np.asarray(bank.state()["centres"][start : start + _ROWS]))

@@ -131,7 +131,7 @@ class Trainer(Tester):
         self.loader.probe()
         if self.step < self.total_steps:
             self._check_room()
-        self.head.bank.settle()
+        self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.model = distributed.data_parallel(self.backbone)
         self.progress = log.Progress(

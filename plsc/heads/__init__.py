@@ -6,6 +6,7 @@ from plsc import distributed
 from plsc.config_sections import HeadCfg, OptimizerCfg, is_softmax
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
+from plsc.heads.optimizer import Momentum
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.window import build_bank
 from plsc.registry import MARGINS
@@ -102,9 +103,8 @@ def make_head(
         shard,
         embedding_size * sub_centres,
         bias=bias,
+        rule=Momentum(momentum, weight_decay),
         std=init_std,
         seed=seed,
-        momentum=momentum,
-        weight_decay=weight_decay,
     )
     return SoftmaxHead(made, margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)

@@ -1,32 +1,32 @@
-"""Where a shard's class centres and their momentum live, and the one place that changes them.
+"""Where a shard's class centres and what the optimizer keeps of them live, and the one place that changes them.
 
     S classes in this rank's shard   K of them selected for the step (all: K = S)   D embedding size   b rows of a class block
 
-A step selects rows, works on them by their numbers 0..K-1, and applies momentum SGD to them alone; the others keep their bytes:
-    v <- mu v + g + decay w;  w <- w - lr v        (Paddle's Momentum; the bias, where there is one, is not decayed)
-`DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more of them fit; a step then carries the
-selected rows over and their gradients back. A row's initial value depends on (seed, row) alone, so any number of ranks starts from the same centres.
+A step selects rows, works on them by their numbers 0..K-1, and updates them alone, by one rule (optimizer.py); the others keep their
+bytes. `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more of them fit, `OffloadedBank`
+(window.py) elsewhere; a step then carries the selected rows over and their gradients back. A row's initial value depends on
+(seed, row) alone, so any number of ranks starts from the same centres.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import paddle
-from paddle import _C_ops
 from paddle.utils import dlpack
 
 from plsc import kernels
 from plsc.half import float32_of
+from plsc.heads.optimizer import Momentum, moment_name
 from plsc.kernels import rows as row_kernels
 from plsc.sharding import ClassShard
 from plsc.tensors import tensor_of
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 
-_UPDATE_ROWS = 4096  # selected rows that are fetched, moved and written back at a time
+_UPDATE_ROWS = 4096  # selected rows that are fetched, updated and written back at a time
 
 
 def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
@@ -42,109 +42,77 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 
 
 class Bank(ABC):
-    """Centres [S, width] and optionally a bias [S], with their momentum, and the gradient of the selected rows.
+    """Centres [S, width] and optionally a bias [S], what the rule keeps of them, and the gradient of the selected rows.
 
-    Memory: value and momentum, S * (width + bias) float32 each, where the kind of bank keeps them; the gradient, K of these rows,
-    on the device. `momentum` and `weight_decay` are per step.
+    Memory: values and moments, S * (width + bias) float32 each, where the kind of bank keeps them; the gradient, K of these rows,
+    on the device.
+
+    Args:
+        shard: the classes of this rank. width: numbers of a row. bias: whether each class has one more, its bias.
+        rule: updates the rows.
     """
 
-    itemsize = 4  # bytes of a number at rest, and in a checkpoint
+    itemsize = 4  # bytes of a stored number, also in a checkpoint
 
-    def __init__(
-        self,
-        shard: ClassShard,
-        width: int,
-        *,
-        bias: bool,
-        std: float,
-        seed: int,
-        momentum: float,
-        weight_decay: float,
-    ):
-        self.shard, self.width, self.bias = shard, width, bias
-        self._mu, self._decay = momentum, weight_decay
-        self._fill(seed, std)
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum):
+        self.shard = shard
+        self.width = width
+        self.bias = bias
+        self.rule = rule
         self._grads: dict[str, paddle.Tensor] = {}
-        self.select(None)
+        self._index_K: np.ndarray | None = None
 
-    def _fill(self, seed: int, std: float) -> None:
-        """Make the stores, with the initial rows."""
-        shard = self.shard
-        self._values = {"centres": self._keep(initial_rows(seed, shard.start, shard.stop, self.width, std))}
-        if self.bias:
-            self._values["bias"] = self._keep(np.zeros(shard.size, np.float32))
-        self._momenta = {name: self._zeros_like(store) for name, store in self._values.items()}
+    @property
+    def names(self) -> list[str]:
+        """What a row has: "centres", "bias"."""
+        return ["centres", "bias"] if self.bias else ["centres"]
 
-    def _of_shard(self, start: int, stop: int):
-        return slice(start, stop) if self._chosen is None else self._chosen[start:stop]
+    def moments_of(self, name: str) -> list[str]:
+        """Name the arrays that the rule keeps beside one: ["momentum"] of "centres"."""
+        return [moment_name(name, moment) for moment in self.rule.moments]
 
-    # What the kinds do differently: a store is one of the arrays in self._values and self._momenta.
+    # -- the rows of a step -------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _keep(self, rows: np.ndarray):
-        """A store with these rows."""
+    @property
+    def selected(self) -> int:
+        """K, the number of rows that take part in the step."""
+        return self.shard.size if self._index_K is None else len(self._index_K)
 
-    @abstractmethod
-    def _zeros_like(self, store):
-        """A store of that shape, all zero."""
+    @property
+    def index(self) -> np.ndarray:
+        """The selected rows, int64 [K], rising."""
+        return np.arange(self.shard.size) if self._index_K is None else self._index_K
 
-    @abstractmethod
-    def _read(self, store, start: int, stop: int) -> paddle.Tensor:
-        """Selected rows [start, stop) of a store on the device: a view where that is possible."""
+    def select(self, index_K: np.ndarray | None) -> None:
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them."""
+        self._index_K = index_K
 
-    @abstractmethod
-    def _pick(self, store, number_P: paddle.Tensor) -> paddle.Tensor:
-        """A copy of the selected rows with these numbers on the device."""
-
-    @abstractmethod
-    def _move(self, name: str, start: int, stop: int, grad: paddle.Tensor, lr: float, decay: float) -> None:
-        """Momentum SGD on selected rows [start, stop)."""
+    def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
+        """After `select`: fetch what the next step will select, as far as `draw` knows, beside this step. Only a bank whose rows are
+        far away calls it."""
 
     @abstractmethod
-    def _put(self, store, start: int, rows: np.ndarray) -> None:
-        """Overwrite rows of the shard, from `start` on."""
+    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
+        """Read selected rows [start, stop) of "centres" or "bias" on the device: a view where that is possible."""
 
     @abstractmethod
-    def _look(self, store) -> np.ndarray:
-        """A store as numpy, without a copy where that is possible."""
+    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
+        """Copy the selected rows with these numbers (int64 [P]) of "centres" or "bias" to the device."""
 
     @abstractmethod
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
         """Rows in host memory for a kernel to read, and which of them are selected, int64 [K] (None: all); None where there are
         no such rows."""
 
-    @property
-    def selected(self) -> int:
-        """K, the number of rows that take part in the step."""
-        return self.shard.size if self._chosen is None else len(self._chosen)
-
-    @property
-    def index(self) -> np.ndarray:
-        """The selected rows, int64 [K], rising."""
-        return np.arange(self.shard.size) if self._chosen is None else self._chosen
-
-    def settle(self) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Do now what would delay the first step: a bank that is far away writes the initial rows that no checkpoint has brought."""
+    @abstractmethod
+    def update(self, lr: float, step: int = 0) -> None:
+        """Update the selected rows by the gradients set since they were selected. The number of the training step is for a bank that
+        rounds."""
 
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Wait for what a bank that is far away does beside a step, as the next step does."""
 
-    @property
-    def names(self) -> list[str]:
-        """What a row has: "centres", "bias"."""
-        return list(self._values)
-
-    def select(self, index_K: np.ndarray | None) -> None:
-        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them."""
-        self._chosen = index_K
-
-    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Selected rows [start, stop) of "centres" or "bias", to read."""
-        return self._read(self._values[name], start, stop)
-
-    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
-        """A copy of the selected rows with these numbers (int64 [P]) of "centres" or "bias"."""
-        return self._pick(self._values[name], number_P)
+    # -- gradients ----------------------------------------------------------------------------------------------------------
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be set before it."""
@@ -154,137 +122,185 @@ class Bank(ABC):
         """Where the gradient of the selected rows goes, [K, width] or [K]: as `set_gradient`, for who writes it in place."""
         held, needed = self._grads.get(name), self.selected
         if held is None or len(held) < needed:
-            # Sampling takes a few more or less each step: some room, so that no later one needs new memory.
-            room = needed + (0 if self._chosen is None else needed // 16)
-            self._grads[name] = held = paddle.empty([room, self.width] if name == "centres" else [room])
+            # Sampling takes a few more or less each step: some spare rows, so that no later step needs new memory.
+            count = needed + (0 if self._index_K is None else needed // 16)
+            self._grads[name] = held = paddle.empty([count, self.width] if name == "centres" else [count])
         return held[:needed]
 
     def gradients(self) -> dict[str, paddle.Tensor]:
         """Gradients of the selected rows by name, [K, width] and [K]; empty before the first backward."""
         return {name: held[: self.selected] for name, held in self._grads.items()}
 
-    def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """After `select`: what the next step will select, as far as it is known. A bank whose rows are far away fetches them
-        meanwhile; the others need not know, and do not call `draw`."""
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
 
-    def update(self, lr: float, step: int = 0) -> None:
-        """One momentum SGD step on the selected rows, with the gradients set since they were selected. The number of the training
-        step is for a bank that rounds."""
-        assert self._grads or not self.selected, "update() before a backward pass"
-        for name, grad in self.gradients().items():
-            decay = self._decay if name == "centres" else 0.0
-            # A kernel needs no temporaries, so no pieces.
-            whole = kernels.library() and grad.place.is_cpu_place()
-            piece = max(1, self.selected) if whole else _UPDATE_ROWS
-            for start in range(0, self.selected, piece):
-                stop = min(start + piece, self.selected)
-                self._move(name, start, stop, grad[start:stop], lr, decay)
+    def write_initial_rows(self) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Do now what would delay the first step: a bank that is far away writes the initial rows that no checkpoint has brought."""
 
+    @abstractmethod
     def state(self) -> dict[str, np.ndarray]:
         """Everything that a checkpoint needs, by name, first axis the shard's classes. In host memory these are views, not
         copies: they change with the next update."""
-        momenta = {momentum_of(name): momentum for name, momentum in self._momenta.items()}
-        return {name: self._look(store) for name, store in {**self._values, **momenta}.items()}
 
+    @abstractmethod
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
         """Take over `rows`, cut from what `state()` of any kind of bank gave on any split of the classes; they go to
         [start, start + len)."""
-        for name in self._values:
-            if len(rows[name]):
-                self._put(self._values[name], start, float32_of(rows[name]))
-                self._put(self._momenta[name], start, float32_of(rows[momentum_of(name)]))
+
+
+def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Make the initial rows of the whole shard, one array after the other."""
+    yield "centres", initial_rows(seed, bank.shard.start, bank.shard.stop, bank.width, std)
+    if bank.bias:
+        yield "bias", np.zeros(bank.shard.size, np.float32)
 
 
 class DeviceBank(Bank):
     """Rows on the device that Paddle computes on; without sampling they are used in place."""
 
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum, std: float, seed: int):
+        super().__init__(shard, width, bias=bias, rule=rule)
+        self._arrays = {name: paddle.to_tensor(rows) for name, rows in _initial_values(self, std, seed)}
+        for name in self.names:
+            for moment in self.moments_of(name):
+                self._arrays[moment] = paddle.zeros_like(self._arrays[name])
+        self.select(None)
+
     def select(self, index_K):
         super().select(index_K)
-        self._index_K = None if index_K is None else tensor_of(index_K)
+        self._index_tensor = None if index_K is None else tensor_of(index_K)
 
-    def _keep(self, rows):
-        return paddle.to_tensor(rows)
-
-    def _zeros_like(self, store):
-        return paddle.zeros_like(store)
-
-    def _read(self, store, start, stop):
-        return store[start:stop] if self._index_K is None else paddle.gather(store, self._index_K[start:stop])
-
-    def _pick(self, store, number_P):
-        return paddle.gather(
-            store, number_P if self._index_K is None else paddle.gather(self._index_K, number_P)
+    def rows(self, name, start, stop):
+        array = self._arrays[name]
+        return (
+            array[start:stop]
+            if self._index_K is None
+            else paddle.gather(array, self._index_tensor[start:stop])
         )
 
-    def host_rows(self, name):
-        store = self._values[name]
-        return (store, self._chosen) if store.place.is_cpu_place() else None
-
-    def _move(self, name, start, stop, grad, lr, decay):
-        stores = self._values[name], self._momenta[name]
-        if kernels.library() and grad.place.is_cpu_place():
-            row_kernels.momentum(*stores, self._chosen, grad, lr, self._mu, decay)
-            return
-        value, momentum = (self._read(store, start, stop) for store in stores)
-        rate = paddle.full([], lr)
-        rule = ("l2_decay", decay) if decay else ("", 0.0)
-        _C_ops.momentum_(value, grad, momentum, rate, None, self._mu, False, *rule, False, 1.0)
+    def gather(self, name, number_P):
         if self._index_K is not None:
-            for store, moved in zip(stores, (value, momentum)):
-                paddle.scatter_(store, self._index_K[start:stop], moved)
+            number_P = paddle.gather(self._index_tensor, number_P)
+        return paddle.gather(self._arrays[name], number_P)
 
-    def _put(self, store, start, rows):
-        paddle.assign(paddle.to_tensor(rows), output=store[start : start + len(rows)])
+    def host_rows(self, name):
+        array = self._arrays[name]
+        return (array, self._index_K) if array.place.is_cpu_place() else None
 
-    def _look(self, store):
-        return host_view(store)
+    def update(self, lr, step=0):
+        assert self._grads or not self.selected, "update() before a backward pass"
+        for name, grad in self.gradients().items():
+            names = [name, *self.moments_of(name)]
+            if kernels.library() and grad.place.is_cpu_place():
+                value, *moments = (self._arrays[each] for each in names)
+                self.rule.update_host(name, value, moments, self._index_K, grad, lr)
+                continue
+            for start in range(0, self.selected, _UPDATE_ROWS):
+                stop = min(start + _UPDATE_ROWS, self.selected)
+                value, *moments = (self.rows(each, start, stop) for each in names)
+                self.rule.update_device(name, value, moments, grad[start:stop], lr)
+                if self._index_K is not None:
+                    for each, updated in zip(names, (value, *moments)):
+                        paddle.scatter_(self._arrays[each], self._index_tensor[start:stop], updated)
+
+    def state(self):
+        return {name: host_view(array) for name, array in self._arrays.items()}
+
+    def load_rows(self, start, rows):
+        for name, array in self._arrays.items():
+            if len(rows[name]):
+                given = paddle.to_tensor(float32_of(rows[name]))
+                paddle.assign(given, output=array[start : start + len(given)])
+
+
+class HostRows:
+    """Arrays in host memory of which some rows take part in a step: reads them for the device, and updates them on the CPU.
+
+    Args:
+        arrays: float32, by name, with the moments. index_K: which rows, int64; None: all.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], index_K: np.ndarray | None):
+        self.arrays = arrays
+        self.index_K = index_K
+
+    def read(self, name: str, start: int, stop: int) -> paddle.Tensor:
+        """Copy the selected rows [start, stop)."""
+        if self.index_K is None:
+            return paddle.to_tensor(self.arrays[name][start:stop])
+        return self._fetch(name, self.index_K[start:stop])
+
+    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
+        """Copy the selected rows with these numbers."""
+        number_P = number_P.numpy()
+        return self._fetch(name, number_P if self.index_K is None else self.index_K[number_P])
+
+    def _fetch(self, name: str, index: np.ndarray) -> paddle.Tensor:
+        array = self.arrays[name]
+        fetched = np.empty((len(index), *array.shape[1:]), np.float32)
+        row_kernels.gather(array, index, fetched)
+        return tensor_of(fetched)
+
+    def update(
+        self,
+        rule: Momentum,
+        gradients: dict[str, paddle.Tensor],
+        moments_of: Callable[[str], list[str]],
+        lr: float,
+    ) -> None:
+        """Update the selected rows by their gradients."""
+        for name, grad in gradients.items():
+            arrays = [self.arrays[each] for each in (name, *moments_of(name))]
+            # A kernel needs no temporaries, so no pieces.
+            in_one = kernels.library() and grad.place.is_cpu_place()
+            piece = max(1, len(grad)) if in_one else _UPDATE_ROWS
+            for start in range(0, len(grad), piece):
+                part = slice(start, min(start + piece, len(grad)))
+                if self.index_K is None:
+                    value, *moments = (array[part] for array in arrays)
+                    index = None
+                else:
+                    value, *moments = arrays
+                    index = self.index_K[part]
+                rule.update_host(name, value, moments, index, host_view(grad[part]), lr)
 
 
 class HostBank(Bank):
-    """Rows in host memory, moved by the CPU; the device sees those of the block that it works on."""
+    """Rows in host memory, updated by the CPU; the device sees those of the block that it works on."""
 
-    def _keep(self, rows):
-        return rows
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum, std: float, seed: int):
+        super().__init__(shard, width, bias=bias, rule=rule)
+        self._arrays = dict(_initial_values(self, std, seed))
+        for name in self.names:
+            for moment in self.moments_of(name):
+                self._arrays[moment] = np.zeros_like(self._arrays[name])
+        self.select(None)
 
-    def _zeros_like(self, store):
-        return np.zeros_like(store)
+    def select(self, index_K):
+        super().select(index_K)
+        self._rows = HostRows(self._arrays, index_K)
 
-    def _read(self, store, start, stop):
-        if self._chosen is None:
-            return paddle.to_tensor(store[start:stop])
-        return self._fetch(store, self._chosen[start:stop])
+    def rows(self, name, start, stop):
+        return self._rows.read(name, start, stop)
 
-    def _pick(self, store, number_P):
-        number_P = number_P.numpy()
-        return self._fetch(store, number_P if self._chosen is None else self._chosen[number_P])
-
-    def _fetch(self, store, index_K: np.ndarray) -> paddle.Tensor:
-        fetched = np.empty((len(index_K), *store.shape[1:]), np.float32)
-        row_kernels.gather(store, index_K, fetched)
-        return tensor_of(fetched)
+    def gather(self, name, number_P):
+        return self._rows.gather(name, number_P)
 
     def host_rows(self, name):
-        return self._values[name], self._chosen
+        return self._arrays[name], self._index_K
 
-    def _move(self, name, start, stop, grad, lr, decay):
-        stores, chosen = (self._values[name], self._momenta[name]), self._of_shard(start, stop)
-        if self._chosen is None:
-            stores, chosen = [store[chosen] for store in stores], None
-        row_kernels.momentum(*stores, chosen, host_view(grad), lr, self._mu, decay)
+    def update(self, lr, step=0):
+        assert self._grads or not self.selected, "update() before a backward pass"
+        self._rows.update(self.rule, self.gradients(), self.moments_of, lr)
 
-    def _put(self, store, start, rows):
-        store[start : start + len(rows)] = rows
+    def state(self):
+        return dict(self._arrays)
 
-    def _look(self, store):
-        return store
+    def load_rows(self, start, rows):
+        for name, array in self._arrays.items():
+            array[start : start + len(rows[name])] = float32_of(rows[name])
 
 
 BANKS = {"device": DeviceBank, "host": HostBank}
-
-
-def momentum_of(name: str) -> str:
-    """ "momentum" belongs to "centres", "bias_momentum" to "bias"."""
-    return "momentum" if name == "centres" else f"{name}_momentum"
 
 
 class _Exporter:

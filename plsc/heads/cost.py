@@ -17,7 +17,7 @@ from plsc.config import Config
 from plsc.config_sections import HeadCfg
 from plsc.heads import build_head, changes_others
 from plsc.heads.blocks import plan_blocks
-from plsc.heads.window import window_bytes
+from plsc.heads.window import buffer_bytes
 from plsc.kernels import softmax
 
 _ROWS_AT_ONCE = 8192  # read together
@@ -35,13 +35,13 @@ def memory(
     width = embedding_size * cfg.sub_centres + cfg.bias
     rests, sampled = bank_bytes(cfg, classes, embedding_size), selected < classes
     in_memory = rests // 2 if cfg.bank != "disk" else 0
-    windowed = cfg.bank == "disk" or cfg.bank_dtype != "float32"
-    by_kernels = kernels.multiplies() and (sampled or not windowed)
+    offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
+    by_kernels = kernels.multiplies() and (sampled or not offloaded)
     return {
         "centres": in_memory,
         "momentum": in_memory,
         "gradient": 4 * selected * width,
-        **(window_bytes(2 * width, itemsize(cfg), classes, selected) if windowed else {}),
+        **(buffer_bytes(2 * width, itemsize(cfg), classes, selected) if offloaded else {}),
         "blocks": _blocks(cfg, selected, embedding_size * cfg.sub_centres, samples, threads, by_kernels),
         "embeddings": 6 * 4 * samples * embedding_size,
     }

@@ -1,10 +1,10 @@
-"""Where rows live that are no arrays of the bank: one record a class, in host memory or in a file.
+"""Row storage of an offloaded bank: one stored row a class, in host memory or in a file.
 
-A record holds all that is kept of a class, one number after the other, so that a sampled class costs one read and one write. The file is
+A stored row, a record, holds all that is kept of a class, one number after the other, so that a sampled class costs one read and one write. The file is
 read and written through the system's page cache, in rising order, with the coming reads announced (posix_fadvise): that keeps the disk's queue
 full from one thread. It has no name: it is gone when the process is, however that ends. Try it:
 
-    FileRecords("/tmp", count=1000, width=8, dtype=np.float32).read(np.array([3, 500]))  # zeros
+    FileRowStorage("/tmp", count=1000, width=8, dtype=np.float32).read(np.array([3, 500]))  # zeros
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from plsc.kernels.records import read_records, write_records
 from plsc.space import need_and_free
 
 
-class MemoryRecords:
-    """`count` records of `width` numbers in host memory, all zero."""
+class MemoryRowStorage:
+    """Stores `count` rows of `width` numbers in host memory, all zero at first."""
 
     def __init__(self, count: int, width: int, dtype: np.dtype):
         self._all = np.zeros((count, width), dtype)
@@ -37,8 +37,8 @@ class MemoryRecords:
         self._all[rows] = records
 
 
-class FileRecords:
-    """The same in a file without a name in `folder`, whose space is taken at once.
+class FileRowStorage:
+    """Stores them in a file without a name in `folder`, whose space is taken at once.
 
     Raises UserError, in one line: no space, no right to write; when used: the file was cut, the disk fails.
     """

@@ -1,13 +1,14 @@
-"""A bank whose rows rest elsewhere, on the disk or as bfloat16 in host memory: a window holds those of the step, in float32.
+"""A bank whose rows are stored elsewhere, on the disk or as bfloat16 in host memory: a buffer holds those of the step, in float32.
 
-    S classes in this rank's shard   K of them selected for the step: the window's rows
+    S classes in this rank's shard   K of them selected for the step: the buffer's rows
 
-The draw of the next step is known ahead (sampling.py), so one thread reads its rows into a second window while the backbone runs, and writes back
-what an update has moved. That thread does its jobs in the order in which they come; a row that two steps share is read after it was
-written, never handed over, so rows at rest are all there is to know of the past: a run resumed from them goes on with the same numbers.
-Without sampling there is no window: rows are fetched block by block, in the forward pass, the backward pass and the update. Try it:
+The draw of the next step is known ahead (sampling.py), so one thread reads its rows into a second buffer while the backbone runs, and
+writes back what an update has changed. That thread does its jobs in the order in which they come; a row that two steps share is read
+after it was written, never handed over, so the stored rows are all there is to know of the past: a run resumed from them goes on
+with the same numbers. Without sampling nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the
+backward pass and the update. Try it:
 
-    build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, bias=False, std=0.01, seed=0, momentum=0.9, weight_decay=0)
+    build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, bias=False, std=0.01, seed=0, rule=Momentum(0.9, 0.0))
 """
 
 from __future__ import annotations
@@ -16,64 +17,107 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import paddle
 
 from plsc import half, log
-from plsc.heads.bank import BANKS, Bank, HostBank, initial_rows, momentum_of
-from plsc.heads.records import FileRecords, MemoryRecords
+from plsc.heads.bank import BANKS, Bank, HostRows, initial_rows
+from plsc.heads.optimizer import Momentum, moment_name
+from plsc.heads.records import FileRowStorage, MemoryRowStorage
 from plsc.kernels.records import pack, unpack
 from plsc.sharding import ClassShard
 
-_ROWS_AT_ONCE = 8192  # rows between a record and float32: no second copy of a window
-_THREADS = min(
-    4, os.cpu_count() or 1
-)  # that draw the initial rows: more are not faster than a disk, and each has rows in memory
-_TOLD = 1 << 30  # bytes that take so long to write that the user is told
-_SPARE = 65_536  # rows of a window beyond the draw, for positives that were not drawn; memory only where they are used
+_ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer
+# Threads that draw the initial rows: more are not faster than a disk, and each has rows in memory.
+_THREADS = min(4, os.cpu_count() or 1)
+_LOGGED_BYTES = 1 << 30  # bytes that take so long to write that the log says so
+_SPARE = 65_536  # rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used
 
 
 def build_bank(
-    kind: str, dtype: str, folder: str | os.PathLike, shard: ClassShard, width: int, **options
+    kind: str,
+    dtype: str,
+    folder: str | os.PathLike,
+    shard: ClassShard,
+    width: int,
+    *,
+    bias: bool,
+    rule: Momentum,
+    std: float,
+    seed: int,
 ) -> Bank:
-    """The bank that the config's keys of Head ask for; further arguments as of `Bank`.
+    """Build the bank that the config's keys of Head ask for.
 
     Args:
         kind: "device", "host", "disk". dtype: "float32" or, not on the device, "bfloat16".
         folder: where a bank on disk has its file.
+        shard, width, bias, rule: as of `Bank`.
+        std, seed: of the initial centres.
     """
+    options = {"bias": bias, "rule": rule, "std": std, "seed": seed}
     if kind != "disk" and dtype == "float32":
         return BANKS[kind](shard, width, **options)
     assert kind != "device", "on the device the rows are used in place, as float32"
-    make = partial(FileRecords, folder) if kind == "disk" else MemoryRecords
-    return WindowBank(
-        make, np.dtype(np.float32 if dtype == "float32" else np.uint16), shard, width, **options
-    )
+    layout = RowLayout(width, bias, rule, np.dtype(np.float32 if dtype == "float32" else np.uint16))
+    if kind == "disk":
+        storage = FileRowStorage(folder, shard.size, layout.numbers, layout.dtype)
+    else:
+        storage = MemoryRowStorage(shard.size, layout.numbers, layout.dtype)
+    return OffloadedBank(storage, layout, shard, width, **options)
 
 
-def window_bytes(record_width: int, itemsize: int, classes: int, selected: int) -> dict[str, int]:
-    """What a bank with a window has in memory besides gradient and rows at rest: two windows, or without sampling that of a block; and rows
-    between record and float32, of the threads that draw the initial ones and of the one that reads and writes. How much of the latter the
-    process keeps is malloc's choice; the numbers here fit what was measured.
+def buffer_bytes(row_numbers: int, itemsize: int, classes: int, selected: int) -> dict[str, int]:
+    """Compute what an offloaded bank has in memory besides gradient and stored rows: two buffers, or without sampling that of a block;
+    and rows between storage and float32, of the threads that draw the initial ones and of the one that reads and writes. How much
+    of the latter the process keeps is malloc's choice; the numbers here fit what was measured.
 
     Args:
-        record_width: numbers of a record. itemsize: bytes of each. classes: S. selected: K, all of them without sampling.
+        row_numbers: numbers of a stored row. itemsize: bytes of each. classes: S. selected: K, all of them without sampling.
     """
     block = min(classes, _ROWS_AT_ONCE)
     rows = block if selected == classes else 2 * selected
     return {
-        "window": rows * record_width * 4,
-        "rows on their way": block * record_width * itemsize * (5 * _THREADS + 8) // 4,
+        "window": rows * row_numbers * 4,
+        "rows on their way": block * row_numbers * itemsize * (5 * _THREADS + 8) // 4,
     }
 
 
+class RowLayout:
+    """Says where the arrays of a bank stand in a stored row: value and moments of the centres, then of the bias, side by side.
+
+    Attributes:
+        dtype: of a stored number: float32, or uint16 for bfloat16. numbers: of a stored row.
+        widths: array -> its numbers in a row, 0 for one that is no matrix.
+    """
+
+    def __init__(self, width: int, bias: bool, rule: Momentum, dtype: np.dtype):
+        self.dtype = dtype
+        self.widths = {}
+        for name in ("centres", "bias") if bias else ("centres",):
+            for array in (name, *(moment_name(name, moment) for moment in rule.moments)):
+                self.widths[array] = width if name == "centres" else 0
+        ends = np.cumsum([max(1, width) for width in self.widths.values()]).tolist()
+        self.columns = {name: slice(start, stop) for name, start, stop in zip(self.widths, [0, *ends], ends)}
+        self.numbers = ends[-1]
+
+    def split(self, stored: np.ndarray) -> dict[str, np.ndarray]:
+        """Cut stored rows [k, numbers] into [k, width] or [k] of each array, views."""
+        return {
+            name: stored[:, columns] if self.widths[name] else stored[:, columns.start]
+            for name, columns in self.columns.items()
+        }
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        """Round float32 to what is stored, to the nearest."""
+        return rows if self.dtype == np.float32 else half.nearest(rows)
+
+
 class StoredRows:
-    """One array of a bank as a checkpoint takes it: `.dtype`, `.shape`, and rows by slice or by numbers, read when they are asked for. bfloat16 is
+    """Stands for one array of a bank as a checkpoint takes it: `.dtype`, `.shape`, and rows by slice or by numbers, read when they are asked for. bfloat16 is
     given as uint16, its bits; `code` names it in a checkpoint's file."""
 
-    def __init__(self, bank: WindowBank, name: str, dtype: np.dtype, shape: tuple[int, ...]):
+    def __init__(self, bank: OffloadedBank, name: str, dtype: np.dtype, shape: tuple[int, ...]):
         self._bank, self._name, self.dtype, self.shape = bank, name, dtype, shape
         self.code = "BF16" if dtype == np.uint16 else None
 
@@ -95,240 +139,242 @@ class StoredRows:
         return np.asarray(half.float32_of(self[:]), dtype)
 
 
-class _Window:
-    """Room for rows in float32, which grows; slot i of each array belongs to one class."""
+class _Buffer:
+    """Holds rows in float32, and grows; slot i of each array belongs to one class."""
 
     def __init__(self, widths: dict[str, int]):
-        self._widths, self._room, self.arrays = widths, -1, {}
+        self._widths = widths
+        self._slots = -1
+        self.arrays: dict[str, np.ndarray] = {}
 
     def reserve(self, count: int, spare: int = 0) -> None:
         """Have at least that many slots; what is in the slots stays."""
-        if count <= self._room:
+        if count <= self._slots:
             return
-        self._room, before = count + spare, self.arrays
+        before = self.arrays
+        self._slots = count + spare
         self.arrays = {
-            name: np.empty((self._room, width) if width else self._room, np.float32)
+            name: np.empty((self._slots, width) if width else self._slots, np.float32)
             for name, width in self._widths.items()
         }
         for name, array in before.items():
             self.arrays[name][: len(array)] = array
 
 
-class _Ahead:
+class _Prefetched:
     """Rows of the next step: which (int64, rising; slot i has row i), and which of them are in their slots already."""
 
     def __init__(self):
-        self.rows, self.there = np.empty(0, np.int64), np.empty(0, bool)
+        self.rows = np.empty(0, np.int64)
+        self.loaded = np.empty(0, bool)
 
 
-class WindowBank(HostBank):
-    """Args: make_records: (count, width, dtype) -> where the rows rest; dtype: float32, or uint16 for bfloat16; the others as of `Bank`."""
+class OffloadedBank(Bank):
+    """Rows in a storage, the step's in a buffer that the rule updates.
 
-    def __init__(self, make_records: Callable, dtype: np.dtype, shard: ClassShard, width: int, **options):
-        names = ["centres", "bias"] if options["bias"] else ["centres"]
-        names = [full for name in names for full in (name, momentum_of(name))]
-        self._widths = {name: 0 if name.startswith("bias") else width for name in names}
-        ends = np.cumsum([max(1, width) for width in self._widths.values()]).tolist()
-        self._columns = {name: slice(start, stop) for name, start, stop in zip(names, [0, *ends], ends)}
-        self._make, self._dtype, self._record_width = make_records, dtype, ends[-1]
-        super().__init__(shard, width, **options)
+    Args:
+        storage: has a row for each class of the shard. layout: what stands where in such a row.
+        std, seed: of the initial centres; seed also of the rounding. The others: as of `Bank`.
+    """
 
-    def _fill(self, seed, std):
-        self._at_rest = self._make(self.shard.size, self._record_width, self._dtype)
-        self._seed, self._std, self._filled = seed, std, 0
-        self._values, self._momenta = {}, {}
-        self._window, self._next, self._ahead = _Window(self._widths), _Window(self._widths), _Ahead()
-        self._thread, self._jobs = ThreadPoolExecutor(1, "bank"), []
-        self.finite, self.itemsize = True, self._dtype.itemsize
+    def __init__(
+        self,
+        storage: FileRowStorage | MemoryRowStorage,
+        layout: RowLayout,
+        shard: ClassShard,
+        width: int,
+        *,
+        bias: bool,
+        rule: Momentum,
+        std: float,
+        seed: int,
+    ):
+        super().__init__(shard, width, bias=bias, rule=rule)
+        self.itemsize = layout.dtype.itemsize
+        self.finite = True  # whether all rows have been finite numbers since they were last loaded whole
+        self._storage = storage
+        self._layout = layout
+        self._std = std
+        self._seed = seed
+        self._initialised = 0  # rows of the shard, from the first, that have been written
+        self._buffer = _Buffer(layout.widths)
+        self._next_buffer = _Buffer(layout.widths)
+        self._prefetched = _Prefetched()
+        self._selected = HostRows({}, None)  # the buffer's rows of the step
+        self._thread = ThreadPoolExecutor(1, "bank")
+        self._jobs: list[Future] = []
 
-    # -- rows at rest -------------------------------------------------------------------------------------------------------
+    # -- stored rows --------------------------------------------------------------------------------------------------------
 
     @property
-    def _records(self) -> FileRecords | MemoryRecords:
-        """With the initial rows, unless a checkpoint's came before anybody looked."""
-        self.settle()
-        return self._at_rest
+    def _written(self) -> FileRowStorage | MemoryRowStorage:
+        """The storage with the initial rows, unless a checkpoint's came before anybody looked."""
+        self.write_initial_rows()
+        return self._storage
 
-    def settle(self):
-        count = self.shard.size - self._filled
+    def write_initial_rows(self):
+        count = self.shard.size - self._initialised
         if not count:
             return
-        starts = range(self._filled, self.shard.size, _ROWS_AT_ONCE)
-        self._filled, began = self.shard.size, time.monotonic()
-        size = count * self._record_width * self.itemsize
-        if size > _TOLD:
+        starts = range(self._initialised, self.shard.size, _ROWS_AT_ONCE)
+        self._initialised = self.shard.size
+        began = time.monotonic()
+        size = count * self._layout.numbers * self.itemsize
+        if size > _LOGGED_BYTES:
             log.get_logger().info(f"writing the initial rows of {count:,} classes, {size / 2**20:,.0f} MB")
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._write_initial, starts))
-        if size > _TOLD:
+        if size > _LOGGED_BYTES:
             log.get_logger().info(f"written in {time.monotonic() - began:.0f} s")
 
     def _write_initial(self, start: int) -> None:
-        stop, first = min(start + _ROWS_AT_ONCE, self.shard.size), self.shard.start
+        stop = min(start + _ROWS_AT_ONCE, self.shard.size)
+        first = self.shard.start
         centres = initial_rows(self._seed, first + start, first + stop, self.width, self._std)
-        records = np.zeros((stop - start, self._record_width), self._dtype)
-        records[:, self._columns["centres"]] = self._nearest(centres)
-        self._at_rest.write(slice(start, stop), records)
+        stored = np.zeros((stop - start, self._layout.numbers), self._layout.dtype)
+        stored[:, self._layout.columns["centres"]] = self._layout.encode(centres)
+        self._storage.write(slice(start, stop), stored)
 
-    def _nearest(self, records: np.ndarray) -> np.ndarray:
-        return records if self._dtype == np.float32 else half.nearest(records)
-
-    def _unpack(self, records: np.ndarray) -> dict[str, np.ndarray]:
-        """[k, width] or [k] of each array, views."""
-        return {
-            name: records[:, columns] if self._widths[name] else records[:, columns.start]
-            for name, columns in self._columns.items()
-        }
-
-    def _load(self, rows: np.ndarray, window: _Window, slots: np.ndarray) -> None:
+    def _load(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray) -> None:
+        """Read stored rows into slots of a buffer."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            unpack(self._records.read(rows[part]), list(window.arrays.values()), slots[part])
+            unpack(self._written.read(rows[part]), list(buffer.arrays.values()), slots[part])
 
-    def _store(self, rows: np.ndarray, window: _Window, slots: np.ndarray, step: int) -> None:
+    def _store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
+        """Write slots of a buffer to stored rows, rounded at random by the step's number if they are bfloat16."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part, keys = slice(start, start + _ROWS_AT_ONCE), None
-            if self._dtype != np.float32:
+            part = slice(start, start + _ROWS_AT_ONCE)
+            keys = None
+            if self._layout.dtype != np.float32:
                 keys = half.keys_of(self._seed, step, rows[part] + self.shard.start)
-            records, finite = pack(list(window.arrays.values()), slots[part], keys)
+            stored, finite = pack(list(buffer.arrays.values()), slots[part], keys)
             self.finite = self.finite and finite
-            self._records.write(rows[part], records)
+            self._written.write(rows[part], stored)
 
     def finish(self):
         self._wait()
 
     def sync(self, drop: bool = False) -> float:
-        """Wait for what is read and written, then as `FileRecords.sync`; only of a bank in a file."""
+        """Wait for what is read and written, then as `FileRowStorage.sync`; only of a bank in a file."""
         self._wait()
-        return self._records.sync(drop)
+        return self._written.sync(drop)
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
     def _later(self, work: Callable, *args) -> Future:
+        """Have the thread do some work after all that was given to it before."""
         self._jobs.append(self._thread.submit(work, *args))
         return self._jobs[-1]
 
     def _wait(self) -> None:
-        """Until all jobs are done; raises what one of them did."""
-        jobs, self._jobs = self._jobs, []
+        """Wait until all jobs are done; raises what one of them did."""
+        jobs = self._jobs
+        self._jobs = []
         for job in jobs:
             job.result()
 
-    def _read_ahead(self, draw: Callable, ahead: _Ahead, current: np.ndarray, window: _Window) -> None:
+    def _read_drawn(
+        self, draw: Callable, prefetched: _Prefetched, current: np.ndarray, buffer: _Buffer
+    ) -> None:
+        """Read the next step's rows but those of the current one, which an update will yet change."""
         rows = draw()
-        window.reserve(len(rows), _SPARE)
-        there = np.isin(rows, current, assume_unique=True, invert=True)  # the others will yet move
-        self._load(rows[there], window, np.flatnonzero(there))
-        ahead.rows, ahead.there = rows, there
+        buffer.reserve(len(rows), _SPARE)
+        loaded = np.isin(rows, current, assume_unique=True, invert=True)
+        self._load(rows[loaded], buffer, np.flatnonzero(loaded))
+        prefetched.rows = rows
+        prefetched.loaded = loaded
 
-    def _read_moved(self, ahead: _Ahead, window: _Window) -> None:
-        slots = np.flatnonzero(~ahead.there)
-        self._load(ahead.rows[slots], window, slots)
-        ahead.there[:] = True
+    def _read_updated(self, prefetched: _Prefetched, buffer: _Buffer) -> None:
+        """Read what `_read_drawn` left out."""
+        slots = np.flatnonzero(~prefetched.loaded)
+        self._load(prefetched.rows[slots], buffer, slots)
+        prefetched.loaded[:] = True
 
     # -- the step -----------------------------------------------------------------------------------------------------------
 
-    @property
-    def selected(self):
-        return self.shard.size if self._rows is None else len(self._rows)
-
-    @property
-    def index(self):
-        return np.arange(self.shard.size) if self._rows is None else self._rows
-
-    @property
-    def names(self):
-        return [name for name in self._widths if "momentum" not in name]
-
-    def host_rows(self, name):
-        return None if self._rows is None else super().host_rows(name)
-
     def select(self, index_K):
-        self._rows = index_K
+        super().select(index_K)
         self._wait()
         if index_K is None:
-            return super().select(None)
-        self._window, self._next, ahead, self._ahead = self._next, self._window, self._ahead, _Ahead()
-        slots = np.searchsorted(ahead.rows, index_K)
-        known = slots < len(ahead.rows)
-        known[known] = (ahead.rows[slots[known]] == index_K[known]) & ahead.there[slots[known]]
+            return
+        self._buffer, self._next_buffer = self._next_buffer, self._buffer
+        prefetched = self._prefetched
+        self._prefetched = _Prefetched()
+        slots = np.searchsorted(prefetched.rows, index_K)
+        known = slots < len(prefetched.rows)
+        known[known] = (prefetched.rows[slots[known]] == index_K[known]) & prefetched.loaded[slots[known]]
         missing = np.flatnonzero(~known)
-        slots[missing] = len(ahead.rows) + np.arange(len(missing))
-        self._window.reserve(len(ahead.rows) + len(missing), _SPARE)
-        self._load(index_K[missing], self._window, slots[missing])
-        super().select(slots)
-        self._show(self._window.arrays)
-
-    def _show(self, arrays: dict[str, np.ndarray]) -> None:
-        """Let the host bank work on these."""
-        self._values = {name: arrays[name] for name in self.names}
-        self._momenta = {name: arrays[momentum_of(name)] for name in self._values}
+        slots[missing] = len(prefetched.rows) + np.arange(len(missing))
+        self._buffer.reserve(len(prefetched.rows) + len(missing), _SPARE)
+        self._load(index_K[missing], self._buffer, slots[missing])
+        self._selected = HostRows(self._buffer.arrays, slots)
 
     def prefetch(self, draw):
-        self._later(self._read_ahead, draw, self._ahead, self._rows, self._next)
+        self._later(self._read_drawn, draw, self._prefetched, self._index_K, self._next_buffer)
 
     def rows(self, name, start, stop):
-        if self._rows is None:
-            return paddle.to_tensor(
-                np.ascontiguousarray(half.float32_of(self.read_rows(slice(start, stop))[name]))
-            )
-        return super().rows(name, start, stop)
+        if self._index_K is not None:
+            return self._selected.read(name, start, stop)
+        stored = self.read_rows(slice(start, stop))[name]
+        return paddle.to_tensor(np.ascontiguousarray(half.float32_of(stored)))
 
     def gather(self, name, number_P):
-        if self._rows is None:
-            found = self._unpack(half.float32_of(self._records.read(number_P.numpy())))
-            return paddle.to_tensor(np.ascontiguousarray(found[name]))
-        return super().gather(name, number_P)
+        if self._index_K is not None:
+            return self._selected.gather(name, number_P)
+        stored = self._layout.split(half.float32_of(self._written.read(number_P.numpy())))
+        return paddle.to_tensor(np.ascontiguousarray(stored[name]))
+
+    def host_rows(self, name):
+        return None if self._index_K is None else (self._selected.arrays[name], self._selected.index_K)
 
     def update(self, lr, step=0):
-        if self._rows is None:
+        assert self._grads or not self.selected, "update() before a backward pass"
+        if self._index_K is None:
             return self._update_all(lr, step)
-        super().update(lr, step)
-        self._later(self._store, self._rows, self._window, self._chosen, step)
-        self._later(self._read_moved, self._ahead, self._next)
+        self._selected.update(self.rule, self.gradients(), self.moments_of, lr)
+        self._later(self._store, self._index_K, self._buffer, self._selected.index_K, step)
+        self._later(self._read_updated, self._prefetched, self._next_buffer)
 
     def _update_all(self, lr: float, step: int) -> None:
-        """The shard block by block, each block a window of its own."""
-        gradients = self._grads
+        """Update the shard block by block in the buffer."""
         for start in range(0, self.shard.size, _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, self.shard.size))
             slots = rows - start
-            self._window.reserve(len(rows))
-            self._load(rows, self._window, slots)
-            self._rows, self._chosen = rows, slots
-            self._show(self._window.arrays)
-            self._grads = {name: grad[start : start + len(rows)] for name, grad in gradients.items()}
-            super().update(lr, step)
-            self._store(rows, self._window, slots, step)
-        self._rows, self._chosen, self._grads = None, None, gradients
+            self._buffer.reserve(len(rows))
+            self._load(rows, self._buffer, slots)
+            gradients = {name: grad[start : start + len(rows)] for name, grad in self._grads.items()}
+            HostRows(self._buffer.arrays, slots).update(self.rule, gradients, self.moments_of, lr)
+            self._store(rows, self._buffer, slots, step)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 
     def state(self):
         return {
             name: StoredRows(
-                self, name, self._dtype, (self.shard.size, width) if width else (self.shard.size,)
+                self, name, self._layout.dtype, (self.shard.size, width) if width else (self.shard.size,)
             )
-            for name, width in self._widths.items()
+            for name, width in self._layout.widths.items()
         }
 
     def read_rows(self, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
-        """These rows of the shard as they rest, views by name."""
+        """Read these rows of the shard as they are stored -> views by name."""
         self._wait()
-        return self._unpack(self._records.read(rows))
+        return self._layout.split(self._written.read(rows))
 
     def load_rows(self, start, rows):
         self._wait()
-        self._ahead = _Ahead()
+        self._prefetched = _Prefetched()
+        layout = self._layout
         stop = start + len(rows["centres"])
-        given = {rows[name].dtype for name in self._widths}
-        records = np.empty(
-            (stop - start, self._record_width), self._dtype if given == {self._dtype} else np.float32
+        given = {rows[name].dtype for name in layout.widths}
+        stored = np.empty(
+            (stop - start, layout.numbers), layout.dtype if given == {layout.dtype} else np.float32
         )
-        for name, array in self._unpack(records).items():
-            array[...] = rows[name] if records.dtype == rows[name].dtype else half.float32_of(rows[name])
-        if start == self._filled:
-            self._filled = stop  # the initial rows are not needed
-        store = self._records if self._filled < stop else self._at_rest
-        store.write(slice(start, stop), records if records.dtype == self._dtype else self._nearest(records))
-        self.finite = (self.finite or start == 0) and bool(np.isfinite(half.float32_of(records)).all())
+        for name, array in layout.split(stored).items():
+            array[...] = rows[name] if stored.dtype == rows[name].dtype else half.float32_of(rows[name])
+        if start == self._initialised:
+            self._initialised = stop  # the initial rows are not needed
+        storage = self._written if self._initialised < stop else self._storage
+        storage.write(slice(start, stop), stored if stored.dtype == layout.dtype else layout.encode(stored))
+        self.finite = (self.finite or start == 0) and bool(np.isfinite(half.float32_of(stored)).all())

@@ -6,13 +6,14 @@ import pytest
 
 from plsc.heads import bank as bank_module
 from plsc.heads.bank import BANKS, initial_rows
+from plsc.heads.optimizer import Momentum
 from plsc.sharding import ClassShard, split
 
 
 @pytest.fixture(params=list(BANKS))
 def make(request):
     def made(shard=None, **options):
-        options = {"bias": True, "std": 0.5, "seed": 1, "momentum": 0.9, "weight_decay": 1e-2, **options}
+        options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
         return BANKS[request.param](shard or ClassShard.whole(11), 4, **options)
 
     return made

@@ -36,7 +36,7 @@ def test_what_rests_and_the_gradient_are_as_large_as_computed(head):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bank", ["host", "disk"])
-def test_a_bank_with_a_window_rests_where_it_says(bank, dtype, tmp_path):
+def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, tmp_path):
     keys = [f"Head.bank={bank}", f"Head.bank_dtype={dtype}", "Head.sample_rate=0.2"]
     cfg = load(None, [*keys, DIM, *([f"Head.bank_folder={tmp_path}"] if bank == "disk" else [])])
     trial = Trial(cfg, 300, 8)
@@ -47,9 +47,9 @@ def test_a_bank_with_a_window_rests_where_it_says(bank, dtype, tmp_path):
     assert at_rest == bank_bytes(cfg.Head, 300, 16)
     assert found["centres"] + found["momentum"] == (0 if bank == "disk" else at_rest)
     if bank == "disk":
-        assert os.fstat(trial.head.bank._at_rest._file.fileno()).st_size == at_rest
+        assert os.fstat(trial.head.bank._storage._file.fileno()).st_size == at_rest
     if (bank, dtype) != ("host", "float32"):
-        windows = trial.head.bank._window, trial.head.bank._next
+        windows = trial.head.bank._buffer, trial.head.bank._next_buffer
         rows = found["window"] // 2 // (2 * 16 * 4)
         assert rows == trial.head.bank.selected and all(len(w.arrays["centres"]) >= rows for w in windows)
         assert found["gradient"] == rows * 16 * 4

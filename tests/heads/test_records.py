@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads.records import FileRecords, MemoryRecords
+from plsc.heads.records import FileRowStorage, MemoryRowStorage
 
 
 @pytest.fixture(params=["memory", "file"])
 def made(request, tmp_path):
     return (
-        MemoryRecords(50, 6, np.float32)
+        MemoryRowStorage(50, 6, np.float32)
         if request.param == "memory"
-        else FileRecords(tmp_path, 50, 6, np.float32)
+        else FileRowStorage(tmp_path, 50, 6, np.float32)
     )
 
 
@@ -36,7 +36,7 @@ def test_what_is_written_is_read(made):
 
 def test_the_file_has_no_name_and_all_its_space(tmp_path):
     before = os.listdir("/proc/self/fd")
-    made = FileRecords(tmp_path / "new", 1000, 64, np.uint16)
+    made = FileRowStorage(tmp_path / "new", 1000, 64, np.uint16)
     assert list((tmp_path / "new").iterdir()) == []
     status = os.fstat(made._file.fileno())
     assert status.st_size == 1000 * 64 * 2 and status.st_blocks * 512 >= status.st_size
@@ -46,7 +46,7 @@ def test_the_file_has_no_name_and_all_its_space(tmp_path):
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_what_was_synced_is_still_there(tmp_path, drop):
-    made = FileRecords(tmp_path, 10, 8, np.float32)
+    made = FileRowStorage(tmp_path, 10, 8, np.float32)
     made.write(slice(2, 4), np.ones((2, 8), np.float32))
     assert made.sync(drop) >= 0
     assert made.read(slice(0, 10)).sum() == 16
@@ -56,7 +56,7 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypat
     usage = shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError) as caught:
-        FileRecords(tmp_path / "new", 10**6, 8, np.float32)
+        FileRowStorage(tmp_path / "new", 10**6, 8, np.float32)
     assert str(caught.value) == (
         f"Head.bank_folder: {tmp_path}/new: no space for the class centres and their momentum (need 32 MB, free 1 MB); make room, "
         "name another folder, or halve it with Head.bank_dtype=bfloat16"
@@ -70,7 +70,7 @@ def test_a_disk_that_fills_up_meanwhile_is_told_alike(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UserError, match=r"no space for the class centres .*need 3.2e-05 MB"):
-        FileRecords(tmp_path, 1, 8, np.float32)
+        FileRowStorage(tmp_path, 1, 8, np.float32)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
@@ -79,12 +79,12 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
         UserError,
         match=r"^Head.bank_folder: .*/file/sub: cannot hold the class centres: Not a directory; name another",
     ):
-        FileRecords(tmp_path / "file" / "sub", 1, 8, np.float32)
+        FileRowStorage(tmp_path / "file" / "sub", 1, 8, np.float32)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 10), np.array([1, 9])])
 def test_a_cut_file_is_told(rows, tmp_path):
-    made = FileRecords(tmp_path, 10, 8, np.float32)
+    made = FileRowStorage(tmp_path, 10, 8, np.float32)
     os.ftruncate(made._file.fileno(), 9 * 32 + 5)
     with pytest.raises(UserError) as caught:
         made.read(rows)
@@ -94,7 +94,7 @@ def test_a_cut_file_is_told(rows, tmp_path):
 
 
 def test_a_disk_that_fails_is_told(tmp_path, monkeypatch):
-    made = FileRecords(tmp_path, 10, 8, np.float32)
+    made = FileRowStorage(tmp_path, 10, 8, np.float32)
 
     def broken(*_):
         raise OSError(5, "Input/output error")

@@ -11,6 +11,7 @@ from plsc.heads import make_head
 from plsc.heads import window as window_module
 from plsc.heads.bank import BANKS
 from plsc.heads.margins import ArcFace
+from plsc.heads.optimizer import Momentum
 from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
 
@@ -25,7 +26,7 @@ def small_pieces(monkeypatch):
 
 
 def make(kind, dtype, folder, shard=None, **options):
-    options = {"bias": True, "std": 0.5, "seed": 1, "momentum": 0.9, "weight_decay": 1e-2, **options}
+    options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
     return build_bank(kind, dtype, folder, shard or ClassShard.whole(C), D, **options)
 
 
@@ -146,7 +147,7 @@ def test_a_checkpoint_of_any_bank_goes_into_any_other(since, to, tmp_path):
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_rows_that_no_checkpoint_brought_have_their_initial_values(kind, dtype, tmp_path):
     shard = ClassShard(100, 30, 70)
-    want = BANKS["host"](shard, D, bias=True, std=0.5, seed=1, momentum=0.9, weight_decay=0.0).state()
+    want = BANKS["host"](shard, D, bias=True, std=0.5, seed=1, rule=Momentum(0.9, 0.0)).state()
     if dtype == "bfloat16":
         want = {name: half.nearest(rows) for name, rows in want.items()}
     new = {name: np.ones((20, *rows.shape[1:]), np.float32) for name, rows in want.items()}
@@ -177,7 +178,7 @@ def test_finite_says_what_is_there(kind, dtype, tmp_path):
 def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
     _, head = train(tmp_path, "disk", "float32")
     head.bank._wait()
-    head.bank._at_rest._file.truncate(100)
+    head.bank._storage._file.truncate(100)
     with pytest.raises(UserError, match="became shorter than it was made"):
         for step in range(9, 12):
             emb = paddle.to_tensor(np.ones((6, D)), dtype="float32", stop_gradient=False)
@@ -192,12 +193,12 @@ def test_a_shard_without_classes(tmp_path):
     assert bank.state()["centres"][:].shape == (0, D) and bank.selected == 0
 
 
-def test_writing_the_initial_rows_is_told_where_it_takes_long(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(window_module, "_TOLD", 100)
+def test_writing_the_initial_rows_is_logged_where_it_takes_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(window_module, "_LOGGED_BYTES", 100)
     log.setup(0)
     bank = make("disk", "float32", tmp_path, bias=False)
-    bank.settle()
+    bank.write_initial_rows()
     assert "INFO writing the initial rows of 60 classes, 0 MB" in capsys.readouterr().out
-    bank.settle()
+    bank.write_initial_rows()
     bank.select(np.array([1]))
     assert capsys.readouterr().out == ""
