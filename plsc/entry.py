@@ -110,7 +110,7 @@ class Entry(Setters):
         result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
         if metrics:
             metrics.close()
-            took = f"training took {log.duration(trainer.seconds)}"
+            took = f"took {log.duration(trainer.seconds)}"
             self._finish(trainer, self.output_dir, took, {"step": trainer.step, "best": trainer.best})
         return result
 
@@ -405,7 +405,7 @@ class Entry(Setters):
             "version": f"plsc {plsc.__version__}, Python {platform.python_version()}",
             "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
             + f", {run.num_classes:,} classes",
-            "what": how,
+            "training" if "checkpoint" not in facts else "evaluated": how,
             "ranks": environment.world_size_from_env(),
             "head": self.config.Head.name,
             "backbone": self.config.Model.name,

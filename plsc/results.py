@@ -60,7 +60,7 @@ def write_results(
     main = next(iter(results), None)
     page = write_report(
         folder,
-        str(summary.get("run", "plsc run")),
+        Path(summary.get("run", "plsc run")).resolve().name,
         rows,
         results,
         worst,

@@ -85,10 +85,12 @@ class Identification:
             if rate is not None:
                 labels[label] = with_interval(rate, intervals[f"tpir@fpir={fpir:g}"])
                 labels[f"threshold at FPIR {fpir:g}"] = f"{self.threshold_at_fpir[fpir]:.4f} (cosine)"
-            else:
-                labels[label] = (
-                    none if self.cmc is None else f"needs at least {needed(fpir):,} probes not in it"
-                )
+        lacking = [fpir for fpir, rate in self.tpir_at_fpir.items() if rate is None]
+        if lacking and self.cmc is None:
+            labels["TPIR at FPIR"] = none
+        elif lacking:  # the highest of them is the easiest
+            lower = "TPIR at lower FPIR" if len(lacking) < len(self.tpir_at_fpir) else "TPIR at FPIR"
+            labels[lower] = f"{lacking[-1]:g} needs at least {needed(lacking[-1]):,} probes not in it"
         labels[IN_BRACKETS] = "95 % confidence interval (Wilson)"
         return labels
 

@@ -192,7 +192,8 @@ class Verification:
         if self.roc is None:
             labels["TAR at FAR"] = both
         elif lacking:
-            labels["TAR at lower FAR"] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
+            lower = "TAR at lower FAR" if len(lacking) < len(self.tar_at_far) else "TAR at FAR"
+            labels[lower] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
         if given:
             labels[IN_BRACKETS] = (
                 f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"

@@ -72,7 +72,12 @@ def test_a_closed_set_has_no_open_set_rates():
     found = identify(*people(identities=8, strangers=0))
     assert set(found.tpir_at_fpir.values()) == {None} and found.strangers == 0
     assert found.notes == ("The identities of all probes are in the gallery: no TPIR at FPIR.",)
-    assert found.results()["TPIR at FPIR 0.01"] == "needs at least 100 probes not in it"
+    assert found.results()["TPIR at FPIR"] == "0.1 needs at least 10 probes not in it"
+    some = identify(*people(identities=12)).results()
+    assert (
+        some["TPIR at lower FPIR"] == "0.01 needs at least 100 probes not in it"
+        and "TPIR at FPIR 0.1" in some
+    )
     assert len(found.cmc) == 16 and found.rank(10) <= found.cmc[-1] == 1
 
 

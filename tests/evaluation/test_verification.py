@@ -242,6 +242,8 @@ def test_too_few_negatives_are_said():
     assert result.results()["TAR at lower FAR"] == "0.001 needs at least 1,000 negatives"
     assert sum("needs at least" in text for text in result.results().values()) == 1
     assert result.row()["tar@far=0.001"] is None
+    few, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 9))
+    assert few.results()["TAR at FAR"] == "0.1 needs at least 10 negatives"
     exactly, _ = scored(np.linspace(0.5, 1, 500), np.linspace(-1, 0, 1000))
     assert exactly.tar_at_far[1e-3] == 1.0
 
