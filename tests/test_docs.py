@@ -87,6 +87,11 @@ def test_what_a_page_names_is_there(name):
     assert not dead_keys(page)
 
 
+def test_the_readme_links_every_page():
+    linked = re.findall(r"\]\(([^)\s#]+\.md)\)", PAGES["README.md"])
+    assert {*PAGES} - {*linked} == {"README.md"}
+
+
 def test_what_is_not_there_is_found():
     page = "# One\n[a](docs/none.md) [b](#one) [c](#two) [d](https://x.y) [e](README.md#two-commands) [f](README.md#one)"
     assert dead_links(page) == ["docs/none.md", "#two", "README.md#one"]
