@@ -1,4 +1,4 @@
-"""The slow, obvious softmax head: dense, one process, float64 numpy. What every sharded number is compared with.
+"""Computes the softmax head slowly and obviously, dense in float64 numpy: what every sharded number is compared with.
 
 In the package because `plsc-selftest` compares with it on a user's own machine; the tests do the same on ours. Nothing else
 imports it.
@@ -34,7 +34,7 @@ def cosface(cos: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 class DenseHead:
-    """C classes, mean loss over N samples, momentum SGD. margin: None, or (function, m).
+    """Holds C classes; mean loss over N samples, momentum SGD. margin: None, or (function, m).
 
     `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row for each of them.
     """
@@ -48,7 +48,7 @@ class DenseHead:
         self.taken = np.arange(len(self.w))
 
     def logits(self, x, label):
-        """With margin and scale; the slope of the target logit by the plain cosine (or inner product); the plain ones."""
+        """Compute logits with margin and scale, the slope of the target logit by the plain cosine (or inner product), and the plain logits."""
         rows, target, w = np.arange(len(x)), np.searchsorted(self.taken, label), self.w[self.taken]
         plain = unit(x)[0] @ unit(w)[0].T if self.margin else x @ w.T
         if self.b is not None:
@@ -60,7 +60,7 @@ class DenseHead:
         return logits * self.scale, slope, plain
 
     def loss_and_gradients(self, x, label):
-        """-> losses [N], gradients of their mean by x, centres and bias."""
+        """Compute losses [N], and gradients of their mean by x, centres and bias."""
         x = x.astype(np.float64)
         rows, target, w = np.arange(len(x)), np.searchsorted(self.taken, label), self.w[self.taken]
         logits, slope, _ = self.logits(x, label)
@@ -87,6 +87,6 @@ class DenseHead:
             self.b[t] -= lr * self.vb[t]
 
     def state(self) -> dict[str, np.ndarray]:
-        """By the names of the bank's `state()`."""
+        """Give centres and momentum by the names of the bank's `state()`."""
         state = {"centres": self.w, "momentum": self.vw}
         return state if self.b is None else {**state, "bias": self.b, "bias_momentum": self.vb}

@@ -1,7 +1,7 @@
 """Margins that look at more than the target's angle: at the embedding's norm, at the other logits, at the run so far.
 
 Each keeps the same numbers on every rank, because it is shown the whole global batch, and gives them to the checkpoint.
-Seam, symbols and the plain margins: margins.py.
+What a margin must do, symbols and the plain margins: margins.py.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class CurricularFace(Margin):
 
 
 class InterClassFilter(Wrapped):
-    """Another margin, with the cosines of other classes above `threshold` set to 0: they are likely the same person under two
+    """Sets the cosines of other classes above `threshold` to 0, beside another margin: they are likely the same person under two
     names (An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code). No gradient flows where it is set."""
 
     def __init__(self, inner: Margin, threshold: float):

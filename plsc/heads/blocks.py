@@ -1,4 +1,4 @@
-"""One block of classes: from its centres to logits and back, and how large a block may be.
+"""Computes one block of classes, from its centres to logits and back, and plans how large a block may be.
 
     N samples   D embedding size   b classes of the block   J sub-centres of a class (1 but for sub-centre ArcFace)
     P samples whose class is in this rank's shard
@@ -23,7 +23,7 @@ _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cac
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int
 ) -> tuple[int, bool]:
-    """Classes per block, and whether all exponentials are kept, so that the temporaries stay within `budget` bytes.
+    """Plan the classes per block, and whether all exponentials are kept, so that the temporaries stay within `budget` bytes.
 
     A class costs a block 3 numbers per sample and sub-centre (logits, their exponentials, one temporary) and 4 rows of the
     bank's `width`.
@@ -37,13 +37,13 @@ def plan_blocks(
 
 
 def inverse(x: paddle.Tensor) -> paddle.Tensor:
-    """1 / x, and 0 for 0."""
+    """Compute 1 / x, and 0 for 0."""
     return paddle.where(x > 0, 1.0 / x, x)
 
 
 def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Rows of `x` [n, D] divided by their length, and 1 / length [n, 1]; a zero row stays zero, and so does its gradient:
-    it has no direction to turn."""
+    """Divide the rows of `x` [n, D] by their length -> them, and 1 / length [n, 1]. A zero row stays zero, and so does its
+    gradient: it has no direction to turn."""
     if x.place.is_cpu_place() and kernels.library():
         unit, scale = paddle.empty_like(x), paddle.empty([len(x), 1])
         row_kernels.unit_rows(x, unit, scale)
@@ -53,7 +53,7 @@ def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
 
 
 def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.Tensor) -> paddle.Tensor:
-    """Gradient of `unit_rows`: what `grad` [n, D] by the unit rows is by the rows themselves; scale [n, 1], 1 / length."""
+    """Take a gradient by the unit rows [n, D] to that by the rows themselves; scale [n, 1], 1 / length."""
     if grad.place.is_cpu_place() and kernels.library():
         turned = paddle.empty_like(grad)
         row_kernels.turn_units(grad, unit, scale, turned)
@@ -62,13 +62,13 @@ def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.T
 
 
 class Similarity:
-    """Inner products (plus bias) or cosines of embeddings with the selected rows of a bank."""
+    """Compares embeddings with the selected rows of a bank, by inner products (plus bias) or cosines."""
 
     def __init__(self, bank: Bank, cosine: bool, sub_centres: int):
         self.bank, self.cosine, self.sub_centres = bank, cosine, sub_centres
 
     def _centres(self, start: int, stop: int) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """[b J, D], and 1 / length if they are normalised."""
+        """Read the block's centres [b J, D], and 1 / length if they are normalised."""
         centres = self.bank.rows("centres", start, stop)
         if self.sub_centres > 1:
             centres = centres.reshape([(stop - start) * self.sub_centres, -1])
@@ -77,7 +77,7 @@ class Similarity:
     def logits(
         self, x_ND: paddle.Tensor, start: int, stop: int
     ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """-> similarities of x with the block's classes [N, b], and which sub-centre was the nearest, [N, b, J] 0 or 1
+        """Compare x with the block's classes -> similarities [N, b], and which sub-centre was the nearest, [N, b, J] 0 or 1
         (None for J = 1)."""
         logit = paddle.matmul(x_ND, self._centres(start, stop)[0], transpose_y=True)
         if self.sub_centres > 1:
@@ -89,7 +89,7 @@ class Similarity:
         return logit, None
 
     def targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
-        """Similarity of these rows of x with the one class of their own each, [P]."""
+        """Compare these rows of x with the one class of their own each, [P]."""
         host = self.bank.host_rows("centres") if x_ND.place.is_cpu_place() and kernels.library() else None
         if host and self.sub_centres == 1:
             rows_SD, index_K = host
@@ -115,7 +115,7 @@ class Similarity:
         start: int,
         stop: int,
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """-> the block's part of the gradient by the embeddings [N, D], and the gradient by its bank rows [b, J D].
+        """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank rows [b, J D].
 
         Both lack the factors of the loss's mean and scale: the second has them if `x_ND` brings them along.
         """

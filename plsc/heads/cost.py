@@ -1,4 +1,4 @@
-"""What a head costs: memory by part and disk, computed, and a head at work on noise, to be timed.
+"""Computes what a head costs in memory and on disk, and runs one on noise, to be timed.
 
 `plsc-plan` and `tools/benchmark.py head` use both. For a head of the defaults with 100,000 classes on one rank:
 
@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 8192  # read together
 def memory(
     cfg: HeadCfg, classes: int, selected: int, embedding_size: int, samples: int, threads: int = 1
 ) -> dict[str, int]:
-    """Bytes on a rank by part: what rests there, and what a step needs besides.
+    """Compute the bytes on a rank by part: what is stored there, and what a step needs besides.
 
     Args:
         classes: S, of this rank's shard. selected: K, of them in a step: all but with sampling. samples: N, that the rank judges.
@@ -48,12 +48,12 @@ def memory(
 
 
 def itemsize(cfg: HeadCfg) -> int:
-    """Bytes of a number of a centre at rest."""
+    """Bytes of a stored number of a centre."""
     return 2 if cfg.bank_dtype == "bfloat16" else 4
 
 
 def bank_bytes(cfg: HeadCfg, classes: int, embedding_size: int) -> int:
-    """Bytes of so many centres and their momentum, at rest or in a checkpoint."""
+    """Bytes of so many centres and their momentum, stored or in a checkpoint."""
     return 2 * itemsize(cfg) * classes * (embedding_size * cfg.sub_centres + cfg.bias)
 
 
@@ -70,7 +70,7 @@ def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int,
 
 
 class Trial:
-    """A config's head with `classes` classes, and steps of it on random embeddings and labels. Every rank makes one.
+    """Runs steps of a config's head with `classes` classes on random embeddings and labels. Every rank makes one.
 
     Args:
         samples: of this rank.
@@ -85,7 +85,7 @@ class Trial:
         self.number = 0
 
     def step(self) -> None:
-        """Forward, backward, update, and what a bank does beside it."""
+        """Do a forward and a backward pass, an update, and what a bank does beside it."""
         self.head(self.emb, self.label, self.number).loss.backward()
         self.head.step(0.1, self.number)
         self.head.bank.finish()
@@ -93,8 +93,8 @@ class Trial:
         self.number += 1
 
     def seconds_on_disk(self) -> tuple[float, float]:
-        """Of a step whose rows come from the disk and not from the page cache, and of bringing to the disk what it has moved. Only with a
-        bank on disk.
+        """Time a step whose rows come from the disk and not from the page cache, and the writing of what it has changed to the disk. Only
+        with a bank on disk.
 
         The rows of a step are read in the step before, and the pages on which they are must still be in memory when they are written, as
         in training: so the step that is timed follows one that is not. Without sampling a step reads the shard three times, of which

@@ -1,6 +1,6 @@
 """Margins: what the head does to the target logit, and the exact derivative of it.
 
-One seam: a margin sees the P target cosines that fall into this rank's shard and the norms of their embeddings, at most N
+A margin sees the P target cosines that fall into this rank's shard and the norms of their embeddings, at most N
 numbers, and answers with the targets' new cosines and their slopes. The head scales them; all other logits stay as they are,
 unless the margin has the second hook, `others`. adaptive.py has the margins with a memory. To write your own, see docs/extend.md.
 
@@ -22,8 +22,11 @@ _SMALLEST_SINE = 1e-4
 
 @dataclass
 class Target:
-    """cosine: the targets' new cosines [P]. slope: their derivatives by the old ones [P]. norm_slope: by the embeddings'
-    norms [P], None where the margin does not depend on them."""
+    """What a margin answers.
+
+    cosine: the targets' new cosines [P]. slope: their derivatives by the old ones [P]. norm_slope: by the embeddings' norms [P],
+    None where the margin does not depend on them.
+    """
 
     cosine: paddle.Tensor
     slope: paddle.Tensor
@@ -31,7 +34,7 @@ class Target:
 
 
 class Margin(ABC):
-    """Changes target cosines. Every method but the call has a default that does nothing."""
+    """Changes the cosine of each sample with its own class. Every method but the call has a default that does nothing."""
 
     has_others = (
         False  # whether there is `others`: it costs a collective and an elementwise pass over all logits
@@ -40,25 +43,28 @@ class Margin(ABC):
 
     @abstractmethod
     def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
-        """Target cosines [P] float32 in [-1, 1] and embedding norms [P] -> Target. Slopes are exact."""
+        """Change target cosines [P], float32 in [-1, 1], of embeddings with these norms [P]. Slopes are exact."""
 
     def observe(self, norm_N: paddle.Tensor) -> None:  # noqa: B027 (most margins have nothing to do)
-        """Sees the norms of all ranks' samples before the call of a training step."""
+        """Note the norms of all ranks' samples, before the call of a training step."""
 
     def observe_targets(self, plain_N: paddle.Tensor) -> None:  # noqa: B027
-        """With `others`: sees the plain target cosines of all ranks' samples before them."""
+        """Note the plain target cosines of all ranks' samples, before `others` is called."""
 
     def others(self, cos_Nb: paddle.Tensor, plain_N1: paddle.Tensor, target_N1: paddle.Tensor):
-        """Cosines of a block with classes that are not the target [N, b], and each sample's own target cosine without and
-        with margin [N, 1] -> (new cosines [N, b], their slopes by the old ones [N, b])."""
+        """Change the cosines of a block with classes that are not the target -> new cosines [N, b], their slopes by the old ones.
+
+        Args:
+            cos_Nb: the old ones. plain_N1, target_N1: each sample's own target cosine without and with margin.
+        """
         raise NotImplementedError
 
     def penalty(self, norm_B: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """A term of each sample's loss that depends on its embedding's norm [B] -> (value [B], slope by the norm [B])."""
+        """Compute a term of each sample's loss by its embedding's norm [B] -> value [B], slope by the norm [B]."""
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:
-        """What a resumed run needs; JSON."""
+        """Give what a resumed run needs; JSON."""
         return {}
 
     def load_state(self, state: dict[str, float]) -> None:  # noqa: B027
@@ -66,7 +72,7 @@ class Margin(ABC):
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """theta in [0, pi], and sin(theta) kept away from 0 for dividing by it."""
+    """Compute theta in [0, pi], and sin(theta) kept away from 0 for dividing by it."""
     cos = cos.clip(-1.0, 1.0)
     return cos.acos(), (1.0 - cos * cos).sqrt().clip(min=_SMALLEST_SINE)
 
@@ -82,8 +88,8 @@ class CosFace(Margin):
 
 
 def add_angle(cos_P: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """cos(theta + m), and cos(theta) - m sin(m) where theta + m passes pi: there the cosine would rise again (the authors'
-    code of ArcFace does the same). -> (value, slope); m a number or [P]."""
+    """Compute cos(theta + m) and its slope, m a number or [P]. Where theta + m passes pi it is cos(theta) - m sin(m), as in the
+    authors' code of ArcFace: there the cosine would rise again."""
     cos_P = cos_P.clip(-1.0, 1.0)
     sin_P = (1.0 - cos_P * cos_P).sqrt()
     margin = paddle.full_like(cos_P, margin) if isinstance(margin, float) else margin
@@ -135,7 +141,7 @@ class SphereFace(CombinedMargin):
 
 
 class Wrapped(Margin):
-    """A margin around another one, which keeps its memory and its hooks."""
+    """Wraps a margin, whose memory and methods it keeps."""
 
     def __init__(self, inner: Margin):
         self.inner = inner
@@ -149,7 +155,7 @@ class Wrapped(Margin):
 
 
 class StraightThrough(Wrapped):
-    """Another margin's value with the gradient of none: slope 1, as InsightFace's published ArcFace, which changes the target
+    """Gives another margin's value the gradient of none: slope 1, as InsightFace's published ArcFace, which changes the target
     under no_grad. For comparing runs; the exact gradient is the default."""
 
     def __call__(self, cos_P, norm_P):

@@ -29,7 +29,7 @@ class MemoryRowStorage:
         self._all = np.zeros((count, width), dtype)
 
     def read(self, rows: np.ndarray | slice) -> np.ndarray:
-        """A copy of the records with these numbers: [k, width]."""
+        """Copy the stored rows with these numbers: [k, width]."""
         return self._all[rows].copy() if isinstance(rows, slice) else self._all[rows]
 
     def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
@@ -109,8 +109,7 @@ class FileRowStorage:
             left, offset = left[count:], offset + count
 
     def sync(self, drop: bool) -> float:
-        """Have all on the disk that was written, and say how many seconds that took; with `drop`, what is read next comes from there,
-        too. For measuring."""
+        """Bring to the disk what was written -> seconds; with `drop`, what is read next comes from there, too. For measuring."""
         began = time.perf_counter()
         os.fdatasync(self._file.fileno())
         seconds = time.perf_counter() - began

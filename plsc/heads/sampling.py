@@ -1,4 +1,4 @@
-"""Partial FC's choice of classes: a random part of all of them, and every positive of the step (An et al., Partial FC, CVPR 2022).
+"""Chooses the classes of a step: a random part of all of them, and every positive (An et al., Partial FC, CVPR 2022).
 
     C classes   S classes in this rank's shard   K of them chosen
 
@@ -18,7 +18,7 @@ _BLOCK = 131_072  # classes that are drawn from together; changing it changes ev
 
 
 def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
-    """The classes of the shard that take part in a step whatever its samples are: int64, rising, numbered from the shard's start.
+    """Draw the classes of the shard that take part in a step whatever its samples are: int64, rising, numbered from the shard's start.
 
     Of a block of n classes int(rate n) are drawn without replacement, and one more with the probability of what int cut off, so
     each class is in with probability `rate`, in each step anew. A rank whose shard cuts a block draws all of it and keeps its
@@ -45,7 +45,7 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
 
 
 def choose_classes(positives: np.ndarray, shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
-    """The classes of the shard that take part in a step: int64 [K], rising, the draw united with the positives.
+    """Choose the classes of the shard that take part in a step: int64 [K], rising, the draw united with the positives.
 
     In the paper positives take places of the draw, and K = max(positives, rate S). Here they come on top, which makes the draw
     independent of them and of the ranks: K is about rate S, and larger by the positives that were not drawn.

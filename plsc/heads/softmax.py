@@ -1,4 +1,4 @@
-"""Softmax cross entropy over classes that are spread over ranks; the margin losses are this with a margin on the target.
+"""Computes softmax cross entropy over classes that are sharded over the ranks; the margin losses are this with a margin on the target.
 
     B samples of this rank   N samples of all ranks   W ranks   D embedding size
     C classes   S classes in this rank's shard   K of them sampled for this step (all: K = S)   b classes of a block
@@ -37,9 +37,12 @@ from plsc.timing import timer
 
 @dataclass
 class HeadOutput:
-    """loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
+    """What a call of the head answers.
+
+    loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
     accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the same on every rank.
-    losses_B, correct_B: the same for each of this rank's samples."""
+    losses_B, correct_B: the same for each of this rank's samples.
+    """
 
     loss: paddle.Tensor
     accuracy: paddle.Tensor
@@ -116,7 +119,7 @@ class SoftmaxHead:
         return self.bank.shard
 
     def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
-        """Embeddings [B, D] (or [B, D, 1, 1]) float and labels [B] int64 of this rank -> HeadOutput. Every rank calls it.
+        """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1], with labels int64 [B]. Every rank calls it.
 
         number: of the training step; with the seed it decides which classes are sampled.
 
@@ -136,7 +139,7 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
-        """The pieces of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
+        """Give the pieces of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         step = Step(self, emb.flatten(1), label_B, number=None)
         _, saved = step.forward(keep=False)
         logit_NS = saved.backend.logits(0, self.shard.size)[0]
@@ -147,7 +150,7 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
-        """The class with the largest logit, without margin and sampling, of each embedding; of equal ones the first. int64 [N].
+        """Find the class with the largest logit, without margin and sampling, of each embedding; of equal ones the first. int64 [N].
 
         Every rank calls it with the same embeddings, float [N, D]. Logits stay on their rank and within the budget. Collectives:
         two all_reduce MAX of N numbers if the classes are spread, none if not. A logit that is not finite may give C.

@@ -1,6 +1,6 @@
-"""Kernels in C++ for the head on CPUs, beside which each has a plain twin; without a compiler at installation there are none.
+"""Kernels in C++ for the head on CPUs. Without a compiler at installation there are none.
 
-`library()` is the door: the compiled library, or None, and then the caller takes Paddle's ops or numpy. Threads and matrix products
+`library()` gives the compiled library, or None, and then the caller takes Paddle's ops or numpy. Threads and matrix products
 come from the libraries that Paddle has brought into the process, found at run time: a second OpenMP runtime would fight the first
 for the processors. PLSC_KERNELS=0 in the environment turns the kernels off. Build them in a checkout and try them:
 
@@ -50,7 +50,7 @@ _ARGUMENTS = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, ready for use; None where they are turned off or cannot be had, which the log says once."""
+    """Load the compiled kernels; None where they are turned off or cannot be had, which the log says once."""
     return None if os.environ.get("PLSC_KERNELS") == "0" else _load()
 
 
@@ -90,7 +90,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _fits(native: ctypes.CDLL) -> bool:
-    """Whether the library has these functions; if so they know their arguments now (results: int, which some leave undefined)."""
+    """Tell ctypes the functions' arguments; False for a library without these functions (results: int, which some leave undefined)."""
     if not all(hasattr(native, name) for name in _ARGUMENTS) or native.plsc_version() != _VERSION:
         return False
     for name, arguments in _ARGUMENTS.items():
@@ -100,7 +100,7 @@ def _fits(native: ctypes.CDLL) -> bool:
 
 
 def _of_paddle(name: str) -> ctypes.CDLL | None:
-    """A library that Paddle's wheel carries; None in a build without it."""
+    """Load a library that Paddle's wheel carries; None in a build without it."""
     import paddle
 
     path = Path(paddle.__file__).parent / "libs" / name

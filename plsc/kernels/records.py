@@ -1,4 +1,4 @@
-"""Records of a bank's rows, in a file and between a record and arrays. Kernel or numpy, one call, the same bits.
+"""Reads, writes, packs and unpacks an offloaded bank's stored rows, the records. Kernel or numpy, one call, the same bits.
 
 A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits; see plsc/half.py). These run in one thread,
 beside the backbone, and the kernels without Python's lock. Try it: `pytest tests/kernels/test_records.py`.
@@ -14,7 +14,7 @@ import numpy as np
 from plsc import half
 from plsc.kernels import library
 
-_AHEAD = 512  # records that the disk is told of before they are read; records.cpp has the same
+_AHEAD = 512  # records that are announced to the disk before they are read; records.cpp has the same
 
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
@@ -39,7 +39,7 @@ def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
 
 
 def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
-    """The way back. Raises OSError."""
+    """Write the records `rows` (int64 [k]) to an open file. Raises OSError."""
     assert (
         rows.dtype == np.int64
         and rows.flags.c_contiguous
@@ -59,7 +59,7 @@ def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
 
 
 def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, bool]:
-    """Rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] as records -> them, and whether all numbers are finite.
+    """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records -> them, and whether all numbers are finite.
 
     keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.half.stochastic).
     """
@@ -119,7 +119,7 @@ def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _check(arrays: Sequence[np.ndarray], slots: np.ndarray) -> None:
-    """What numpy would refuse, a kernel must not walk into."""
+    """Assert what numpy would refuse: a kernel would read or write other memory."""
     assert slots.dtype == np.int64 and slots.flags.c_contiguous
     assert not len(slots) or (slots.min() >= 0 and slots.max() < min(map(len, arrays)))
 

@@ -1,4 +1,4 @@
-"""Rows of a float32 matrix in host memory: at length 1, their products, fetching them, momentum SGD. Kernel or numpy, one call.
+"""Works on rows of a float32 matrix in host memory: normalises, multiplies, fetches and updates them. Kernel or numpy, one call.
 
     S rows of the matrix   K of them meant, by their numbers int64 [K] or, with None, all (K = S)   D their width
 
@@ -14,7 +14,7 @@ from plsc.kernels import library
 
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
-    """Rows at length 1 into `unit_KD`, 1 / length into `inverse_K`; both 0 of a zero row."""
+    """Write the rows at length 1 into `unit_KD`, 1 / length into `inverse_K`; both 0 of a zero row."""
     if native := library():
         native.plsc_unit_rows(address(rows_KD), *_size(rows_KD), address(unit_KD), address(inverse_K))
         return
@@ -24,7 +24,8 @@ def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
 
 
 def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
-    """What `grad_KD` by the unit rows is by the rows, if factor_K is 1 / length: (grad - (grad . unit) unit) * factor, row by row."""
+    """Compute (grad - (grad . unit) unit) * factor, row by row: the gradient by the rows, of that by the unit rows, if factor_K is
+    1 / length."""
     if native := library():
         arrays = address(grad_KD), address(unit_KD), address(factor_K)
         native.plsc_turn_units(*arrays, *_size(grad_KD), address(out_KD))
@@ -51,8 +52,8 @@ def momentum(
     mu: float,
     decay: float,
 ) -> None:
-    """v <- mu v + g + decay w;  w <- w - lr v, on these rows, of which none is meant twice; the others keep their bytes. Rows of one
-    number may come as [S]."""
+    """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v. None is meant twice; the others keep their bytes.
+    Rows of one number may come as [S]."""
     if native := library():
         _check(values_SD, index_K, grads_KD)
         assert list(values_SD.shape) == list(momenta_SD.shape)
@@ -67,8 +68,8 @@ def momentum(
 
 
 def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:
-    """Inner products of row left_P of x with row right_P of the matrix, pair by pair, [P]; `unit`: with the second at length 1, where a
-    zero row stays zero."""
+    """Multiply row left_P of x with row right_P of the matrix, pair by pair -> [P]; `unit`: the second at length 1, where a zero row
+    stays zero."""
     if native := library():
         out_P = np.empty(len(left_P), np.float32)
         assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
@@ -84,7 +85,7 @@ def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: 
 
 
 def sum_of_squares(rows_KD) -> float:
-    """Of all numbers; not finite where one of them is not, or where a square is too large for float32."""
+    """Add up the squares of all numbers; not finite where one of them is not, or where a square is too large for float32."""
     if native := library():
         return native.plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -92,7 +93,7 @@ def sum_of_squares(rows_KD) -> float:
 
 
 def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray) -> None:
-    """What numpy would refuse, a kernel must not walk into."""
+    """Assert what numpy would refuse: a kernel would read or write other memory."""
     count = len(rows_KD)
     assert list(rows_SD.shape[1:]) == list(rows_KD.shape[1:])
     assert count == (len(rows_SD) if index_K is None else len(index_K))
@@ -104,7 +105,7 @@ def _size(rows_KD) -> tuple[int, int]:
 
 
 def address(array, dtype: str = "float32") -> int | None:
-    """Where a kernel finds an array or a CPU tensor; null for None."""
+    """Give a kernel the address of an array or a CPU tensor; null for None."""
     if array is None:
         return None
     if isinstance(array, np.ndarray):

@@ -22,12 +22,12 @@ BLOCK = 128  # classes whose rows and logits lie in a processor's second-level c
 
 
 def block_size(bfloat16: bool) -> int:
-    """Classes that a thread works on at a time: of half as wide numbers twice as many."""
+    """Give the classes that a thread works on at a time: twice as many if numbers are half as wide."""
     return 2 * BLOCK if bfloat16 else BLOCK
 
 
 class _Shard(ctypes.Structure):
-    """As in softmax.cpp."""
+    """The arguments of softmax.cpp, in its order."""
 
     _fields_ = [
         *((name, c_int64) for name in ("samples", "width", "classes", "block", "targets", "bfloat16")),
@@ -38,8 +38,11 @@ class _Shard(ctypes.Structure):
 
 @dataclass
 class Problem:
-    """What is given. x_ND: times the loss's scale. rows_SD, bias_S: of the bank, of which rows index_K take part (None: all K = S).
-    class_P: rising, as the K are numbered. cosine: rows are taken at length 1. bfloat16: the products' inputs are rounded to it."""
+    """What the kernels are given.
+
+    x_ND: times the loss's scale. rows_SD, bias_S: of the bank, of which rows index_K take part (None: all K = S).
+    class_P: rising, as the K are numbered. cosine: rows are taken at length 1. bfloat16: the products' inputs are rounded to it.
+    """
 
     x_ND: np.ndarray
     rows_SD: np.ndarray
@@ -52,7 +55,7 @@ class Problem:
 
 
 class Softmax:
-    """One step. `exps_KN`: where forward leaves the exponentials for backward, which it then overwrites; None computes them twice."""
+    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, which it then overwrites; None computes them twice."""
 
     def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
         p, (samples, width) = problem, problem.x_ND.shape
@@ -72,8 +75,8 @@ class Softmax:
         self._shard.exps, self._shard.max = address(exps_KN), address(self.max_bN)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each block of classes, without the samples' own: maxima of the logits (-1e30 for none), and sums of exp(logit - maximum),
-        [blocks, N] both."""
+        """Compute for each block of classes, without the samples' own, the maxima of the logits (-1e30 for none), and the sums of
+        exp(logit - maximum), [blocks, N] both."""
         library().plsc_softmax_forward(ctypes.byref(self._shard), address(self.sum_bN))
         return self.max_bN, self.sum_bN
 
@@ -85,7 +88,7 @@ class Softmax:
         drows_KD: np.ndarray,
         dbias_K: np.ndarray | None,
     ) -> np.ndarray:
-        """Gradients, with the logits' own as softmax less one-hot has them: by x [N, D], by the rows of the bank and the bias.
+        """Compute the gradients, with softmax less one-hot for the logits: by x [N, D], by the rows of the bank and the bias.
 
         Args:
             lse_N: logarithm of each sample's whole denominator.
