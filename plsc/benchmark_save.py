@@ -29,6 +29,7 @@ from plsc.heads.optimizer import Momentum
 from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
 from plsc.tensorfile import Rows, layout
+from plsc.train_state import TrainState
 
 _ROWS = 65_536  # filled at a time
 
@@ -106,18 +107,17 @@ def _save(folder: Path, state: dict) -> Path:
     network = {"stem.weight": np.zeros((64, 3, 3, 3), np.float32)}
     return checkpoint.save(
         folder,
-        1,
-        epoch=1,
-        rank=0,
-        world_size=1,
-        backbone=network,
-        optimizer=network,
-        head=state,
-        shard=(0, classes),
-        num_classes=classes,
-        state={},
-        config_yaml="",
-        contract={},
+        checkpoint.Content(
+            step=1,
+            epoch=1,
+            backbone=network,
+            optimizer=network,
+            head=state,
+            shard=ClassShard.whole(classes),
+            state=TrainState(),
+            config_yaml="",
+            contract={},
+        ),
     )
 
 

@@ -122,7 +122,8 @@ def import_centres(
             raise UserError(
                 f"{backbone}: gives embeddings of {saved.embedding_size} numbers, the centres have {size}"
             )
-        about = {key: saved.state[key] for key in ("image_shape", "threshold", "flip") if key in saved.state}
+        about = saved.state.to_json()
+        about = {key: about[key] for key in ("image_shape", "threshold", "flip") if key in about}
         fields = {"contract": saved.contract, "state": about, "config": saved.config_yaml}
         files["backbone.safetensors"] = FileBlocks(saved.path / "backbone.safetensors")
     numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}

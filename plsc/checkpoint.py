@@ -18,6 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ import plsc
 from plsc.atomic_write import replace_file
 from plsc.errors import MissingFileError, UserError
 from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
+from plsc.sharding import ClassShard
 from plsc.space import full_disk
 from plsc.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
+from plsc.train_state import TrainState
 
 _log = logging.getLogger("plsc")
 _RESUME = (
@@ -41,57 +44,79 @@ class SaveError(UserError):
     """A checkpoint could not be written; the earlier ones are untouched and training may go on."""
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint is made of, as one rank has it. Of all but `head` and `shard` rank 0's is written.
+
+    head: this rank's rows, first axis = class: "centres" [S, D], perhaps "momentum" [S, D], "bias" [S].
+    shard: the classes of those rows; all of them on every rank: a replicated head.
+    contract: how images are prepared. classes: a name for each class, None: they have none.
+    """
+
+    step: int
+    epoch: int
+    backbone: Mapping[str, np.ndarray]
+    optimizer: Mapping[str, np.ndarray]
+    head: Mapping[str, np.ndarray]
+    shard: ClassShard
+    state: TrainState
+    config_yaml: str
+    contract: dict
+    classes: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who writes a checkpoint together.
+
+    gather: the one collective, called three times: each rank's value -> the list of all, on every rank. Ranks come to it as far
+    apart as their disks are unequal: it must wait longer than Gloo's 30 s.
+    """
+
+    rank: int
+    world_size: int
+    gather: Callable[[Any], list]
+
+
+ONE_RANK = Ranks(0, 1, lambda value: [value])
+
+
 def save(
     root: str | os.PathLike,
-    step: int,
-    *,
-    epoch: int,
-    rank: int,
-    world_size: int,
-    backbone: Mapping[str, np.ndarray],
-    optimizer: Mapping[str, np.ndarray],
-    head: Mapping[str, np.ndarray],
-    shard: tuple[int, int],
-    num_classes: int,
-    state: dict,
-    config_yaml: str,
-    contract: dict,
-    classes: list[str] | None = None,
-    gather: Callable[[Any], list] = lambda value: [value],
+    content: Content,
+    ranks: Ranks = ONE_RANK,
 ) -> Path:
-    """Write `root`/step-XXXXXXXX, replacing one that may be there. Every rank calls it.
+    """Write the folder `root`/step-XXXXXXXX, in place of one that may be there. Every rank calls it.
 
     Nothing is copied: the arrays must not change until it returns. All of it is on the disk when it returns.
 
-    Args:
-        backbone, optimizer, state, config_yaml, contract, classes (a name per class): rank 0's are written.
-        head: this rank's rows, first axis = class: "centres" [S, D], perhaps "momentum" [S, D], "bias" [S].
-        shard: the classes (start, stop) of those rows; (0, num_classes) on every rank: replicated head.
-        gather: the one collective, called three times: each rank's value -> the list of all, on every rank.
-            Ranks come to it as far apart as their disks are unequal: it must wait longer than Gloo's 30 s.
-
     Returns: the folder. Raises: SaveError on every rank, naming the one that failed and why.
     """
-    assert all(len(array) == shard[1] - shard[0] for array in head.values()), "not a row per class"
-    assert classes is None or len(classes) == num_classes
-    root, final = Path(root), Path(root) / f"step-{step:08d}"
-    sizes = {"world_size": world_size, "num_classes": num_classes, "embedding_size": head["centres"].shape[1]}
+    num_classes = content.shard.num_classes
+    assert all(len(array) == content.shard.size for array in content.head.values()), "not a row per class"
+    assert content.classes is None or len(content.classes) == num_classes
+    root = Path(root)
+    final = root / f"step-{content.step:08d}"
     fields = {
-        "step": step,
-        "epoch": epoch,
-        "contract": contract,
-        "state": state,
-        "config": config_yaml,
-        **sizes,
+        "step": content.step,
+        "epoch": content.epoch,
+        "contract": content.contract,
+        "state": content.state.to_json(),
+        "config": content.config_yaml,
+        "world_size": ranks.world_size,
+        "num_classes": num_classes,
+        "embedding_size": content.head["centres"].shape[1],
     }
-    what = f"{root}: checkpoint of step {step} not written, earlier ones untouched"
-    mine = _files_of_rank_0(backbone, optimizer, classes) if rank == 0 else {}
-    together = partial(_together, what, gather)
+    what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
+    rank = ranks.rank
+    mine = _files_of_rank_0(content) if rank == 0 else {}
+    together = partial(_together, what, ranks.gather)
     try:
-        shards = _distinct(together(_begin, final, rank, shard), num_classes)
+        ranges = together(_begin, final, rank, (content.shard.start, content.shard.stop))
+        shards = _distinct(ranges, num_classes)
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
         if rank < len(names):
-            mine[names[rank]] = layout(head)
+            mine[names[rank]] = layout(content.head)
         files = {name: info for written in together(_write, final, mine) for name, info in written.items()}
         heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
         together(_publish, final, rank, {**fields, "heads": heads, "files": files})
@@ -113,10 +138,13 @@ def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
     return write()
 
 
-def _files_of_rank_0(backbone: Mapping, optimizer: Mapping, classes: list[str] | None) -> dict[str, list]:
-    files = {"backbone.safetensors": layout(backbone), "optimizer.safetensors": layout(optimizer)}
-    if classes is not None:
-        files["classes.json"] = [json.dumps(classes, indent=0).encode()]
+def _files_of_rank_0(content: Content) -> dict[str, list]:
+    files = {
+        "backbone.safetensors": layout(content.backbone),
+        "optimizer.safetensors": layout(content.optimizer),
+    }
+    if content.classes is not None:
+        files["classes.json"] = [json.dumps(content.classes, indent=0).encode()]
     return files
 
 
@@ -165,7 +193,7 @@ def _publish(final: Path, rank: int, fields: dict) -> None:
         return
     tmp, root = _beside(final, "tmp"), final.parent
     manifest = Manifest(format=FORMAT, plsc=plsc.__version__, **fields)
-    write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.model_dump(), indent=1)[1:].encode())])
+    write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
     if final.exists():
         final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
@@ -253,12 +281,12 @@ def best(root: str | os.PathLike) -> Path:
     newest = latest(root, rename=False)
     if newest is None:
         raise MissingFileError(f"{root}: no checkpoint there; train first")
-    found = Checkpoint.open(newest, verify=False).state.get("best")
-    if not found:
+    known = Checkpoint.open(newest, verify=False).state.best
+    if not known:
         raise UserError(
             f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
         )
-    return Checkpoint.open(Path(root) / f"step-{found['step']:08d}").path
+    return Checkpoint.open(Path(root) / f"step-{known.step:08d}").path
 
 
 def _set_aside(path: Path) -> Path:
@@ -268,10 +296,10 @@ def _set_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def withdraw(root: str | os.PathLike, after: int) -> None:
+def set_aside_after(root: str | os.PathLike, step: int) -> None:
     """Set the checkpoints of later steps aside: a run that has gone back to this one must not be resumed from them."""
     for path in _entries(Path(root), r"step-\d{8,}"):
-        if int(path.name[5:]) > after:
+        if int(path.name[5:]) > step:
             _set_aside(path)
 
 
@@ -346,7 +374,7 @@ class Checkpoint:
         self.path, self.manifest, self._tensors = path, manifest, tensors
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
-        self.state = {**manifest.state, **_read_threshold(path)}
+        self.state = manifest.state.model_copy(update=_read_threshold(path))
         self.contract, self.config_yaml = manifest.contract, manifest.config
 
     @classmethod
@@ -365,7 +393,8 @@ class Checkpoint:
 
     def require(self, section: str, *keys: str) -> None:
         """Raise UserError unless `section`, "state" or "contract", says all `keys`: imported centres alone do not."""
-        lacking = [key for key in keys if getattr(self, section).get(key) is None]
+        known = self.state.to_json() if section == "state" else self.contract
+        lacking = [key for key in keys if known.get(key) is None]
         if lacking:
             raise UserError(
                 f"{self.path}/manifest.json: {section}.{lacking[0]}: is not said, so this cannot be used as a run's checkpoint; name "

@@ -54,8 +54,8 @@ def inspect(folder: str) -> dict[str, Any]:
         ],
         "names": None if names is None else {"count": len(names), "first": names[:5]},
         "contract": saved.contract,
-        "best": saved.state.get("best"),
-        "state": saved.state,
+        "best": saved.state.to_json().get("best"),
+        "state": saved.state.to_json(),
         "config": {key: config[key] for key in _SHOWN if key in config},
     }
 

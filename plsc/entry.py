@@ -1,10 +1,10 @@
-"""The door: a config in, verbs out.
+"""Train, test, predict and export by a config.
 
     from plsc import Entry
     Entry("configs/default.yaml", ["Global.epochs=1"]).train()      # on this process
     Entry("configs/").launch(ranks=2)                               # the same on two, also from a notebook
 
-An Entry holds a Config and turns each verb into calls of the rooms below. Paddle is imported by the verbs, not by this module, so
+An Entry holds a Config and turns each verb into calls of the modules below. Paddle is imported by the verbs, not by this module, so
 that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
 """
 
@@ -75,12 +75,11 @@ class Entry(Setters):
             return self._train(guarded)
 
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
-        trainer_module = self._start(reads_data=False)
-        from plsc import distributed, finetune
+        self._start(reads_data=False)
+        from plsc import build, distributed, finetune
 
         guarded.listen()
-        trainer = trainer_module.Trainer(self.config, self._model, self._make_optimizer)
-        trainer.guard = guarded
+        trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
         path = self._resume_from() if self.config.Global.resume else None
         start = finetune.Start([], {})
         if path is not None:
@@ -103,15 +102,16 @@ class Entry(Setters):
         trainer.train(metrics)
         if guarded.stopped:
             return self._stopped(guarded, metrics)
-        if trainer.sets and trainer.row is None:  # resumed after the last step
-            trainer.metrics = None  # which have its row already
-            trainer.evaluate()
-        result = {**(trainer.row or {"accuracy": None})}
+        evaluator = trainer.evaluator
+        if evaluator.sets and evaluator.row is None:
+            evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
+        result = {**(evaluator.row or {"accuracy": None})}
         result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
         if metrics:
             metrics.close()
             took = f"took {log.duration(trainer.seconds)}"
-            self._finish(trainer, self.output_dir, took, {"step": trainer.step, "best": trainer.best})
+            best = trainer.best.model_dump() if trainer.best else None
+            self._finish(evaluator, self.output_dir, took, {"step": trainer.step, "best": best})
         return result
 
     def _stopped(self, guarded: guard.Guard, metrics: log.Metrics | None) -> dict[str, Any]:
@@ -134,25 +134,25 @@ class Entry(Setters):
         self._start()
         from plsc import distributed, restore
         from plsc.results import read_compared
-        from plsc.tester import Tester
+        from plsc.tester import Evaluator, build_sets, needs_head
 
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
         saved = self._checkpoint()
-        backbone, names = self._backbone(saved), saved.classes()
-        tester = Tester(self.config, backbone, saved.contract, saved.num_classes, names=names)
-        if tester.classifies:
-            tester.head = restore.build_saved_head(self.config, saved)
-        compared = read_compared(compare, tester.sets) if compare else None
+        backbone = restore.build_saved_backbone(self.config, saved, self._model)
+        sets = build_sets(self.config, saved.contract, saved.num_classes, names=saved.classes())
+        compared = read_compared(compare, sets) if compare else None
+        head = restore.build_saved_head(self.config, saved) if needs_head(sets) else None
+        evaluator = Evaluator(self.config.DataLoader.Eval, sets, backbone, saved.num_classes, head)
         if set_threshold:
-            tester.refuse_without_threshold()
-        tester.evaluate()
+            evaluator.refuse_without_threshold()
+        evaluator.evaluate()
         if distributed.rank() == 0:
             facts = {"checkpoint": str(saved.path), "step": saved.step}
             if set_threshold:
-                tester.store_threshold(saved)
-            self._finish(tester, self.output_dir / "test", f"checkpoint {saved.path}", facts, compared)
-        return tester.row
+                evaluator.store_threshold(saved)
+            self._finish(evaluator, self.output_dir / "test", f"checkpoint {saved.path}", facts, compared)
+        return evaluator.row
 
     def predict(
         self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
@@ -167,7 +167,7 @@ class Entry(Setters):
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
         self._start(reads_data=False)
-        from plsc import distributed
+        from plsc import distributed, restore
         from plsc.data.lists import pictures
         from plsc.embed import embed
 
@@ -175,12 +175,13 @@ class Entry(Setters):
         read, names = pictures(images, saved.contract)
         if not names:
             raise UserError("predict: no images given, give at least one")
-        evaluation, flipped = self.config.DataLoader.Eval, saved.state.get("flip", False)
-        if evaluation.flip != flipped and saved.state.get("threshold") is not None:
+        evaluation, state = self.config.DataLoader.Eval, saved.state
+        if evaluation.flip != state.flip and state.threshold is not None:
             log.warn(
-                f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {flipped}"
+                f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {state.flip}"
             )
-        backbone, sizes = self._backbone(saved), (evaluation.batch_size, evaluation.flip)
+        backbone = restore.build_saved_backbone(self.config, saved, self._model)
+        sizes = evaluation.batch_size, evaluation.flip
         emb = embed(backbone, read, len(names), saved.contract, *sizes)
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         if distributed.rank() == 0:
@@ -198,23 +199,23 @@ class Entry(Setters):
         Returns what plsc.export.export found: files and largest differences.
         """
         self._start(reads_data=False)
-        from plsc import distributed
+        from plsc import distributed, restore
         from plsc.export import export
 
         saved = self._checkpoint()
         found: dict[str, Any] = {}
         if distributed.rank() == 0:
             found = export(
-                self._backbone(saved),
+                restore.build_saved_backbone(self.config, saved, self._model),
                 self.output_dir / "export",
-                image_shape=tuple(saved.state["image_shape"]),
+                image_shape=tuple(saved.state.image_shape),
                 formats=self.config.Export.formats,
                 opset=self.config.Export.opset,
                 contract=saved.contract,
-                threshold=saved.state.get("threshold"),
-                flip=saved.state.get("flip", False),
-                threshold_set=saved.state.get("threshold_set"),
-                threshold_step=saved.state.get("threshold_step"),
+                threshold=saved.state.threshold,
+                flip=saved.state.flip,
+                threshold_set=saved.state.threshold_set,
+                threshold_step=saved.state.threshold_step,
             )
             print(f"done: exported {saved.path} to {self.output_dir / 'export'}")
         distributed.barrier()
@@ -277,18 +278,17 @@ class Entry(Setters):
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 
-    def _start(self, reads_data: bool = True):
+    def _start(self, reads_data: bool = True) -> None:
         """Check the data sets of the evaluation if the verb reads them, set up environment, ranks and log; then import what needs Paddle."""
         if reads_data:
             self.config.check_data(training=False)
         threads, notes = environment.prepare(self.config.Global.threads)
-        from plsc import distributed, trainer
+        from plsc import distributed
 
         distributed.init(self.config.Global.device, threads)
         log.setup(distributed.rank())
         for note in notes:
             log.get_logger().info(note)
-        return trainer
 
     def _advice(self) -> list[str]:
         return advice(self.config, environment.world_size_from_env(), environment.local_size_from_env())
@@ -381,20 +381,13 @@ class Entry(Setters):
         saved.require("state", "image_shape")
         return saved
 
-    def _backbone(self, saved):
-        from plsc import restore
-
-        backbone = self._model or restore.build_backbone(self.config, tuple(saved.state["image_shape"]))
-        restore.load_backbone(backbone, saved)
-        return backbone
-
     def _finish(
-        self, run, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
+        self, evaluator, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
     ) -> None:
         """Table, results.json, report and the last line; rank 0."""
         from plsc.results import write_results
 
-        found = run.results.get(run.main)
+        result = evaluator.results.get(evaluator.main)
         metrics = self.output_dir / "metrics.jsonl"
         rows = log.read_metrics(metrics) if metrics.is_file() else []
         data = self.config.DataLoader.Train.dataset
@@ -404,22 +397,24 @@ class Entry(Setters):
             "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
             "version": f"plsc {plsc.__version__}, Python {platform.python_version()}",
             "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
-            + f", {run.num_classes:,} classes",
+            + f", {evaluator.num_classes:,} classes",
             "training" if "checkpoint" not in facts else "evaluated": how,
             "ranks": environment.world_size_from_env(),
             "head": self.config.Head.name,
             "backbone": self.config.Model.name,
         }
-        facts = {**facts, "main": run.main, "flip": self.config.DataLoader.Eval.flip}
+        facts = {**facts, "main": evaluator.main, "flip": self.config.DataLoader.Eval.flip}
         yaml = self.config.to_yaml()
         try:
-            page = write_results(folder, run.sets, run.results, rows, yaml, summary, facts, compared)
+            page = write_results(
+                folder, evaluator.sets, evaluator.results, rows, yaml, summary, facts, compared
+            )
         except OSError as error:
             raise UserError(
                 f"{folder}: the report cannot be written ({error}); the checkpoints are whole: make room there, and resume or use "
                 "plsc-eval"
             ) from error
-        said = f"{found.headline} on {run.main}" if found else "nothing evaluated"
+        said = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
         if "checkpoint" not in facts:
             said += f", newest checkpoint step {facts['step']}"
             said += (

@@ -214,13 +214,14 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
 
 def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]:
     """Running statistics go along with the backbone that they are of, if the margin is the same; a line if there are any."""
-    found, name = saved.state.get("margin"), head_config(saved.config_yaml).get("name", "")
+    memory = saved.state.margin
+    name = head_config(saved.config_yaml).get("name", "")
     alike = kind_of_head(name) == cfg.Head.kind
-    if not (found and head.margin and alike and found.keys() == head.margin.state().keys()):
+    if not (memory and head.margin and alike and memory.keys() == head.margin.state().keys()):
         return []
-    head.margin.load_state(found)
+    head.margin.load_state(memory)
     return [
-        f"margin: its statistics go on from {', '.join(f'{key} {value:.4g}' for key, value in found.items())}"
+        f"margin: its statistics go on from {', '.join(f'{key} {value:.4g}' for key, value in memory.items())}"
     ]
 
 

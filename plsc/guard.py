@@ -95,20 +95,24 @@ class Guard:
             self._exit.callback(faulthandler.unregister, signal.SIGUSR1)
             self._alive = self._exit.enter_context(open(self._file("alive"), "wb", 0))  # noqa: SIM115
             self._exit.callback(self._file("alive").unlink, missing_ok=True)
-        self.beat(0)
-        self.rest()
+        self.step_started(0)
+        self.allow_pause()
 
-    def beat(self, step: int) -> None:
-        """`step` is done, and the next one begins. Costs microseconds."""
+    def step_started(self, step: int) -> None:
+        """Note that `step` is done, and that the next one begins. Costs microseconds."""
         self.step = step
         if self._alive:
             text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "step": step})
             os.pwrite(self._alive.fileno(), text.ljust(_WIDTH).encode(), 0)
         self._arm(self._seconds)
 
-    def rest(self) -> None:
-        """What follows is no step and may take longer."""
+    def allow_pause(self) -> None:
+        """Allow what follows, which is no step, to take longer."""
         self._arm(PATIENCE * self._seconds)
+
+    def stop(self, name: str) -> None:
+        """Note that all ranks have saved because of the signal `name`, and end."""
+        self.stopped = name
 
     def _arm(self, seconds: float) -> None:
         before, when = self._armed

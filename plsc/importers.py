@@ -28,8 +28,10 @@ from plsc.data.dataset import MEAN, SCALE, preprocessing
 from plsc.errors import UserError
 from plsc.files import open_regular
 from plsc.half import float32_of
+from plsc.sharding import ClassShard
 from plsc.tensorfile import DamagedError, TensorFile, tensor_differences, told
 from plsc.torchfile import load_torch
+from plsc.train_state import TrainState
 from plsc.unpickle import errors_told, load_pickle
 
 # Where a file holds more than a state dict: arcface_torch's checkpoint_gpu_0.pt, and what many others do.
@@ -157,7 +159,7 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, contrac
     backbone = config.Model.build(embedding_size=width, image_shape=image_shape)
     arrays, rows = match(read_weights(path), backbone, path)
     report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
-    state = {"image_shape": list(image_shape), "threshold": None}
+    state = TrainState(image_shape=list(image_shape), threshold=None)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
@@ -170,21 +172,22 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, contrac
     return rows
 
 
-def _save(folder: Path, arrays: dict, width: int, state: dict, config_yaml: str, contract: dict) -> Path:
+def _save(
+    folder: Path, arrays: dict, width: int, state: TrainState, config_yaml: str, contract: dict
+) -> Path:
     return checkpoint.save(
         folder,
-        0,
-        epoch=0,
-        rank=0,
-        world_size=1,
-        backbone=arrays,
-        optimizer={},
-        head={"centres": np.zeros((0, width), np.float32)},
-        shard=(0, 0),
-        num_classes=0,
-        state=state,
-        config_yaml=config_yaml,
-        contract=contract,
+        checkpoint.Content(
+            step=0,
+            epoch=0,
+            backbone=arrays,
+            optimizer={},
+            head={"centres": np.zeros((0, width), np.float32)},
+            shard=ClassShard.whole(0),
+            state=state,
+            config_yaml=config_yaml,
+            contract=contract,
+        ),
     )
 
 

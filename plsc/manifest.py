@@ -34,6 +34,7 @@ from plsc.config_yaml import parse
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.files import read_regular
 from plsc.tensorfile import DamagedError, TensorFile, crc32_of
+from plsc.train_state import Side, TrainState
 
 FORMAT = 1
 # A name that leads to no file. Any other error of reading may pass (a lost network disk), and says nothing about the content.
@@ -42,7 +43,6 @@ _FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors
 
 
 _MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
-_Side = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class HeadFile(BaseModel):
@@ -64,41 +64,11 @@ class FileSum(BaseModel):
     crc32: str
 
 
-class Best(BaseModel):
-    """The best checkpoint so far, by the main evaluation."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    step: NonNegativeInt
-    value: Optional[FiniteFloat] = None
-
-
-class State(BaseModel):
-    """What of a checkpoint's state the next step, an evaluation or an export reads. Imported centres have none of it."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    seed: Optional[int] = None
-    global_batch: Optional[PositiveInt] = None
-    steps_per_epoch: Optional[PositiveInt] = None
-    image_shape: Optional[Annotated[list[_Side], Field(min_length=3, max_length=3)]] = None
-    margin: dict[str, FiniteFloat] = {}
-    threshold: Optional[FiniteFloat] = None
-    threshold_set: Optional[str] = None
-    threshold_step: Optional[NonNegativeInt] = None
-    optimizer: Optional[str] = None
-    head: Optional[str] = None
-    replaced: Optional[Annotated[list[NonNegativeInt], Field(min_length=1)]] = None
-    flip: bool = False
-    best: Optional[Best] = None
-    skipped: NonNegativeInt = 0
-    in_a_row: NonNegativeInt = 0
-    rollbacks: NonNegativeInt = 0
-
-
 class Contract(BaseModel):
     """How images are prepared, see plsc.data.dataset.preprocessing()."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    size: Optional[Annotated[list[_Side], Field(min_length=2, max_length=2)]] = None
+    size: Optional[Annotated[list[Side], Field(min_length=2, max_length=2)]] = None
     channels: Optional[str] = None
     mean: Optional[FiniteFloat] = None
     scale: Optional[FiniteFloat] = None
@@ -123,8 +93,8 @@ class Manifest(BaseModel):
     files: dict[str, FileSum]
     contract: dict[str, Any]
     """How images are prepared: size, channels, mean, scale."""
-    state: dict[str, Any]
-    """The rest of what the next step depends on; JSON."""
+    state: TrainState
+    """What it knows of the run."""
     config: str
     """The resolved config, YAML."""
 
@@ -134,17 +104,15 @@ class Manifest(BaseModel):
         Contract.model_validate(contract)
         return contract
 
-    @field_validator("state")
-    @classmethod
-    def _check_state(cls, state: dict) -> dict:
-        State.model_validate(state)
-        return state
-
     @field_validator("config")
     @classmethod
     def _check_config(cls, config: str) -> str:
         config_sections(config)
         return config
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values, of `state` those that were given."""
+        return {**self.model_dump(), "state": self.state.to_json()}
 
 
 def seal(rest: bytes) -> bytes:

@@ -18,6 +18,7 @@ from plsc.errors import UserError
 from plsc.heads import build_head
 from plsc.heads.softmax import SoftmaxHead
 from plsc.manifest import config_sections
+from plsc.train_state import TrainState
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
@@ -81,37 +82,40 @@ def _told(values: dict[str, Any], key: str) -> str:
     return str(values[key]) if values.get(key) is not None else "null"
 
 
-def refuse_other_run(
-    saved: checkpoint.Checkpoint,
-    kinds: dict[str, Any],
-    order: dict[str, int],
-    global_batch: int,
-    world_size: int,
-    data: Dataset,
-) -> None:
-    """UserError if a run cannot go on from `saved`, whose shapes fit; a warning if it goes on otherwise.
+def refuse_other_run(saved: checkpoint.Checkpoint, ours: TrainState, data: Dataset, world_size: int) -> None:
+    """Refuse by UserError a checkpoint whose shapes fit, but from which a run cannot go on; warn where it goes on otherwise.
 
     Args:
-        kinds: of this run, what must be the same and has no shape. order: numbers on which random numbers and the order of the data
-            depend. data: that it trains on.
+        ours: the state of this run. data: that it trains on.
     """
     where = f"checkpoint {saved.path.name}"
-    theirs = {**saved.state, "preparation of pictures": saved.contract}
-    for what, kind in kinds.items():
-        if theirs.get(what) not in (None, kind):
+    theirs = saved.state
+    # Must be the same, and array shapes do not tell them apart.
+    alike = {
+        "optimizer": (theirs.optimizer, ours.optimizer),
+        "head": (theirs.head, ours.head),
+        "preprocessing": (saved.contract, data.contract),
+    }
+    for what, (there, here) in alike.items():
+        if there not in (None, here):
             raise UserError(
-                f"{where} was made with the {what} {theirs[what]}, this run has {kind}: resume with the same, or start a new run "
+                f"{where} was made with the {what} {there}, this run has {here}: resume with the same, or start a new run "
                 "with Global.init_from in another Global.output_dir"
             )
-    for what, ours in order.items():
-        if saved.state[what] != ours:
+    # Random numbers and the order of the data depend on them.
+    order = {
+        "seed": (theirs.seed, ours.seed),
+        "steps_per_epoch": (theirs.steps_per_epoch, ours.steps_per_epoch),
+    }
+    for what, (there, here) in order.items():
+        if there != here:
             log.warn(
-                f"{where} was made with {what} {saved.state[what]}, this run has {ours}: the run goes on with other random numbers "
+                f"{where} was made with {what} {there}, this run has {here}: the run goes on with other random numbers "
                 "and data than it would have had"
             )
-    if saved.state["global_batch"] != global_batch:
+    if theirs.global_batch != ours.global_batch:
         raise UserError(
-            f"{where} was made with a global batch of {saved.state['global_batch']}, this run has {global_batch}: set "
+            f"{where} was made with a global batch of {theirs.global_batch}, this run has {ours.global_batch}: set "
             f"DataLoader.Train.batch_size so that batch_size x {world_size} ranks is the same"
         )
     if wrong := misnumbered_class(saved.classes(), data, strangers=True):
@@ -126,7 +130,7 @@ def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
     if head.margin:
-        known = saved.state.get("margin", {})
+        known = saved.state.margin
         lacking = sorted(head.margin.state().keys() - known.keys())
         if lacking:
             raise UserError(
@@ -137,6 +141,15 @@ def load_head(head: SoftmaxHead, saved: checkpoint.Checkpoint) -> None:
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)
+
+
+def build_saved_backbone(
+    cfg: Config, saved: checkpoint.Checkpoint, model: paddle.nn.Layer | None = None
+) -> paddle.nn.Layer:
+    """Build the config's backbone, or take `model`, and give it a checkpoint's weights."""
+    backbone = model or build_backbone(cfg, tuple(saved.state.image_shape))
+    load_backbone(backbone, saved)
+    return backbone
 
 
 def build_saved_head(cfg: Config, saved: checkpoint.Checkpoint) -> SoftmaxHead:

@@ -91,7 +91,7 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
         sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
         heads.append({"file": name, "start": start, "stop": stop})
     manifest = Manifest(format=FORMAT, plsc=plsc.__version__, heads=heads, files=sums, **fields)
-    text = json.dumps(manifest.model_dump(), indent=1)
+    text = json.dumps(manifest.to_json(), indent=1)
     write_synced(tmp / "manifest.json", [seal(text[1:].encode())])
     sync_folder(tmp)
 
@@ -141,7 +141,7 @@ def head_of(saved: Checkpoint) -> Head:
 
 def fields_of(saved: Checkpoint) -> dict[str, Any]:
     """What a rewritten checkpoint keeps of the manifest: everything but the files, the format, and who wrote them."""
-    fields = {**saved.manifest.model_dump(), "state": saved.state}
+    fields = {**saved.manifest.to_json(), "state": saved.state.to_json()}
     return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
 
 

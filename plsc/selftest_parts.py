@@ -21,6 +21,7 @@ from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.sampling import choose_classes
 from plsc.sharding import ClassShard, split
+from plsc.train_state import TrainState
 
 D = 16  # of every head here
 MARGINS = {
@@ -245,19 +246,18 @@ def check_reshard() -> Worst:
     try:
         path = checkpoint.save(
             folder,
-            1,
-            epoch=1,
-            rank=rank,
-            world_size=world_size,
-            backbone=arrays,
-            optimizer={},
-            head={name: rows[start:stop] for name, rows in whole.items()},
-            shard=(start, stop),
-            num_classes=num_classes,
-            state={},
-            config_yaml="",
-            contract={},
-            gather=distributed.gather_objects,
+            checkpoint.Content(
+                step=1,
+                epoch=1,
+                backbone=arrays,
+                optimizer={},
+                head={name: rows[start:stop] for name, rows in whole.items()},
+                shard=ClassShard(num_classes, start, stop),
+                state=TrainState(),
+                config_yaml="",
+                contract={},
+            ),
+            checkpoint.Ranks(rank, world_size, distributed.gather_objects),
         )
         saved, worst = checkpoint.Checkpoint.open(path), Worst()
         worst.note("backbone bytes", different_bytes(saved.backbone()["weight"], arrays["weight"]))

@@ -1,11 +1,12 @@
-"""The evaluations of a network: on the main set (DataLoader.Eval.dataset) and the further ones, all ranks together.
+"""Evaluate a network on the main set (DataLoader.Eval.dataset) and the further ones, all ranks together.
 
 Every rank embeds its share of a set's images; rank 0 alone computes the numbers, which may take a minute, while the others
-wait in a barrier that may wait so long, and then tells them the row of metrics.jsonl. Training and testing share this.
+wait in a barrier that may wait so long, and then sends them the row of metrics.jsonl. Training and testing share this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Union
 
@@ -14,6 +15,7 @@ import paddle
 
 from plsc import checkpoint, distributed, log
 from plsc.config import Config
+from plsc.config_sections import EvalCfg
 from plsc.data.dataset import (
     Dataset,
     IdentificationSet,
@@ -40,51 +42,74 @@ EvalSet = Union[Dataset, PairSet, IdentificationSet]
 Result = Union[Classification, Identification, Verification]
 
 
-class Tester:
-    """A network and the sets that it is evaluated on. Every rank makes one.
+def build_sets(
+    cfg: Config,
+    contract: dict,
+    num_classes: int,
+    seen: np.ndarray | None = None,
+    names: list[str] | None = None,
+) -> dict[str, EvalSet]:
+    """Build the sets of DataLoader.Eval by title, the main one first; UserError for one that does not fit what is trained on.
 
     Args:
         contract, num_classes: preprocessing and number of classes of the training set.
         seen: `identities` of the training set, which no pair and no search may have; None: not known.
         names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
-
-    Attributes: `sets`, title -> set, the main one first. After `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank,
-    and `results`, title -> result, on rank 0 only.
     """
+    sets: dict[str, EvalSet] = {}
+    given = {"DataLoader.Eval.dataset": (None, cfg.DataLoader.Eval.dataset)}
+    given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in cfg.DataLoader.Eval.more.items()})
+    for key, (title, section) in given.items():
+        if section is None:
+            continue
+        data = cfg.build_dataset(key)
+        check_arrays(data)
+        _check_contract(key, data.contract, contract)
+        if isinstance(data, Dataset):
+            _check_classes(key, data, num_classes, names)
+        else:
+            _check_unseen(key, data, seen)
+        title = title or data.title
+        if title in sets:
+            raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
+        sets[title] = data
+    return sets
 
-    head: SoftmaxHead  # needed to classify only
-    metrics: log.Metrics | None = None  # rank 0's, while training
-    step = 0
+
+def needs_head(sets: Mapping[str, EvalSet]) -> bool:
+    """Say whether a set is of labelled images, whose classes a head predicts."""
+    return any(isinstance(data, Dataset) for data in sets.values())
+
+
+class Evaluator:
+    """Evaluates a network on sets of images. Every rank makes one.
+
+    Args:
+        section: DataLoader.Eval: batch size, mirror images.
+        sets: title -> set, the main one first.
+        backbone: the bare layer.
+        num_classes: of the training set.
+        head: predicts the classes of labelled images; None where no set has any.
+
+    Attributes: after `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank, and `results`, title -> result, on rank 0 only.
+    """
 
     def __init__(
         self,
-        cfg: Config,
+        section: EvalCfg,
+        sets: dict[str, EvalSet],
         backbone: paddle.nn.Layer,
-        contract: dict,
         num_classes: int,
-        seen: np.ndarray | None = None,
-        names: list[str] | None = None,
+        head: SoftmaxHead | None = None,
     ):
-        self.cfg, self.backbone, self.num_classes = cfg, backbone, num_classes
-        self.sets: dict[str, EvalSet] = {}
+        assert head is not None or not needs_head(sets), "labelled images need a head"
+        self.sets = sets
         self.rows: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Result] = {}
-        given = {"DataLoader.Eval.dataset": (None, cfg.DataLoader.Eval.dataset)}
-        given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in cfg.DataLoader.Eval.more.items()})
-        for key, (title, section) in given.items():
-            if section is None:
-                continue
-            data = cfg.build_dataset(key)
-            check_arrays(data)
-            _check_contract(key, data.contract, contract)
-            if isinstance(data, Dataset):
-                _check_classes(key, data, num_classes, names)
-            else:
-                _check_unseen(key, data, seen)
-            title = title or data.title
-            if title in self.sets:
-                raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
-            self.sets[title] = data
+        self._section = section
+        self._backbone = backbone
+        self.num_classes = num_classes
+        self._head = head
 
     @property
     def main(self) -> str | None:
@@ -96,35 +121,30 @@ class Tester:
         """The main set's last row, on every rank; None before the first evaluation."""
         return self.rows.get(self.main)
 
-    @property
-    def classifies(self) -> bool:
-        """Whether a set is of labelled images, which takes a head."""
-        return any(isinstance(data, Dataset) for data in self.sets.values())
-
-    def evaluate(self, epoch: int | None = None) -> None:
-        """Evaluate on every set, all ranks together, the main one last. Logs and records the results.
+    def evaluate(self, step: int = 0, epoch: int | None = None, metrics: log.Metrics | None = None) -> None:
+        """Evaluate on every set, all ranks together, the main one last. Logs the results and writes them to `metrics`, rank 0's.
 
         UserError, on every rank, if the numbers cannot be computed.
         """
-        for tensor in self.backbone.state_dict().values():
+        for tensor in self._backbone.state_dict().values():
             if tensor.stop_gradient:
                 # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.
                 distributed.broadcast(tensor)
         for title in reversed(self.sets):
             embeddings = self._embed(self.sets[title])
             predicted = self._predict(self.sets[title], embeddings)
-            compute = partial(self._compute, title, embeddings, predicted, epoch)
-            self.rows[title] = distributed.run_on_rank_0(compute)
+            self.rows[title] = distributed.run_on_rank_0(partial(self._compute, title, embeddings, predicted))
+            if metrics:
+                metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
 
-    def _compute(
-        self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None, epoch: int | None
-    ) -> dict[str, Any]:
+    def _compute(self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None) -> dict[str, Any]:
         """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
         try:
-            result = judge(self.sets[title], embeddings, predicted, self.num_classes)
+            result = score(self.sets[title], embeddings, predicted, self.num_classes)
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
-        self._record(title, result, epoch)
+        self.results[title] = result
+        self._log(title, result)
         return result.row()
 
     def refuse_without_threshold(self) -> None:
@@ -140,26 +160,25 @@ class Tester:
         cosine = self.row["threshold"]
         if cosine is None:
             raise UserError(f"--set-threshold: '{self.main}' has too few pairs to choose a threshold")
-        file = checkpoint.set_threshold(saved, cosine, self.main, self.cfg.DataLoader.Eval.flip)
+        file = checkpoint.set_threshold(saved, cosine, self.main, self._section.flip)
         log.get_logger().info(
             f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
         )
 
     def _embed(self, data: EvalSet) -> np.ndarray:
-        section = self.cfg.DataLoader.Eval
+        section = self._section
         count = len(data) if isinstance(data, Dataset) else data.num_images
-        return embed(self.backbone, data.images, count, data.contract, section.batch_size, section.flip)
+        return embed(self._backbone, data.images, count, data.contract, section.batch_size, section.flip)
 
     def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
         """The class that the head gives each image, int64 [n]; None for a set without labels. All ranks together."""
         if not isinstance(data, Dataset):
             return None
-        batch = self.cfg.DataLoader.Eval.batch_size
+        batch = self._section.batch_size
         parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
-        return np.concatenate([self.head.classify(paddle.to_tensor(part)).numpy() for part in parts])
+        return np.concatenate([self._head.classify(paddle.to_tensor(part)).numpy() for part in parts])
 
-    def _record(self, title: str, found: Result, epoch: int | None) -> None:
-        self.results[title] = found
+    def _log(self, title: str, result: Result) -> None:
         data = self.sets[title]
         if isinstance(data, Dataset):
             what, of = "validation", f"{len(data):,} images of"
@@ -167,15 +186,13 @@ class Tester:
             what, of = "identification", f"{len(data.probe):,} probes of"
         else:
             what, of = "verification", f"{len(data.same):,}"
-        log.get_logger().info(f"{what}: {found.headline} on {of} {title}")
-        if self.metrics:
-            self.metrics.write({"eval": title, "step": self.step, "epoch": epoch, **found.row()})
+        log.get_logger().info(f"{what}: {result.headline} on {of} {title}")
 
 
-def judge(
+def score(
     data: EvalSet, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
 ) -> Result:
-    """The numbers of one set from the embeddings [n, D] of its images; of labelled images, from the predicted classes [n],
+    """Compute the result of one set from the embeddings [n, D] of its images; of labelled images, from the predicted classes [n],
     int64 below `num_classes`."""
     if isinstance(data, Dataset):
         return classify(data.labels, predicted, num_classes)

@@ -1,10 +1,10 @@
-"""Training: `Trainer` wires a config's parts together, `train` loops, and `train_step` is the order of operations.
+"""Training: `train` loops, and `train_step` is the order of operations.
 
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> optimizer and bank
 
 Evaluation, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function of the step, the
 order of the data of (seed, epoch), and Paddle's own random numbers (dropout) of (seed, step, rank), so step and parameters are
-all that a resumed run has to be given.
+all that a resumed run has to be given. plsc/build.py makes a Trainer from a config.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,97 +22,81 @@ import paddle
 
 from plsc import checkpoint, distributed, log, optim
 from plsc.config import Config
-from plsc.data.dataset import IdentificationSet, check_arrays, class_names
-from plsc.data.folder import nested_hint
+from plsc.data.dataset import Dataset, IdentificationSet, class_names
 from plsc.data.loader import Loader
-from plsc.divergence import DivergedError, Divergence, finite_arrays
+from plsc.divergence import DivergedError, NonFiniteGuard, finite_arrays, remedy
+from plsc.dump import DumpWriter, SkippedStep, find_cause
 from plsc.embed import check_output, to_input
 from plsc.errors import UserError
 from plsc.guard import Guard
-from plsc.heads import build_head
-from plsc.heads.softmax import HeadOutput
-from plsc.restore import build_backbone, changed_keys, load_backbone, load_head, refuse_other_run
-from plsc.rollback import FACTOR, roll_back
+from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.restore import changed_keys, load_backbone, load_head, refuse_other_run
+from plsc.rollback import FACTOR, go_back
 from plsc.sharding import split
 from plsc.space import check_room, saves_ahead
 from plsc.tensors import tensor_of
-from plsc.tester import Tester
+from plsc.tester import Evaluator
 from plsc.timing import timer
+from plsc.train_state import Best, TrainState
 
 LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
 MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
 
 
-class Trainer(Tester):
-    """One run. Every rank makes one, after `distributed.init`.
+class Trainer:
+    """Runs one training. Every rank makes one, after `distributed.init`; plsc.build.build_trainer makes its parts from a config.
 
     Args:
-        cfg: the config.
-        backbone: a Layer to train instead of Model.name's.
-        make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
+        cfg: the config of the run. It has built what follows, but for what the caller has put in its place.
+        dataset: to train on. loader: its batches.
+        backbone: the bare layer. head: class centres and loss.
+        optimizer: of the backbone.
+        evaluator: of the backbone, between steps.
+        nonfinite: says whether a step counts. dump: writes the batches of steps that do not.
+        signals: knows whether the run was asked to stop; None: never.
+
+    Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one; `threshold`, of the last one;
+    `rollbacks`, how often the run went back to an older checkpoint; `seconds`, of training and evaluation in this process.
     """
 
     def __init__(
         self,
         cfg: Config,
-        backbone: paddle.nn.Layer | None = None,
-        make_optimizer: Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer] | None = None,
+        *,
+        dataset: Dataset,
+        loader: Loader,
+        backbone: paddle.nn.Layer,
+        head: SoftmaxHead,
+        optimizer: paddle.optimizer.Optimizer,
+        evaluator: Evaluator,
+        nonfinite: NonFiniteGuard,
+        dump: DumpWriter,
+        signals: Guard | None = None,
     ):
-        train = cfg.DataLoader.Train
-        self.rank, self.world_size = distributed.rank(), distributed.world_size()
-        self.dataset = cfg.build_dataset("DataLoader.Train.dataset")
-        check_arrays(self.dataset)
-        if train.num_classes not in (None, self.dataset.num_classes):
-            raise UserError(
-                f"DataLoader.Train.num_classes: the data has {self.dataset.num_classes} classes (got {train.num_classes}); "
-                "leave the key out to take what the data has"
-            )
-        if self.dataset.num_classes < 2:
-            hint = nested_hint(self.dataset)
-            raise UserError(
-                "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
-                + f"; {hint}" * bool(hint)
-            )
-        super().__init__(
-            cfg,
-            backbone or build_backbone(cfg, self.dataset.image_shape),
-            self.dataset.contract,
-            self.dataset.num_classes,
-            getattr(self.dataset, "identities", None),
-            class_names(self.dataset),
-        )
-        self.loader = Loader(
-            self.dataset,
-            train.batch_size,
-            self.rank,
-            self.world_size,
-            cfg.Global.seed,
-            train.num_workers,
-            train.max_corrupt,
-        )
-        sizes = self.dataset.num_classes, cfg.Model.embedding_size
-        self.head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
-        make = make_optimizer or partial(optim.build_optimizer, cfg.Optimizer)
-        self.optimizer = make(self.backbone)
-        if make_optimizer:
-            optim.check_optimizer(self.optimizer, cfg.LRScheduler.learning_rate)
-        self.steps_per_epoch = self.loader.steps_per_epoch
+        self.cfg = cfg
+        self.rank = distributed.rank()
+        self.world_size = distributed.world_size()
+        self.dataset = dataset
+        self.loader = loader
+        self.backbone = backbone
+        self.head = head
+        self.optimizer = optimizer
+        self.evaluator = evaluator
+        self.nonfinite = nonfinite
+        self.dump = dump
+        self.signals = signals or Guard()
+        self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
-        self.divergence = Divergence(
-            self.backbone,
-            self.head,
-            f"{cfg.Global.output_dir}/diverged",
-            cfg.Global.max_skipped,
-            self.dataset.name,
-        )
         self.step = 0
+        self.best: Best | None = None
+        self.threshold: float | None = None
+        self.rollbacks = 0
+        self.seconds = 0.0
+        self._metrics: log.Metrics | None = None  # rank 0's, while training
         self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
-        self._saved, self._failed_saves = 0, 0  # step of the newest checkpoint; saves that failed since
-        self.threshold: float | None = None  # of the last main evaluation
-        self.best: dict | None = None  # {"step", "set", "metric", "value"} of the best main evaluation so far
-        self.seconds = 0.0  # of training and evaluation, this process
-        self.guard = Guard()  # knows of signals; whoever has a real one sets it
+        self._saved = 0  # step of the newest checkpoint
+        self._failed_saves = 0  # since that
 
     @property
     def epochs(self) -> int:
@@ -125,9 +109,9 @@ class Trainer(Tester):
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: log.Metrics | None) -> None:
-        """Train from `self.step` to the end, or until a signal stops the run (`self.guard.stopped` says so) and all ranks
+        """Train from `self.step` to the end, or until a signal stops the run (`signals.stopped` says so) and all ranks
         have saved that step; `metrics` is rank 0's, None on the others."""
-        self.metrics = metrics
+        self._metrics = metrics
         self.loader.probe()
         if self.step < self.total_steps:
             self._check_room()
@@ -147,18 +131,18 @@ class Trainer(Tester):
         began = time.monotonic()
         if self.cfg.Global.profile:
             timer.start(self.step, distributed.finish)
-        self.guard.beat(self.step)
+        self.signals.step_started(self.step)
         try:
-            while self.step < self.total_steps and not self.guard.stopped:
+            while self.step < self.total_steps and not self.signals.stopped:
                 try:
                     self._train_epoch()
                 except DivergedError as error:
                     with self.progress.pause():
-                        self.guard.rest()
-                        roll_back(self, error)
-                    self.guard.beat(self.step)
+                        self.signals.allow_pause()
+                        self._roll_back(error)
+                    self.signals.step_started(self.step)
         finally:
-            self.guard.rest()
+            self.signals.allow_pause()
             self.progress.close()
             timer.stop()
             self.loader.close()
@@ -184,7 +168,7 @@ class Trainer(Tester):
         replaced, self._replaced = self._replaced, 0
         with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
             for batch in batches:
-                learning_rate = self.schedule(self.step) * FACTOR**self.divergence.rollbacks
+                learning_rate = self.schedule(self.step) * FACTOR**self.rollbacks
                 out = self.train_step(*batch, learning_rate)
                 self._after_step(out, learning_rate)
                 if self.step == self.total_steps or self._stops(epoch + 1):
@@ -192,10 +176,10 @@ class Trainer(Tester):
 
     def _stops(self, epoch: int) -> bool:
         """Whether some rank was asked to stop; if so, all of them have saved this step. UserError if they could not."""
-        self.guard.beat(self.step)
-        if distributed.every(not self.guard.signal):
+        self.signals.step_started(self.step)
+        if distributed.every(not self.signals.signal):
             return False
-        name = signal.Signals(max(distributed.gather_counts(self.guard.signal))).name
+        name = signal.Signals(max(distributed.gather_counts(self.signals.signal))).name
         if self._saved != self.step:
             with self._pause():
                 self.save(epoch)
@@ -204,7 +188,7 @@ class Trainer(Tester):
                 f"stopped on {name} at step {self.step}, which could not be saved (see above); make room, and resume from the "
                 "checkpoint before it"
             )
-        self.guard.stopped = name
+        self.signals.stop(name)
         return True
 
     def train_step(
@@ -215,20 +199,48 @@ class Trainer(Tester):
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too many in a row.
         """
         with timer.part("check"):
-            self.divergence.remember()
+            self.nonfinite.remember()
         emb_BD = self._forward(self.model, images)
+        emb_BD.retain_grads()  # a gradient that is not finite is named
         out = self.head(emb_BD, tensor_of(labels), self.step)
-        if self.divergence.backward(out, emb_BD):
+        with timer.part("backward"):
+            out.loss.backward()
+        with timer.part("check"):
+            counts = self.nonfinite.check(out.loss, emb_BD)
+        if counts:
             self.optimizer.set_lr(learning_rate)
             with timer.part("optimizer"):
                 self.optimizer.step()
             self.head.step(learning_rate, self.step)
         else:
-            again = partial(self._forward, self.backbone, images)
-            self.divergence.skip(self.step + 1, learning_rate, images, labels, indices, again)
+            self._skip(SkippedStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out))
         self.optimizer.clear_grad()
         self.step += 1
         return out
+
+    def _skip(self, step: SkippedStep) -> None:
+        """Undo a step that does not count, say why, and keep its batch. Every rank calls it.
+
+        Raises: DivergedError, on every rank, at the step Global.max_skipped in a row.
+        """
+        again = partial(self._forward, self.backbone, step.images)
+        cause = find_cause(step, self.backbone, self.head, self.dataset.name, again)
+        self.nonfinite.undo()
+        in_a_row = self.nonfinite.in_a_row
+        most = self.cfg.Global.max_skipped
+        rate = f"learning rate {step.learning_rate:.4g}"
+        if self.rank == 0:
+            log.get_logger().warning(
+                f"step {step.number}: {cause.text} ({rate}); step skipped ({in_a_row} of {most} in a row)"
+            )
+        if cause.here:
+            self.dump.write(step, cause.here)
+        if in_a_row >= most:
+            raise DivergedError(
+                f"{cause.text} at step {step.number} ({rate}), step {in_a_row} in a row that had to be skipped; the checkpoints are "
+                f"as they were, the batches in {self.dump.folder}: {remedy(step.number, in_a_row, step.learning_rate)}",
+                cause.text,
+            )
 
     def _forward(self, model: paddle.nn.Layer, images: np.ndarray) -> paddle.Tensor:
         paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
@@ -256,18 +268,17 @@ class Trainer(Tester):
         row = self.progress.update(step, epoch, out.loss, learning_rate, accuracy=out.accuracy)
         if row and timer.on:
             row["profile"] = timer.take(step)
-        if row and self.metrics:
-            self.metrics.write(
-                {**row, "skipped": self.divergence.skipped} if self.divergence.skipped else row
-            )
+        if row and self._metrics:
+            skipped = self.nonfinite.skipped
+            self._metrics.write({**row, "skipped": skipped} if skipped else row)
         of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
         every = cfg.Global.eval_every_steps
         due = of_epoch or (every and step % every == 0)
         best = self.best
-        if self.sets and (due or end):
+        if self.evaluator.sets and (due or end):
             with self._pause():
-                self.evaluate(epoch)
-                self.threshold = self.row.get("threshold")
+                self.evaluator.evaluate(step, epoch, self._metrics)
+                self.threshold = self.evaluator.row.get("threshold")
                 best = self._best(best)
         every = cfg.Checkpoint.every_steps
         if end or end_of_epoch or best is not self.best or (every and step % every == 0):
@@ -278,7 +289,7 @@ class Trainer(Tester):
     def _pause(self) -> Iterator[None]:
         """Around what is no step, and may take longer than one."""
         with self.progress.pause(), timer.pause():
-            self.guard.rest()
+            self.signals.allow_pause()
             yield
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
@@ -287,17 +298,20 @@ class Trainer(Tester):
     def checkpoints(self) -> str:
         return f"{self.cfg.Global.output_dir}/checkpoints"
 
-    def _best(self, before: dict | None) -> dict | None:
-        """The better of `before` and the main set's evaluation at this step; of equal ones the first."""
-        metric = "rank1" if isinstance(self.sets[self.main], IdentificationSet) else "accuracy"
-        here = {"step": self.step, "set": self.main, "metric": metric, "value": self.row[metric]}
-        if here["value"] is None:
+    def _best(self, before: Best | None) -> Best | None:
+        """Return the better of `before` and the main set's evaluation at this step; of equal ones the first."""
+        title = self.evaluator.main
+        metric = "rank1" if isinstance(self.evaluator.sets[title], IdentificationSet) else "accuracy"
+        value = self.evaluator.row[metric]
+        if value is None:
             return before
         # A run that was resumed with another main set starts anew: the two cannot be compared.
-        comparable = before and (before.get("set"), before.get("metric")) == (self.main, metric)
-        return before if comparable and here["value"] <= before.get("value", -1) else here
+        comparable = before and (before.set, before.metric) == (title, metric)
+        if comparable and value <= before.value:
+            return before
+        return Best(step=self.step, set=title, metric=metric, value=value)
 
-    def save(self, epoch: int, best: dict | None = None) -> None:
+    def save(self, epoch: int, best: Best | None = None) -> None:
         """Write a checkpoint, all ranks together, and drop the oldest but the best. One that cannot be written does not end
         the run. `best` is what `self.best` becomes with it, None: what it is."""
         best = best or self.best
@@ -306,38 +320,22 @@ class Trainer(Tester):
         if not distributed.every(finite_arrays(weights)):
             log.get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
             return
+        content = checkpoint.Content(
+            step=self.step,
+            epoch=epoch,
+            backbone=backbone,
+            optimizer=optim.optimizer_arrays(self.optimizer, self.backbone),
+            head=head,
+            shard=self.head.shard,
+            state=self._state(self._replaced_so_far(), best),
+            config_yaml=self.cfg.to_yaml(),
+            contract=self.dataset.contract,
+            classes=class_names(self.dataset) if self.rank == 0 else None,
+        )
+        ranks = checkpoint.Ranks(self.rank, self.world_size, distributed.gather_objects)
         last = self.step == self.total_steps
         try:
-            write = partial(
-                checkpoint.save,
-                self.checkpoints,
-                self.step,
-                epoch=epoch,
-                rank=self.rank,
-                world_size=self.world_size,
-                backbone=backbone,
-                optimizer=optim.optimizer_arrays(self.optimizer, self.backbone),
-                head=head,
-                shard=(self.head.shard.start, self.head.shard.stop),
-                num_classes=self.head.shard.num_classes,
-                state={
-                    "seed": self.cfg.Global.seed,
-                    "global_batch": self.global_batch,
-                    "steps_per_epoch": self.steps_per_epoch,
-                    "image_shape": list(self.dataset.image_shape),
-                    "margin": self.head.margin.state() if self.head.margin else {},
-                    "threshold": self.threshold,
-                    **self._kinds(),
-                    "replaced": self._replaced_so_far(),
-                    "flip": self.cfg.DataLoader.Eval.flip,
-                    "best": best,
-                    **self.divergence.state(),
-                },
-                config_yaml=self.cfg.to_yaml(),
-                contract=self.dataset.contract,
-                classes=class_names(self.dataset) if self.rank == 0 else None,
-                gather=distributed.gather_objects,
-            )
+            write = partial(checkpoint.save, self.checkpoints, content, ranks)
             path = checkpoint.save_patiently(write, LAST_SAVE_PAUSES if last else ())
         except checkpoint.SaveError as error:
             self._failed_saves += 1
@@ -350,7 +348,7 @@ class Trainer(Tester):
             return
         self._failed_saves, self._saved, self.best = 0, self.step, best
         if self.rank == 0:
-            checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep, [best["step"]] if best else [])
+            checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep, [best.step] if best else [])
         distributed.barrier()  # the next collective of the others must not wait for rank 0's disk
         log.get_logger().info(f"checkpoint {path}")
 
@@ -364,16 +362,18 @@ class Trainer(Tester):
             backbone=self.backbone.state_dict(),
             head=self.head.bank.state(),
         )
-        kinds = {**self._kinds(), "preparation of pictures": self.dataset.contract}
-        order = {"seed": self.cfg.Global.seed, "steps_per_epoch": self.steps_per_epoch}
-        refuse_other_run(saved, kinds, order, self.global_batch, self.world_size, self.dataset)
+        refuse_other_run(saved, self._state([0], None), self.dataset, self.world_size)
         load_backbone(self.backbone, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         load_head(self.head, saved)
-        self.step, self.best, self._saved = saved.step, saved.state.get("best"), saved.step
-        self.divergence.load_state(saved.state)
-        self.threshold = saved.state.get("threshold")
-        self._replaced = self._of_this_rank(saved.state.get("replaced", [0]))
+        state = saved.state
+        self.step = saved.step
+        self._saved = saved.step
+        self.best = state.best
+        self.threshold = state.threshold
+        self.rollbacks = state.rollbacks
+        self.nonfinite.resume(state.skipped, state.in_a_row)
+        self._replaced = self._of_this_rank(state.replaced)
         log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
         if changed := changed_keys(self.cfg, saved):
             log.warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
@@ -382,12 +382,48 @@ class Trainer(Tester):
                 f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
             )
 
-    def _kinds(self) -> dict[str, str]:
-        """What has no shape by which a checkpoint of another could be told. A head is the same spread over the ranks or not."""
-        return {
-            "optimizer": type(self.optimizer).__name__,
-            "head": self.cfg.Head.kind,
-        }
+    def _roll_back(self, error: DivergedError) -> None:
+        """Go back to an older checkpoint after `error`, and on with a lower learning rate; the metrics go back, too. Every rank
+        calls it.
+
+        Raises: `error` where the run may not go back (again), or has no checkpoint for it; the checkpoints stay as they are.
+        """
+        count = self.rollbacks + 1
+        if count > self.cfg.Global.rollbacks:
+            raise error
+        diverged = self.step + 1
+        path = go_back(self.checkpoints, last_good=diverged - self.nonfinite.in_a_row)
+        if path is None:
+            raise error
+        self.optimizer.clear_grad()
+        self.resume(path)
+        self.rollbacks = count
+        if self._metrics:
+            self._metrics.rewind(self.step)
+        if self.rank == 0:
+            log.get_logger().warning(
+                f"rolled back from step {diverged} to step {self.step}, learning rate times {FACTOR**count:g} from here on "
+                f"(rollback {count} of {self.cfg.Global.rollbacks}): {error.what}"
+            )
+
+    def _state(self, replaced: list[int], best: Best | None) -> TrainState:
+        """Return what a checkpoint of this step knows of the run."""
+        return TrainState(
+            seed=self.cfg.Global.seed,
+            global_batch=self.global_batch,
+            steps_per_epoch=self.steps_per_epoch,
+            image_shape=list(self.dataset.image_shape),
+            margin=self.head.margin.state() if self.head.margin else {},
+            threshold=self.threshold,
+            optimizer=type(self.optimizer).__name__,
+            head=self.cfg.Head.kind,
+            replaced=replaced,
+            flip=self.cfg.DataLoader.Eval.flip,
+            best=best,
+            skipped=self.nonfinite.skipped,
+            in_a_row=self.nonfinite.in_a_row,
+            rollbacks=self.rollbacks,
+        )
 
     def _of_this_rank(self, counts: list[int]) -> int:
         """A count of each rank of the run before; with another number of ranks, their sum as evenly as it goes."""

@@ -7,10 +7,11 @@ import threading
 
 import numpy as np
 
-from plsc.checkpoint import Checkpoint, save
+from plsc.checkpoint import Checkpoint, Content, Ranks, save
 from plsc.errors import UserError
 from plsc.manifest import seal
-from plsc.sharding import split
+from plsc.sharding import ClassShard, split
+from plsc.train_state import TrainState
 
 CONTRACT = {"size": [32, 32], "channels": "grey", "mean": 127.5, "scale": 0.0078431}
 
@@ -31,7 +32,7 @@ def content(seed, classes=11, dim=4):
             "bias": rng.normal(size=classes).astype(np.float64),
         },
         "num_classes": classes,
-        "state": {"rng": rng.bit_generator.state, "measure": 0.1 + seed, "sampler": None},
+        "state": TrainState(seed=seed, threshold=0.1 + seed, best=None, replaced=[seed, 0]),
         "config_yaml": f"Global:\n  seed: {seed}  # ü\n",
         "contract": CONTRACT,
     }
@@ -52,9 +53,9 @@ def save_ranks(root, step, everything, world=1, shards=None, **more):
 
         start, stop = shards[number]
         head = {name: array[start:stop] for name, array in everything["head"].items()}
-        fields = {**everything, "head": head, "shard": (start, stop), **more}
         try:
-            results[number] = save(root, step, rank=number, world_size=world, gather=gather, **fields)
+            content = content_of(step, {**everything, "head": head, **more}, start, stop)
+            results[number] = save(root, content, Ranks(number, world, gather))
         except UserError as error:
             results[number] = error
 
@@ -67,9 +68,14 @@ def save_ranks(root, step, everything, world=1, shards=None, **more):
 
 
 def save_one(root, step, everything, **more):
-    return save(
-        root, step, rank=0, world_size=1, shard=(0, everything["num_classes"]), **{**everything, **more}
-    )
+    everything = {**everything, **more}
+    return save(root, content_of(step, everything, 0, everything["num_classes"]))
+
+
+def content_of(step, everything, start, stop):
+    """A rank's part of `content`, as `save` takes it."""
+    fields = {key: value for key, value in everything.items() if key != "num_classes"}
+    return Content(step=step, shard=ClassShard(everything["num_classes"], start, stop), **fields)
 
 
 def assert_same(arrays, expected):

@@ -118,12 +118,12 @@ with Guard(folder, float(os.environ.get("HANG", "0"))) as guard:
         agreed = int(own.read_text()) or int(other.read_text())
         step += 1
         time.sleep(0.02)
-        guard.beat(step)
+        guard.step_started(step)
         if rank == 0 and (step % 2 == 0 or agreed):
             Path(f"{folder}/checkpoints/step-{step:08d}").mkdir(parents=True, exist_ok=True)
             Path(f"{folder}/checkpoints/step-{step:08d}/manifest.json").touch()
         if agreed:
-            guard.stopped = signal.Signals(agreed).name
+            guard.stop(signal.Signals(agreed).name)
             break
 """
 

@@ -29,7 +29,7 @@ PLACES = {
     "sync_folder": plsc.checkpoint,
     "rename": Path,  # a checkpoint to its name, or an old one away
     "rmtree": shutil,
-    "judge": plsc.tester,  # rank 0's part of an evaluation
+    "score": plsc.tester,  # rank 0's part of an evaluation
     "embed": plsc.tester,
 }
 CGROUP = "PLSC_TEST_CGROUP"  # in the environment: a memory cgroup with a limit

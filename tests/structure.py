@@ -41,7 +41,7 @@ ROOM_OF = {
         ],
         "config",
     ),
-    **dict.fromkeys(["manifest", "tensorfile", "names"], "checkpoint"),
+    **dict.fromkeys(["manifest", "tensorfile", "names", "train_state"], "checkpoint"),
     **dict.fromkeys(["figures", "rate_figures", "drawing"], "report"),
     **dict.fromkeys(
         [
@@ -62,6 +62,8 @@ ROOM_OF = {
     **dict.fromkeys(["torchfile", "paddlefile"], "unpickle"),
     "postmortem": "supervisor",
     "rollback": "trainer",
+    "build": "trainer",
+    "dump": "divergence",
 }
 # A wrong config must be refused, and a data worker start, without the seconds and the memory that Paddle takes.
 WITHOUT_PADDLE = "errors atomic_write registry sharding environment log unpickle config data evaluation report checkpoint setters entry cli door convert doctor ckpt guard lock supervisor timing space half files"
@@ -124,7 +126,7 @@ def _imports_of_plsc(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, first part below plsc) of each import: "heads" for `from plsc.heads import bank`, "" for the door."""
     modules = {path.stem for path in (ROOT / "plsc").iterdir()}
     for node in ast.walk(tree):
-        names = [alias.name for alias in getattr(node, "names", ())]
+        names = [alias.name for alias in getattr(node, "names", ()) if isinstance(alias, ast.alias)]
         if isinstance(node, ast.Import):
             for alias in node.names:
                 package, _, rest = alias.name.partition(".")

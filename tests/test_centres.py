@@ -14,6 +14,7 @@ from plsc.checkpoint import Checkpoint
 from plsc.ckpt import inspect
 from plsc.errors import UserError
 from plsc.half import float32_of, nearest
+from plsc.train_state import TrainState
 from tests import test_foreign as foreign
 from tests.checkpoints import Bits, assert_same, content, flip, save_ranks
 
@@ -105,14 +106,14 @@ def test_shards_of_another_program_become_a_checkpoint(tmp_path):
 def test_the_network_of_another_checkpoint_goes_along(tmp_path):
     foreign.plsc_0_1(tmp_path, 2)
     everything = content(1, classes=0)
-    everything["state"] = {"image_shape": [1, 32, 32], "threshold": 0.3, "best": {"step": 9}}
+    everything["state"] = TrainState(image_shape=[1, 32, 32], threshold=0.3, seed=9)
     (network, *_) = save_ranks(tmp_path / "net", 9, everything, 1)
     import_centres([str(tmp_path)], str(tmp_path / "out"), str(network))
     made = Checkpoint.open(tmp_path / "out")
     assert_same(made.backbone(), everything["backbone"])
     assert made.optimizer() == {} and made.step == 0
     assert (made.contract, made.config_yaml) == (everything["contract"], everything["config_yaml"])
-    assert made.state == {"image_shape": [1, 32, 32], "threshold": 0.3}
+    assert made.state.to_json() == {"image_shape": [1, 32, 32], "threshold": 0.3}
     assert np.array_equal(made.head(0, 11)["bias"], foreign.BIAS)
 
 

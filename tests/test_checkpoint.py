@@ -13,10 +13,20 @@ import pytest
 import safetensors.numpy
 
 import plsc.checkpoint
-from plsc.checkpoint import Checkpoint, SaveError, best, latest, prune, save, withdraw
+from plsc.checkpoint import Checkpoint, SaveError, best, latest, prune, save, set_aside_after
 from plsc.errors import MissingFileError, UserError
 from plsc.sharding import split
-from tests.checkpoints import assert_holds, assert_same, content, flip, reseal, save_one, save_ranks
+from plsc.train_state import Best, TrainState
+from tests.checkpoints import (
+    assert_holds,
+    assert_same,
+    content,
+    content_of,
+    flip,
+    reseal,
+    save_one,
+    save_ranks,
+)
 from tests.launch import run_python
 
 
@@ -83,7 +93,7 @@ def test_one_class_on_two_ranks_is_not_taken_for_a_replicated_head(tmp_path):
 
 def test_shards_that_do_not_tile_the_classes_are_our_mistake(tmp_path):
     with pytest.raises(AssertionError, match="do not make up the classes"):
-        save(tmp_path, 1, rank=0, world_size=1, shard=(0, 11), **{**content(0), "num_classes": 12})
+        save(tmp_path, content_of(1, {**content(0), "num_classes": 12}, 0, 11))
 
 
 def test_the_safetensors_package_reads_the_files(tmp_path):
@@ -168,8 +178,8 @@ def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
     ]  # fmt: skip
     flip(paths[4] / "manifest.json")
     assert latest(tmp_path, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
-    withdraw(tmp_path, after=6)
-    withdraw(tmp_path, after=2)
+    set_aside_after(tmp_path, step=6)
+    set_aside_after(tmp_path, step=2)
     names = [f"step-0000000{step}.bad" for step in (4, 6, 8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", *names]
     flip(paths[2] / "manifest.json")
@@ -343,7 +353,7 @@ def test_a_rename_that_fails_brings_the_replaced_one_back(tmp_path, monkeypatch)
 
 
 def test_a_state_that_is_not_json_is_told_and_nobody_hangs(tmp_path):
-    results = save_ranks(tmp_path, 1, {**content(1), "state": {"rng": np.random.default_rng(0)}}, 2)
+    results = save_ranks(tmp_path, 1, {**content(1), "state": TrainState(rng=np.random.default_rng(0))}, 2)
     assert all("rank 0: TypeError" in str(result) for result in results)
     assert not list(tmp_path.iterdir())
 
@@ -362,8 +372,8 @@ def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
 
 def test_the_best_is_the_one_that_the_newest_names(tmp_path):
     for step in (1, 2, 3):
-        found = {"step": 2, "set": "pairs", "metric": "accuracy", "value": 0.9} if step > 1 else None
-        save_one(tmp_path, step, {**content(step), "state": {"best": found}})
+        known = Best(step=2, set="pairs", metric="accuracy", value=0.9) if step > 1 else None
+        save_one(tmp_path, step, {**content(step), "state": TrainState(best=known)})
         if step == 1:
             with pytest.raises(UserError) as raised:
                 best(tmp_path)

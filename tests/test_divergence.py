@@ -7,7 +7,8 @@ import paddle
 import pytest
 
 from plsc import divergence, log
-from plsc.divergence import DUMPS, DivergedError, finite, finite_arrays
+from plsc.divergence import DivergedError, finite, finite_arrays
+from plsc.dump import DUMPS
 from plsc.half import nearest
 from tests.poison import everything, poisoned
 from tests.training import checkpoints, rows, train
@@ -41,7 +42,7 @@ def test_a_bad_step_changes_nothing_and_training_goes_on(tmp_path, head, bad, va
     assert states[2] == states[3], [name for name in states[2] if states[2][name] != states[3][name]]
     assert states[1] != states[2] and states[3] != states[4] != states[5]
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1, 1]
-    assert trainer.step == 5 and (trainer.divergence.skipped, trainer.divergence.in_a_row) == (1, 0)
+    assert trainer.step == 5 and (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_skipped_steps_stand_in_the_checkpoint(tmp_path):
     poisoned(tmp_path, {2: "gradient"}, NO_PAIRS, "Global.max_steps=4").train(None)
     later = poisoned(tmp_path, {}, NO_PAIRS)
     later.resume(tmp_path / "checkpoints/step-00000004")
-    assert later.divergence.skipped == 1
+    assert later.nonfinite.skipped == 1
 
 
 def test_a_rate_that_is_too_high_ends_the_run(tmp_path):

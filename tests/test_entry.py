@@ -463,8 +463,8 @@ def test_the_threshold_of_a_later_evaluation_is_exported_when_it_is_asked_for(tm
         capsys.readouterr().out
     )
     saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
-    assert saved.state["threshold"] == stored
-    assert Checkpoint.open(reshard(saved, tmp_path / "cut", 2)).state["threshold"] == stored
+    assert saved.state.threshold == stored
+    assert Checkpoint.open(reshard(saved, tmp_path / "cut", 2)).state.threshold == stored
 
 
 def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):

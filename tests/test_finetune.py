@@ -188,7 +188,7 @@ def test_the_statistics_of_the_same_margin_go_on(tmp_path, head, kept):
     train(tmp_path / "a", people(OLD), "Global.max_steps=2", NO_PAIRS, "Head.name=dist_adaface")
     path = checkpoint(tmp_path / "a", 2)
     trainer, _, said = started(tmp_path / "b", path, f"Head.name={head}")
-    saved = Checkpoint.open(path).state["margin"]
+    saved = Checkpoint.open(path).state.margin
     assert (trainer.head.margin.state() == saved) == kept
     told = f"margin: its statistics go on from mean {saved['mean']:.4g}, deviation {saved['deviation']:.4g}"
     assert (told in said.lines) == kept

@@ -147,7 +147,7 @@ def test_under_the_supervisor_a_rank_shows_its_step_until_its_end(tmp_path, laun
     with Guard(tmp_path) as found:
         found.listen()
         for step in (9, 10):
-            found.beat(step)
+            found.step_started(step)
             record = json.loads((tmp_path / "errors/rank1.alive").read_text())
             assert record == {"pid": os.getpid(), "host": socket.gethostname(), "step": step}
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -165,8 +165,8 @@ def test_the_watchdog_is_armed_for_a_step_and_for_longer_in_between(tmp_path, la
     with Guard(tmp_path, hang_seconds=50) as found:
         found.listen()
         for step in range(3):
-            found.beat(step)
-        found.rest()
+            found.step_started(step)
+        found.allow_pause()
     assert armed == [(50, True), (300, True), (50, True), (300, True)]  # not anew for steps that follow soon
     armed.clear()
     with Guard(tmp_path, hang_seconds=0) as found:
@@ -177,8 +177,8 @@ def test_the_watchdog_is_armed_for_a_step_and_for_longer_in_between(tmp_path, la
 def test_a_guard_of_nothing_is_idle(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     idle = Guard()
-    idle.beat(3)
-    idle.rest()
+    idle.step_started(3)
+    idle.allow_pause()
     assert not idle.signal and not list(tmp_path.iterdir())
 
 

@@ -110,10 +110,10 @@ def test_the_same_head_on_every_rank_is_no_other(stopped, tmp_path):
     assert trainer.step == 4
 
 
-def test_another_preparation_of_pictures_is_refused(stopped, tmp_path):
+def test_another_preprocessing_is_refused(stopped, tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.dataset.mean = 100.0
-    with pytest.raises(UserError, match="was made with the preparation of pictures {.*}, this run has {"):
+    with pytest.raises(UserError, match="was made with the preprocessing {.*}, this run has {"):
         trainer.resume(stopped)
 
 
@@ -127,7 +127,7 @@ def test_another_seed_is_said(stopped, tmp_path, capsys):
 
 def test_corrupt_images_are_shared_out_to_another_number_of_ranks(stopped, tmp_path):
     trainer = make_trainer(tmp_path)
-    assert Checkpoint.open(stopped).state["replaced"] == [0]
+    assert Checkpoint.open(stopped).state.replaced == [0]
     assert trainer._of_this_rank([4, 3, 2]) == 9 and trainer._of_this_rank([5]) == 5
     trainer.rank, trainer.world_size = 1, 2
     assert trainer._of_this_rank([4, 3, 2]) == 4 and trainer._of_this_rank([5, 6]) == 6

@@ -49,14 +49,19 @@ MORE = [f"DataLoader.Eval.more.{title}={section}" for title, section in SETS.ite
 
 def make(*overrides, **arguments):
     paddle.seed(0)
-    return tester.Tester(load(TINY, overrides), Linear(), CONTRACT, CLASSES, **arguments)
+    return evaluator_of(load(TINY, overrides), Linear(), **arguments)
+
+
+def evaluator_of(cfg, backbone, **arguments):
+    sets = tester.build_sets(cfg, CONTRACT, CLASSES, **arguments)
+    return tester.Evaluator(cfg.DataLoader.Eval, sets, backbone, CLASSES)
 
 
 def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
     found = make(*MORE)
-    found.metrics, found.step = log.Metrics(tmp_path), 7
-    found.evaluate(epoch=2)
-    found.metrics.close()
+    metrics = log.Metrics(tmp_path)
+    found.evaluate(7, epoch=2, metrics=metrics)
+    metrics.close()
     assert list(found.sets) == ["noise pairs", *SETS] and found.main == "noise pairs"
     assert {title: result.kind for title, result in found.results.items()} == {
         "noise pairs": "verification",
@@ -76,29 +81,30 @@ def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
     assert " on 29 templates" in said
 
 
-def test_a_set_is_judged_by_its_kind():
+def test_a_set_is_scored_by_its_kind():
     pairs, rng = NoiseTemplates(), np.random.default_rng(0)
     embeddings = rng.normal(size=(pairs.num_images, 4))
     features = template_features(embeddings, pairs.template, pairs.media)
-    assert tester.judge(pairs, embeddings).row() == verify_pairs(features, pairs.pairs, pairs.same).row()
-    people = tester.judge(NoiseGallery(), rng.normal(size=(60, 4)))
+    assert tester.score(pairs, embeddings).row() == verify_pairs(features, pairs.pairs, pairs.same).row()
+    people = tester.score(NoiseGallery(), rng.normal(size=(60, 4)))
     assert (people.probes, people.strangers, people.gallery) == (25, 5, 25)
 
 
 def test_labelled_images_may_be_a_further_set(tmp_path):
     labelled = "{name: Synthetic, num_classes: 20, images_per_class: 2, image_shape: [1, 12, 10]}"
-    trainer = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}")
-    assert trainer.classifies
-    trainer.evaluate()
-    assert trainer.results["seen"].kind == "classification" and trainer.rows["seen"]["images"] == 40
-    assert trainer.results["seen"].num_classes == CLASSES
+    evaluator = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}").evaluator
+    assert tester.needs_head(evaluator.sets)
+    evaluator.evaluate()
+    assert evaluator.results["seen"].kind == "classification" and evaluator.rows["seen"]["images"] == 40
+    assert evaluator.results["seen"].num_classes == CLASSES
 
 
 def test_mirror_images_are_embedded_too():
     plain, both = make(), make("DataLoader.Eval.flip=true")
     for one in (plain, both):
         one.evaluate()
-    pairs, net = NoisePairs(), plain.backbone
+    paddle.seed(0)
+    pairs, net = NoisePairs(), Linear()
     mirrored = embed(net, lambda start, stop: pairs.images(start, stop)[..., ::-1].copy(), 80, CONTRACT, 7)
     together = embed(net, pairs.images, 80, CONTRACT, 7) + mirrored
     expected = verify_pairs(together, pairs.pairs, pairs.same)
@@ -119,7 +125,7 @@ class Broken(Linear):
 
 
 def test_numbers_that_cannot_be_computed_name_the_set():
-    found = tester.Tester(load(TINY, MORE[:1]), Broken(), CONTRACT, CLASSES)
+    found = evaluator_of(load(TINY, MORE[:1]), Broken())
     with pytest.raises(UserError) as raised:
         found.evaluate()
     assert str(raised.value).startswith("templates: verification: an embedding of pair 0 is not finite; ")
@@ -171,8 +177,10 @@ FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.training:People", people: 
 
 @pytest.mark.parametrize("people", [["Anna", "Bert"], ["/val/Anna", "/val/Bert", "/val/Carl"]])
 def test_labelled_images_of_the_trained_classes_in_their_order_are_taken(people):
-    assert "labelled" in make(FOLDER % people, names=["/train/Anna", "/train/Bert", "/train/Carl"]).sets
-    assert "labelled" in make(FOLDER % people).sets, "nothing is known of the trained classes"
+    cfg = load(TINY, [FOLDER % people])
+    trained = ["/train/Anna", "/train/Bert", "/train/Carl"]
+    assert "labelled" in tester.build_sets(cfg, CONTRACT, CLASSES, names=trained)
+    assert "labelled" in tester.build_sets(cfg, CONTRACT, CLASSES), "nothing is known of the trained classes"
 
 
 @pytest.mark.parametrize(

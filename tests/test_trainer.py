@@ -9,15 +9,14 @@ import pytest
 
 from plsc import log, reference
 from plsc.checkpoint import Checkpoint
-from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
+from plsc.tester import Evaluator
 from plsc.timing import PARTS, timer
-from plsc.trainer import Trainer
+from plsc.train_state import Best
 from tests.training import (
     IMAGE_SHAPE,
-    TINY,
     Linear,
     arrays,
     assert_same_arrays,
@@ -177,72 +176,79 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, caps
 # ---- the best checkpoint
 
 
-class Judged(Trainer):
-    """Its evaluations find these values at these steps."""
+class Scripted(Evaluator):
+    """Finds values that are set beforehand, a value a step."""
 
     values: dict
 
-    def evaluate(self, epoch=None):
-        self.rows = {self.main: {"accuracy": self.values[self.step], "threshold": self.step / 100}}
+    def evaluate(self, step=0, epoch=None, metrics=None):
+        self.rows = {self.main: {"accuracy": self.values[step], "threshold": step / 100}}
 
 
-def judged(output, values, *overrides, resume=None):
-    overrides = ["Global.eval_every_steps=1", "Checkpoint.every_steps=4", "Checkpoint.keep=1", *overrides]
-    trainer = Judged(load(TINY, [f"Global.output_dir={output}", *overrides]))
-    trainer.values = dict(enumerate(values, start=1))
-    if resume:
-        trainer.resume(resume)
-    trainer.train(None)
-    return trainer
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    """A run whose evaluations find these values at steps 1, 2, ..."""
+
+    def run(values, *overrides, resume=None):
+        Scripted.values = dict(enumerate(values, start=1))
+        monkeypatch.setattr("plsc.build.Evaluator", Scripted)
+        overrides = ["Global.eval_every_steps=1", "Checkpoint.every_steps=4", "Checkpoint.keep=1", *overrides]
+        trainer = make_trainer(tmp_path, *overrides)
+        if resume:
+            trainer.resume(resume)
+        trainer.train(None)
+        return trainer
+
+    return run
 
 
 FALLING = [0.2, 0.6, 0.8, 0.7, 0.8, *[0.5] * 7]
 
 
-def test_the_best_checkpoint_stays_beside_the_newest(tmp_path):
-    trainer = judged(tmp_path, FALLING)
+def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
+    trainer = scripted(FALLING)
     assert checkpoints(tmp_path) == [3, 12], "the first of two equal ones, though no save was due"
-    expected = {"step": 3, "set": "noise pairs", "metric": "accuracy", "value": 0.8}
+    expected = Best(step=3, set="noise pairs", metric="accuracy", value=0.8)
     assert trainer.best == expected
     states = [Checkpoint.open(checkpoint(tmp_path, step)).state for step in (3, 12)]
-    assert [state["best"] for state in states] == [expected, expected]
-    assert [state["threshold"] for state in states] == [0.03, 0.12] and not states[0]["flip"]
+    assert [state.best for state in states] == [expected, expected]
+    assert [state.threshold for state in states] == [0.03, 0.12] and not states[0].flip
 
 
-def test_a_resumed_run_knows_the_best_of_before(tmp_path):
-    judged(tmp_path, FALLING, "Global.max_steps=8")
+def test_a_resumed_run_knows_the_best_of_before(scripted, tmp_path):
+    scripted(FALLING, "Global.max_steps=8")
     assert checkpoints(tmp_path) == [3, 8]
-    later = judged(tmp_path, [0] * 8 + [0.75, 0.75, 0.75, 0.79], resume=checkpoint(tmp_path, 8))
-    assert later.best["step"] == 3 and checkpoints(tmp_path) == [3, 12]
+    later = scripted([0] * 8 + [0.75, 0.75, 0.75, 0.79], resume=checkpoint(tmp_path, 8))
+    assert later.best.step == 3 and checkpoints(tmp_path) == [3, 12]
 
 
-def test_a_better_one_replaces_the_best_of_before(tmp_path):
-    judged(tmp_path, FALLING, "Global.max_steps=8")
-    later = judged(tmp_path, [0] * 8 + [0.75, 0.95, 0.9, 0.79], resume=checkpoint(tmp_path, 8))
-    assert later.best["step"] == 10 and checkpoints(tmp_path) == [10, 12]
+def test_a_better_one_replaces_the_best_of_before(scripted, tmp_path):
+    scripted(FALLING, "Global.max_steps=8")
+    later = scripted([0] * 8 + [0.75, 0.95, 0.9, 0.79], resume=checkpoint(tmp_path, 8))
+    assert later.best.step == 10 and checkpoints(tmp_path) == [10, 12]
 
 
-def test_another_main_set_starts_anew(tmp_path):
-    judged(tmp_path, [0.9] * 12, "Global.max_steps=8")
+def test_another_main_set_starts_anew(scripted, tmp_path):
+    scripted([0.9] * 12, "Global.max_steps=8")
     other = 'DataLoader.Eval.dataset={name: "tests.test_tester:NoiseTemplates"}'
-    later = judged(tmp_path, [0.1] * 12, other, resume=checkpoint(tmp_path, 8))
-    assert later.best == {"step": 9, "set": "noise templates", "metric": "accuracy", "value": 0.1}
+    later = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8))
+    assert later.best == Best(step=9, set="noise templates", metric="accuracy", value=0.1)
 
 
-def test_what_cannot_be_judged_is_never_the_best(tmp_path):
-    assert judged(tmp_path, [None] * 12).best is None and checkpoints(tmp_path) == [12]
+def test_what_has_no_score_is_never_the_best(scripted, tmp_path):
+    assert scripted([None] * 12).best is None and checkpoints(tmp_path) == [12]
 
 
-def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path):
+def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(scripted, tmp_path):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    assert judged(tmp_path, FALLING, "Global.max_steps=2").best is None
+    assert scripted(FALLING, "Global.max_steps=2").best is None
 
 
-def test_identification_is_judged_by_rank_1(tmp_path):
+def test_identification_counts_by_rank_1(tmp_path):
     people = 'DataLoader.Eval.dataset={name: "tests.test_tester:NoiseGallery"}'
     trainer = train(tmp_path, people)
-    assert trainer.best["metric"] == "rank1" and trainer.best["value"] == trainer.row["rank1"]
-    assert Checkpoint.open(checkpoint(tmp_path)).state["threshold"] is None
+    assert trainer.best.metric == "rank1" and trainer.best.value == trainer.evaluator.row["rank1"]
+    assert Checkpoint.open(checkpoint(tmp_path)).state.threshold is None
 
 
 # ---- the same again

@@ -10,6 +10,7 @@ import paddle
 from safetensors import deserialize
 
 from plsc import distributed, log
+from plsc.build import build_trainer
 from plsc.config import load
 from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
@@ -92,7 +93,7 @@ class Linear(paddle.nn.Layer):
 
 
 def make_trainer(output: Path, *overrides: str, **parts) -> Trainer:
-    return Trainer(load(TINY, [f"Global.output_dir={output}", *overrides]), **parts)
+    return build_trainer(load(TINY, [f"Global.output_dir={output}", *overrides]), **parts)
 
 
 def train(output: Path, *overrides: str, resume: Path | None = None, **parts) -> Trainer:

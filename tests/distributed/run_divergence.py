@@ -40,7 +40,7 @@ for bad in ("embedding", "gradient", "centres"):
         trainer.train_step = watched
         trainer.train(None)
         assert states[1] == states[2] and states[0] != states[1] and states[2] != states[3], (bad, rank)
-        assert trainer.divergence.skipped == 1 and trainer.step == 4
+        assert trainer.nonfinite.skipped == 1 and trainer.step == 4
         centres = set(d.gather_objects(everything(trainer)["linear.weight"]))
         assert len(centres) == 1, "the ranks have parted"
         lines = [line for line in said.getvalue().splitlines() if "step 2:" in line]
@@ -75,7 +75,7 @@ trainer = poisoned(folder / "back", bad, *back, "Global.rollbacks=1", rank=W - 1
 resume = trainer.resume
 trainer.resume = lambda path: (bad.clear(), resume(path))
 trainer.train(None)
-assert trainer.step == 12 and set(d.gather_objects(trainer.divergence.rollbacks)) == {1}
+assert trainer.step == 12 and set(d.gather_objects(trainer.rollbacks)) == {1}
 other = poisoned(folder / "other", {}, *back, "LRScheduler.learning_rate=0.025")
 other.resume(checkpoint(folder / "back", 4))
 other.train(None)

@@ -14,7 +14,7 @@ from plsc.config_sections import head_names
 from plsc.divergence import DivergedError
 from plsc.embed import embed, to_input
 from plsc.errors import UserError
-from plsc.tester import Tester, judge
+from plsc.tester import Evaluator, build_sets, score
 from tests.test_tester import MORE, Broken
 from tests.training import TINY, Linear, NoisePairs, assert_takes_over, make_trainer, train, train_linear
 
@@ -49,21 +49,27 @@ for count in (7, W, 1):  # uneven, one each, and none for most
 
 # Sets of every kind and size, evaluated together: the numbers of one process, on every rank; rank 0 alone holds the results.
 overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Eval.batch_size=7"]
-tester = Tester(load(TINY, overrides), net, NoisePairs().contract, 23)
-tester.evaluate()
-assert set(tester.results) == (set(tester.sets) if r == 0 else set())
-assert [rows == tester.rows for rows in d.gather_objects(tester.rows)] == [True] * W
-for title, data in tester.sets.items():
+
+
+def make_evaluator(cfg, backbone):
+    return Evaluator(cfg.DataLoader.Eval, build_sets(cfg, NoisePairs().contract, 23), backbone, 23)
+
+
+evaluator = make_evaluator(load(TINY, overrides), net)
+evaluator.evaluate()
+assert set(evaluator.results) == (set(evaluator.sets) if r == 0 else set())
+assert [rows == evaluator.rows for rows in d.gather_objects(evaluator.rows)] == [True] * W
+for title, data in evaluator.sets.items():
     both = sum(
         net(to_input(np.ascontiguousarray(x), contract)) for x in (data.images(), data.images()[..., ::-1])
     )
-    expected = judge(data, both.numpy()).row()
-    for key, value in tester.rows[title].items():
+    expected = score(data, both.numpy()).row()
+    for key, value in evaluator.rows[title].items():
         assert value == expected[key] or abs(value - expected[key]) < 1e-6, (title, key, value, expected[key])
 
 # What rank 0 cannot compute ends every rank, with the same words.
 try:
-    Tester(load(TINY), Broken(), NoisePairs().contract, 23).evaluate()
+    make_evaluator(load(TINY), Broken()).evaluate()
     line = "it computed something"
 except UserError as error:
     line = str(error)

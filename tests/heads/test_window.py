@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc import half, kernels, log
-from plsc.checkpoint import Checkpoint, save
+from plsc.checkpoint import Checkpoint, Content, save
 from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads import window as window_module
@@ -14,6 +14,7 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.window import build_bank
 from plsc.sharding import ClassShard
+from plsc.train_state import TrainState
 
 KINDS = [("host", "bfloat16"), ("disk", "float32"), ("disk", "bfloat16")]
 C, D = 60, 8
@@ -113,11 +114,11 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, d
 
 
 def checkpoint_of(head, folder):
-    path = save(
-        folder / "checkpoints", 5, epoch=1, rank=0, world_size=1, backbone={}, optimizer={}, head=head.bank.state(), shard=(0, C),
-        num_classes=C, state={}, config_yaml="", contract={},
+    content = Content(
+        5, 1, backbone={}, optimizer={}, head=head.bank.state(), shard=ClassShard.whole(C), state=TrainState(), config_yaml="",
+        contract={},
     )  # fmt: skip
-    return Checkpoint.open(path)
+    return Checkpoint.open(save(folder / "checkpoints", content))
 
 
 def test_checkpoints_of_all_float32_banks_have_the_same_bytes(tmp_path):

@@ -1,0 +1,65 @@
+"""What a checkpoint knows of the run that wrote it, beside the arrays: `state` in its manifest.json.
+
+A key that is not there has the default: older versions wrote fewer, and folders that plsc-import and import-centres write have no
+run. A key that this version does not know is kept when a checkpoint is rewritten. Knows no paddle.
+"""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+from typing import Annotated, Any, Optional
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
+
+Side = Annotated[int, Field(ge=1, le=2**16)]
+"""Channels, height or width of an image: as an attacker may have written them, they must not take all memory."""
+
+
+class Best(BaseModel):
+    """The best evaluation of the main set so far."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    step: NonNegativeInt
+    set: str
+    """Title of the main set then."""
+    metric: str
+    value: FiniteFloat
+
+
+class TrainState(BaseModel):
+    """The fields of `state`, in the order in which they are written."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    seed: Optional[int] = None
+    global_batch: Optional[PositiveInt] = None
+    """Samples of a step on all ranks together."""
+    steps_per_epoch: Optional[PositiveInt] = None
+    image_shape: Optional[Annotated[list[Side], Field(min_length=3, max_length=3)]] = None
+    """[C, H, W]."""
+    margin: dict[str, FiniteFloat] = {}
+    """What the margin remembers from step to step."""
+    threshold: Optional[FiniteFloat] = None
+    """Cosine above which two images are of one class, by the last main evaluation."""
+    optimizer: Optional[str] = None
+    """Class of the backbone's optimizer."""
+    head: Optional[str] = None
+    """Head.name; a head is the same spread over the ranks (dist_) or not."""
+    replaced: Annotated[list[NonNegativeInt], Field(min_length=1)] = [0]
+    """Of each rank: corrupt images replaced in the epoch."""
+    threshold_set: Optional[str] = None
+    """Title of the set that a threshold chosen after the training is of (plsc-eval --set-threshold)."""
+    threshold_step: Optional[NonNegativeInt] = None
+    """Step of the checkpoint that it was chosen with."""
+    flip: bool = False
+    """Whether `threshold` is of embeddings of an image and its mirror image together."""
+    best: Optional[Best] = None
+    skipped: NonNegativeInt = 0
+    """Steps that did not count, because something was not finite."""
+    in_a_row: NonNegativeInt = 0
+    """Of them the last ones, without a good one since."""
+    rollbacks: NonNegativeInt = 0
+    """How often the run went back to an older checkpoint."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys that were given, as plain values."""
+        return self.model_dump(exclude_unset=True)
