@@ -1,6 +1,7 @@
 """The configs of real pictures: every config is whole, and those of LFW and Omniglot train where the pictures are."""
 
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -40,16 +41,26 @@ def omniglot(tmp_path_factory):
     return [f"DataLoader.Train.dataset.list={path}", f"DataLoader.Eval.dataset.images={path}"]
 
 
+def first_pairs(path, folder):
+    """The first 50 pairs of each of the two kinds, of LFW's 500."""
+    count, *lines = Path(path).read_text().splitlines()
+    kept = ["50", *lines[:50], *lines[int(count) : int(count) + 50]]
+    (folder / "pairs.txt").write_text("".join(f"{line}\n" for line in kept))
+    return folder / "pairs.txt"
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_config_is_whole(path):
     assert config.load(path).to_yaml()
 
 
 @pytest.mark.parametrize(
-    "name, images, classes, pairs", [("lfw_dev", 6671, 1184, 1000), ("omniglot_small1", 2000, 100, 6000)]
+    "name, images, classes, pairs", [("lfw_dev", 6671, 1184, 100), ("omniglot_small1", 2000, 100, 6000)]
 )
 def test_real_pictures_train_and_are_verified(name, images, classes, pairs, request, tmp_path, capsys):
-    overrides = request.getfixturevalue(name.split("_")[0])
+    overrides = list(request.getfixturevalue(name.split("_")[0]))
+    if name == "lfw_dev":
+        overrides[1] = f"DataLoader.Eval.dataset.list={first_pairs(overrides[1].split('=')[1], tmp_path)}"
     short = ["Global.max_steps=2", "LRScheduler.warmup_epochs=0", f"Global.output_dir={tmp_path}"]
     Entry(ROOT / "configs" / f"{name}.yaml", [*overrides, *short]).train()
     (row,) = [row for row in read_metrics(tmp_path / "metrics.jsonl") if "eval" in row]

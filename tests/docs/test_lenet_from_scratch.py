@@ -44,7 +44,7 @@ def test_row_1_1_ten_steps_on_1_2_and_4_devices_end_in_the_same_parameters():
     for k in (1, 2, 4):
         params = replicas(k, scale=0.01)
         for step in range(10):
-            scratch.train_batch(*batch(256, step), params, places(k), lr=0.2)
+            scratch.train_batch(*batch(64, step), params, places(k), lr=0.2)
         ends.append(numbers(params[0]))
     assert largest_difference(ends[0], numbers(scratch.init_params())) > 0.01, (
         "something must have been learnt"
