@@ -219,7 +219,7 @@ def test_report_names_some_and_the_json_all(run, tmp_path):
     assert [example.split(": ")[0] for example in line["examples"]] == [
         f"{folder}/Ann/Ann_{number:04}.png" for number in range(1, 9)
     ]
-    assert "Ann_0005.png: cannot" in text and "Ann_0006.png: cannot" not in text
+    assert "Ann_0005.png: " in text and "Ann_0006.png: " not in text
     assert "\n    ... and 3 more, all of them in doctor.json\n" in text
 
 
