@@ -23,13 +23,13 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(path)
     beside = path.with_name(f"{path.name}.tmp")
-    _remove(beside)
+    remove(beside)
     try:
         yield beside
         os.replace(beside, path)
     finally:
         with contextlib.suppress(OSError):  # an error of the block is the one to be seen
-            _remove(beside)
+            remove(beside)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -38,7 +38,7 @@ def replace_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file, a link (not what it points to) or a folder; there may be none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

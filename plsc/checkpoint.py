@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import plsc
-from plsc.atomic_write import replace_file
+from plsc.atomic_write import remove, replace_file
 from plsc.errors import MissingFileError, UserError
 from plsc.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
 from plsc.sharding import ClassShard
@@ -210,10 +209,14 @@ def _tidy(root: Path, ignore_errors: bool = False) -> None:
     """Remove what a killed save or prune left; a replaced checkpoint gets its name back if it is needed."""
     for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
         final = path.with_suffix("")
-        if path.suffix == ".old" and not final.exists():
+        if path.suffix == ".old" and not final.exists() and path.is_dir():
             path.rename(final)
-        else:
-            shutil.rmtree(path, ignore_errors=ignore_errors)
+            continue
+        try:
+            remove(path)
+        except OSError:
+            if not ignore_errors:
+                raise
 
 
 def _entries(root: Path, pattern: str) -> list[Path]:
@@ -269,7 +272,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
 
 def _complete(root: Path) -> list[Path]:
     """The checkpoints in `root` that were completed once, the oldest first."""
-    found = _entries(root, r"step-\d{8,}(\.old)?")
+    found = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
     return sorted(found, key=lambda path: (int(path.stem[5:]), not path.suffix))
 
 
@@ -303,11 +306,14 @@ def set_aside_after(root: str | os.PathLike, step: int) -> None:
             _set_aside(path)
 
 
-def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> list[Path]:
+def prune(
+    root: str | os.PathLike, keep: int, protect: Collection[int] = (), way_back: int | None = None
+) -> list[Path]:
     """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
 
     Args:
         protect: steps that stay whatever their age, such as the best one.
+        way_back: the newest checkpoint of an earlier step than this stays too.
 
     Only folders with a manifest and all files count, and only they are deleted. Returns: the deleted folders.
     """
@@ -319,11 +325,12 @@ def prune(root: str | os.PathLike, keep: int, protect: Collection[int] = ()) -> 
         except UserError:  # not ours to judge here: `latest` says what is wrong with it
             continue
         whole.append(path)
-    doomed = [path for path in whole[:-keep] if int(path.name[5:]) not in protect]
+    earlier = [int(path.name[5:]) for path in whole if way_back is not None and int(path.name[5:]) < way_back]
+    doomed = [path for path in whole[:-keep] if int(path.name[5:]) not in (*protect, *earlier[-1:])]
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
         sync_folder(tmp.parent)
-        shutil.rmtree(tmp)
+        remove(tmp)
     return doomed
 
 

@@ -7,14 +7,17 @@ Try it twice at the same time: `python -c "from plsc.lock import hold; held = ho
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import logging
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import IO
 
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 
 _log = logging.getLogger("plsc")
 
@@ -27,8 +30,12 @@ def hold(folder: str | os.PathLike) -> IO[str]:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "a+", encoding="utf-8")  # noqa: SIM115 (the caller's to close)
+        file = _open(folder / ".lock")
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.EISDIR):
+            raise UserError(
+                f"{folder / '.lock'}: is no plain file; remove it, or name another folder"
+            ) from error
         raise UserError(
             f"Global.output_dir: cannot make {folder}: {error.strerror}; name another folder"
         ) from error
@@ -36,7 +43,7 @@ def hold(folder: str | os.PathLike) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        holder = file.read().strip() or "another run"
+        holder = shown(file.read(200).strip()) or "another run"
         file.close()
         raise UserError(
             f"{folder}/ is in use by {holder}: wait until it ends, stop it, or set another Global.output_dir"
@@ -44,7 +51,19 @@ def hold(folder: str | os.PathLike) -> IO[str]:
     except OSError as error:
         _log.warning("%s: the file system has no locks (%s); nothing keeps a second run out", folder, error)
         return file
-    file.truncate(0)
-    file.write(f"pid {os.getpid()} on host {socket.gethostname()}\n")
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, and does not say whose it is
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on host {socket.gethostname()}\n")
+        file.flush()
     return file
+
+
+def _open(path: Path) -> IO[str]:
+    """Open the file for reading and appending; OSError with ELOOP where it is a link, a pipe or a device."""
+    number = os.open(
+        path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+    )
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.ELOOP, "not a plain file")
+    return open(number, "a+", encoding="utf-8", errors="replace")

@@ -348,7 +348,11 @@ class Trainer:
             return
         self._failed_saves, self._saved, self.best = 0, self.step, best
         if self.rank == 0:
-            checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep, [best.step] if best else [])
+            # A rollback takes the newest checkpoint before the last step that was not skipped.
+            last_good = self.step - self.nonfinite.in_a_row
+            way_back = last_good if self.cfg.Global.rollbacks > self.rollbacks else None
+            protect = [best.step] if best else []
+            checkpoint.prune(self.checkpoints, self.cfg.Checkpoint.keep, protect, way_back)
         distributed.barrier()  # the next collective of the others must not wait for rank 0's disk
         log.get_logger().info(f"checkpoint {path}")
 

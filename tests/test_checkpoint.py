@@ -370,6 +370,28 @@ def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
     assert_holds(latest(tmp_path), content(6))
 
 
+def test_prune_keeps_the_newest_before_a_step(tmp_path):
+    paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 6)}
+    assert prune(tmp_path, 1, way_back=3) == [paths[step] for step in (1, 3, 4)]
+    assert prune(tmp_path, 1, way_back=1) == [paths[2]]
+
+
+@pytest.mark.parametrize("suffix", [".tmp", ".old", ""])
+def test_what_is_no_folder_neither_ends_a_save_nor_counts(tmp_path, suffix):
+    """A file, and a link, whose target stays as it is."""
+    root, target = tmp_path / "root", tmp_path / "target"
+    target.mkdir()
+    (target / "letters").write_text("precious")
+    root.mkdir()
+    (root / f"step-00000007{suffix}").write_text("")
+    (root / f"step-00000008{suffix}").symlink_to(target)
+    for step in (1, 2, 3):
+        save_one(root, step, content(step))
+        prune(root, 1)
+    assert latest(root, rename=False) == root / "step-00000003"
+    assert (target / "letters").read_text() == "precious"
+
+
 def test_the_best_is_the_one_that_the_newest_names(tmp_path):
     for step in (1, 2, 3):
         known = Best(step=2, set="pairs", metric="accuracy", value=0.9) if step > 1 else None

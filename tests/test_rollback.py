@@ -86,6 +86,14 @@ def test_checkpoints_of_the_skipped_steps_are_set_aside(tmp_path):
     )
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_way_back_is_not_evicted_by_checkpoints_of_the_skipped_steps(tmp_path, keep):
+    """Those of steps 5 to 9 are 5 skipped steps'; the last good step is 4, so the way back is 3."""
+    more = [f"Checkpoint.keep={keep}", "Checkpoint.every_steps=1", "Global.max_skipped=6"]
+    trainer = run(tmp_path, 5, 10, *more)
+    assert trainer.divergence.rollbacks == 1 and rows(tmp_path)[3]["lr"] == 0.025
+
+
 @pytest.mark.parametrize("first, left", [(2, []), (5, [4])])
 def test_without_an_earlier_checkpoint_the_run_ends(tmp_path, first, left):
     with pytest.raises(DivergedError, match=f"at step {first + 2} "):
