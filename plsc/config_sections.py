@@ -8,6 +8,7 @@ stand in it.
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
 # ruff: noqa: FA100
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Optional, Union
@@ -43,6 +44,15 @@ class Names:
 def listed(names: Union[tuple[str, ...], Names]) -> str:
     """Names as a message says them."""
     return names.text if isinstance(names, Names) else ", ".join(names)
+
+
+def few_for_this_machine(value: Optional[int]) -> Optional[int]:
+    """`value`, a number of threads or processes; ValueError where starting them would end the machine's work, not speed it up."""
+    processors = os.cpu_count() or 1
+    most = max(64, 8 * processors)
+    if value is not None and value > most:
+        raise ValueError(f"must be at most {most} on this machine of {processors} processors")
+    return value
 
 
 class Section(BaseModel):
@@ -135,6 +145,11 @@ class GlobalCfg(Section):
     from before them, and on with half the learning rate it had (docs/resume.md)."""
     threads: Optional[int] = Field(None, ge=1)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
+
+    @field_validator("threads")
+    @classmethod
+    def _few(cls, value: Optional[int]) -> Optional[int]:
+        return few_for_this_machine(value)
 
     @field_validator("keep_centres", "new_centres")
     @classmethod
@@ -410,6 +425,11 @@ class TrainCfg(Section):
     max_corrupt: float = Field(0.01, ge=0, lt=1)
     """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded; each is
     named in the log. More than that ends the run, if possible before its first step. 0 ends it at the first one."""
+
+    @field_validator("num_workers")
+    @classmethod
+    def _few(cls, value: int) -> int:
+        return few_for_this_machine(value)
 
 
 class EvalCfg(Section):

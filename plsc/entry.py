@@ -35,7 +35,7 @@ from plsc.sharding import split
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "identities.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
-    *("worst_pairs.png", "confusion.png", "steps.png", "export", "test", "predict"),
+    *("worst_pairs.png", "confusion.png", "steps.png", "diverged", "export", "test", "predict"),
 )
 
 

@@ -1,5 +1,7 @@
 """What the sections refuse, word for word: every rule of a field and between fields."""
 
+import os
+
 import pytest
 
 from plsc.config import Config, ConfigError, load, rows_told
@@ -210,3 +212,13 @@ def test_the_head_tells_what_its_rows_take_and_where():
     assert rows_told(head, million, 128) == "3072.0 MB on the disk for centres and momentum"
     head = load(None, ["Head={name: softmax, bank: host, bank_dtype: bfloat16, bias: true}"]).Head
     assert rows_told(head, million, 128) == "516.0 MB in host memory for centres and momentum"
+
+
+@pytest.mark.parametrize("key", ["Global.threads", "DataLoader.Train.num_workers"])
+def test_threads_and_processes_are_bounded_by_the_machine(monkeypatch, key):
+    monkeypatch.setattr(os, "cpu_count", lambda: 100)
+    load(None, [f"{key}=800"])
+    with pytest.raises(
+        ConfigError, match=f"{key}: must be at most 800 on this machine of 100 processors .got 801."
+    ):
+        load(None, [f"{key}=801"])

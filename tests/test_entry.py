@@ -313,6 +313,12 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
     assert checkpoints(tmp_path) == [1]
 
 
+def test_what_diverged_goes_aside_with_its_run(tmp_path):
+    (tmp_path / "diverged").mkdir()
+    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    assert (tmp_path / "previous-1/diverged").is_dir() and not (tmp_path / "diverged").exists()
+
+
 class Started:
     """Stands for a process that prints one line and ends well."""
 

@@ -91,7 +91,7 @@ def test_the_way_back_is_not_evicted_by_checkpoints_of_the_skipped_steps(tmp_pat
     """Those of steps 5 to 9 are 5 skipped steps'; the last good step is 4, so the way back is 3."""
     more = [f"Checkpoint.keep={keep}", "Checkpoint.every_steps=1", "Global.max_skipped=6"]
     trainer = run(tmp_path, 5, 10, *more)
-    assert trainer.divergence.rollbacks == 1 and rows(tmp_path)[3]["lr"] == 0.025
+    assert trainer.rollbacks == 1 and rows(tmp_path)[3]["lr"] == 0.025
 
 
 @pytest.mark.parametrize("first, left", [(2, []), (5, [4])])

@@ -74,6 +74,8 @@ class CorruptImages:
                 found.append(index)
         if len(found) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
             raise self._too_many(found, len(tried))
+        if found:
+            log.warn(f"{len(found)} of {len(tried)} images tried cannot be decoded; others will replace them")
 
     def _too_many(self, found: list[int], seen: int) -> CorruptImageError:
         names = ", ".join(shown(self.dataset.name(index)) for index in found[:NAMES_SHOWN])
