@@ -98,6 +98,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path, capsys):
 def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
     command = [ROOT / "tools/train.py", "-c", TINY, "--dry-run", "-o", "Head.margin=0.3"]
     done = run_python(*command, cwd=tmp_path, **RANK)
+    assert done.stderr == "", "what others say at every start is silenced before the config imports Paddle"
     for key, value, source in [
         ("max_steps", "12", f"{TINY}:3"),
         ("learning_rate", "0.05", f"{TINY}:6"),

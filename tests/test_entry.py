@@ -319,6 +319,22 @@ def test_what_diverged_goes_aside_with_its_run(tmp_path):
     assert (tmp_path / "previous-1/diverged").is_dir() and not (tmp_path / "diverged").exists()
 
 
+def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictures):
+    """A line each, whatever is in them."""
+    odd = [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\nlines.png")]
+    for path in odd:
+        shutil.copy(pictures[0][0], path)
+    entry(trained).predict([os.fsdecode(path) for path in odd], tmp_path / "out")
+    names = (tmp_path / "out/names.txt").read_text().splitlines()
+    assert names == [f"{tmp_path}/J\\xf6rg.png", f"{tmp_path}/two\\nlines.png"]
+
+
+def test_a_launch_that_a_signal_has_stopped_is_no_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr("plsc.launcher.subprocess.Popen", Started)
+    monkeypatch.setattr(Started, "returncode", 143)
+    assert entry(tmp_path).launch(ranks=2) == {"stopped": "SIGTERM", "output_dir": str(tmp_path)}
+
+
 class Started:
     """Stands for a process that prints one line and ends well."""
 
