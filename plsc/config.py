@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pydantic import PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import to_jsonable_python
 
 from plsc.config_errors import (
@@ -34,6 +34,7 @@ from plsc.config_layers import DEFAULT, Layers, Source, plain
 from plsc.config_margin import check_margin
 from plsc.config_sections import (
     DEFAULT_EPOCHS,
+    NOT_TRAINING,
     CheckpointCfg,
     DataLoaderCfg,
     EvalDatasetCfg,
@@ -84,8 +85,8 @@ class Config(Section):
     Optimizer: OptimizerCfg = OptimizerCfg()
     LRScheduler: LRSchedulerCfg = LRSchedulerCfg()
     DataLoader: DataLoaderCfg = DataLoaderCfg()
-    Checkpoint: CheckpointCfg = CheckpointCfg()
-    Export: ExportCfg = ExportCfg()
+    Checkpoint: CheckpointCfg = Field(CheckpointCfg(), json_schema_extra=NOT_TRAINING)
+    Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
 
     _layers: Layers = PrivateAttr(default_factory=Layers)
 

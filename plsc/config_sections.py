@@ -9,7 +9,7 @@ stand in it.
 # ruff: noqa: FA100
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Optional, Union
 
@@ -53,6 +53,22 @@ def few_for_this_machine(value: Optional[int]) -> Optional[int]:
     if value is not None and value > most:
         raise ValueError(f"must be at most {most} on this machine of {processors} processors")
     return value
+
+
+# Of a field, or of a whole section: a run that is resumed with another value ends with the same weights, but for rounding.
+NOT_TRAINING = {"affects_training": False}
+
+
+def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
+    """Say whether the key at `path` below a section has a part in the training; a key that is not known has."""
+    for key in path:
+        field = getattr(section, "model_fields", {}).get(key)
+        if field is None:
+            return True
+        if not (field.json_schema_extra or {}).get("affects_training", True):
+            return False
+        section = field.annotation
+    return True
 
 
 class Section(BaseModel):
@@ -108,42 +124,42 @@ class GlobalCfg(Section):
     """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of everything random. At a fixed number of ranks the same seed gives the same run."""
-    output_dir: str = Field("output", min_length=1)
+    output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`. Give each run its own."""
-    resume: bool = False
+    resume: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Continue from the newest whole checkpoint in `output_dir`. The number of ranks may differ from before."""
-    device: Literal["auto", "cpu", "gpu"] = "auto"
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", json_schema_extra=NOT_TRAINING)
     """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
-    checkpoint: Optional[str] = None
+    checkpoint: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
-    init_from: Optional[str] = None
+    init_from: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
     """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with, and the centres
     of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
-    keep_centres: Optional[Literal["name", "number", "none"]] = None
+    keep_centres: Optional[Literal["name", "number", "none"]] = Field(None, json_schema_extra=NOT_TRAINING)
     """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
     without names to which classes were only appended; or none. null is `name`."""
-    new_centres: Optional[Literal["mean", "random"]] = None
+    new_centres: Optional[Literal["mean", "random"]] = Field(None, json_schema_extra=NOT_TRAINING)
     """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
     numbers. null is `mean` where other centres are kept, else `random`."""
-    log_every: int = Field(10, ge=1)
+    log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
-    eval_every: int = Field(1, ge=0)
+    eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
-    eval_every_steps: Optional[int] = Field(None, ge=1)
+    eval_every_steps: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
-    profile: bool = False
+    profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
-    hang_seconds: int = Field(600, ge=0)
+    hang_seconds: int = Field(600, ge=0, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc-run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
-    max_skipped: int = Field(10, ge=1)
+    max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
     the first (docs/resume.md)."""
-    rollbacks: int = Field(0, ge=0)
+    rollbacks: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
     """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
     from before them, and on with half the learning rate it had (docs/resume.md)."""
-    threads: Optional[int] = Field(None, ge=1)
+    threads: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 
     @field_validator("threads")
@@ -262,9 +278,9 @@ class HeadCfg(Section):
     """Where class centres and momentum live (docs/large.md). host and disk fetch a step's rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
-    bank_folder: Optional[str] = Field(None, min_length=1)
+    bank_folder: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
-    logits_budget_mb: float = Field(256.0, gt=0)
+    logits_budget_mb: float = Field(256.0, gt=0, json_schema_extra=NOT_TRAINING)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -272,7 +288,7 @@ class HeadCfg(Section):
     on processors that have it (AVX512-BF16, AMX); centres and momentum stay float32."""
     bias: bool = False
     """Adds one learned number per class to the logits."""
-    init_std: Optional[float] = Field(None, gt=0)
+    init_std: Optional[float] = Field(None, gt=0, json_schema_extra=NOT_TRAINING)
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
 
@@ -417,12 +433,12 @@ class TrainCfg(Section):
     dataset: TrainDatasetCfg = TrainDatasetCfg()
     batch_size: int = Field(128, ge=1)
     """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
-    num_classes: Optional[int] = Field(None, ge=1)
+    num_classes: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data has."""
-    num_workers: int = Field(0, ge=0)
+    num_workers: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
     """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
     by the data; the batches stay the same."""
-    max_corrupt: float = Field(0.01, ge=0, lt=1)
+    max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
     """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded; each is
     named in the log. More than that ends the run, if possible before its first step. 0 ends it at the first one."""
 
@@ -459,7 +475,7 @@ class DataLoaderCfg(Section):
     """Where images come from, and how many at a time."""
 
     Train: TrainCfg = TrainCfg()
-    Eval: EvalCfg = EvalCfg()
+    Eval: EvalCfg = Field(EvalCfg(), json_schema_extra=NOT_TRAINING)
 
 
 class CheckpointCfg(Section):

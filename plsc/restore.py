@@ -13,6 +13,7 @@ import paddle
 
 from plsc import checkpoint, log
 from plsc.config import Config
+from plsc.config_sections import affects_training
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
 from plsc.heads import build_head
@@ -39,34 +40,20 @@ def load_backbone(backbone: paddle.nn.Layer, saved: checkpoint.Checkpoint) -> No
         own[name].set_value(array)
 
 
-# What has no part in the weights that come out, and what Trainer.resume compares itself.
-_NOT_COMPARED = (
-    *("Export.", "Checkpoint.", "DataLoader.Eval.", "DataLoader.Train.batch_size", "DataLoader.Train.num_"),
-    *(
-        f"Global.{key}"
-        for key in ("seed", "output_dir", "resume", "checkpoint", "init_from", "keep_", "new_", "log_")
-    ),
-    *(
-        f"Global.{key}"
-        for key in ("eval_", "profile", "hang_", "max_skipped", "rollbacks", "threads", "device")
-    ),
-    *(
-        "Head.bank_folder",
-        "Head.logits_budget_mb",
-        "Head.name",
-        "Head.init_std",
-        "DataLoader.Train.max_corrupt",
-    ),
-)
+# They affect the training, and `refuse_other_run` compares them.
+_COMPARED_BY_STATE = ("Global.seed", "Head.name", "DataLoader.Train.batch_size")
 
 
 def changed_keys(cfg: Config, saved: checkpoint.Checkpoint) -> list[str]:
-    """The keys with a part in the training that the run of a checkpoint had otherwise: "Head.margin 0.3 (was 0.5)" each."""
-    ours, theirs = (dict(_values(config_sections(text))) for text in (cfg.to_yaml(), saved.config_yaml))
+    """List the keys with a part in the training that the run of a checkpoint had otherwise: "Head.margin 0.3 (was 0.5)" each."""
+    ours = dict(_values(config_sections(cfg.to_yaml())))
+    theirs = dict(_values(config_sections(saved.config_yaml)))
     return [
-        f"{key} {_told(ours, key)} (was {_told(theirs, key)})"
+        f"{key} {_format_value(ours, key)} (was {_format_value(theirs, key)})"
         for key in ({**theirs, **ours} if theirs else ())
-        if ours.get(key) != theirs.get(key) and not key.startswith(_NOT_COMPARED)
+        if ours.get(key) != theirs.get(key)
+        and affects_training(Config, key.split("."))
+        and key not in _COMPARED_BY_STATE
     ]
 
 
@@ -78,7 +65,7 @@ def _values(section: dict, above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{key}", value
 
 
-def _told(values: dict[str, Any], key: str) -> str:
+def _format_value(values: dict[str, Any], key: str) -> str:
     return str(values[key]) if values.get(key) is not None else "null"
 
 

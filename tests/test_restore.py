@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from plsc.checkpoint import Checkpoint
-from plsc.config import load
+from plsc.config import Config, _keys, load
+from plsc.config_sections import affects_training
 from plsc.errors import UserError
 from plsc.restore import build_backbone, build_saved_head, load_backbone
 from tests.training import IMAGE_SHAPE, TINY, arrays, checkpoint, train
@@ -40,3 +41,35 @@ def test_another_network_is_refused(saved):
     other = build_backbone(load(TINY, ["Model.widths=[4, 7]"]), IMAGE_SHAPE)
     with pytest.raises(UserError, match="of another shape"):
         load_backbone(other, Checkpoint.open(saved))
+
+
+# The keys with which a run may be resumed without a word: they do not change the weights that it ends with.
+NOT_TRAINING = {
+    "Checkpoint": None,
+    "Export": None,
+    "DataLoader": {"Eval", "num_classes", "num_workers", "max_corrupt"},
+    "Head": {"bank_folder", "logits_budget_mb", "init_std"},
+    "Global": {
+        *(
+            "output_dir",
+            "resume",
+            "device",
+            "checkpoint",
+            "init_from",
+            "keep_centres",
+            "new_centres",
+            "log_every",
+        ),
+        *("eval_every", "eval_every_steps", "profile", "hang_seconds", "max_skipped", "rollbacks", "threads"),
+    },
+}
+
+
+def test_each_key_says_whether_it_affects_the_training():
+    for path in _keys(Config):
+        section, *keys = path
+        quiet = NOT_TRAINING.get(section, set())
+        expected = quiet is None or bool(quiet & set(keys))
+        assert affects_training(Config, path) is not expected, path
+    assert not affects_training(Config, ["DataLoader", "Eval", "more", "a title", "name"])
+    assert affects_training(Config, ["Global", "of_another_version"])
