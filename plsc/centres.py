@@ -60,7 +60,12 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
         with atomic_write(target) as beside:
             write_synced(beside, blocks(head, 0, saved.num_classes))
         if names:
-            replace_file(Path(listed), (json.dumps(classes, indent=0, ensure_ascii=False) + "\n").encode())
+            replace_file(
+                Path(listed),
+                (json.dumps(classes, indent=0, ensure_ascii=False) + "\n").encode(
+                    "utf-8", "backslashreplace"
+                ),
+            )
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error
     length = ", of length 1" if normalise else ""

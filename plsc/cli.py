@@ -121,6 +121,8 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
     environment.before_paddle()
     with contextlib.suppress(AttributeError):  # whoever calls us may have put anything there
         sys.stdout.reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8
     try:
         return act() or 0
     except UserError as error:

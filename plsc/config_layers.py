@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 from plsc.config_errors import Complaint, ConfigError, shown
 from plsc.config_yaml import KeyPath, parse
 from plsc.errors import MissingFileError, UserError
+from plsc.files import read_regular
+
+_MOST_BYTES = 2**24  # of a config
 
 
 class Source(NamedTuple):
@@ -150,12 +153,14 @@ def _paths(value: Any) -> Iterator[KeyPath]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         beside = [str(other) for other in path.parent.glob("*.y*ml")]
         near = difflib.get_close_matches(str(path), beside, n=1)
         hint = f", did you mean '{near[0]}'?" if near else ""
         raise MissingFileError(f"{path}: no such config file{hint}") from None
+    except UserError as error:  # no regular file, or no config by its size
+        raise ConfigError([str(error)]) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         byte = error.object[error.start]

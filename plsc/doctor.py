@@ -26,7 +26,7 @@ from plsc.data.formats import open_any
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
 from plsc.drawing import COLOURS, new_figure, png_of, styled
-from plsc.errors import UserError
+from plsc.errors import UserError, shown_lines
 
 SHOWN = 5  # examples of a finding that report.txt names; doctor.json has them all
 LONGEST = 300  # characters of an example in report.txt
@@ -274,8 +274,11 @@ def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findi
         "classes_with_images": found.spreads,
         "findings": found.lines,
     }
-    replace_file(output / "doctor.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-    replace_file(output / "report.txt", (found.text() + "\n").encode())
+    replace_file(
+        output / "doctor.json",
+        (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"),
+    )
+    replace_file(output / "report.txt", shown_lines(found.text() + "\n").encode())
     return found
 
 

@@ -27,7 +27,7 @@ from plsc import environment, guard, launcher, log
 from plsc.atomic_write import atomic_write, replace_file
 from plsc.config import Config, load, rows_told
 from plsc.config_advice import advice
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, names_text
 from plsc.setters import Setters
 from plsc.sharding import split
 
@@ -187,7 +187,7 @@ class Entry(Setters):
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"
             _make_folder(folder, "output" if output else "Global.output_dir")
-            replace_file(folder / "names.txt", "".join(f"{shown(name)}\n" for name in names).encode())
+            replace_file(folder / "names.txt", names_text(names))
             with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
                 np.save(file, emb)
             print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")

@@ -7,6 +7,7 @@ and leave with exit code 2; anything else is a defect of ours and keeps its trac
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -37,6 +38,12 @@ def shown(name: object) -> str:
 def shown_lines(text: str) -> str:
     """Return `text` with what `shown` escapes escaped, but for its own line breaks and tabs."""
     return "".join(character if character in "\n\t" else _escaped(character) for character in text)
+
+
+def names_text(names: Iterable[str]) -> bytes:
+    """Return names as a text file, a line each: the bytes of file names as they are, line breaks in them escaped."""
+    lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
 def _escaped(character: str) -> str:

@@ -71,7 +71,7 @@ def write_report(
         pictures=[picture for picture in pictures if picture.png],
         config_yaml=config_yaml,
     )
-    replace_file(folder / "report.html", page.encode())
+    replace_file(folder / "report.html", page.encode("utf-8", "backslashreplace"))
     return folder / "report.html"
 
 

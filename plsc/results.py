@@ -71,7 +71,7 @@ def write_results(
         compared=compared,
     )
     # Last: plsc-run takes it for the mark of a finished run, and would train a run without report from the beginning.
-    replace_file(folder / "results.json", text.encode())
+    replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
     for kind in dict.fromkeys(found.kind for found in results.values()):
         print(table({title: found for title, found in results.items() if found.kind == kind}))
     for title, found in results.items():

@@ -113,3 +113,11 @@ def test_plain():
     assert plain(value) == {"a": [1, 2, 0.5], "b": os.path.join("x", "y"), "c": [0, 1, 2]}
     with pytest.raises(UserError, match=r"^a config holds plain values, not set \(got \{1\}\)$"):
         plain({1})
+
+
+def test_a_config_that_never_ends_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match=r"a\.yaml: is a pipe, no regular file"):
+        Layers().read_file(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match="/dev/zero: is a device, no regular file"):
+        Layers().read_file("/dev/zero")

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 
 import cv2
@@ -219,7 +220,7 @@ def test_report_names_some_and_the_json_all(run, tmp_path):
     assert [example.split(": ")[0] for example in line["examples"]] == [
         f"{folder}/Ann/Ann_{number:04}.png" for number in range(1, 9)
     ]
-    assert "Ann_0005.png: " in text and "Ann_0006.png: " not in text
+    assert "Ann_0005.png: not an image" in text and "Ann_0006.png: not an image" not in text
     assert "\n    ... and 3 more, all of them in doctor.json\n" in text
 
 
@@ -256,3 +257,14 @@ def test_a_flat_folder_of_a_format_that_is_not_read_is_called_so(run, tmp_path):
     (tmp_path / "flat" / "a.gif").write_bytes(b"GIF89a")
     (said,) = levels(run(tmp_path / "flat")[2], "error")
     assert "has files that are not read (.gif)" in said
+
+
+def test_names_that_are_no_utf_8_or_forge_lines_are_written_escaped(run, tmp_path):
+    folder = write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 2})
+    bad = os.fsencode(folder) + b"/Ann/J\xf6rg\nERROR all is lost.png"
+    with open(bad, "wb") as file:
+        file.write(b"x")
+    _, text, report = run(folder)
+    (line,) = (line for line in report["findings"] if line["level"] == "error")
+    assert "/Ann/J\\xf6rg\\nERROR all is lost.png: not an image" in line["examples"][0]
+    assert "\nERROR all" not in text and "J\\xf6rg" in text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plsc.errors import shown, shown_lines
+from plsc.errors import names_text, shown, shown_lines
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,8 @@ def test_a_name_is_one_printable_line(name, wanted):
 
 def test_the_lines_of_a_message_stay_lines():
     assert shown_lines("first\n\tsecond \x1b[31m\udcff") == "first\n\tsecond \\x1b[31m\\xff"
+
+
+def test_a_file_of_names_keeps_their_bytes_and_its_lines():
+    names = ["a.png", os.fsdecode(b"J\xf6rg.png"), "b\nc.png"]
+    assert names_text(names) == b"a.png\nJ\xf6rg.png\nb\\nc.png\n"

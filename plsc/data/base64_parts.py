@@ -17,6 +17,7 @@ import numpy as np
 from plsc.data.images import EncodedImages
 from plsc.data.lists import SHOWN, find_lines, last_before, read_numbers, whole_lines
 from plsc.errors import CorruptImageError, MissingFileError, UserError
+from plsc.files import open_regular, refuse_irregular
 
 _TAB = ord("\t")
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
@@ -71,6 +72,7 @@ class Base64Parts(EncodedImages):
 
 def part_files(path: str) -> list[str]:
     """The parts: `path` itself, or the files in it in the order of their names, without those that begin with a dot."""
+    refuse_irregular(path, os.stat(path).st_mode)
     if os.path.isfile(path):
         return [path]
     files = sorted(
@@ -95,7 +97,7 @@ def read_part(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where the base64 texts start, their lengths, and the labels: int64 [lines] each. UserError names bad lines."""
     starts, lengths, labels, bad = [], [], [], []
     count, label_first = 0, None
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         offset = 3 if file.read(3) == b"\xef\xbb\xbf" else 0
     for chunk in whole_lines(path):
         begin, end = find_lines(chunk)

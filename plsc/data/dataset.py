@@ -11,6 +11,7 @@ nothing large.
 from __future__ import annotations
 
 import os
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -222,7 +223,16 @@ def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np
     others = data.names if isinstance(data, IdentificationSet) else getattr(data, "identities", None)
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
-    return np.intersect1d(trained, others)
+    return np.intersect1d(_same_form(trained), _same_form(others))
+
+
+def _same_form(names: np.ndarray) -> np.ndarray:
+    """Names with their accents in one of the forms that Unicode has for them; numbers as they are."""
+    if names.dtype.kind != "U":
+        return names
+    return np.array(
+        [name if name.isascii() else unicodedata.normalize("NFC", name) for name in names.tolist()]
+    )
 
 
 def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool = False) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,8 @@ import numpy as np
 
 from plsc import log
 from plsc.data.lists import SHOWN, ImageFiles, Paths, identity_names
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.files import refuse_irregular
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 # Of images too, but OpenCV does not decode them everywhere, or not at all.
@@ -27,12 +29,9 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     `collected_problems` they are left out.
     """
     check_folder(folder)
-    entries = sorted(
-        (entry for entry in os.scandir(folder) if not entry.name.startswith(".")),
-        key=lambda entry: entry.name,
-    )
-    names = [entry.name for entry in entries if entry.is_dir()]
-    stray = [entry.name for entry in entries if not entry.is_dir()]
+    entries = _entries(folder)
+    names = [name for name, is_folder in entries if is_folder]
+    stray = [name for name, is_folder in entries if not is_folder]
     images: list[str] = []
     counts = []
     for name in names:
@@ -57,6 +56,7 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     stray = [name for name in stray if name not in set(unread)]
     if stray:
         _report("warning", folder, "files are no images of an identity, and are left out", stray)
+    _warn_of_twins(folder, [*names])
     return Paths.of(folder, images), np.repeat(np.arange(len(names)), counts), [*names]
 
 
@@ -87,7 +87,7 @@ def _report(level: str, folder: str, what: str, names: list[str]) -> None:
     if _collected is not None:
         _collected.append(Problem(level, text, names))
         return
-    line = f"{folder}: {text}: {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
+    line = f"{shown(folder)}: {text}: {', '.join(map(shown, names[:SHOWN]))}{', ...' if len(names) > SHOWN else ''}"
     if level == "error":
         raise UserError(line)
     log.get_logger().warning(line)
@@ -119,14 +119,50 @@ def check_folder(folder: str) -> None:
 
 
 def _files_below(root: str, name: str) -> Iterator[str]:
-    with os.scandir(os.path.join(root, name)) as found:
-        entries = sorted((entry.name, entry.is_dir()) for entry in found if not entry.name.startswith("."))
-    for entry, is_folder in entries:
-        path = f"{name}/{entry}"
-        if is_folder:
-            yield from _files_below(root, path)
-        else:
+    """The files below the folder `name` of `root`, in the order of their names. Raises UserError, see _entries."""
+    ahead: list[tuple[str, bool, tuple]] = [(name, True, ())]  # path, whether a folder, the folders above it
+    while ahead:
+        path, is_folder, above = ahead.pop()
+        if not is_folder:
             yield path
+            continue
+        folder = os.path.join(root, path)
+        status = os.stat(folder)
+        here = status.st_dev, status.st_ino
+        if here in above:
+            raise UserError(f"{shown(folder)}: is a link to a folder that it lies in; remove it")
+        above = (*above, here)
+        ahead += [(f"{path}/{entry}", is_folder, above) for entry, is_folder in reversed(_entries(folder))]
+
+
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """What is in a folder, sorted by name, and whether it is a folder; without what begins with a dot. Raises UserError for a
+    folder that cannot be read, and an image that is no regular file."""
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(
+                (entry.name, entry.is_dir(), entry.is_file()) for entry in found if entry.name[0] != "."
+            )
+        for name, is_folder, is_file in entries:
+            if name.lower().endswith(EXTENSIONS) and not is_folder and not is_file:
+                path = os.path.join(folder, name)
+                refuse_irregular(path, os.stat(path).st_mode)
+    except FileNotFoundError as error:
+        raise UserError(f"{shown(error.filename)}: is a link to nothing; remove it, or mend it") from error
+    except OSError as error:
+        raise UserError(f"{shown(error.filename or folder)}: cannot be read: {error.strerror}") from error
+    return [(name, is_folder) for name, is_folder, _ in entries]
+
+
+def _warn_of_twins(folder: str, names: list[str]) -> None:
+    """Warn of identities whose names differ in how Unicode writes them only: most likely one person."""
+    seen: dict[str, str] = {}
+    twins = [name for name in names if seen.setdefault(unicodedata.normalize("NFC", name), name) != name]
+    if twins:
+        what = "folders have a name that another has too, written with other Unicode characters (NFC and NFD)"
+        _report(
+            "warning", folder, f"{what}: one person, most likely; rename one, or put them together", twins
+        )
 
 
 class ImageFolder(ImageFiles):

@@ -14,6 +14,7 @@ from plsc.data.packs import BinPairs
 from plsc.data.rec import RecImages
 from plsc.data.recordio import MAGIC
 from plsc.errors import MissingFileError, UserError
+from plsc.files import open_regular
 
 _SHORTEST_BASE64 = 64  # characters; no image is smaller, and few paths are longer
 
@@ -72,7 +73,7 @@ def _records_in(folder: str) -> list[str]:
 
 
 def _files_kind(path: str) -> type[EncodedImages]:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         line = file.readline(2**20).removeprefix(b"\xef\xbb\xbf")
         start = line + file.read(4096)
     if start.startswith(struct.pack("<I", MAGIC)) or path.endswith(".rec"):

@@ -20,12 +20,13 @@ import numpy as np
 from plsc import log
 from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import CHANNELS, EncodedImages, load_image, read_file
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.files import open_regular, refuse_irregular
 
 SHOWN = 5  # bad lines and missing images that a message names
 CHECKED = 1_000_000  # images of a list that are looked for at the start; the identities of longer lists stay unknown
 _CHUNK = 2**24  # bytes of a list that are worked on together
-_LABEL_DIGITS = 18  # fit into an int64
+LABEL_DIGITS = 18  # fit into an int64
 
 
 class Paths(Sequence):
@@ -93,7 +94,7 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
 
 def whole_lines(path: str) -> Iterator[np.ndarray]:
     """The file in pieces of whole lines, each with its \\n: uint8 [n]."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
         while data := file.read(_CHUNK):
             rest += data
@@ -124,7 +125,7 @@ def _split_fast(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def read_numbers(text: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
     """The whole numbers from 0 up that are written in text[start:stop], int64 [N]; -1 where there is something else."""
     digits = stop - start
-    good = (digits > 0) & (digits <= _LABEL_DIGITS)
+    good = (digits > 0) & (digits <= LABEL_DIGITS)
     numbers = np.zeros(len(start), np.int64)
     for place in range(int(digits[good].max(initial=0))):
         rows = np.flatnonzero(good & (place < digits))
@@ -173,23 +174,19 @@ def _split_slowly(
     if not line.strip():
         return "empty"
     if not image:
-        return f"'{_shown(line)}' is not both a path and a label"
-    if number is not None and not (number.isdigit() and len(number) <= _LABEL_DIGITS):
-        return f"label '{_shown(number)}' is not a whole number from 0 up"
+        return f"'{shown(line[:200])}' is not both a path and a label"
+    if number is not None and not (number.isdigit() and len(number) <= LABEL_DIGITS):
+        return f"label '{shown(number[:200])}' is not a whole number from 0 up"
     begin[row] = start + line.index(image)
     stop[row] = begin[row] + len(image)
     label[row] = -1 if number is None else int(number)
     return None
 
 
-def _shown(text: bytes) -> str:
-    """What a message quotes: the start, printable, whatever the bytes are."""
-    start = text[:200].decode("utf-8", "backslashreplace")
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in start)
-
-
 def check_list(path: str, root: str = "") -> None:
-    """Raise MissingFileError unless the list file, and the folder if one is given, exist."""
+    """Raise MissingFileError unless the list file, and the folder if one is given, exist; UserError for a pipe or a device."""
+    if os.path.exists(path):
+        refuse_irregular(path, os.stat(path).st_mode)
     if os.path.isdir(path):
         raise UserError(
             f"list: '{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "
@@ -216,7 +213,7 @@ def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = N
     missing = [index for index in looked_at if not os.path.exists(paths[index])]
     if missing:
         named = "; ".join(
-            f"line {lines[index] if lines else index + 1}: {_shown(os.fsencode(paths.written(index)))} does not exist"
+            f"line {lines[index] if lines else index + 1}: {shown(paths.written(index))} does not exist"
             for index in missing[:SHOWN]
         )
         raise MissingFileError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -23,6 +24,7 @@ from plsc.data.formats import open_images
 from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import EncodedPairs, read_file
 from plsc.data.lists import (
+    LABEL_DIGITS,
     SHOWN,
     Paths,
     check_classes,
@@ -31,7 +33,8 @@ from plsc.data.lists import (
     in_classes,
     refuse_missing,
 )
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.files import read_regular
 
 
 class _Pair(NamedTuple):
@@ -114,7 +117,7 @@ def _identity_of(pairs: Sequence[_Pair], index: dict[str, int], root: str) -> np
 
 def read_pairs(path: str, root: str) -> list[_Pair]:
     """The pairs of a file, see PairList. UserError names bad lines."""
-    lines = [line.rstrip("\r\n") for line in open_text(path)]
+    lines = open_text(path)
     head = lines[0].split() if lines else []
     pairs, bad = (_lfw_pairs if _is_lfw(head) else _listed_pairs)(path, lines, root)
     if bad:
@@ -126,28 +129,35 @@ def read_pairs(path: str, root: str) -> list[_Pair]:
 
 
 def open_text(path: str) -> list[str]:
-    """The lines of a text file; a byte order mark is left out. UserError if it is no text."""
+    """The lines of a text file without their ends; a byte order mark is left out. UserError if it is no text."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig").splitlines(keepends=True)
+        text = read_regular(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+    # Only at line breaks: str.splitlines() would also split names that have rarer characters in them.
+    lines = re.split(r"\r\n|\r|\n", text)
+    return lines[:-1] if not lines[-1] else lines
 
 
 def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], list[str]]:
     pairs, bad = [], []
     for number, line in enumerate(lines, start=1):
-        fields = [
-            field.strip() for field in (line.split("\t") if "\t" in line else next(csv.reader([line]), []))
-        ]
+        try:
+            fields = line.split("\t") if "\t" in line else next(csv.reader([line]), [])
+        except csv.Error:  # a field of more than 131,072 characters, or a quote that does not end
+            fields = []
+        fields = [field.strip() for field in fields]
         if len(fields) == 3 and all(fields) and fields[2] in ("0", "1"):
             pairs.append(_Pair(number, (fields[0], fields[1]), fields[2] == "1"))
         elif number == 1 and len(fields) == 3:
             log.get_logger().info(
-                f"{path}: line 1 is taken for headings, its third column is '{fields[2]}', neither 0 nor 1"
+                f"{path}: line 1 is taken for headings, its third column is '{shown(fields[2][:60])}', neither 0 nor 1"
             )
         else:
             bad.append(
-                f"line {number}: must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got '{line[:60]}')"
+                f"line {number}: must be 'path_a<TAB>path_b<TAB>1' or 0, or with commas (got '{shown(line[:60])}')"
             )
     return pairs, bad
 
@@ -161,8 +171,13 @@ def is_pair_list(path: str) -> bool:
     return _is_lfw(line.split()) or len(line.split("\t" if "\t" in line else ",")) == 3
 
 
+def is_number(text: str) -> bool:
+    """Whether it is a whole number of ordinary digits: str.isdigit() takes a superscript, too, which int() does not."""
+    return text.isascii() and text.isdigit() and len(text) <= LABEL_DIGITS
+
+
 def _is_lfw(head: list[str]) -> bool:
-    return 1 <= len(head) <= 2 and all(number.isdigit() for number in head)
+    return 1 <= len(head) <= 2 and all(map(is_number, head))
 
 
 def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], list[str]]:
@@ -174,8 +189,10 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
         fields = line.split("\t") if "\t" in line else line.split()
         if len(fields) == 3:
             fields = [*fields[:2], fields[0], fields[2]]
-        if len(fields) != 4 or not (fields[1].isdigit() and fields[3].isdigit()):
-            bad.append(f"line {number}: must be 'name n1 n2' or 'name1 n1 name2 n2' (got '{line[:60]}')")
+        if len(fields) != 4 or not (is_number(fields[1]) and is_number(fields[3])):
+            bad.append(
+                f"line {number}: must be 'name n1 n2' or 'name1 n1 name2 n2' (got '{shown(line[:60])}')"
+            )
             continue
         people, numbers = fields[0::2], fields[1::2]
         images = tuple(_lfw_image(root, *one, extension) for one in zip(people, numbers))

@@ -17,8 +17,8 @@ from plsc.data.dataset import TemplatePairs
 from plsc.data.folder import read_folder
 from plsc.data.images import EncodedPairs, EncodedSearch, read_file
 from plsc.data.lists import SHOWN, Paths, check_list, identity_names, read_list, refuse_missing
-from plsc.data.pairs import open_text
-from plsc.errors import MissingFileError, UserError
+from plsc.data.pairs import is_number, open_text
+from plsc.errors import MissingFileError, UserError, shown
 
 
 class IjbPairs(EncodedPairs, TemplatePairs):
@@ -67,7 +67,7 @@ def _read_rows(path: str) -> tuple[list[str], np.ndarray]:
     names, numbers, bad = [], [], []
     for line_number, line in enumerate(open_text(path), start=1):
         fields = line.rsplit(maxsplit=2)
-        if len(fields) == 3 and all(field.isdigit() for field in fields[1:]):
+        if len(fields) == 3 and all(map(is_number, fields[1:])):
             names.append(fields[0].strip())
             numbers.append((int(fields[1]), int(fields[2])))
         else:
@@ -86,9 +86,9 @@ def _read_numbers(path: str) -> np.ndarray:
     """Lines `template template flag`: int64 [P, 3]. IJB-C has 15 million of them."""
     try:
         rows = np.loadtxt(path, np.int64, ndmin=2)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UserError(
-            f"{path}: lines must be 'template template 1' or 0 ({' '.join(str(error).split())[:80]})"
+            f"{path}: lines must be 'template template 1' or 0 ({shown(' '.join(str(error).split())[:80])})"
         ) from None
     if rows.shape[1:] != (3,) or not len(rows) or not np.isin(rows[:, 2], (0, 1)).all():
         raise UserError(

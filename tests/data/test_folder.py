@@ -1,5 +1,10 @@
+import errno
+import os
+import unicodedata
+
 import pytest
 
+from plsc import log
 from plsc.data.folder import ImageFolder, read_folder
 from plsc.errors import MissingFileError, UserError
 from tests.image_files import png, write_folder
@@ -63,3 +68,70 @@ def test_empty_folders_are_named(folder, tmp_path):
         ImageFolder(str(tmp_path / "flat"))
     with pytest.raises(MissingFileError, match=r"^folder: 'none' is no folder \(looked in "):
         ImageFolder.check(folder="none")
+
+
+def test_what_blocks_loops_or_leads_nowhere_is_refused(tmp_path):
+    folder = write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 2})
+
+    def refused():
+        with pytest.raises(UserError) as raised:
+            read_folder(str(folder))
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    odd = folder / "Bob" / "x.png"
+    os.mkfifo(odd)
+    assert refused() == f"{odd}: is a pipe, no regular file; remove it, or name another"
+    odd.unlink()
+    odd.symlink_to("nothing")
+    assert refused() == f"{odd}: is a link to nothing; remove it, or mend it"
+    odd.unlink()
+    (folder / "Ann" / "more").mkdir()
+    (folder / "Ann" / "more" / "up").symlink_to("..")
+    assert refused() == f"{folder}/Ann/more/up: is a link to a folder that it lies in; remove it"
+    (folder / "Ann" / "more" / "up").unlink()
+    (folder / "Ann" / "self").symlink_to("self")
+    assert "self: cannot be read" in refused()
+
+
+def test_folders_are_read_however_deep_they_are(tmp_path):
+    folder = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
+    deep = os.open(folder / "Ann", os.O_RDONLY)
+    for _ in range(1100):  # deeper than Python calls functions
+        os.mkdir("d", dir_fd=deep)
+        below = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    _, labels, _ = read_folder(str(folder))
+    assert labels.tolist() == [0, 1]
+    os.removedirs(f"{folder}/Ann{'/d' * 1100}")  # pytest would remove them by recursion
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
+
+    def scandir(path):
+        if path.endswith("Bob"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listed(path)
+
+    listed = os.scandir
+    monkeypatch.setattr("os.scandir", scandir)
+    with pytest.raises(UserError, match=r"faces/Bob: cannot be read: Permission denied$"):
+        read_folder(str(folder))
+
+
+def test_one_name_in_two_unicode_forms_is_warned_of(tmp_path, capsys):
+    names = {"Ann": 1, unicodedata.normalize("NFC", "Jörg"): 1, unicodedata.normalize("NFD", "Jörg"): 1}
+    log.setup()
+    read_folder(str(write_folder(tmp_path / "faces", names)))
+    assert "1 folders have a name that another has too" in capsys.readouterr().out
+
+
+def test_a_folder_whose_name_has_a_line_break_forges_no_line(tmp_path):
+    folder = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
+    (folder / "Cy\n2026-01-01 INFO done").mkdir()
+    with pytest.raises(UserError, match=r"Cy\\n2026-01-01 INFO done") as raised:
+        read_folder(str(folder))
+    assert "\n" not in str(raised.value)

@@ -1,7 +1,9 @@
 import base64
+import os
 
 import pytest
 
+from plsc.data.base64_parts import Base64Parts
 from plsc.data.formats import open_any, open_images
 from plsc.data.packs import write_pack
 from plsc.errors import MissingFileError, UserError
@@ -70,3 +72,11 @@ def test_folders_without_identities_say_what_is_missing(tmp_path):
         UserError, match="flat: has images, but none in a folder of its identity; make a folder for each "
     ):
         open_images(str(tmp_path / "flat"))
+
+
+def test_a_pipe_is_no_set_of_images(tmp_path):
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(UserError, match=r"x: is a pipe, no regular file"):
+        open_images(str(tmp_path / "x"))
+    with pytest.raises(UserError, match=r"x: is a pipe, no regular file"):
+        Base64Parts(str(tmp_path / "x"))

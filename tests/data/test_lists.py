@@ -1,3 +1,5 @@
+import os
+
 import cv2
 import numpy as np
 import pytest
@@ -202,3 +204,15 @@ def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
 def test_an_empty_line_alone_is_a_bad_line(folder):
     with pytest.raises(UserError, match="line 1: empty$"):
         read_list(write(folder, "\n"))
+
+
+def test_paths_with_a_zero_byte_and_pipes_are_named(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_bytes(b"a\0b.png\t0\n\x1b[2J.png\t1\n")
+    with pytest.raises(
+        MissingFileError, match=r"line 1: a\\x00b.png does not exist; line 2: \\x1b\[2J.png does"
+    ):
+        ImageList(str(path))
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match=r"pipe.txt: is a pipe, no regular file"):
+        ImageList(str(tmp_path / "pipe.txt"))

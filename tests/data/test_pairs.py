@@ -3,7 +3,7 @@ import pytest
 
 from plsc.data.dataset import check_arrays
 from plsc.data.glyphs import GlyphPairs
-from plsc.data.pairs import ImagePairs, PairList, is_pair_list
+from plsc.data.pairs import ImagePairs, PairList, is_pair_list, open_text
 from plsc.errors import MissingFileError, UserError
 from tests.image_files import png, write_folder, write_rec
 
@@ -103,7 +103,7 @@ def test_bad_lines_are_named(folder):
     )
     assert refusal(write(folder, LINES + "x\n" * 9)).endswith("; 9 bad lines in all")
     assert refusal(write(folder, "1\nAnn\t1\tx\nAnn 1\n")) == (
-        "line 2: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann\t1\tx'); "
+        "line 2: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann\\t1\\tx'); "
         "line 3: must be 'name n1 n2' or 'name1 n1 name2 n2' (got 'Ann 1')"
     )
     for text in ("", "a,b,same\n"):
@@ -192,3 +192,20 @@ def test_identities_that_contradict_the_flags_are_refused(folder):
         UserError, match=r"identity_of: must have one identity for each of 3 images, got \[2\]"
     ):
         check_arrays(pairs)
+
+
+def test_digits_that_are_no_numbers_and_fields_without_end_are_named(folder):
+    assert "must be 'path_a<TAB>" in refusal(write(folder, "²\nAnn\t1\t2\n"))
+    assert refusal(write(folder, "1\nAnn\t1\t²\nAnn\t1\tBob\t1\n")).startswith("line 2: must be 'name n1 n2'")
+    assert refusal(write(folder, "1\nAnn\t1\t" + "1" * 5000 + "\n")).startswith(
+        "line 2: must be 'name n1 n2'"
+    )
+    assert refusal(write(folder, "a.png,b.png,1\n" + "x" * 200_000 + ",b,1\n")).startswith(
+        "line 2: must be 'path_a"
+    )
+    assert "(got 'a\\x1b[2J,b')" in refusal(write(folder, "a.png,b.png,1\na\x1b[2J,b\n"))
+
+
+def test_lines_end_at_line_breaks_only(folder):
+    path = write(folder, "a\u2028b.png,c\x0cd.png,1\r\ne,f,0\n")
+    assert open_text(path) == ["a\u2028b.png,c\x0cd.png,1", "e,f,0"]

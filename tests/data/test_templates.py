@@ -90,3 +90,10 @@ def test_lists_are_searched_by_label(tmp_path):
         GalleryProbe.check(gallery=str(tmp_path), probe=lists[1])
     with pytest.raises(MissingFileError, match="^gallery, probe: 'none' does not exist"):
         GalleryProbe.check(gallery="none")
+
+
+def test_a_digit_that_is_no_number_is_a_bad_line(tmp_path):
+    (tmp_path / "images.txt").write_text("a.png ² 1\n", encoding="utf-8")
+    (tmp_path / "pairs.txt").write_text("1 1 1\n")
+    with pytest.raises(UserError, match=r"images.txt: line 1: must be 'name template media'"):
+        IjbPairs(str(tmp_path / "images.txt"), str(tmp_path / "pairs.txt"))
