@@ -84,7 +84,7 @@ class Setters:
         return self._set("LRScheduler.warmup_epochs", epochs, "set_warmup_epochs")
 
     def set_loss_type(self, name: str, margin: float | None = None, scale: float | None = None):
-        """softmax, arcface, cosface, or with their classes spread over the ranks: dist_softmax, dist_arcface, dist_cosface."""
+        """softmax or a margin such as arcface, sharded over the ranks with dist_ in front; or your own as package.module:Class."""
         given = {"Head.name": name, "Head.margin": margin, "Head.scale": scale}
         return self._set_all(
             {key: value for key, value in given.items() if value is not None}, "set_loss_type"

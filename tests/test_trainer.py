@@ -362,3 +362,13 @@ def test_a_checkpoint_of_another_global_batch(whole):
         "checkpoint step-00000012 was made with a global batch of 12, this run has 6: set "
         "DataLoader.Train.batch_size so that batch_size x 1 ranks is the same"
     )
+
+
+def test_the_head_is_given_the_number_of_each_step(tmp_path):
+    """A bank that rounds draws by it; the sampling does, too."""
+    trainer = make_trainer(tmp_path, NO_PAIRS, "Global.max_steps=3")
+    update = trainer.head.bank.update
+    numbers = []
+    trainer.head.bank.update = lambda lr, step=0: (numbers.append(step), update(lr, step))
+    trainer.train(metrics=None)
+    assert numbers == [0, 1, 2]
