@@ -235,8 +235,8 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     damaged one; also for one written by a newer plsc, or not readable now or by this user, which is not damage.
     """
     root = Path(root)
-    found = _complete(root)
-    for path in reversed(found):
+    complete = _complete(root)
+    for path in reversed(complete):
         if before is not None and int(path.stem[5:]) >= before:
             continue
         try:
@@ -258,7 +258,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
             path = path.rename(path.with_suffix(""))
         return path
     present = _complete(root)
-    if set(present) - set(found):  # written since
+    if set(present) - set(complete):  # written since
         return latest(root, rename, before)
     bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
     if bad and before is None:
@@ -272,8 +272,8 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
 
 def _complete(root: Path) -> list[Path]:
     """The checkpoints in `root` that were completed once, the oldest first."""
-    found = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
-    return sorted(found, key=lambda path: (int(path.stem[5:]), not path.suffix))
+    folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
+    return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))
 
 
 def best(root: str | os.PathLike) -> Path:
@@ -361,13 +361,13 @@ def _read_threshold(path: Path) -> dict[str, Any]:
         return {}
     kinds = {"threshold": float, "threshold_set": str, "threshold_step": int, "flip": bool}
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (ValueError, RecursionError, OSError):
-        found = None
-    right = isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
-    if not right or not -1 <= found["threshold"] <= 1:
+        content = None
+    right = isinstance(content, dict) and all(type(content.get(key)) is kind for key, kind in kinds.items())
+    if not right or not -1 <= content["threshold"] <= 1:
         raise UserError(f"{file}: is not what plsc-eval --set-threshold writes; delete it, or write it anew")
-    return {key: found[key] for key in kinds}
+    return {key: content[key] for key in kinds}
 
 
 class Checkpoint:
@@ -468,11 +468,11 @@ class Checkpoint:
             backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
                 the head's, all axes but the first). None = not compared.
         """
-        found = []
+        differences = []
         if self.num_classes != num_classes:
-            found.append(f"has {self.num_classes} classes, this run has {num_classes}")
+            differences.append(f"has {self.num_classes} classes, this run has {num_classes}")
         if self.embedding_size != embedding_size:
-            found.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
+            differences.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
         files = {
             "backbone": "backbone.safetensors",
             "optimizer": "optimizer.safetensors",
@@ -480,9 +480,9 @@ class Checkpoint:
         }
         for part, wanted in (("backbone", backbone), ("optimizer", optimizer), ("head", head)):
             if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
-                found += _differences(part, self._tensors[files[part]].arrays, wanted)
-        if found:
-            raise UserError(f"checkpoint {self.path.name} {'; '.join(found)}: {remedy}")
+                differences += _differences(part, self._tensors[files[part]].arrays, wanted)
+        if differences:
+            raise UserError(f"checkpoint {self.path.name} {'; '.join(differences)}: {remedy}")
 
 
 def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -494,13 +494,13 @@ def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any])
         for n in sorted(set(saved) & set(wanted))
         if list(saved[n].shape)[axes] != list(wanted[n].shape)[axes]
     ]
-    found = []
+    differences = []
     if lack:
-        found.append(f"lacks {len(lack)} {part} arrays that this run has ({lack[0]})")
+        differences.append(f"lacks {len(lack)} {part} arrays that this run has ({lack[0]})")
     if surplus:
-        found.append(f"has {len(surplus)} {part} arrays that this run lacks ({surplus[0]})")
+        differences.append(f"has {len(surplus)} {part} arrays that this run lacks ({surplus[0]})")
     if other:
         name = other[0]
         shapes = f"{list(saved[name].shape)[axes]}, this run has {list(wanted[name].shape)[axes]}"
-        found.append(f"has {len(other)} {part} arrays of another shape ({name}: {shapes})")
-    return found
+        differences.append(f"has {len(other)} {part} arrays of another shape ({name}: {shapes})")
+    return differences

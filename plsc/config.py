@@ -380,7 +380,7 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
             yield (*path, key), to_jsonable_python(value)
 
 
-def rows_told(head: HeadCfg, classes: int, embedding_size: int) -> str:
+def format_rows(head: HeadCfg, classes: int, embedding_size: int) -> str:
     """What that many classes take on a rank, and where."""
     numbers = classes * (embedding_size * head.sub_centres + head.bias) / 2**20
     if head.bank == "device":

@@ -83,7 +83,7 @@ def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: in
     with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
         coming = pool.submit(read, *bounds[0])
         for following in [*bounds[1:], None]:
-            found = coming.result()
+            batch = coming.result()
             if following:
                 coming = pool.submit(read, *following)
-            yield found
+            yield batch

@@ -25,7 +25,7 @@ import numpy as np
 import plsc
 from plsc import environment, guard, launcher, log
 from plsc.atomic_write import atomic_write, replace_file
-from plsc.config import Config, load, rows_told
+from plsc.config import Config, format_rows, load
 from plsc.config_advice import advice
 from plsc.errors import MissingFileError, UserError, names_text
 from plsc.setters import Setters
@@ -91,7 +91,7 @@ class Entry(Setters):
             if path is None:
                 self._set_earlier_run_aside()
             log.setup(0, self.output_dir / "train.log")
-            start.tell(self.output_dir)
+            start.record(self.output_dir)
             for line in self._advice():
                 log.get_logger().warning(line)
             for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
@@ -196,16 +196,16 @@ class Entry(Setters):
     def export(self) -> dict[str, Any]:
         """Write a checkpoint's backbone to output_dir/export for Paddle Inference and ONNX, each compared with the network.
 
-        Returns what plsc.export.export found: files and largest differences.
+        Returns the facts of plsc.export.export: files and largest differences.
         """
         self._start(reads_data=False)
         from plsc import distributed, restore
         from plsc.export import export
 
         saved = self._checkpoint()
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if distributed.rank() == 0:
-            found = export(
+            facts = export(
                 restore.build_saved_backbone(self.config, saved, self._model),
                 self.output_dir / "export",
                 image_shape=tuple(saved.state.image_shape),
@@ -219,7 +219,7 @@ class Entry(Setters):
             )
             print(f"done: exported {saved.path} to {self.output_dir / 'export'}")
         distributed.barrier()
-        return found
+        return facts
 
     def dry_run(self) -> str:
         """The resolved config with the source of each value, and the plan of the run; trains nothing, starts no group. What Global.init_from
@@ -309,7 +309,7 @@ class Entry(Setters):
             "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
             "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
             "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
-            f"{rows_told(cfg.Head, sizes[0], width)}, at most {cfg.Head.logits_budget_mb:g} MB for logits",
+            f"{format_rows(cfg.Head, sizes[0], width)}, at most {cfg.Head.logits_budget_mb:g} MB for logits",
         }
         return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
@@ -326,14 +326,14 @@ class Entry(Setters):
     def _set_earlier_run_aside(self) -> None:
         """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed up."""
         _make_folder(self.output_dir, "Global.output_dir")
-        found = [self.output_dir / name for name in RUN_FILES if (self.output_dir / name).exists()]
-        if not found:
+        earlier = [self.output_dir / name for name in RUN_FILES if (self.output_dir / name).exists()]
+        if not earlier:
             return
         number = 1
         while (aside := self.output_dir / f"previous-{number}").exists():
             number += 1
         aside.mkdir()
-        for path in found:
+        for path in earlier:
             path.rename(aside / path.name)
         log.get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
 

@@ -30,9 +30,9 @@ from plsc.errors import CorruptImageError, UserError
 from plsc.half import float32_of
 from plsc.heads.softmax import SoftmaxHead
 from plsc.manifest import head_config
-from plsc.names import match_names, pick_rows, refuse_twins, told_names
+from plsc.names import format_names, match_names, pick_rows, refuse_twins
 from plsc.sharding import split
-from plsc.tensorfile import tensor_differences, told
+from plsc.tensorfile import format_lines, tensor_differences
 
 IMAGES = 16  # of a new class, evenly spread over those that it has
 _GROUP = 8  # new classes whose images are one batch of the backbone
@@ -49,7 +49,7 @@ class Start(NamedTuple):
     lines: list[str]
     identities: dict
 
-    def tell(self, folder: Path) -> None:
+    def record(self, folder: Path) -> None:
         """Log it, and write `folder`/identities.json. Rank 0 calls it."""
         for line in self.lines:
             log.get_logger().info(line)
@@ -89,12 +89,12 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
         return Start(lines, {})
     names = names or [f"class {number}" for number in range(data.num_classes)]
     by = f" by {cfg.Global.keep_centres or 'name'}" if kept else ""
-    gone = f" ({told_names(match.dropped)})" if match.dropped else ""
+    gone = f" ({format_names(match.dropped)})" if match.dropped else ""
     lines.append(
         f"centres: {kept:,} kept{by}, {len(new):,} new {how}, {len(match.dropped):,} dropped{gone}; all in identities.json"
     )
     if 0 < len(random) < len(new):
-        without = told_names([names[number] for number in random])
+        without = format_names([names[number] for number in random])
         lines.append(
             f"centres: {len(random):,} of the new have no readable image and start at random: {without}"
         )
@@ -116,11 +116,11 @@ def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
     saved = Checkpoint.open(cfg.Global.init_from)
     arrays, _, match = _what_fits(cfg, saved, backbone, data)
     kept = int((match.row_C >= 0).sum())
-    found = f"{saved.path}: the {len(arrays)} tensors of the backbone; "
+    line = f"{saved.path}: the {len(arrays)} tensors of the backbone; "
     if not kept:
-        return f"{found}the head is new: {match.nothing}"
+        return f"{line}the head is new: {match.nothing}"
     by = cfg.Global.keep_centres or "name"
-    return f"{found}centres: {kept:,} kept by {by}, {data.num_classes - kept:,} new, {len(match.dropped):,} dropped"
+    return f"{line}centres: {kept:,} kept by {by}, {data.num_classes - kept:,} new, {len(match.dropped):,} dropped"
 
 
 def _what_fits(
@@ -142,7 +142,7 @@ def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> 
     if not own.keys() & arrays.keys():
         raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {network}'s")
     if lines := tensor_differences(arrays, own, "the checkpoint", network):
-        raise UserError(told(where, lines))
+        raise UserError(format_lines(where, lines))
     return arrays
 
 

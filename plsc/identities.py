@@ -17,7 +17,7 @@ import numpy as np
 from plsc.checkpoint import Checkpoint
 from plsc.errors import MissingFileError, UserError
 from plsc.manifest import head_config
-from plsc.names import pick_rows, refuse_twins, told_names
+from plsc.names import format_names, pick_rows, refuse_twins
 from plsc.rewrite import Head, fields_of, head_of, others_of, write_checkpoint
 from plsc.sharding import split
 
@@ -149,4 +149,4 @@ def _chosen(saved: Checkpoint, stay: np.ndarray, merge: dict[int, list[int]]) ->
 
 
 def _told(what: str, names: list[str]) -> str:
-    return f"{what} {len(names):,}: {told_names(names)}" if names else ""
+    return f"{what} {len(names):,}: {format_names(names)}" if names else ""

@@ -29,7 +29,7 @@ from plsc.errors import UserError
 from plsc.files import open_regular
 from plsc.half import float32_of
 from plsc.sharding import ClassShard
-from plsc.tensorfile import DamagedError, TensorFile, tensor_differences, told
+from plsc.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.torchfile import load_torch
 from plsc.train_state import TrainState
 from plsc.unpickle import errors_told, load_pickle
@@ -139,7 +139,7 @@ def _refuse_differences(found: Mapping, wanted: Mapping, left: list[str], path: 
     lines = [f"{name} is not in {network}" for name in left]
     lines += tensor_differences(found, wanted, "the file", network)
     if lines:
-        raise UserError(told(path, lines))
+        raise UserError(format_lines(path, lines))
 
 
 def import_weights(path: str, config: Config, output: str | os.PathLike, contract: dict) -> list[Row]:

@@ -44,7 +44,7 @@ def pick_rows(read: Callable[[int, int], np.ndarray], rows: np.ndarray) -> np.nd
     return picked
 
 
-def told_names(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     more = f", and {len(names) - MOST_TOLD:,} more" if len(names) > MOST_TOLD else ""
     return f"{', '.join(names[:MOST_TOLD])}{more}"

@@ -96,12 +96,12 @@ def optimizer_arrays(
 ) -> dict[str, np.ndarray]:
     """The optimizer's state by "parameter:kind"."""
     ours = {parameter.name: name for name, parameter in backbone.named_parameters()}
-    found = {}
+    arrays = {}
     for key, value in optimizer.state_dict().items():
         owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
         if owner is not None:
-            found[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
-    return found
+            arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
+    return arrays
 
 
 def load_optimizer(

@@ -282,7 +282,7 @@ def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their:
     ]
 
 
-def told(where: str, lines: list[str], most: int = 10) -> str:
+def format_lines(where: str, lines: list[str], most: int = 10) -> str:
     """The text of a UserError about tensors: the first lines, `where` before each, and how many more there are."""
     more = [f"and {len(lines) - most} tensors more"] if len(lines) > most else []
     return "\n".join(f"{where}: {line}" for line in [*lines[:most], *more])

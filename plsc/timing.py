@@ -1,4 +1,7 @@
-"""Where the time of a training step goes: one timer a process, off unless Global.profile turns it on.
+"""Measure where the time of a training step goes, with one timer a process.
+
+`timer` is a global, as a logger is: what it times lies deep in the loader, the head and the collectives, which serve without a trainer,
+too. Trainer.train alone switches it on (with Global.profile) and off, and alone takes the numbers; the others only name what they do.
 
 Code says what it is doing, `with timer.part("head"):`. Parts nest, and the inner one's time is not the outer one's, so that they add
 up; what no part claims is "rest". Off, a part costs a tenth of a microsecond. Knows no paddle. Try it:
@@ -54,9 +57,9 @@ class Timer:
     def take(self, step: int) -> dict[str, float]:
         """Mean seconds of each part in a step, over the steps from the last call to `step`; counts anew."""
         self._count()
-        found = {name: seconds / max(step - self._step, 1) for name, seconds in self._seconds.items()}
+        means = {name: seconds / max(step - self._step, 1) for name, seconds in self._seconds.items()}
         self._step, self._seconds = step, dict.fromkeys(PARTS, 0.0)
-        return found
+        return means
 
     def _now(self) -> float:
         self._finish()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from plsc.config import Config, ConfigError, load, rows_told
+from plsc.config import Config, ConfigError, format_rows, load
 from plsc.config_sections import EvalCfg, Section, TrainCfg
 
 
@@ -207,11 +207,11 @@ def test_the_data_of_further_sets_is_checked(write):
 
 def test_the_head_tells_what_its_rows_take_and_where():
     million = 2**20
-    assert rows_told(load(None, []).Head, million, 128) == "1536.0 MB for centres, momentum and gradient"
+    assert format_rows(load(None, []).Head, million, 128) == "1536.0 MB for centres, momentum and gradient"
     head = load(None, ["Head={bank: disk, sub_centres: 3}"]).Head
-    assert rows_told(head, million, 128) == "3072.0 MB on the disk for centres and momentum"
+    assert format_rows(head, million, 128) == "3072.0 MB on the disk for centres and momentum"
     head = load(None, ["Head={name: softmax, bank: host, bank_dtype: bfloat16, bias: true}"]).Head
-    assert rows_told(head, million, 128) == "516.0 MB in host memory for centres and momentum"
+    assert format_rows(head, million, 128) == "516.0 MB in host memory for centres and momentum"
 
 
 @pytest.mark.parametrize("key", ["Global.threads", "DataLoader.Train.num_workers"])

@@ -199,7 +199,7 @@ def test_the_statistics_of_the_same_margin_go_on(tmp_path, head, kept):
 
 def test_what_was_done_is_said_and_listed(before, tmp_path, capsys):
     _, _, said = started(tmp_path, before)
-    said.tell(tmp_path)
+    said.record(tmp_path)
     first, second = capsys.readouterr().out.splitlines()[-2:]
     count = len(Checkpoint.open(before).backbone())
     assert first.endswith(f" INFO starting with the {count} tensors of the backbone in {before}")

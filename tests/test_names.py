@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.errors import UserError
-from plsc.names import match_names, pick_rows, refuse_twins, told_names
+from plsc.names import format_names, match_names, pick_rows, refuse_twins
 
 
 def test_names_are_found_wherever_they_stand():
@@ -39,5 +39,5 @@ def test_twins_are_refused():
 
 
 def test_few_names_are_told_in_full():
-    assert told_names(["a", "b"]) == "a, b"
-    assert told_names(list("abcdefghijkl")) == "a, b, c, d, e, f, g, h, i, j, and 2 more"
+    assert format_names(["a", "b"]) == "a, b"
+    assert format_names(list("abcdefghijkl")) == "a, b, c, d, e, f, g, h, i, j, and 2 more"
