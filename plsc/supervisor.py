@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plsc import config, environment, guard, launcher, lock, space
-from plsc.errors import UserError, shown_lines
+from plsc.errors import UserError, shown
 from plsc.postmortem import Failure, Watch, send
 
 _POLL = 0.1  # seconds
@@ -220,7 +220,7 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         """One line, on stderr and in the run's log, if there is one already."""
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown_lines(text)}\n"
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown(text)}\n"
         path = self.folder / "train.log"
         with contextlib.suppress(OSError):  # a full disk, or a terminal that was closed (nohup)
             print(line, end="", file=sys.stderr, flush=True)

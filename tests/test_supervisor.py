@@ -124,6 +124,16 @@ def test_a_finished_run_is_not_resumed_nor_is_one_against_the_users_word(folder)
     assert ["Global.resume=true" in line for line in starts(folder)] == [False, False, True, True, False]
 
 
+def test_what_a_rank_has_left_forges_no_line_of_the_log(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (folder / "out").mkdir()
+    (folder / "out/train.log").touch()
+    supervisor = Supervisor(["--nproc_per_node", "2"], ["program.py", "-o", "Global.output_dir=out"], 3)
+    supervisor._say("WARNING rank 0 failed: x\n2026-01-01 00:00:00 INFO all is well\x1b[2J")
+    for said in ((folder / "out/train.log").read_text(), capsys.readouterr().err):
+        assert said.count("\n") == 1 and "\x1b" not in said and "all is well" in said
+
+
 def test_a_signal_that_was_ignored_stays_ignored(folder):
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
