@@ -1,4 +1,4 @@
-"""Class centres alone, out of a checkpoint and into one: a matrix in a file that other programs read, and shard files of others.
+"""Export class centres to a file that other programs read, and import those of other programs.
 
 Both go block by block of rows; of shard files one rank's is in memory at a time. Try it:
 
@@ -74,7 +74,7 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
 
 
 def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
-    """Its head with the centres only, of bfloat16 the float32."""
+    """Return its head with the centres only, of bfloat16 the float32."""
     head = head_of(saved)
     entry = head.arrays["centres"]
     dtype = np.dtype(np.float32) if entry.dtype == np.uint16 else entry.dtype
@@ -91,7 +91,7 @@ def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
 
 
 def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:
-    """The blocks of bytes of the .npy file (version 1.0) of the centres."""
+    """Yield the blocks of bytes of the .npy file (version 1.0) of the centres."""
     entry = head.arrays["centres"]
     shape = (stop - start, *entry.shape[1:])
     text = repr({"descr": entry.dtype.str, "fortran_order": False, "shape": shape})

@@ -127,7 +127,7 @@ def save(
 
 
 def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
-    """`write()`, tried again after each of these pauses, in seconds, where it raises SaveError; all ranks do the same."""
+    """Call `write`, and again after each of these pauses, in seconds, where it raises SaveError; all ranks do the same."""
     for pause in pauses:
         try:
             return write()
@@ -148,7 +148,7 @@ def _files_of_rank_0(content: Content) -> dict[str, list]:
 
 
 def _together(what: str, gather: Callable, work: Callable, *args: Any) -> list:
-    """Every rank's work(*args), or SaveError on every rank; without that, the others would wait in vain."""
+    """Call work(*args) on every rank; return all results, or raise SaveError on every rank; without that, the others would wait in vain."""
     result, failure, cause = None, None, ""
     try:
         result = work(*args)
@@ -170,7 +170,7 @@ def _begin(final: Path, rank: int, shard: tuple[int, int]) -> tuple[int, int]:
 
 
 def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int, int]]:
-    """One range per head file: the ranks' own, or a single one when the head is replicated."""
+    """Return one range per head file: the ranks' own, or a single one when the head is replicated."""
     if set(shards) == {(0, num_classes)}:
         shards = shards[:1]
     assert tiles(shards, num_classes), f"the shards {shards} do not make up the classes [0, {num_classes})"
@@ -224,7 +224,7 @@ def _entries(root: Path, pattern: str) -> list[Path]:
 
 
 def latest(root: str | os.PathLike, rename: bool = True, before: int | None = None) -> Path | None:
-    """The newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
+    """Find the newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
 
     An unusable newer one is warned about and, with `rename`, set aside as step-XXXXXXXX.bad (never deleted).
     Let one rank call it, with rename=True for a run that will write here, and tell the others the path; they open it with
@@ -271,13 +271,13 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
 
 
 def _complete(root: Path) -> list[Path]:
-    """The checkpoints in `root` that were completed once, the oldest first."""
+    """List the checkpoints in `root` that were completed once, the oldest first."""
     folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
     return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))
 
 
 def best(root: str | os.PathLike) -> Path:
-    """The best checkpoint in `root` by the main evaluation, every checksum verified; the newest whole one knows which it is.
+    """Find the best checkpoint in `root` by the main evaluation, every checksum verified; the newest whole one knows which it is.
 
     Raises: UserError if nothing has been evaluated or it is gone; what `latest` and `Checkpoint.open` raise.
     """
@@ -355,7 +355,7 @@ def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path
 
 
 def _read_threshold(path: Path) -> dict[str, Any]:
-    """What `set_threshold` stored with a checkpoint; {} if nothing."""
+    """Read what `set_threshold` stored with a checkpoint; {} if nothing."""
     file = path / _THRESHOLD
     if not file.is_file():
         return {}
@@ -409,18 +409,18 @@ class Checkpoint:
             )
 
     def backbone(self) -> dict[str, np.ndarray]:
-        """All arrays of the backbone, parameters and buffers."""
+        """Read all arrays of the backbone, parameters and buffers."""
         return self._all("backbone.safetensors")
 
     def optimizer(self) -> dict[str, np.ndarray]:
-        """All arrays of the backbone's optimizer."""
+        """Read all arrays of the backbone's optimizer."""
         return self._all("optimizer.safetensors")
 
     def _all(self, name: str) -> dict[str, np.ndarray]:
         return {array: self._tensors[name].read(array) for array in self._tensors[name].arrays}
 
     def classes(self) -> list[str] | None:
-        """The name of each class, or None if the run had none."""
+        """Read the name of each class, or None if the run had none."""
         if "classes.json" not in self.manifest.files:
             return None
         names = read_json(self.path / "classes.json")
@@ -438,11 +438,11 @@ class Checkpoint:
         return self._tensors[self.manifest.heads[0].file].arrays
 
     def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """The head's arrays of classes [start, stop), [stop - start, ...] each; reads only their bytes."""
+        """Read the head's arrays of classes [start, stop), [stop - start, ...] each; reads only their bytes."""
         return {name: self.rows(name, start, stop) for name in self.head_arrays}
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The same of one of the head's arrays."""
+        """Read the rows of classes [start, stop) of one of the head's arrays."""
         assert 0 <= start <= stop <= self.num_classes
         entry = self.head_arrays[name]
         out = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
@@ -486,7 +486,7 @@ class Checkpoint:
 
 
 def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """At most one difference of each kind: names that lack, names too many, other shapes."""
+    """List at most one difference of each kind: names that lack, names too many, other shapes."""
     axes = slice(1 if part == "head" else 0, None)
     lack, surplus = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
     other = [

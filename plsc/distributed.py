@@ -116,7 +116,7 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
 
 
 def every(ok: bool) -> bool:
-    """Whether `ok` holds on every rank. One all_reduce of one number, so it is a barrier too."""
+    """Say whether `ok` holds on every rank. One all_reduce of one number, so it is a barrier too."""
     return all_reduce(paddle.full([1], 0 if ok else 1, "int64")).item() == 0
 
 
@@ -128,7 +128,7 @@ def broadcast(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def gather_objects(value: object) -> list:
-    """Every rank's `value` (anything picklable and small), in rank order, on every rank. The pickles are our own.
+    """Gather every rank's `value` (anything picklable and small), in rank order, on every rank. The pickles are our own.
 
     Waits in `barrier` first, so the ranks may come to it minutes apart.
     """
@@ -158,7 +158,7 @@ def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
 
 
 def gather_counts(count: int) -> list[int]:
-    """Every rank's `count`, in rank order, on every rank. One small all_gather."""
+    """Gather every rank's `count`, in rank order, on every rank. One small all_gather."""
     if world_size() == 1:
         return [count]
     counts: list = []

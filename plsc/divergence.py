@@ -36,7 +36,7 @@ class DivergedError(UserError):
 
 
 def finite(tensors: Iterable[paddle.Tensor]) -> bool:
-    """Whether every number is finite. One sum of squares over all of them; each tensor is looked at only where that sum is not
+    """Say whether every number is finite. One sum of squares over all of them; each tensor is looked at only where that sum is not
     finite, since squares of finite numbers may be too large."""
     tensors = [tensor for tensor in tensors if tensor.size]
     if not tensors:
@@ -53,7 +53,7 @@ def _for_kernels(tensor: paddle.Tensor) -> bool:
 
 
 def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
-    """The same of numpy arrays, and of a bank's rows that are not in memory: those are read only if some may not be finite."""
+    """Say the same of numpy arrays, and of a bank's rows that are not in memory: those are read only if some may not be finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return all(
             np.isfinite(np.vdot(block, block)) or np.isfinite(block).all()
@@ -64,7 +64,7 @@ def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
 
 
 def blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
-    """An array, or the rows of one that is not in memory as float32 blocks."""
+    """Yield an array, or the rows of one that is not in memory as float32 blocks."""
     if isinstance(array, np.ndarray):
         yield array
     else:
@@ -134,7 +134,7 @@ def remedy(step: int, in_a_row: int, learning_rate: float) -> str:
 def gradients_of(
     backbone: paddle.nn.Layer, head: SoftmaxHead, emb_BD: paddle.Tensor
 ) -> dict[str, paddle.Tensor]:
-    """The gradients of a step on this rank by name, in the order of the forward pass; the backbone's are means over the ranks."""
+    """Collect the gradients of a step on this rank by name, in the order of the forward pass; the backbone's are means over the ranks."""
     gradients = {f"gradient of {name}": grad for name, grad in backbone_gradients(backbone).items()}
     if emb_BD.grad is not None:
         gradients["gradient of the embeddings"] = emb_BD.grad

@@ -1,4 +1,4 @@
-"""Pictures to embeddings: a trained backbone over any number of pictures, spread over the ranks.
+"""Embed any number of images by a trained backbone, spread over the ranks.
 
 Used by verification during training, by test, predict and the report. The normalisation of pixels stands here once.
 """
@@ -19,7 +19,7 @@ from plsc.sharding import split
 
 
 def to_input(images: np.ndarray, contract: dict) -> paddle.Tensor:
-    """uint8 pixels [B, C, H, W] -> the backbone's float32 input, normalised on the device: (pixel - mean) * scale."""
+    """Turn uint8 pixels [B, C, H, W] into the backbone's float32 input, normalised on the device: (pixel - mean) * scale."""
     return (paddle.to_tensor(images).astype("float32") - contract["mean"]) * contract["scale"]
 
 
@@ -45,7 +45,7 @@ def embed(
     batch_size: int,
     flip: bool = False,
 ) -> np.ndarray:
-    """Embeddings [count, D] float32 of all images, on every rank. Every rank calls it; each takes a contiguous share.
+    """Compute the embeddings [count, D] float32 of all images, on every rank. Every rank calls it; each takes a contiguous share.
 
     The next batch is read in a thread while the network runs.
 
@@ -78,7 +78,7 @@ def embed(
 
 
 def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: int) -> Iterator[Any]:
-    """What `read(start, stop)` gives for the batches of [start, stop), not empty; each is read while the one before it is in use."""
+    """Yield what `read(start, stop)` gives for the batches of [start, stop), not empty; each is read while the one before it is in use."""
     bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
     with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
         coming = pool.submit(read, *bounds[0])

@@ -157,7 +157,7 @@ class Entry(Setters):
     def predict(
         self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
     ) -> tuple[np.ndarray, list[str]]:
-        """Embeddings of images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
+        """Embed images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
 
         Args:
             images: a list file (a path a line, a label may follow), an image file, a list of image files, or uint8 pixels
@@ -222,7 +222,7 @@ class Entry(Setters):
         return facts
 
     def dry_run(self) -> str:
-        """The resolved config with the source of each value, and the plan of the run; trains nothing, starts no group. What Global.init_from
+        """Return the resolved config with the source of each value, and the plan of the run; trains nothing, starts no group. What Global.init_from
         names is read and compared as by a start."""
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
@@ -314,7 +314,7 @@ class Entry(Setters):
         return [f"plan: {name:9}{text}" for name, text in rows.items()]
 
     def _refuse_unread_checkpoint(self) -> None:
-        """A checkpoint is named, and this training would not read it. `newest` and `best` are of this run, and for later."""
+        """Refuse a checkpoint that is named but that this training would not read. `newest` and `best` are of this run, and for later."""
         given = self.config.Global
         if given.checkpoint not in (None, "newest", "best") and not given.resume:
             where = self.config.source("Global.checkpoint")
@@ -338,14 +338,14 @@ class Entry(Setters):
         log.get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
 
     def _resume_from(self) -> Path | None:
-        """The checkpoint to continue from; None (said in the log) when there is none yet."""
+        """Find the checkpoint to continue from; None (said in the log) when there is none yet."""
         path = self._find_checkpoint(writes=True)
         if path is None:
             log.get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
         return path
 
     def _find_checkpoint(self, writes: bool = False) -> Path | None:
-        """The checkpoint that Global.checkpoint means, said in the log; None if it means the newest and there is none. `writes`: this run
+        """Find the checkpoint that Global.checkpoint means, and log it; None if it means the newest and there is none. `writes`: this run
         writes there, and sets damaged ones aside."""
         from plsc import checkpoint, distributed
 
@@ -384,7 +384,7 @@ class Entry(Setters):
     def _finish(
         self, evaluator, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
     ) -> None:
-        """Table, results.json, report and the last line; rank 0."""
+        """Write table, results.json, report and the last line. Rank 0 calls it."""
         from plsc.results import write_results
 
         result = evaluator.results.get(evaluator.main)

@@ -1,4 +1,4 @@
-"""Global.init_from: training that starts with another run's backbone, and with the centres of the classes that it knows by name.
+"""Start a training (Global.init_from) with another run's backbone, and with the centres of the classes that it knows by name.
 
     kept     a class of both runs: its row, bit for bit; its momentum is 0 like the backbone's: they belong to the run that has ended
     new      the mean of the normalised embeddings of some of its images, as long as the kept centres are in the mean; or random
@@ -112,7 +112,7 @@ def _open(path: str) -> Checkpoint:
 
 
 def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
-    """What `start_from` would take over, in a line; nothing is changed. Raises what it raises; reads every byte of the checkpoint."""
+    """Describe in a line what `start_from` would take over; nothing is changed. Raises what it raises; reads every byte of the checkpoint."""
     saved = Checkpoint.open(cfg.Global.init_from)
     arrays, _, match = _what_fits(cfg, saved, backbone, data)
     kept = int((match.row_C >= 0).sum())
@@ -126,7 +126,7 @@ def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
 def _what_fits(
     cfg: Config, saved: Checkpoint, backbone: paddle.nn.Layer, data: Dataset
 ) -> tuple[dict[str, np.ndarray], list[str] | None, Match]:
-    """The checkpoint's tensors for `backbone`, the names of the data's classes, and which of them it knows; UserError if something does
+    """Find the checkpoint's tensors for `backbone`, the names of the data's classes, and which of them it knows; UserError if something does
     not fit."""
     where = f"Global.init_from: {cfg.Global.init_from}"
     arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
@@ -137,7 +137,7 @@ def _what_fits(
 
 
 def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> dict[str, np.ndarray]:
-    """The checkpoint's tensors for `backbone`; UserError, a line for each of them, if they are of another network."""
+    """Find the checkpoint's tensors for `backbone`; UserError, a line for each of them, if they are of another network."""
     own, arrays, network = backbone.state_dict(), saved.backbone(), type(backbone).__name__
     if not own.keys() & arrays.keys():
         raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {network}'s")
@@ -159,7 +159,7 @@ def init_backbone(backbone: paddle.nn.Layer, saved: Checkpoint, arrays: dict, co
 
 
 def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num_classes: int) -> Match:
-    """Which class of this run, whose names are `here`, has which row of the checkpoint; all of its classes are kept or dropped.
+    """Find which class of this run, whose names are `here`, has which row of the checkpoint; all of its classes are kept or dropped.
 
     Raises UserError if two classes have one name.
     """
@@ -193,7 +193,7 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
 
 
 def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
-    """UserError unless a row of the checkpoint means in this run's head what it meant there."""
+    """Refuse centres whose rows mean something else in this run's head, by UserError."""
     theirs = {name for name in saved.head_arrays if "momentum" not in name}
     ours = {"centres", "bias"} if cfg.Head.bias else {"centres"}
     width, here = saved.head_arrays["centres"].shape[1], cfg.Model.embedding_size * cfg.Head.sub_centres
@@ -213,7 +213,7 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
 
 
 def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]:
-    """Running statistics go along with the backbone that they are of, if the margin is the same; a line if there are any."""
+    """Take over the margin's running statistics, which are of the backbone, if the margin is the same; a line if there are any."""
     memory = saved.state.margin
     name = head_config(saved.config_yaml).get("name", "")
     alike = kind_of_head(name) == cfg.Head.kind
@@ -229,7 +229,7 @@ def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]
 
 
 def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> tuple[float, float]:
-    """Take the kept rows over; the mean length and the mean bias of these centres (of the initial ones, if none is kept)."""
+    """Take the kept rows over; return the mean length and the mean bias of these centres (of the initial ones, if none is kept)."""
     shard, state = head.shard, head.bank.state()
     names = ("centres", "bias") if head.bank.bias else ("centres",)
     row_S, keeps = row_C[shard.start : shard.stop], bool((row_C >= 0).any())
@@ -253,7 +253,7 @@ def _whole(values: np.ndarray) -> int:
 
 
 def _blocks(rising: np.ndarray) -> Iterator[np.ndarray]:
-    """The row numbers, cut where a block of _ROWS_AT_ONCE rows of the shard ends."""
+    """Cut the row numbers where a block of _ROWS_AT_ONCE rows of the shard ends."""
     parts = np.split(rising, np.flatnonzero(np.diff(rising // _ROWS_AT_ONCE)) + 1)
     return (part for part in parts if len(part))
 
@@ -296,7 +296,7 @@ def _mean_centres(
 
 
 def directions(backbone: paddle.nn.Layer, data: Dataset, classes: np.ndarray) -> np.ndarray:
-    """The mean of the normalised embeddings of at most IMAGES images of each class, normalised: float64 [n, D], on every rank.
+    """Compute the mean of the normalised embeddings of at most IMAGES images of each class, normalised: float64 [n, D], on every rank.
 
     Every rank calls it; each embeds the images of its share of the classes (int64 [n], rising), in evaluation mode, augmented as in an
     epoch that training never has. 0 for a class none of whose images can be decoded.
@@ -318,7 +318,7 @@ def directions(backbone: paddle.nn.Layer, data: Dataset, classes: np.ndarray) ->
 
 
 def _some_images(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> list[np.ndarray]:
-    """Of each class at most IMAGES of its images, evenly spread: their numbers, int64."""
+    """Choose of each class at most IMAGES of its images, evenly spread: their numbers, int64."""
     wanted = np.zeros(num_classes, bool)
     wanted[classes] = True
     images = np.flatnonzero(wanted[labels])
@@ -331,7 +331,7 @@ def _some_images(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> l
 
 
 def _read(data: Dataset, groups: list, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """The images of the group `start` that can be decoded, uint8 [m, C, H, W]; the place of each one's class in the group, int64 [m];
+    """Read the images of the group `start` that can be decoded, uint8 [m, C, H, W]; the place of each one's class in the group, int64 [m];
     how many classes it has."""
     (group,) = groups[start:stop]
     pictures, places = [], []

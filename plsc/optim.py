@@ -1,4 +1,4 @@
-"""How parameters move: the schedule of the learning rate and the backbone's optimizer.
+"""Build the schedule of the learning rate and the backbone's optimizer.
 
 A schedule is a function step -> learning rate, with no state, so a resumed run needs nothing but its step. The class centres are
 moved by the head's bank at the same rate.
@@ -19,7 +19,7 @@ from plsc.errors import UserError
 
 
 def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
-    """The learning rate of step 0, 1, ..., total_steps - 1.
+    """Build the function that gives the learning rate of step 0, 1, ..., total_steps - 1.
 
     Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1). What follows is laid
     over the remaining steps; `progress` runs from 0 at the first of them towards 1 at the end of the run.
@@ -51,7 +51,7 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
 
 
 def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.optimizer.Momentum:
-    """Momentum SGD on the backbone; set its rate with `set_lr` before each step.
+    """Build momentum SGD on the backbone; set its rate with `set_lr` before each step.
 
     Weight decay falls on matrices and kernels only: a bias, a norm's gain and a slope have one dimension and get none.
     """
@@ -70,7 +70,7 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.opti
 
 
 def check_optimizer(optimizer: object, rate: float) -> None:
-    """Refuse what the user's own function has made, if no optimizer whose rate can be set, by UserError; say that the rate which
+    """Refuse by UserError what the user's own function has made unless it is an optimizer whose rate can be set; say that the rate which
     it was made with gives way to `rate`."""
     if not isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UserError(
@@ -94,7 +94,7 @@ def check_optimizer(optimizer: object, rate: float) -> None:
 def optimizer_arrays(
     optimizer: paddle.optimizer.Optimizer, backbone: paddle.nn.Layer
 ) -> dict[str, np.ndarray]:
-    """The optimizer's state by "parameter:kind"."""
+    """Collect the optimizer's state by "parameter:kind"."""
     ours = {parameter.name: name for name, parameter in backbone.named_parameters()}
     arrays = {}
     for key, value in optimizer.state_dict().items():

@@ -1,4 +1,4 @@
-"""The parts of a run by its config, and what a checkpoint puts into them: the backbone, and this rank's rows of the head.
+"""Build backbone and head by a config, and put a checkpoint's weights into them.
 
 Any number of ranks reads a checkpoint of any other. Training, testing and exporting share this. To look at what there is:
 `plsc-ckpt inspect output/checkpoints/step-00000656`.
@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
 
 def build_backbone(cfg: Config, image_shape: tuple[int, int, int]) -> paddle.nn.Layer:
-    """The backbone with its initial weights, the same on every rank."""
+    """Build the backbone with its initial weights, the same on every rank."""
     paddle.seed(cfg.Global.seed)
     return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
 
@@ -140,7 +140,7 @@ def build_saved_backbone(
 
 
 def build_saved_head(cfg: Config, saved: checkpoint.Checkpoint) -> SoftmaxHead:
-    """The config's head with a checkpoint's classes."""
+    """Build the config's head with a checkpoint's classes."""
     sizes = saved.num_classes, cfg.Model.embedding_size
     head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
     load_head(head, saved)

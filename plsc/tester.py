@@ -148,7 +148,7 @@ class Evaluator:
         return result.row()
 
     def refuse_without_threshold(self) -> None:
-        """UserError unless the main set is of pairs, whose verification finds a threshold."""
+        """Refuse by UserError a main set that is not of pairs, whose verification finds a threshold."""
         if not isinstance(self.sets[self.main], PairSet):
             raise UserError(
                 f"--set-threshold: the main set, '{self.main}', is not of pairs and gives no threshold; name pairs in "
@@ -171,7 +171,7 @@ class Evaluator:
         return embed(self._backbone, data.images, count, data.contract, section.batch_size, section.flip)
 
     def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
-        """The class that the head gives each image, int64 [n]; None for a set without labels. All ranks together."""
+        """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks together."""
         if not isinstance(data, Dataset):
             return None
         batch = self._section.batch_size

@@ -38,7 +38,7 @@ class Timer:
         self._finish: Callable[[], object] = lambda: None
 
     def start(self, step: int, finish: Callable[[], object] = lambda: None) -> None:
-        """From here on it counts; `step` are done. `finish` waits for the device: a GPU works on while Python goes ahead."""
+        """Count from here on; `step` are done. `finish` waits for the device: a GPU works on while Python goes ahead."""
         self.on, self._finish, self._inside = True, finish, ["rest"]
         self._step, self._seconds = step, dict.fromkeys(PARTS, 0.0)
         self._since = self._now()
@@ -47,15 +47,15 @@ class Timer:
         self.on = False
 
     def part(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """What happens inside is `name`, one of PARTS."""
+        """Count what happens inside as `name`, one of PARTS."""
         return self._enter(name) if self.on else _NOTHING
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
-        """What happens inside, an evaluation or a checkpoint, is no part of a step."""
+        """Leave what happens inside, an evaluation or a checkpoint, out of the steps."""
         return self._off() if self.on else _NOTHING
 
     def take(self, step: int) -> dict[str, float]:
-        """Mean seconds of each part in a step, over the steps from the last call to `step`; counts anew."""
+        """Return the mean seconds of each part in a step, over the steps from the last call to `step`; counts anew."""
         self._count()
         means = {name: seconds / max(step - self._step, 1) for name, seconds in self._seconds.items()}
         self._step, self._seconds = step, dict.fromkeys(PARTS, 0.0)

@@ -1,4 +1,4 @@
-"""Training: `train` loops, and `train_step` is the order of operations.
+"""Run a training: `train` loops, and `train_step` is the order of operations.
 
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> optimizer and bank
 
@@ -149,7 +149,7 @@ class Trainer:
             self.seconds = time.monotonic() - began
 
     def _check_room(self) -> None:
-        """UserError if the disk has no room for a checkpoint, a warning if it has for too few. Every rank calls it."""
+        """Refuse a disk without room for a checkpoint by UserError, and warn of one with room for too few. Every rank calls it."""
         distributed.barrier()  # all banks have their space now
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
         if isinstance(self.optimizer, paddle.optimizer.Momentum):
@@ -163,7 +163,7 @@ class Trainer:
             log.get_logger().warning(warning)
 
     def _train_epoch(self) -> None:
-        """What is left of the epoch, up to the run's end."""
+        """Train what is left of the epoch, up to the run's end."""
         epoch, done = divmod(self.step, self.steps_per_epoch)
         replaced, self._replaced = self._replaced, 0
         with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
@@ -175,7 +175,7 @@ class Trainer:
                     break
 
     def _stops(self, epoch: int) -> bool:
-        """Whether some rank was asked to stop; if so, all of them have saved this step. UserError if they could not."""
+        """Say whether some rank was asked to stop, and save this step on all of them if so. UserError if they cannot."""
         self.signals.step_started(self.step)
         if distributed.every(not self.signals.signal):
             return False
@@ -194,7 +194,7 @@ class Trainer:
     def train_step(
         self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, learning_rate: float
     ) -> HeadOutput:
-        """One optimizer step on this rank's uint8 images [B, C, H, W], int64 labels and indices [B]. Every rank calls it.
+        """Take one optimizer step on this rank's uint8 images [B, C, H, W], int64 labels and indices [B]. Every rank calls it.
 
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too many in a row.
         """
@@ -251,12 +251,12 @@ class Trainer:
         return out
 
     def _replaced_so_far(self) -> list[int]:
-        """Corrupt images replaced in this epoch, of each rank; all ranks call it together. At its end: none of the next."""
+        """Count the corrupt images replaced in this epoch, of each rank; at its end those of the next, none. All ranks call it."""
         at_end = self.step % self.steps_per_epoch == 0
         return distributed.gather_counts(0 if at_end else self.loader.replaced)
 
     def _data_so_far(self) -> tuple[float, int]:
-        """Of all ranks, which call it together: the longest wait for batches until now, seconds; corrupt images replaced in
+        """Return, of all ranks, which call it together: the longest wait for batches in seconds; the corrupt images replaced in
         this epoch."""
         milliseconds = distributed.gather_counts(int(1e3 * self.loader.wait_seconds))
         return max(milliseconds) / 1e3, sum(distributed.gather_counts(self.loader.replaced))
@@ -287,7 +287,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
-        """Around what is no step, and may take longer than one."""
+        """Leave what happens inside, which is no step, out of the times, and allow it to take longer."""
         with self.progress.pause(), timer.pause():
             self.signals.allow_pause()
             yield
@@ -430,7 +430,7 @@ class Trainer:
         )
 
     def _of_this_rank(self, counts: list[int]) -> int:
-        """A count of each rank of the run before; with another number of ranks, their sum as evenly as it goes."""
+        """Pick this rank's of the counts of the run before; with another number of ranks, share their sum out evenly."""
         if len(counts) != self.world_size:
             counts = [stop - start for start, stop in split(sum(counts), self.world_size)]
         return counts[self.rank]
