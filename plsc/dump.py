@@ -68,7 +68,8 @@ def find_cause(
     first = min((cause[0] for cause in everyones if cause), default=None)
     bad_ranks = [rank for rank, cause in enumerate(everyones) if cause and cause[0] == first]
     if not bad_ranks:
-        text = f"{shared} in the sum over the ranks"
+        # Gradients may all be finite where their loss is not, as with a scale of 1e38.
+        text = f"{shared or 'the loss is not finite'} in the sum over the ranks"
         return Cause(text, text)
     text = f"{everyones[bad_ranks[0]][1]} on rank {bad_ranks[0]}"
     return Cause(text, own[1] if distributed.rank() in bad_ranks else None)

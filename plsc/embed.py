@@ -34,6 +34,11 @@ def check_output(out: object, count: int, size: int | None = None) -> None:
         raise UserError(
             f"the backbone must give embeddings {wanted} of {count} images, it gave {got}{remedy}"
         )
+    if out.dtype != paddle.float32:
+        kind = str(out.dtype).removeprefix("paddle.")
+        raise UserError(
+            f"the backbone must give embeddings of float32, it gave {kind}; end it with .astype('float32')"
+        )
 
 
 @paddle.no_grad()

@@ -56,6 +56,10 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.opti
     Weight decay falls on matrices and kernels only: a bias, a norm's gain and a slope have one dimension and get none.
     """
     parameters = [p for p in backbone.parameters() if not p.stop_gradient]
+    if not parameters:
+        raise UserError(
+            f"Model: {type(backbone).__name__} has no parameters that are trained; give it some, or leave them unfrozen"
+        )
     for parameter in parameters:
         # Not by parameter groups: Paddle clips the gradients of each group by that group's norm alone.
         if parameter.ndim <= 1 and parameter.regularizer is None:

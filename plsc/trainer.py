@@ -248,6 +248,10 @@ class Trainer:
         with timer.part("forward"):
             out = model(to_input(images, self.dataset.contract))
         check_output(out, len(images), self.cfg.Model.embedding_size)
+        if out.stop_gradient:
+            raise UserError(
+                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()"
+            )
         return out
 
     def _replaced_so_far(self) -> list[int]:

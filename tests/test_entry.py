@@ -320,13 +320,13 @@ def test_what_diverged_goes_aside_with_its_run(tmp_path):
 
 
 def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictures):
-    """A line each, whatever is in them."""
+    """A line each, whatever is in them; the bytes of names as they are but for line breaks."""
     odd = [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\nlines.png")]
     for path in odd:
         shutil.copy(pictures[0][0], path)
     entry(trained).predict([os.fsdecode(path) for path in odd], tmp_path / "out")
-    names = (tmp_path / "out/names.txt").read_text().splitlines()
-    assert names == [f"{tmp_path}/J\\xf6rg.png", f"{tmp_path}/two\\nlines.png"]
+    names = (tmp_path / "out/names.txt").read_bytes().splitlines()
+    assert names == [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\\nlines.png")]
 
 
 def test_a_launch_that_a_signal_has_stopped_is_no_mistake(tmp_path, monkeypatch):

@@ -124,6 +124,20 @@ class Twice(Linear):
         return super().forward(images), images
 
 
+class After(Linear):
+    def __init__(self, change):
+        super().__init__(8)
+        self.change = change
+
+    def forward(self, images):
+        return self.change(super().forward(images))
+
+
+class Bare(paddle.nn.Layer):
+    def forward(self, images):
+        return images.flatten(1)[:, :8]
+
+
 @pytest.mark.parametrize(
     "backbone, line",
     [
@@ -135,6 +149,22 @@ class Twice(Linear):
             ),
         ),
         (Twice(8), "the backbone must give embeddings [12, 8] of 12 images, it gave tuple"),
+        (
+            After(lambda out: out.astype("float16")),
+            "the backbone must give embeddings of float32, it gave float16; end it with .astype('float32')",
+        ),
+        (
+            After(lambda out: out.astype("int32")),
+            "the backbone must give embeddings of float32, it gave int32; end it with .astype('float32')",
+        ),
+        (
+            After(lambda out: out.detach()),
+            "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()",
+        ),
+        (
+            Bare(),
+            "Model: Bare has no parameters that are trained; give it some, or leave them unfrozen",
+        ),
     ],
 )
 def test_embeddings_of_another_shape(tmp_path, backbone, line):
@@ -262,3 +292,9 @@ def test_a_folder_one_level_too_high_is_told_which_one_was_meant(tmp_path):
     assert line.endswith(
         f"3 folders such as train/Ann; if those are the identities, give {tmp_path}/data/train"
     )
+
+
+def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, monkeypatch):
+    monkeypatch.setattr("plsc.dump._last_bad", lambda tensors: None)
+    with pytest.raises(UserError, match="^the loss is not finite in the sum over the ranks"):
+        entry(tmp_path, "Head.scale=1e38", "Global.max_skipped=1").train()

@@ -10,6 +10,7 @@ import math
 
 import paddle
 
+from plsc.errors import UserError
 from plsc.heads.margins import Margin, Target, Wrapped, add_angle, angle
 
 
@@ -68,6 +69,8 @@ class MagFace(Margin):
         high_margin: float = 0.8,
         weight: float = 35.0,
     ):
+        if not 0 < low < high:
+            raise UserError(f"magface: low and high must be 0 < low < high (got {low:g} and {high:g})")
         self.low, self.high, self.low_margin, self.weight = low, high, low_margin, weight
         self.rise = (high_margin - low_margin) / (high - low)
 
