@@ -36,10 +36,10 @@ class Target:
 class Margin(ABC):
     """Changes the cosine of each sample with its own class. Every method but the call has a default that does nothing."""
 
-    has_others = (
-        False  # whether there is `others`: it costs a collective and an elementwise pass over all logits
-    )
-    trains_norm = False  # whether there is `penalty`, and a norm_slope in Target
+    # Whether there is `others`: it costs a collective and an elementwise pass over all logits.
+    has_others = False
+    # Whether there is `penalty`, and a norm_slope in Target.
+    trains_norm = False
 
     @abstractmethod
     def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
