@@ -343,7 +343,7 @@ class Metrics:
         """Drop the rows of the steps after `until` (None: none of them, 0: all); the rows that were there."""
         rows = read_metrics(self.path) if self.path.exists() else []
         kept = [row for row in rows if until is None or row["step"] <= until and until > 0]
-        replace_file(self.path, "".join(_dump(row) for row in kept).encode())
+        replace_file(self.path, "".join(_dump(row) for row in kept).encode("utf-8", "backslashreplace"))
         return rows
 
     def rewind(self, step: int) -> None:

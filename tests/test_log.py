@@ -510,3 +510,13 @@ def test_table_lines_up():
         "bet       -   15.25",
     ]
     assert table([], ["set"]) == "set\n---"
+
+
+def test_a_set_whose_name_is_no_utf_8_is_written_and_read(tmp_path):
+    name = os.fsdecode(b"J\xf6rg")
+    metrics = Metrics(tmp_path)
+    metrics.write({"eval": name, "step": 1, "accuracy": 0.5})
+    metrics.rewind(1)
+    metrics.close()
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert row["eval"] == name
