@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from plsc import log, reference
-from plsc.checkpoint import Checkpoint
+from plsc.checkpoint import Checkpoint, SaveError
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
@@ -239,9 +239,15 @@ def test_what_has_no_score_is_never_the_best(scripted, tmp_path):
     assert scripted([None] * 12).best is None and checkpoints(tmp_path) == [12]
 
 
-def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(scripted, tmp_path):
+def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    assert scripted(FALLING, "Global.max_steps=2").best is None
+    monkeypatch.setattr("plsc.trainer.LAST_SAVE_PAUSES", ())
+    monkeypatch.setattr("plsc.build.Evaluator", Scripted)
+    Scripted.values = dict(enumerate(FALLING, start=1))
+    trainer = make_trainer(tmp_path, "Global.eval_every_steps=1", "Global.max_steps=2")
+    with pytest.raises(SaveError, match="it was the last step"):
+        trainer.train(None)
+    assert trainer.best is None
 
 
 def test_identification_counts_by_rank_1(tmp_path):
