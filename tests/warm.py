@@ -181,7 +181,7 @@ def _become(
     start_new_session=False,
     cwd=None,
     shell=False,
-    text=True,
+    **_of_pipes,
 ):
     """What exec does, as far as it matters here; never returns."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
