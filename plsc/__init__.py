@@ -9,11 +9,11 @@ __all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "__version__"]
 def __getattr__(name: str):
     # Imported when asked for: reading the version, or a config, should not cost the import of everything.
     if name == "Entry":
-        from plsc.entry import Entry
+        from plsc.training.entry import Entry
 
         return Entry
     if name in ("BACKBONES", "DATASETS", "MARGINS"):
-        from plsc import registry
+        from plsc.utils import registry
 
         return getattr(registry, name)
     raise AttributeError(f"module 'plsc' has no attribute '{name}'")

@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 
-from plsc.checkpoint import Checkpoint, Content, Ranks, save
+from plsc.checkpoint.manifest import seal
+from plsc.checkpoint.store import Checkpoint, Content, Ranks, save
+from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
-from plsc.manifest import seal
-from plsc.sharding import ClassShard, split
-from plsc.train_state import TrainState
+from plsc.utils.sharding import ClassShard, split
 
 CONTRACT = {"size": [32, 32], "channels": "grey", "mean": 127.5, "scale": 0.0078431}
 

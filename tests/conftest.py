@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from plsc import environment, log
-from plsc.entry import RUN_FILES
+from plsc.distributed import environment
+from plsc.training.entry import RUN_FILES
+from plsc.utils import log
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_")  # of the environment, which launches hand on

@@ -60,7 +60,7 @@ import os, signal, sys, time
 from pathlib import Path
 from paddle.distributed.collective import wait
 from plsc.errors import UserError
-from plsc.guard import Guard
+from plsc.distributed.guard import Guard
 
 folder, rank = Path("out"), int(os.environ["PADDLE_TRAINER_ID"])
 when, action = os.environ.get("FAULT", "9:9:none").rpartition(":")[::2]  # FAULT=rank:step:action

@@ -18,19 +18,19 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-import plsc.checkpoint
-import plsc.tester
+import plsc.checkpoint.store
+import plsc.training.evaluator
 from plsc import distributed
 from plsc.backbones.small_resnet import SmallResNet
 
 # Where a place is: "before NAME [word in the first argument]", "after NAME ...".
 PLACES = {
-    "write_synced": plsc.checkpoint,  # of a file of a checkpoint
-    "sync_folder": plsc.checkpoint,
+    "write_synced": plsc.checkpoint.store,  # of a file of a checkpoint
+    "sync_folder": plsc.checkpoint.store,
     "rename": Path,  # a checkpoint to its name, or an old one away
     "rmtree": shutil,
-    "score": plsc.tester,  # rank 0's part of an evaluation
-    "embed": plsc.tester,
+    "score": plsc.training.evaluator,  # rank 0's part of an evaluation
+    "embed": plsc.training.evaluator,
 }
 CGROUP = "PLSC_TEST_CGROUP"  # in the environment: a memory cgroup with a limit
 LATE = 35  # seconds; Gloo waits for 30

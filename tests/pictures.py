@@ -4,8 +4,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from plsc.drawing import STYLE
 from plsc.evaluation import identify, verify_distances
+from plsc.evaluation.report.style import STYLE
 
 
 @pytest.fixture(autouse=True)

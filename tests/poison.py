@@ -6,9 +6,10 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from plsc import distributed, optim
-from plsc.trainer import Trainer
-from tests.training import IMAGE_SHAPE, Linear, make_trainer
+from plsc import distributed
+from plsc.training import optim
+from plsc.training.trainer import Trainer
+from tests.tiny_runs import IMAGE_SHAPE, Linear, make_trainer
 
 
 class _Times(PyLayer):

@@ -25,10 +25,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from plsc.supervisor import newest_step
-from plsc.trainer import Trainer
+from plsc.cli.commands.run.supervisor import newest_step
+from plsc.training.trainer import Trainer
 from tests.launch import ROOT
-from tests.training import TINY, assert_equal_runs, rows, steps, train
+from tests.tiny_runs import TINY, assert_equal_runs, rows, steps, train
 from tests.warm import Program, Warm, all_ended, lines
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"

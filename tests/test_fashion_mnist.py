@@ -9,9 +9,9 @@ from safetensors.numpy import load_file
 
 from plsc.data.idx import IdxImages
 from plsc.data.synthetic import Synthetic
-from plsc.entry import Entry
 from plsc.errors import UserError
-from plsc.log import read_metrics
+from plsc.training.entry import Entry
+from plsc.utils.log import read_metrics
 from tests.idx_files import DATA, NAMES, ROOT, write_family
 from tests.launch import launch
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from plsc import config
-from plsc.doctor import doctor
-from plsc.entry import Entry
-from plsc.log import read_metrics
+from plsc.cli.commands.doctor import doctor
+from plsc.training.entry import Entry
+from plsc.utils.log import read_metrics
 from tests.idx_files import DATA, ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from plsc import cli
-from plsc.checkpoint import latest
+from plsc.checkpoint.store import latest
 from tests.checkpoints import flip
-from tests.training import TINY, assert_equal_runs, checkpoint, checkpoints, train
+from tests.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, train
 
 FILES = ("backbone", "optimizer", "head-00000-of-00001")
 HERE = ["-c", str(TINY), "-o", "Global.output_dir=out", "Global.resume=true"]

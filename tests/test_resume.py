@@ -5,12 +5,12 @@ import json
 import paddle
 import pytest
 
-from plsc.checkpoint import Checkpoint
+from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
-from plsc.sharding import split
+from plsc.utils.sharding import split
 from tests.checkpoints import assert_same, content, save_ranks
 from tests.image_files import png
-from tests.training import assert_same_arrays, checkpoint, make_trainer, rows, train
+from tests.tiny_runs import assert_same_arrays, checkpoint, make_trainer, rows, train
 
 CASES = {
     "partial fc": ["Head.sample_rate=0.3"],
@@ -25,7 +25,7 @@ CASES = {
     "cosine rate": ["LRScheduler={name: cosine, learning_rate: 0.05, warmup_steps: 3}"],
     "evaluations": ["Global.eval_every_steps=6"],
     "corrupt images": [
-        'DataLoader.Train.dataset={name: "tests.training:DamagedSynthetic", damaged: 3}',
+        'DataLoader.Train.dataset={name: "tests.tiny_runs:DamagedSynthetic", damaged: 3}',
         "DataLoader.Train.max_corrupt=0.1",
     ],
 }

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc.drawing import panels
-from plsc.registry import MARGINS
+from plsc.evaluation.report.style import panels
+from plsc.utils.registry import MARGINS
 
 DEGREES = np.linspace(0, 180, 361)
 COS = paddle.to_tensor(np.cos(np.deg2rad(DEGREES)), dtype="float32").unsqueeze(1)

@@ -14,10 +14,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from plsc.data.image_list import SHOWN, find_lines, last_before, read_numbers, whole_lines
 from plsc.data.images import EncodedImages
-from plsc.data.lists import SHOWN, find_lines, last_before, read_numbers, whole_lines
 from plsc.errors import CorruptImageError, MissingFileError, UserError
-from plsc.files import open_regular, refuse_irregular
+from plsc.utils.files import open_regular, refuse_irregular
 
 _TAB = ord("\t")
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")

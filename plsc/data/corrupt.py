@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plsc import log
 from plsc.data.batch import Replacement, make_sample
 from plsc.data.dataset import Dataset
 from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, shown
+from plsc.utils import log
 
 PROBE = 256  # images that are tried before the first step
 NAMES_SHOWN = 3

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc import log
-from plsc.data.lists import SHOWN, ImageFiles, Paths, identity_names
+from plsc.data.image_list import SHOWN, ImageFiles, Paths, identity_names
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.files import refuse_irregular
+from plsc.utils import log
+from plsc.utils.files import refuse_irregular
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 # Of images too, but OpenCV does not decode them everywhere, or not at all.
@@ -168,7 +168,7 @@ def _warn_of_twins(folder: str, names: list[str]) -> None:
 class ImageFolder(ImageFiles):
     """The images of a folder that has a folder for each identity; the sorted names are the labels 0, 1, ...
 
-    `folder`: the folder. Further keys: those of plsc.data.lists.ImageFiles, and of all image formats, see
+    `folder`: the folder. Further keys: those of plsc.data.image_list.ImageFiles, and of all image formats, see
     plsc.data.images.EncodedImages.
     """
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from plsc.data import fonts
 from plsc.data.dataset import Dataset, PairSet
-from plsc.data.drawn import PAIRS_SEED, draw_negatives
+from plsc.data.pair_sampling import PAIRS_SEED, draw_negatives
 from plsc.data.transforms import PAIRS, distort, generator
 from plsc.errors import UserError
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plsc import log
 from plsc.errors import UserError
+from plsc.utils import log
 
 LEAST = 2  # classes on either side: a pair of different people takes two, and so does training
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from plsc.data.dataset import Dataset
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.files import open_regular
+from plsc.utils.files import open_regular
 
 _MOST_RATIO = 100  # times a .gz's size that its images may have; of MNIST it is 5
 _MOST_UNPACKED = 2**24  # bytes that a .gz may have whatever its size: sorted labels hardly take any

@@ -19,7 +19,7 @@ from plsc.data.dataset import MEAN, SCALE, Dataset, IdentificationSet, PairSet
 from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, MissingFileError, UserError, shown
-from plsc.files import open_regular
+from plsc.utils.files import open_regular
 
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 

@@ -25,8 +25,8 @@ from plsc.data.dataset import Dataset
 from plsc.data.transforms import ORDER, generator
 from plsc.data.workers import Workers
 from plsc.errors import UserError
-from plsc.sharding import split
-from plsc.timing import timer
+from plsc.utils.sharding import split
+from plsc.utils.timing import timer
 
 THREAD_BATCHES = 2  # prepared ahead by the thread
 

@@ -1,7 +1,7 @@
 """Verification pairs of your own images: named in a file, or drawn from labelled images.
 
 `PairList` reads `path_a<TAB>path_b<TAB>0 or 1` (or with commas), and LFW's pairs.txt; `ImagePairs` draws its pairs from any
-format that plsc.data.formats recognises. Each image is stored, and embedded, once. Try it:
+format that plsc.data.autodetect recognises. Each image is stored, and embedded, once. Try it:
 
     ImagePairs("label.txt", num_pairs=1000, classes=(100, 136)).pairs
 """
@@ -17,13 +17,10 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from plsc import log
-from plsc.data.drawn import alternating, draw_pairs
+from plsc.data.autodetect import open_images
 from plsc.data.folder import EXTENSIONS
-from plsc.data.formats import open_images
 from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
-from plsc.data.images import EncodedPairs, read_file
-from plsc.data.lists import (
+from plsc.data.image_list import (
     LABEL_DIGITS,
     SHOWN,
     Paths,
@@ -33,8 +30,11 @@ from plsc.data.lists import (
     in_classes,
     refuse_missing,
 )
+from plsc.data.images import EncodedPairs, read_file
+from plsc.data.pair_sampling import alternating, draw_pairs
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.files import read_regular
+from plsc.utils import log
+from plsc.utils.files import read_regular
 
 
 class _Pair(NamedTuple):
@@ -54,7 +54,7 @@ class PairList(EncodedPairs):
     name. Further keys: those of plsc.data.images.EncodedPairs.
 
     The pairs keep the order of the file. `alternate`: spread the positive pairs evenly over the negative ones, see
-    plsc.data.drawn.alternating; done without asking for an LFW file without folds.
+    plsc.data.pair_sampling.alternating; done without asking for an LFW file without folds.
     """
 
     def __init__(self, list: str, root: str = "", title: str = "", alternate: bool = False, **options):
@@ -220,7 +220,7 @@ def _lfw_image(root: str, person: str, number: str, extension: dict[str, str]) -
 class ImagePairs(EncodedPairs):
     """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in every run.
 
-    `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.lists.ImageList.
+    `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.image_list.ImageList.
     `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `hold_out`: draws from the share of the
     classes that training with the same `hold_out` of the same images leaves out. `num_pairs`: how many; null:
     6,000, or as many as there are. `title`: what logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.

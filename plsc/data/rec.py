@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc import log
 from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import EncodedImages
 from plsc.data.recordio import Headers, RecordFile, image_of
 from plsc.errors import MissingFileError, UserError
+from plsc.utils import log
 
 
 class RecImages(EncodedImages):
     """The images of a .rec file.
 
     `path`: the .rec file. `index`: its .idx file; empty = the one beside it; where there is none, the records are found by a
-    scan. `hold_out`: the share of the classes that is left out, chosen by their numbers, see plsc.data.lists.ImageFiles. Further keys: those of all image formats, see plsc.data.images.EncodedImages.
+    scan. `hold_out`: the share of the classes that is left out, chosen by their numbers, see plsc.data.image_list.ImageFiles. Further keys: those of all image formats, see plsc.data.images.EncodedImages.
     """
 
     def __init__(self, path: str, index: str = "", hold_out: float = 0.0, **options):

@@ -18,9 +18,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from plsc.atomic_write import atomic_write
 from plsc.errors import MissingFileError, UserError
-from plsc.files import open_regular, read_regular
+from plsc.utils.atomic_write import atomic_write
+from plsc.utils.files import open_regular, read_regular
 
 MAGIC = 0xCED7230A
 _MAGIC = struct.pack("<I", MAGIC)

@@ -15,8 +15,8 @@ import numpy as np
 
 from plsc.data.dataset import TemplatePairs
 from plsc.data.folder import read_folder
+from plsc.data.image_list import SHOWN, Paths, check_list, identity_names, read_list, refuse_missing
 from plsc.data.images import EncodedPairs, EncodedSearch, read_file
-from plsc.data.lists import SHOWN, Paths, check_list, identity_names, read_list, refuse_missing
 from plsc.data.pairs import is_number, open_text
 from plsc.errors import MissingFileError, UserError, shown
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from plsc import distributed
-from plsc.config_sections import HeadCfg, OptimizerCfg, is_softmax
+from plsc.config.schema import HeadCfg, OptimizerCfg, is_softmax
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
+from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.heads.softmax import SoftmaxHead
-from plsc.heads.window import build_bank
-from plsc.registry import MARGINS
-from plsc.sharding import ClassShard
+from plsc.utils.registry import MARGINS
+from plsc.utils.sharding import ClassShard
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:

@@ -17,12 +17,12 @@ import numpy as np
 import paddle
 from paddle.utils import dlpack
 
-from plsc import kernels
-from plsc.half import float32_of
+from plsc.heads import kernels
+from plsc.heads.kernels import rows as row_kernels
 from plsc.heads.optimizer import Momentum, moment_name
-from plsc.kernels import rows as row_kernels
-from plsc.sharding import ClassShard
-from plsc.tensors import tensor_of
+from plsc.utils.bfloat16 import float32_of
+from plsc.utils.sharding import ClassShard
+from plsc.utils.tensors import tensor_of
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
-from plsc.kernels import rows as row_kernels
+from plsc.heads.kernels import rows as row_kernels
 
 
 class Momentum:

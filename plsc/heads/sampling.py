@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plsc.sharding import ClassShard
+from plsc.utils.sharding import ClassShard
 
 _BLOCK = 131_072  # classes that are drawn from together; changing it changes every run's draws
 

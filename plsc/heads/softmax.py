@@ -26,13 +26,13 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
+from plsc.heads.backends import Workspace, check_bfloat16
 from plsc.heads.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
-from plsc.heads.walk import Workspace, check_bfloat16
-from plsc.sharding import ClassShard
-from plsc.timing import timer
+from plsc.utils.sharding import ClassShard
+from plsc.utils.timing import timer
 
 
 @dataclass

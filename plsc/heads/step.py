@@ -17,10 +17,10 @@ import paddle.nn.functional as F
 
 from plsc import distributed
 from plsc.errors import UserError
+from plsc.heads.backends import BackendInput, KernelBackend, PaddleBackend, choose_backend
 from plsc.heads.blocks import inverse, unit_rows, unit_rows_gradient
 from plsc.heads.sampling import choose_classes, draw_classes
-from plsc.heads.walk import BackendInput, KernelBackend, PaddleBackend, choose_backend
-from plsc.tensors import tensor_of
+from plsc.utils.tensors import tensor_of
 
 
 @dataclass(frozen=True)

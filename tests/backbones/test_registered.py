@@ -5,9 +5,9 @@ import inspect
 import paddle
 import pytest
 
+from plsc.backbones.export import export
 from plsc.data.dataset import preprocessing
-from plsc.export import export
-from plsc.registry import BACKBONES
+from plsc.utils.registry import BACKBONES
 
 # Backbones whose images may be small: the test is of each name, not of its speed.
 SMALL_IMAGES = {"FaceViT", "IResNet", "MobileFaceNet", "ResNet"}

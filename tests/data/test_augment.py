@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from plsc.data.augment import BLUR, CUTOUT, LUMA, PAINT, RETOUCHES, WARPS, Augment, recolour
-from plsc.data.lists import ImageList
+from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.data.transforms import generator
 from plsc.errors import UserError

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from plsc import log
 from plsc.data.corrupt import PROBE, CorruptImages, allowed
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError, MissingFileError
+from plsc.utils import log
 from tests.data.damaged import Damaged
 
 

@@ -4,9 +4,9 @@ import unicodedata
 
 import pytest
 
-from plsc import log
 from plsc.data.folder import ImageFolder, read_folder
 from plsc.errors import MissingFileError, UserError
+from plsc.utils import log
 from tests.image_files import png, write_folder
 
 

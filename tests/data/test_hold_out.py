@@ -8,13 +8,13 @@ import pytest
 from plsc.config import load
 from plsc.data.folder import ImageFolder
 from plsc.data.hold_out import held_out
-from plsc.data.lists import ImageList
+from plsc.data.image_list import ImageList
 from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
-from plsc.entry import Entry
 from plsc.errors import UserError
+from plsc.training.entry import Entry
 from tests.image_files import write_folder, write_rec
-from tests.training import TINY
+from tests.tiny_runs import TINY
 
 NAMES = [f"n{number:04}" for number in range(4000)]
 

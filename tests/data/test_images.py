@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from plsc.data.dataset import preprocessing
+from plsc.data.image_list import ImageList
 from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.images import load_image
-from plsc.data.lists import ImageList
 from plsc.errors import CorruptImageError, MissingFileError, UserError
 
 

@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
+from plsc.data.bin_packs import write_pack
 from plsc.data.dataset import Dataset, IdentificationSet, PairSet, check_arrays, preprocessing
-from plsc.data.packs import write_pack
-from plsc.registry import DATASETS
+from plsc.utils.registry import DATASETS
 from tests.idx_files import write_idx
 from tests.image_files import png, write_folder, write_rec
 

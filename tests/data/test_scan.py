@@ -4,9 +4,9 @@ import cv2
 import numpy as np
 import pytest
 
+from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.folder import ImageFolder
 from plsc.data.glyphs import GlyphPairs
-from plsc.data.packs import BinPairs, write_pack
 from plsc.data.scan import count_of, name_of, same_content, scan
 from plsc.data.synthetic import Synthetic
 from tests.image_files import png, write_folder

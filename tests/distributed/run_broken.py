@@ -3,9 +3,9 @@
 from unittest.mock import patch
 
 from plsc import distributed
+from plsc.cli.commands.selftest.parts import PARTS
+from plsc.cli.commands.selftest.selftest import run_parts
 from plsc.heads.step import Step
-from plsc.selftest import run_parts
-from plsc.selftest_parts import PARTS
 
 distributed.init("cpu", threads=1)
 W = distributed.world_size()

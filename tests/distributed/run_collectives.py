@@ -7,7 +7,7 @@ import paddle
 
 from plsc import distributed as d
 from plsc.errors import MissingFileError
-from plsc.sharding import split
+from plsc.utils.sharding import split
 
 d.init("cpu", threads=1)
 W, r = d.world_size(), d.rank()

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from plsc import distributed as d
-from plsc import log
-from plsc.divergence import DivergedError
+from plsc.training.divergence import DivergedError
+from plsc.utils import log
 from tests.poison import everything, poisoned
-from tests.training import checkpoint, checkpoints
+from tests.tiny_runs import checkpoint, checkpoints
 
 folder = Path(sys.argv[1])
 d.init("cpu", threads=1)

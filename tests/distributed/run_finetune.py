@@ -1,5 +1,5 @@
 """On W ranks: Global.init_from gives each rank its classes' rows of what one process got. Arguments: a checkpoint, and the folder of
-that process's rows, a .npz a case of tests/test_finetune.py's CASES."""
+that process's rows, a .npz a case of tests/training/test_finetune.py's CASES."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from plsc import distributed as d
 from plsc.errors import UserError
-from tests.test_finetune import CASES, started
+from tests.training.test_finetune import CASES, started
 
 path, folder = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)

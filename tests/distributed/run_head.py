@@ -7,7 +7,7 @@ import itertools
 import sys
 
 from plsc import distributed
-from plsc.selftest_parts import head_errors
+from plsc.cli.commands.selftest.parts import head_errors
 
 distributed.init("cpu", threads=1)
 W = distributed.world_size()

@@ -4,10 +4,10 @@ import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
 from plsc.heads import build_head
-from plsc.registry import MARGINS
-from plsc.selftest_parts import relative
+from plsc.utils.registry import MARGINS
 from tests.heads.autograd import dense_gradients
 
 distributed.init("cpu", threads=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import paddle
 
 from plsc import distributed
-from tests.training import Linear, assert_takes_over, checkpoint, make_trainer, train
+from tests.tiny_runs import Linear, assert_takes_over, checkpoint, make_trainer, train
 
 WORLD_SIZES = (1, 2, 3)
 STOP, END = 5, 8  # steps; an epoch has 83

@@ -9,13 +9,13 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from plsc import distributed, reference
-from plsc.heads import make_head
+from plsc import distributed
+from plsc.cli.commands.selftest.parts import relative
+from plsc.heads import make_head, reference
+from plsc.heads.backends import BackendInput, PaddleBackend
 from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.step import Step
-from plsc.heads.walk import BackendInput, PaddleBackend
-from plsc.selftest_parts import relative
 
 B, C, D = 6, 23, 16
 

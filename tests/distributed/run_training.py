@@ -10,13 +10,13 @@ import numpy as np
 
 from plsc import distributed as d
 from plsc.config import load
-from plsc.config_sections import head_names
-from plsc.divergence import DivergedError
-from plsc.embed import embed, to_input
+from plsc.config.schema import head_names
 from plsc.errors import UserError
-from plsc.tester import Evaluator, build_sets, score
-from tests.test_tester import MORE, Broken
-from tests.training import TINY, Linear, NoisePairs, assert_takes_over, make_trainer, train, train_linear
+from plsc.training.divergence import DivergedError
+from plsc.training.embed import embed, to_input
+from plsc.training.evaluator import Evaluator, build_sets, score
+from tests.tiny_runs import TINY, Linear, NoisePairs, assert_takes_over, make_trainer, train, train_linear
+from tests.training.test_evaluator import MORE, Broken
 
 folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.launch import ROOT, launch
-from tests.test_finetune import CASES, NO_PAIRS, OLD, people, started
-from tests.training import checkpoint, train
+from tests.tiny_runs import checkpoint, train
+from tests.training.test_finetune import CASES, NO_PAIRS, OLD, people, started
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -7,7 +7,7 @@ import pytest
 from tests.distributed import run_pairs
 from tests.distributed.run_pairs import END, STOP, WORLD_SIZES
 from tests.launch import launch
-from tests.training import arrays, assert_same_arrays, checkpoint, rows
+from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, rows
 
 
 @pytest.fixture(scope="module")

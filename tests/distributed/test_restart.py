@@ -11,11 +11,11 @@ import signal
 
 import pytest
 
-from plsc.supervisor import newest_step
+from plsc.cli.commands.run.supervisor import newest_step
 from tests import soak
 from tests.faults import CGROUP, LATE
 from tests.launch import ROOT, launch
-from tests.training import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
+from tests.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, rows, steps
 from tests.warm import all_ended, lines, shared
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plsc.config_sections import head_names
-from plsc.entry import Entry
+from plsc.config.schema import head_names
+from plsc.training.entry import Entry
 from tests.launch import ROOT, launch, run_forked, run_python
-from tests.training import (
+from tests.tiny_runs import (
     TINY,
     arrays,
     assert_same_arrays,
@@ -155,7 +155,7 @@ def test_a_diverging_run_ends_every_rank(tmp_path):
 def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
     """With a code that the launcher picks: the other rank has lost its peer, or is terminated."""
     shape = "num_classes: 23, image_shape: [1, 12, 10]"
-    broken = f'DataLoader.Train.dataset={{name: "tests.training:OneBadSample", {shape}}}'
+    broken = f'DataLoader.Train.dataset={{name: "tests.tiny_runs:OneBadSample", {shape}}}'
     command = ["-c", TINY, "-o", HALF, "Global.output_dir=out", broken]
     done = launch(TRAIN, 2, tmp_path, *command, check=False, timeout=60)
     assert done.returncode != 0 and "done: " not in done.stdout

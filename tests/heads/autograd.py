@@ -8,9 +8,9 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
+from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
 from plsc.heads import build_head
-from plsc.selftest_parts import relative
 
 
 def angular(cos, m, paste=True):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plsc import kernels
+from plsc.heads import kernels
 
 BUILT = kernels.library() is not None
 

@@ -7,7 +7,7 @@ import pytest
 from plsc.heads import bank as bank_module
 from plsc.heads.bank import BANKS, initial_rows
 from plsc.heads.optimizer import Momentum
-from plsc.sharding import ClassShard, split
+from plsc.utils.sharding import ClassShard, split
 
 
 @pytest.fixture(params=list(BANKS))

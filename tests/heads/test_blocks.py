@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.cli.commands.selftest.parts import relative
 from plsc.heads.blocks import plan_blocks, unit_rows, unit_rows_gradient
-from plsc.selftest_parts import relative
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
 
 

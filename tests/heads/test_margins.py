@@ -4,13 +4,13 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
-from plsc.config_errors import arguments_of
-from plsc.config_sections import CHANGES_OTHERS, WITHOUT_MARGIN
+from plsc.config.messages import arguments_of
+from plsc.config.schema import CHANGES_OTHERS, WITHOUT_MARGIN
 from plsc.heads import build_margin
 from plsc.heads.margins import CombinedMargin
-from plsc.registry import MARGINS
-from plsc.selftest_parts import relative
+from plsc.utils.registry import MARGINS
 from tests.heads.autograd import (
     COMBINED,
     TARGETS,

@@ -7,7 +7,7 @@ import pytest
 from plsc.heads import make_head, sampling
 from plsc.heads.margins import ArcFace
 from plsc.heads.sampling import choose_classes, draw_classes
-from plsc.sharding import ClassShard
+from plsc.utils.sharding import ClassShard
 
 
 @pytest.fixture

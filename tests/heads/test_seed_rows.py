@@ -6,13 +6,13 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.cli.commands.selftest.parts import relative
 from plsc.config import ConfigError, load
 from plsc.heads import make_head
 from plsc.heads import step as step_module
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.sampling import choose_classes
-from plsc.selftest_parts import relative
-from plsc.sharding import ClassShard
+from plsc.utils.sharding import ClassShard
 
 D = 16
 

@@ -4,10 +4,9 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc import reference
-from plsc.heads import make_head
+from plsc.cli.commands.selftest.parts import MARGINS, head_errors, relative
+from plsc.heads import make_head, reference
 from plsc.heads.margins import ArcFace, CosFace
-from plsc.selftest_parts import MARGINS, head_errors, relative
 from tests.heads.cases import run
 from tests.heads.classify_cases import classify_equals_argmax
 

@@ -4,12 +4,12 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.cli.commands.selftest.parts import MARGINS, relative
 from plsc.errors import UserError
+from plsc.heads import backends as walk_module
 from plsc.heads import make_head
-from plsc.heads import walk as walk_module
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
-from plsc.selftest_parts import MARGINS, relative
 from tests.heads.cases import run
 
 

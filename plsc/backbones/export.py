@@ -1,0 +1,372 @@
+"""The backbone as files that run without plsc: Paddle Inference and ONNX, checked against the training graph.
+
+    image      float32 [batch, C, H, W]: raw pixels 0..255, of the contract's size and channel order
+    embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
+
+Normalising the pixels and the embedding is part of the graph. What is left to do outside, and the cosine above
+which two images show the same class, stands in contract.json; check.* is an image with its embedding, for
+trying out one's own code, and README.txt says how.
+
+Pixels that were normalised already would give embeddings that are all alike, and every comparison would be
+accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake is
+seen at once and accepts nobody. It takes one maximum. A truly black picture has nothing to recognise either.
+
+Try it: `pytest tests/backbones/test_export.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import paddle
+from paddle import inference, nn
+
+import plsc
+from plsc.errors import UserError
+from plsc.utils.atomic_write import atomic_write
+
+TOLERANCE = 1e-4  # of each component of an embedding of length 1
+DARKEST = 3.0  # an image without a brighter pixel was normalised before, by whatever mean and deviation, or is black
+VALUES = "raw pixels 0..255; normalisation is inside the graph"
+RESIZE = "to the size, whatever the aspect ratio: area averages to shrink (cv2.INTER_AREA), linear to enlarge (cv2.INTER_LINEAR)"
+_FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info")}
+_FILES |= {"model.onnx", "contract.json", "README.txt", "check.png", "check.npy", "check.json"}
+
+
+def export(
+    model: nn.Layer,
+    out_dir: str | os.PathLike,
+    *,
+    image_shape: tuple[int, int, int],
+    contract: dict,
+    formats: Sequence[str] = ("paddle", "onnx"),
+    opset: int = 17,
+    threshold: float | None = None,
+    flip: bool = False,
+    threshold_set: str | None = None,
+    threshold_step: int | None = None,
+    check_batches: Sequence[int] = (1, 8),
+) -> dict:
+    """Write `model` (normalised images [B, C, H, W] -> embeddings [B, D]) to the folder `out_dir`, for any B.
+
+    The folder appears, or replaces that of an earlier export, when all is written and every format agrees
+    with the training graph in eval mode within TOLERANCE. `model`, without data parallel's wrapper, stays as
+    it is.
+
+    Args:
+        contract: preprocessing: "size" [H, W], "channels", "mean", "scale" ((pixel - mean) * scale).
+        formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx).
+        threshold: cosine above which two images are of the same class; None = not known.
+        flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
+        threshold_set, threshold_step: what it was found on, and at which step.
+
+    Returns: what contract.json has (see _card), and "folder".
+    Raises: UserError (missing packages, before anything is written; a model that does not export truly).
+    """
+    assert formats and set(formats) <= {"paddle", "onnx"}
+    assert tuple(contract["size"]) == tuple(image_shape[1:])
+    out = Path(os.path.abspath(out_dir))
+    _check_tools(formats)
+    _check_replaceable(out)
+    with atomic_write(out) as tmp:
+        tmp.mkdir(parents=True)
+        with _untouched(model):
+            model.eval()
+            examples = [_example(model, contract, (batch, *image_shape)) for batch in check_batches]
+            files = {"paddle": _save_paddle(model, contract, image_shape, tmp)}
+            self_check = _write_self_check(tmp, model, contract, image_shape)
+        if "onnx" in formats:
+            files["onnx"] = _save_onnx(tmp, files["paddle"], opset)
+        checks = [_check(tmp, kind, files[kind], *example) for kind in formats for example in examples]
+        if "paddle" not in formats:
+            for name in files.pop("paddle")["files"]:
+                (tmp / name).unlink()
+        card = _card(image_shape, examples[0][1].shape[1], contract, threshold, flip)
+        card.update(threshold_set=threshold_set, threshold_step=threshold_step, files=files, checks=checks)
+        (tmp / "README.txt").write_text(_readme(card, self_check))
+        card["self_check"] = self_check
+        (tmp / "contract.json").write_text(json.dumps(card, indent=1) + "\n")
+        if out.exists():
+            shutil.rmtree(out)
+    return {**card, "folder": str(out)}
+
+
+def _card(
+    image_shape: tuple[int, ...], embedding_size: int, contract: dict, threshold: float | None, flip: bool
+) -> dict:
+    """contract.json, to which come "files" (per format: names of files, input and output) and "checks"."""
+    return {
+        "plsc": plsc.__version__,
+        "paddle": paddle.__version__,
+        "embedding_size": embedding_size,
+        "input": {"dtype": "float32", "shape": ["batch", *image_shape], "values": VALUES},
+        "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
+        # What is left to do. Mean and scale are not among it: who found them here would normalise once more.
+        "contract": {"size": contract["size"], "channels": contract["channels"], "resize": RESIZE},
+        "inside_the_graph": {
+            "normalisation": "(pixel - mean) * scale",
+            "mean": contract["mean"],
+            "scale": contract["scale"],
+            "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets an embedding of zeros",
+        },
+        "threshold": threshold,
+        "threshold_of": "image and mirror image, embeddings summed, length 1" if flip else "image",
+    }
+
+
+class _WithNormalisation(nn.Layer):
+    """Pixels -> normalised image -> `model` -> embedding of length 1."""
+
+    def __init__(self, model: nn.Layer, contract: dict):
+        super().__init__()
+        self.model = model
+        self.mean, self.scale = float(contract["mean"]), float(contract["scale"])
+
+    def forward(self, image):
+        embedding = self.model((image - self.mean) * self.scale)
+        square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
+        unit = embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
+        brightest = paddle.max(paddle.flatten(image, 1), axis=1, keepdim=True)
+        return unit * paddle.cast(brightest > DARKEST, "float32")
+
+
+@contextlib.contextmanager
+def _failure_told(what: str) -> Iterator[None]:
+    """The engines raise errors of many kinds and lines; UserError with `what` and the last line."""
+    try:
+        yield
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(f"{what}: {lines[-1] if lines else repr(error)}") from error
+
+
+@contextlib.contextmanager
+def _untouched(model: nn.Layer) -> Iterator[None]:
+    """Restore all layers' attributes: train or eval mode, and what to_static leaves (on 2.6 a `forward`)."""
+    before = [(layer, dict(vars(layer))) for layer in model.sublayers(include_self=True)]
+    for layer, attributes in before:
+        layer._original_funcs = copy.copy(attributes["_original_funcs"])  # to_static changes it in place
+    try:
+        yield
+    finally:
+        for layer, attributes in before:
+            vars(layer).clear()
+            vars(layer).update(attributes)
+
+
+def _example(model: nn.Layer, contract: dict, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Random pixels, and the embeddings of length 1 that the training graph makes of them."""
+    pixels = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
+    return pixels, _embed(model, contract, pixels)
+
+
+def _embed(model: nn.Layer, contract: dict, pixels: np.ndarray) -> np.ndarray:
+    """The training graph's embeddings of length 1, float64 [B, D]."""
+    with paddle.no_grad():
+        embedding = model(paddle.to_tensor((pixels - contract["mean"]) * contract["scale"], dtype="float32"))
+    embedding = embedding.numpy().astype(np.float64)
+    return embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
+
+
+def _write_self_check(folder: Path, model: nn.Layer, contract: dict, image_shape: tuple[int, ...]) -> dict:
+    """Write an image and the training graph's embedding of it, for trying out the code around the graph.
+
+    The image is a .png where the channels are ones that a .png has, so that reading it and the order of its
+    channels are tried, too; else the pixels as .npy. Channels and halves differ: exchanged or mirrored, it is
+    another image.
+    """
+    channels, height, width = image_shape
+    y, x = np.mgrid[0:height, 0:width]
+    image = np.stack([(x * (5 + 2 * k) + y * (3 + k) + 60 * k) % 256 for k in range(channels)]).astype(
+        np.uint8
+    )
+    image[0, height // 4 : height // 2, : width // 3] = 255
+    name = "check.png" if contract["channels"] in ("RGB", "BGR", "grey") else "check.npy"
+    if name == "check.png":
+        picture = image[::-1] if contract["channels"] == "RGB" else image  # OpenCV writes BGR
+        cv2.imwrite(str(folder / name), np.moveaxis(picture, 0, -1))
+    else:
+        np.save(folder / name, image)
+    embedding = _embed(model, contract, image[np.newaxis].astype(np.float32))[0]
+    text = json.dumps({"image": name, "embedding": [round(number, 7) for number in embedding.tolist()]})
+    (folder / "check.json").write_text(text + "\n")
+    return {"image": name, "embedding": "check.json", "least_cosine": 0.999}
+
+
+_HOW_TO_READ = {
+    "RGB": "cv2.imread('check.png')[..., ::-1].transpose(2, 0, 1)  # OpenCV reads BGR, the graph takes RGB",
+    "BGR": "cv2.imread('check.png').transpose(2, 0, 1)",
+    "grey": "cv2.imread('check.png', cv2.IMREAD_GRAYSCALE)[None]",
+}
+
+
+def _readme(card: dict, self_check: dict) -> str:
+    """README.txt: what the graph takes and gives, and how to check one's own code."""
+    shape = ", ".join(map(str, card["input"]["shape"]))
+    reading = _HOW_TO_READ.get(card["contract"]["channels"], "np.load('check.npy')")
+    lines = [
+        f"image      float32 [{shape}]: {VALUES}.",
+        f"channels   {card['contract']['channels']}",
+        f"size       height and width {card['contract']['size']}; resized {RESIZE}",
+        f"embedding  float32 [batch, {card['embedding_size']}] of length 1: the dot product of two is their cosine.",
+        "",
+        "Do not subtract a mean, do not divide by 255 or 127.5: the graph does what has to be done.",
+        f"An image without a pixel above {DARKEST:g} was normalised before, or is black: its embedding is all zeros.",
+        "",
+        f"Check your code: {self_check['image']} must get the embedding in check.json, with a cosine above",
+        f"{self_check['least_cosine']}. Below that, the pixels are not what the graph takes (order of the channels,",
+        "normalisation, layout); 0 means that they were normalised.",
+    ]
+    if "onnx" in card["files"]:
+        lines += [
+            "",
+            "    import json, cv2, numpy as np, onnxruntime",
+            f"    image = {reading}",
+            "    session = onnxruntime.InferenceSession('model.onnx')",
+            "    embedding = session.run(None, {'image': image[None].astype(np.float32)})[0][0]",
+            f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
+        ]
+    elif "paddle" in card["files"]:
+        names = card["files"]["paddle"]
+        lines += [
+            "",
+            "    import json, cv2, numpy as np",
+            "    from paddle import inference",
+            f"    image = {reading}",
+            f"    config = inference.Config('{names['model']}', '{names['params']}')",
+            "    predictor = inference.create_predictor(config)",
+            "    predictor.get_input_handle('image').copy_from_cpu(np.ascontiguousarray(image[None], np.float32))",
+            "    predictor.run()",
+            f"    embedding = predictor.get_output_handle('{names['output']}').copy_to_cpu()[0]",
+            f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _save_paddle(model: nn.Layer, contract: dict, image_shape: tuple[int, ...], folder: Path) -> dict:
+    layer = _WithNormalisation(model, contract)
+    spec = paddle.static.InputSpec([None, *image_shape], "float32", "image")
+    with _failure_told("Export: this backbone cannot be saved as one static graph"):
+        # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
+        static = paddle.jit.to_static(layer, input_spec=[spec], full_graph=True, backend=None)
+        paddle.jit.save(static, str(folder / "inference"))
+        names = sorted(path.name for path in folder.iterdir())
+        program = next(name for name in names if name.endswith((".json", ".pdmodel")))
+        output = _predictor(folder / program).get_output_names()[0]
+    return {
+        "files": names,
+        "model": program,
+        "params": "inference.pdiparams",
+        "input": "image",
+        "output": output,
+    }
+
+
+def _save_onnx(folder: Path, source: dict, opset: int) -> dict:
+    import onnx
+    import paddle2onnx
+
+    try:
+        # Given a file to write, it would fold constants with polygraphy, which pip-installs packages unasked.
+        text = paddle2onnx.export(
+            str(folder / source["model"]), str(folder / source["params"]), opset_version=opset
+        )
+    except UnboundLocalError as error:  # how paddle2onnx 2.1 ends after it has logged its own error
+        raise UserError(
+            "Export.formats: paddle2onnx cannot convert this backbone (its message is above): "
+            "set Export.formats=[paddle]"
+        ) from error
+    model = onnx.load_from_string(text)
+    _rename(model.graph, model.graph.output[0].name, "embedding")
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(folder / "model.onnx"))
+    made = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    return {"files": ["model.onnx"], "input": "image", "output": "embedding", "opset": made}
+
+
+def _rename(graph, old: str, new: str) -> None:
+    """Call the output `new` and the open axis "batch" (paddle2onnx: fetch_name_0, DynamicDimension.0)."""
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+    graph.output[0].name = new
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+
+
+def _predictor(program: Path) -> inference.Predictor:
+    # No enable_memory_optim: on the CPU it raises on Paddle 3's .json programs.
+    config = inference.Config(str(program), str(program.with_suffix(".pdiparams")))
+    config.disable_glog_info()
+    return inference.create_predictor(config)
+
+
+def _run(folder: Path, kind: str, names: dict, pixels: np.ndarray) -> np.ndarray:
+    if kind == "paddle":
+        predictor = _predictor(folder / names["model"])
+        predictor.get_input_handle(names["input"]).copy_from_cpu(pixels)
+        predictor.run()
+        return predictor.get_output_handle(names["output"]).copy_to_cpu()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors; it warns of each constant that it removes
+    session = onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run([names["output"]], {names["input"]: pixels})[0]
+
+
+def _check(folder: Path, kind: str, names: dict, pixels: np.ndarray, expected: np.ndarray) -> dict:
+    """Compare the exported with the training graph; UserError if it cannot run this batch or differs."""
+    where = f"Export.formats: the {kind} graph of this backbone, at batch {len(pixels)},"
+    with _failure_told(f"{where} does not run"):
+        got = _run(folder, kind, names, pixels)
+    if got.shape != expected.shape:
+        raise UserError(
+            f"{where} gives {list(got.shape)} instead of {list(expected.shape)}: is the batch size fixed?"
+        )
+    difference = float(np.max(np.abs(got - expected)))
+    if not difference <= TOLERANCE:
+        raise UserError(
+            f"{where} differs from the training graph by {difference:.3g}, allowed is {TOLERANCE:g}"
+        )
+    return {"format": kind, "batch": len(pixels), "max_difference": difference}
+
+
+def _check_tools(formats: Sequence[str]) -> None:
+    if "onnx" not in formats:
+        return
+    if paddle.__version__.startswith(("1.", "2.")):
+        raise UserError(
+            "Export.formats: ONNX export needs Paddle 3, paddle2onnx 2 refuses this one "
+            f"({paddle.__version__}): set Export.formats=[paddle]"
+        )
+    missing = [
+        name for name in ("paddle2onnx", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise UserError(
+            f"Export.formats: ONNX export needs the extra, {', '.join(missing)} not found: "
+            "pip install 'plsc[export]', or set Export.formats=[paddle]"
+        )
+
+
+def _check_replaceable(out: Path) -> None:
+    """The folder is replaced as a whole, so it must hold nothing else."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a folder for the export")
+    strangers = sorted(path.name for path in out.iterdir() if path.name not in _FILES) if out.exists() else []
+    if strangers:
+        raise UserError(
+            f"{out}: holds other files ({strangers[0]}); name a new or empty folder for the export"
+        )

@@ -1,0 +1,140 @@
+"""Export class centres to a file that other programs read, and import those of other programs.
+
+Both go block by block of rows; of shard files one rank's is in memory at a time. Try it:
+
+plsc-ckpt export-centres output/checkpoints/step-00000656 --output centres.npy --normalise
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from plsc.checkpoint.foreign.shards import Gathered, find_shards
+from plsc.checkpoint.reshard import (
+    ANOTHER_DISK,
+    FileBlocks,
+    Head,
+    RowArray,
+    head_of,
+    row_blocks,
+    row_bytes,
+    rows_as_file,
+    write_checkpoint,
+)
+from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.tensorfile import layout, write_synced
+from plsc.errors import UserError
+from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.bfloat16 import float32_of
+from plsc.utils.disk import refuse_full_disk
+
+
+def export_centres(folder: str, target: str, names: bool = False, normalise: bool = False) -> str:
+    """Write the centres [num_classes, embedding_size] of the checkpoint `folder` to `target`; a sentence about it.
+
+    Args:
+        target: NAME.safetensors, with one array "centres", or NAME.npy.
+        names: write the classes' names too, as a JSON list, to target.names.json.
+        normalise: divide each centre by its length, in float64, rounded to the dtype; a centre of zeros stays.
+
+    Raises UserError: another ending, a file that is there, no names in the checkpoint, a damaged checkpoint.
+    """
+    if not target.endswith((".safetensors", ".npy")):
+        raise UserError(f"--output: must end in .safetensors or .npy (got '{target}')")
+    listed = f"{target}.names.json"
+    for path in (target, f"{target}.tmp", *([listed] if names else [])):
+        if Path(path).exists():
+            raise UserError(f"{path}: is there already, and nothing is overwritten; name another file")
+    saved = Checkpoint.open(folder)
+    classes = saved.classes()
+    if names and classes is None:
+        raise UserError(f"{folder}: has no names of classes; leave --names out, or give it some first")
+    head = _centres_of(saved, normalise)
+    refuse_full_disk(target, row_bytes(head) * saved.num_classes, *ANOTHER_DISK)
+    blocks = rows_as_file if target.endswith(".safetensors") else _npy_blocks
+    try:
+        with atomic_write(target) as beside:
+            write_synced(beside, blocks(head, 0, saved.num_classes))
+        if names:
+            replace_file(
+                Path(listed),
+                (json.dumps(classes, indent=0, ensure_ascii=False) + "\n").encode(
+                    "utf-8", "backslashreplace"
+                ),
+            )
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+    length = ", of length 1" if normalise else ""
+    also = f", names in {listed}" if names else ""
+    return f"{target}: {saved.num_classes:,} centres of {saved.embedding_size} numbers{length}{also}"
+
+
+def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
+    """Return its head with the centres only, of bfloat16 the float32."""
+    head = head_of(saved)
+    entry = head.arrays["centres"]
+    dtype = np.dtype(np.float32) if entry.dtype == np.uint16 else entry.dtype
+
+    def plain(name: str, start: int, stop: int) -> np.ndarray:
+        return float32_of(head.read(name, start, stop))
+
+    def unit(name: str, start: int, stop: int) -> np.ndarray:
+        rows = plain(name, start, stop)
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+        return (rows / np.where(lengths == 0, 1, lengths)).astype(rows.dtype)
+
+    return Head({"centres": RowArray(dtype, entry.shape)}, unit if normalise else plain)
+
+
+def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:
+    """Yield the blocks of bytes of the .npy file (version 1.0) of the centres."""
+    entry = head.arrays["centres"]
+    shape = (stop - start, *entry.shape[1:])
+    text = repr({"descr": entry.dtype.str, "fortran_order": False, "shape": shape})
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    yield b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("latin-1")
+    for _, rows in row_blocks(head, "centres", start, stop):
+        yield rows.reshape(-1).view(np.uint8)
+
+
+def import_centres(
+    sources: Sequence[str], target: str, backbone: str | None = None, num_classes: int | None = None
+) -> str:
+    """Gather the shards of another program (see plsc.checkpoint.foreign.shards) into the checkpoint folder `target`; a sentence about it.
+
+    It has a head file for each rank, with that rank's classes: centres, and momentum and bias where the layout has them; float32.
+
+    Args:
+        sources: their folder, or the main files of all ranks.
+        backbone: a checkpoint, such as plsc-import makes; its network, contract and config go along. Without, the network has no
+            arrays: the folder is for export-centres, reshard and the like.
+        num_classes: compared with the sum over the ranks.
+
+    Raises UserError.
+    """
+    shards = find_shards(sources)
+    gathered = Gathered(shards, num_classes)
+    classes, size = gathered.ranges[-1][1], gathered.head.arrays["centres"].shape[1]
+    fields = {"contract": {}, "state": {}, "config": ""}
+    files = {"backbone.safetensors": layout({}), "optimizer.safetensors": layout({})}
+    if backbone is not None:
+        saved = Checkpoint.open(backbone)
+        if saved.embedding_size != size:
+            raise UserError(
+                f"{backbone}: gives embeddings of {saved.embedding_size} numbers, the centres have {size}"
+            )
+        about = saved.state.to_json()
+        about = {key: about[key] for key in ("image_shape", "threshold", "flip") if key in about}
+        fields = {"contract": saved.contract, "state": about, "config": saved.config_yaml}
+        files["backbone.safetensors"] = FileBlocks(saved.path / "backbone.safetensors")
+    numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}
+    fields = {"step": 0, "epoch": 0, **numbers, **fields}
+    made = write_checkpoint(target, gathered.ranges, gathered.head, files, fields)
+    return (
+        f"{made}: {classes:,} classes x {size} from {len(shards.files)} ranks of {shards.layout.name} "
+        f"({', '.join(sorted(gathered.head.arrays))})"
+    )

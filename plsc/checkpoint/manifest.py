@@ -1,0 +1,269 @@
+"""manifest.json: the list of what a checkpoint consists of, and the check that all of it is there, unaltered.
+
+Checksums are CRC-32: it finds every flip of one bit and of any run up to 32 bits, and costs no time beside
+the writing (SHA-256 would halve the speed, and protects from nobody who can rewrite the manifest too). The
+manifest begins with the checksum of its own other bytes. Arrays carry their dtypes themselves, in the
+safetensors headers.
+
+Try it: `pytest tests/checkpoint/test_manifest.py`.
+"""
+
+# ruff: noqa: UP045 - pydantic evaluates the annotations, and Python 3.9 has no X | None
+from __future__ import annotations
+
+import errno
+import json
+import re
+import stat
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
+
+from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
+from plsc.checkpoint.train_state import Side, TrainState
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.files import read_regular
+from plsc.utils.yaml_lines import parse
+
+FORMAT = 1
+# A name that leads to no file. Any other error of reading may pass (a lost network disk), and says nothing about the content.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
+
+
+_MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
+
+
+class HeadFile(BaseModel):
+    """One file of class rows."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    file: str
+    start: NonNegativeInt
+    """First class."""
+    stop: NonNegativeInt
+    """The class after the last one."""
+
+
+class FileSum(BaseModel):
+    """What a file must be."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    bytes: NonNegativeInt
+    crc32: str
+
+
+class Contract(BaseModel):
+    """How images are prepared, see plsc.data.dataset.preprocessing()."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    size: Optional[Annotated[list[Side], Field(min_length=2, max_length=2)]] = None
+    channels: Optional[str] = None
+    mean: Optional[FiniteFloat] = None
+    scale: Optional[FiniteFloat] = None
+
+
+class Manifest(BaseModel):
+    """The fields of manifest.json after "crc32"."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    format: Literal[1]
+    plsc: str
+    """Version of plsc that wrote it."""
+    step: NonNegativeInt
+    """Optimizer steps taken."""
+    epoch: NonNegativeInt
+    world_size: PositiveInt
+    num_classes: NonNegativeInt
+    """0 in a folder that holds a backbone only, such as plsc-import writes."""
+    embedding_size: PositiveInt
+    heads: list[HeadFile]
+    """In class order; together [0, num_classes)."""
+    files: dict[str, FileSum]
+    contract: dict[str, Any]
+    """How images are prepared: size, channels, mean, scale."""
+    state: TrainState
+    """What it knows of the run."""
+    config: str
+    """The resolved config, YAML."""
+
+    @field_validator("contract")
+    @classmethod
+    def _check_contract(cls, contract: dict) -> dict:
+        Contract.model_validate(contract)
+        return contract
+
+    @field_validator("config")
+    @classmethod
+    def _check_config(cls, config: str) -> str:
+        config_sections(config)
+        return config
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values, of `state` those that were given."""
+        return {**self.model_dump(), "state": self.state.to_json()}
+
+
+def seal(rest: bytes) -> bytes:
+    """The bytes of manifest.json from what follows its first field, the checksum."""
+    return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
+
+
+def read_json(path: Path) -> Any:
+    """The value in the file. Raises: DamagedError when it is not JSON; OSError."""
+    try:
+        return json.loads(read_regular(path))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: is not JSON") from error
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in the file.
+
+    Raises: DamagedError (absent, altered, inconsistent, or names files that are none of a checkpoint's),
+    UserError (written by a newer plsc), OSError.
+    """
+    if not path.exists():
+        raise DamagedError(f"{path}: is not there; the checkpoint was never completed")
+    try:
+        data = read_regular(path, _MOST_BYTES)
+    except UserError as error:  # no regular file, or one that no manifest is as large as
+        raise DamagedError(str(error)) from error
+    if data != seal(data[len(seal(b"")) :]):
+        raise DamagedError(f"{path}: fails its checksum")
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: is not JSON") from error
+    if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
+        raise UserError(
+            f"{path}: has format {fields['format']}, this plsc reads up to {FORMAT}; install a newer plsc"
+        )
+    del fields["crc32"]
+    try:
+        manifest = Manifest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DamagedError(
+            f"{path}: {shown(key)}: {shown(first['msg'].removeprefix('Value error, '))}"
+        ) from error
+    for name in manifest.files:
+        if not _FILE_NAME.fullmatch(name):
+            raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")
+    needed = {"backbone.safetensors", "optimizer.safetensors", *(part.file for part in manifest.heads)}
+    if not needed <= manifest.files.keys():
+        raise DamagedError(f"{path}: does not list {min(needed - manifest.files.keys())!r} among its files")
+    if not manifest.heads or not tiles(
+        [(part.start, part.stop) for part in manifest.heads], manifest.num_classes
+    ):
+        raise DamagedError(f"{path}: the head files do not make up the classes [0, {manifest.num_classes})")
+    return manifest
+
+
+def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
+    """Whether the ranges [start, stop), some perhaps empty, in this order make up [0, num_classes)."""
+    edges = [0, *(edge for one in ranges for edge in one), num_classes]
+    return edges[::2] == edges[1::2] and edges == sorted(edges)
+
+
+def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
+    """The manifest of the checkpoint `path` and its tensor files by name; checked, with `verify` all bytes.
+
+    Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable now or by this user).
+    """
+    try:
+        return _open_folder(path, verify)
+    except PermissionError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; give this user the right to read it") from error
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        if error.errno in _ABSENT:
+            raise DamagedError(f"{path}: {error}") from error
+        raise UserError(
+            f"{error.filename or path}: cannot be read now ({error.strerror or error}); nothing was changed: "
+            "see that its disk is there, and try again"
+        ) from error
+
+
+def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
+    if not path.is_dir():
+        raise MissingFileError(f"{path}: there is no such checkpoint folder")
+    below = sorted(
+        found.parent for at in ("", "checkpoints/") for found in path.glob(f"{at}step-*/manifest.json")
+    )
+    if below and not (path / "manifest.json").exists():
+        raise UserError(
+            f"{path}: is no checkpoint but has {len(below)} in it; name one of them, such as {below[-1]}"
+        )
+    manifest = read_manifest(path / "manifest.json")
+    for name, info in manifest.files.items():
+        _check_file(path / name, info, verify)
+    tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
+    _check_heads(path, manifest, tensors)
+    return manifest, tensors
+
+
+def _check_file(path: Path, info: FileSum, verify: bool) -> None:
+    if not path.exists():
+        raise DamagedError(f"{path}: is not there")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError(f"{path}: is not a plain file")
+    if status.st_size != info.bytes:
+        raise DamagedError(f"{path}: has {status.st_size} bytes, the manifest says {info.bytes}")
+    if verify and crc32_of(path) != info.crc32:
+        raise DamagedError(f"{path}: fails its checksum")
+
+
+def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile]) -> None:
+    """Each head file has the rows that the manifest says, and the same arrays as the first."""
+    first = tensors[manifest.heads[0].file].arrays
+    centres = first.get("centres")
+    if centres is None or centres.shape[1:] != (manifest.embedding_size,):
+        raise DamagedError(
+            f"{path}: the head has no array 'centres' of embedding size {manifest.embedding_size}"
+        )
+    for part in manifest.heads:
+        arrays = tensors[part.file].arrays
+        alike = arrays.keys() == first.keys() and all(
+            arrays[name].dtype == first[name].dtype
+            and arrays[name].shape == (part.stop - part.start, *first[name].shape[1:])
+            for name in arrays
+        )
+        if not alike:
+            raise DamagedError(
+                f"{path}/{part.file}: its arrays are not the rows [{part.start}, {part.stop}) of the head"
+            )
+
+
+def config_sections(config: str) -> dict[str, Any]:
+    """The sections of a checkpoint's config, read as it was written: text that looks like a date stays text. {} for centres of
+    other programs, which have none. Raises ValueError for what is no config."""
+    document = parse(config)
+    if document.problems:
+        raise ValueError(f"line {document.problems[0].line}: {document.problems[0].message}")
+    sections = document.value if document.value is not None else {}
+    if not isinstance(sections, dict) or not all(isinstance(value, dict) for value in sections.values()):
+        raise ValueError("is no mapping of sections")
+    head = sections.get("Head", {})
+    if not isinstance(head.get("name", ""), str) or type(head.get("sub_centres", 1)) is not int:
+        raise ValueError("Head.name must be text, Head.sub_centres an integer")
+    return sections
+
+
+def head_config(config: str) -> dict:
+    """The section Head of a checkpoint's config; {} where it is not said, as with centres of other programs."""
+    return config_sections(config).get("Head", {})

@@ -1,0 +1,161 @@
+"""Writes a checkpoint from parts that are read in blocks of rows, so that a head larger than the memory passes through.
+
+plsc.checkpoint.store.save is what a training run calls, with arrays, on every rank; this is for one process and another folder. The bytes
+are the same: a file's layout comes from plsc.checkpoint.tensorfile in both. Try it:
+
+    reshard(Checkpoint.open("step-00000120"), "cut/step-00000120", ranks=3)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import plsc
+from plsc.checkpoint.manifest import FORMAT, Manifest, seal
+from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.tensorfile import header_of, sync_folder, write_synced
+from plsc.errors import UserError
+from plsc.utils.atomic_write import atomic_write
+from plsc.utils.disk import refuse_full_disk
+from plsc.utils.sharding import split
+
+ANOTHER_DISK = ("it", "name a target on another disk")
+BLOCK = 8 << 20  # bytes of rows, or of a copied file, in memory at once
+
+
+class RowArray(NamedTuple):
+    """An array of a head file, described."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    """Its first axis is classes."""
+    code: str | None = None
+    """Of the dtype in the file, where numpy has no such dtype (bfloat16)."""
+
+
+class Head(NamedTuple):
+    """The rows of all classes, wherever they are."""
+
+    arrays: Mapping[str, Any]
+    """Name -> anything with .dtype and .shape, the first axis of any length; "centres" is one of them."""
+    read: Callable[[str, int, int], np.ndarray]
+    """(name, start, stop) -> the rows of the classes [start, stop), contiguous."""
+
+
+def write_checkpoint(
+    target: str | os.PathLike,
+    ranges: Sequence[tuple[int, int]],
+    head: Head,
+    files: Mapping[str, FileBlocks | Sequence],
+    fields: Mapping[str, Any],
+) -> Path:
+    """Write the checkpoint folder `target`, which must not be there; until all of it is on the disk it is called target.tmp.
+
+    Args:
+        ranges: the classes [start, stop) of each head file, in order.
+        files: the other files by name, copied or as blocks of bytes; the backbone's and the optimizer's have to be among them.
+        fields: of the manifest, all but those about files.
+
+    Raises UserError, before anything is written where the disk has too little room.
+    """
+    target = Path(os.path.abspath(target))
+    for path in (target, target.with_name(f"{target.name}.tmp")):
+        if path.exists():
+            raise UserError(f"{path}: is there already, and nothing is overwritten; name another folder")
+    need = row_bytes(head) * (ranges[-1][1] - ranges[0][0])
+    need += sum(
+        blocks.size if isinstance(blocks, FileBlocks) else sum(map(len, blocks)) for blocks in files.values()
+    )
+    refuse_full_disk(target, need, *ANOTHER_DISK)
+    try:
+        with atomic_write(target) as beside:
+            beside.mkdir(parents=True)
+            _fill(beside, ranges, head, files, fields)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+    return target
+
+
+def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mapping) -> None:
+    sums, heads = {name: write_synced(tmp / name, blocks) for name, blocks in files.items()}, []
+    for number, (start, stop) in enumerate(ranges):
+        name = f"head-{number:05d}-of-{len(ranges):05d}.safetensors"
+        sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
+        heads.append({"file": name, "start": start, "stop": stop})
+    manifest = Manifest(format=FORMAT, plsc=plsc.__version__, heads=heads, files=sums, **fields)
+    text = json.dumps(manifest.to_json(), indent=1)
+    write_synced(tmp / "manifest.json", [seal(text[1:].encode())])
+    sync_folder(tmp)
+
+
+def rows_as_file(head: Head, start: int, stop: int) -> Iterator:
+    """The blocks of bytes of the safetensors file with these rows of all of the head's arrays."""
+    header, order = header_of(
+        {
+            name: RowArray(entry.dtype, (stop - start, *entry.shape[1:]), getattr(entry, "code", None))
+            for name, entry in head.arrays.items()
+        }
+    )
+    yield header
+    for name in order:
+        for _, rows in row_blocks(head, name, start, stop):
+            yield rows.reshape(-1).view(np.uint8)
+
+
+def row_bytes(head: Head) -> int:
+    """How many bytes one class has in all of the head's arrays."""
+    return sum(entry.dtype.itemsize * math.prod(entry.shape[1:]) for entry in head.arrays.values())
+
+
+def row_blocks(head: Head, name: str, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(first class, rows) of [start, stop), as many classes at a time as BLOCK bytes hold."""
+    count = max(1, BLOCK // max(row_bytes(Head({name: head.arrays[name]}, head.read)), 1))
+    for first in range(start, stop, count):
+        yield first, head.read(name, first, min(first + count, stop))
+
+
+class FileBlocks:
+    """A file's bytes, BLOCK at a time. `size`: how many there are."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path, self.size = path, os.path.getsize(path)
+
+    def __iter__(self) -> Iterator[bytes]:
+        with open(self.path, "rb") as file:
+            while block := file.read(BLOCK):
+                yield block
+
+
+def head_of(saved: Checkpoint) -> Head:
+    """A checkpoint's head."""
+    return Head(saved.head_arrays, saved.rows)
+
+
+def fields_of(saved: Checkpoint) -> dict[str, Any]:
+    """What a rewritten checkpoint keeps of the manifest: everything but the files, the format, and who wrote them."""
+    fields = {**saved.manifest.to_json(), "state": saved.state.to_json()}
+    return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
+
+
+def others_of(saved: Checkpoint) -> dict[str, FileBlocks]:
+    """Its files that are not of the head, as write_checkpoint takes them."""
+    heads = {part.file for part in saved.manifest.heads}
+    return {name: FileBlocks(saved.path / name) for name in saved.manifest.files if name not in heads}
+
+
+def reshard(saved: Checkpoint, target: str | os.PathLike, ranks: int) -> Path:
+    """Write `saved` with its classes cut into `ranks` head files (see plsc.utils.sharding.split) as the folder `target`.
+
+    Every row array of the head is cut, the other files are copied byte for byte; of the manifest's fields world_size changes. Cut back,
+    the folder has the bytes that it had. Raises UserError.
+    """
+    fields = {**fields_of(saved), "world_size": ranks}
+    return write_checkpoint(target, split(saved.num_classes, ranks), head_of(saved), others_of(saved), fields)

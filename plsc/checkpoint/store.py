@@ -1,0 +1,506 @@
+"""Checkpoints: a folder a step, written beside and renamed, manifest last; any world size reads any other's.
+
+    checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
+                                head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
+
+A head file holds one rank's class rows; the manifest says which, and each file's size and checksum.
+No pickle, no paddle, no collective of its own.
+
+Try it: `Checkpoint.open(latest("output/checkpoints")).head(0, 10)["centres"]`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import plsc
+from plsc.checkpoint.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
+from plsc.checkpoint.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
+from plsc.checkpoint.train_state import TrainState
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.atomic_write import remove, replace_file
+from plsc.utils.disk import full_disk
+from plsc.utils.sharding import ClassShard
+
+_log = logging.getLogger("plsc")
+_RESUME = (
+    "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
+)
+
+
+class SaveError(UserError):
+    """A checkpoint could not be written; the earlier ones are untouched and training may go on."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint is made of, as one rank has it. Of all but `head` and `shard` rank 0's is written.
+
+    head: this rank's rows, first axis = class: "centres" [S, D], perhaps "momentum" [S, D], "bias" [S].
+    shard: the classes of those rows; all of them on every rank: a replicated head.
+    contract: how images are prepared. classes: a name for each class, None: they have none.
+    """
+
+    step: int
+    epoch: int
+    backbone: Mapping[str, np.ndarray]
+    optimizer: Mapping[str, np.ndarray]
+    head: Mapping[str, np.ndarray]
+    shard: ClassShard
+    state: TrainState
+    config_yaml: str
+    contract: dict
+    classes: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who writes a checkpoint together.
+
+    gather: the one collective, called three times: each rank's value -> the list of all, on every rank. Ranks come to it as far
+    apart as their disks are unequal: it must wait longer than Gloo's 30 s.
+    """
+
+    rank: int
+    world_size: int
+    gather: Callable[[Any], list]
+
+
+ONE_RANK = Ranks(0, 1, lambda value: [value])
+
+
+def save(
+    root: str | os.PathLike,
+    content: Content,
+    ranks: Ranks = ONE_RANK,
+) -> Path:
+    """Write the folder `root`/step-XXXXXXXX, in place of one that may be there. Every rank calls it.
+
+    Nothing is copied: the arrays must not change until it returns. All of it is on the disk when it returns.
+
+    Returns: the folder. Raises: SaveError on every rank, naming the one that failed and why.
+    """
+    num_classes = content.shard.num_classes
+    assert all(len(array) == content.shard.size for array in content.head.values()), "not a row per class"
+    assert content.classes is None or len(content.classes) == num_classes
+    root = Path(root)
+    final = root / f"step-{content.step:08d}"
+    fields = {
+        "step": content.step,
+        "epoch": content.epoch,
+        "contract": content.contract,
+        "state": content.state.to_json(),
+        "config": content.config_yaml,
+        "world_size": ranks.world_size,
+        "num_classes": num_classes,
+        "embedding_size": content.head["centres"].shape[1],
+    }
+    what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
+    rank = ranks.rank
+    mine = _files_of_rank_0(content) if rank == 0 else {}
+    together = partial(_together, what, ranks.gather)
+    try:
+        ranges = together(_begin, final, rank, (content.shard.start, content.shard.stop))
+        shards = _distinct(ranges, num_classes)
+        names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+        if rank < len(names):
+            mine[names[rank]] = layout(content.head)
+        files = {name: info for written in together(_write, final, mine) for name, info in written.items()}
+        heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
+        together(_publish, final, rank, {**fields, "heads": heads, "files": files})
+    except SaveError:
+        if rank == 0:
+            _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
+        raise
+    return final
+
+
+def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
+    """Call `write`, and again after each of these pauses, in seconds, where it raises SaveError; all ranks do the same."""
+    for pause in pauses:
+        try:
+            return write()
+        except SaveError as error:
+            _log.error("%s; it is the last: trying again in %g s, make room meanwhile", error, pause)
+            time.sleep(pause)
+    return write()
+
+
+def _files_of_rank_0(content: Content) -> dict[str, list]:
+    files = {
+        "backbone.safetensors": layout(content.backbone),
+        "optimizer.safetensors": layout(content.optimizer),
+    }
+    if content.classes is not None:
+        files["classes.json"] = [json.dumps(content.classes, indent=0).encode()]
+    return files
+
+
+def _together(what: str, gather: Callable, work: Callable, *args: Any) -> list:
+    """Call work(*args) on every rank; return all results, or raise SaveError on every rank; without that, the others would wait in vain."""
+    result, failure, cause = None, None, ""
+    try:
+        result = work(*args)
+    except Exception as error:  # noqa: BLE001 (see above)
+        failure, cause = error, " ".join(f"{type(error).__name__}: {error}".split())
+    answers = gather((result, cause))
+    for number, (_, cause) in enumerate(answers):
+        if cause:
+            raise SaveError(f"{what}: rank {number}: {cause}") from failure
+    return [result for result, _ in answers]
+
+
+def _begin(final: Path, rank: int, shard: tuple[int, int]) -> tuple[int, int]:
+    if rank == 0:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _tidy(final.parent)
+        _beside(final, "tmp").mkdir()
+    return int(shard[0]), int(shard[1])
+
+
+def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int, int]]:
+    """Return one range per head file: the ranks' own, or a single one when the head is replicated."""
+    if set(shards) == {(0, num_classes)}:
+        shards = shards[:1]
+    assert tiles(shards, num_classes), f"the shards {shards} do not make up the classes [0, {num_classes})"
+    return shards
+
+
+def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
+    tmp, need = _beside(final, "tmp"), sum(len(buffer) for buffers in files.values() for buffer in buffers)
+    if error := full_disk(tmp, need):
+        raise error
+    try:
+        return {name: write_synced(tmp / name, buffers) for name, buffers in files.items()}
+    except OSError as error:
+        raise full_disk(tmp, need, error) or error from error
+
+
+def _publish(final: Path, rank: int, fields: dict) -> None:
+    if rank != 0:
+        return
+    tmp, root = _beside(final, "tmp"), final.parent
+    manifest = Manifest(format=FORMAT, plsc=plsc.__version__, **fields)
+    write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
+    sync_folder(tmp)
+    if final.exists():
+        final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
+    tmp.rename(final)
+    sync_folder(root)
+    _tidy(root, ignore_errors=True)  # the replaced one; the next save tries again
+
+
+def _beside(final: Path, suffix: str) -> Path:
+    return final.with_name(f"{final.name}.{suffix}")
+
+
+def _tidy(root: Path, ignore_errors: bool = False) -> None:
+    """Remove what a killed save or prune left; a replaced checkpoint gets its name back if it is needed."""
+    for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
+        final = path.with_suffix("")
+        if path.suffix == ".old" and not final.exists() and path.is_dir():
+            path.rename(final)
+            continue
+        try:
+            remove(path)
+        except OSError:
+            if not ignore_errors:
+                raise
+
+
+def _entries(root: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in root.glob("step-*") if re.fullmatch(pattern, path.name))
+
+
+def latest(root: str | os.PathLike, rename: bool = True, before: int | None = None) -> Path | None:
+    """Find the newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
+
+    An unusable newer one is warned about and, with `rename`, set aside as step-XXXXXXXX.bad (never deleted).
+    Let one rank call it, with rename=True for a run that will write here, and tell the others the path; they open it with
+    verify=False. A checkpoint that goes meanwhile, because a run at work here deletes it, is passed over.
+    `before`: of the checkpoints of earlier steps than this one; None too if none of them is usable.
+
+    Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
+    damaged one; also for one written by a newer plsc, or not readable now or by this user, which is not damage.
+    """
+    root = Path(root)
+    complete = _complete(root)
+    for path in reversed(complete):
+        if before is not None and int(path.stem[5:]) >= before:
+            continue
+        try:
+            Checkpoint.open(path)
+        except UserError as error:
+            if not path.exists():
+                continue
+            if not isinstance(error, DamagedError):
+                raise
+            aside = _set_aside(path) if rename else path
+            _log.warning(
+                "checkpoint %s is unusable (%s); %s, trying the one before it",
+                path.name,
+                error,
+                f"kept as {aside.name}" if rename else "left as it is",
+            )
+            continue
+        if rename and path.suffix:  # a replacement was killed halfway
+            path = path.rename(path.with_suffix(""))
+        return path
+    present = _complete(root)
+    if set(present) - set(complete):  # written since
+        return latest(root, rename, before)
+    bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
+    if bad and before is None:
+        kept = "; they are kept as .bad" if rename else ""
+        raise UserError(
+            f"{root}: none of the {bad} checkpoints is usable (the warnings say why{kept}): "
+            "put a good copy back, or start anew with another Global.output_dir"
+        )
+    return None
+
+
+def _complete(root: Path) -> list[Path]:
+    """List the checkpoints in `root` that were completed once, the oldest first."""
+    folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
+    return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))
+
+
+def best(root: str | os.PathLike) -> Path:
+    """Find the best checkpoint in `root` by the main evaluation, every checksum verified; the newest whole one knows which it is.
+
+    Raises: UserError if nothing has been evaluated or it is gone; what `latest` and `Checkpoint.open` raise.
+    """
+    newest = latest(root, rename=False)
+    if newest is None:
+        raise MissingFileError(f"{root}: no checkpoint there; train first")
+    known = Checkpoint.open(newest, verify=False).state.best
+    if not known:
+        raise UserError(
+            f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
+        )
+    return Checkpoint.open(Path(root) / f"step-{known.step:08d}").path
+
+
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while (aside := _beside(path.with_suffix(""), "bad" if number == 1 else f"bad{number}")).exists():
+        number += 1
+    return path.rename(aside)
+
+
+def set_aside_after(root: str | os.PathLike, step: int) -> None:
+    """Set the checkpoints of later steps aside: a run that has gone back to this one must not be resumed from them."""
+    for path in _entries(Path(root), r"step-\d{8,}"):
+        if int(path.name[5:]) > step:
+            _set_aside(path)
+
+
+def prune(
+    root: str | os.PathLike, keep: int, protect: Collection[int] = (), way_back: int | None = None
+) -> list[Path]:
+    """Delete the oldest checkpoints beyond the newest `keep`; rank 0 calls it after a save.
+
+    Args:
+        protect: steps that stay whatever their age, such as the best one.
+        way_back: the newest checkpoint of an earlier step than this stays too.
+
+    Only folders with a manifest and all files count, and only they are deleted. Returns: the deleted folders.
+    """
+    assert keep >= 1
+    whole = []
+    for path in sorted(_entries(Path(root), r"step-\d{8,}"), key=lambda path: int(path.name[5:])):
+        try:
+            Checkpoint.open(path, verify=False)
+        except UserError:  # not ours to judge here: `latest` says what is wrong with it
+            continue
+        whole.append(path)
+    earlier = [int(path.name[5:]) for path in whole if way_back is not None and int(path.name[5:]) < way_back]
+    doomed = [path for path in whole[:-keep] if int(path.name[5:]) not in (*protect, *earlier[-1:])]
+    for path in doomed:
+        tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
+        sync_folder(tmp.parent)
+        remove(tmp)
+    return doomed
+
+
+_THRESHOLD = "threshold.json"  # in the checkpoint's folder but not of its manifest: it may come later, or be taken away
+
+
+def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path:
+    """Store the threshold that a later evaluation found with a checkpoint; its `state` has it when it is opened again.
+
+    Args:
+        cosine: above which two images are of the same class. of: title of the set. flip: see DataLoader.Eval.flip.
+    """
+    file = saved.path / _THRESHOLD
+    content = {"threshold": cosine, "threshold_set": of, "threshold_step": saved.step, "flip": flip}
+    try:
+        replace_file(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot be written: {error.strerror}; copy the checkpoint to a folder of yours"
+        ) from error
+    return file
+
+
+def _read_threshold(path: Path) -> dict[str, Any]:
+    """Read what `set_threshold` stored with a checkpoint; {} if nothing."""
+    file = path / _THRESHOLD
+    if not file.is_file():
+        return {}
+    kinds = {"threshold": float, "threshold_set": str, "threshold_step": int, "flip": bool}
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError, OSError):
+        content = None
+    right = isinstance(content, dict) and all(type(content.get(key)) is kind for key, kind in kinds.items())
+    if not right or not -1 <= content["threshold"] <= 1:
+        raise UserError(f"{file}: is not what plsc-eval --set-threshold writes; delete it, or write it anew")
+    return {key: content[key] for key in kinds}
+
+
+class Checkpoint:
+    """A whole checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
+
+    Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
+    contract, config_yaml.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
+        self.path, self.manifest, self._tensors = path, manifest, tensors
+        self.step, self.epoch = manifest.step, manifest.epoch
+        self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
+        self.state = manifest.state.model_copy(update=_read_threshold(path))
+        self.contract, self.config_yaml = manifest.contract, manifest.config
+
+    @classmethod
+    def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
+        """Open the folder `path`.
+
+        Args:
+            verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
+                checked; right after `latest` has verified, that is enough.
+
+        Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (newer
+        format, no permission).
+        """
+        path = Path(path)
+        return cls(path, *open_folder(path, verify))
+
+    def require(self, section: str, *keys: str) -> None:
+        """Raise UserError unless `section`, "state" or "contract", says all `keys`: imported centres alone do not."""
+        known = self.state.to_json() if section == "state" else self.contract
+        lacking = [key for key in keys if known.get(key) is None]
+        if lacking:
+            raise UserError(
+                f"{self.path}/manifest.json: {section}.{lacking[0]}: is not said, so this cannot be used as a run's checkpoint; name "
+                "one of a training, start from this one with Global.init_from, or import centres with --backbone"
+            )
+
+    def backbone(self) -> dict[str, np.ndarray]:
+        """Read all arrays of the backbone, parameters and buffers."""
+        return self._all("backbone.safetensors")
+
+    def optimizer(self) -> dict[str, np.ndarray]:
+        """Read all arrays of the backbone's optimizer."""
+        return self._all("optimizer.safetensors")
+
+    def _all(self, name: str) -> dict[str, np.ndarray]:
+        return {array: self._tensors[name].read(array) for array in self._tensors[name].arrays}
+
+    def classes(self) -> list[str] | None:
+        """Read the name of each class, or None if the run had none."""
+        if "classes.json" not in self.manifest.files:
+            return None
+        names = read_json(self.path / "classes.json")
+        if (
+            not isinstance(names, list)
+            or len(names) != self.num_classes
+            or not all(isinstance(n, str) for n in names)
+        ):
+            raise DamagedError(f"{self.path}/classes.json: is not a list of {self.num_classes} names")
+        return names
+
+    @property
+    def head_arrays(self) -> dict[str, Any]:
+        """The head's arrays by name, each with `.dtype` and `.shape`, whose first axis is as long as the first file's."""
+        return self._tensors[self.manifest.heads[0].file].arrays
+
+    def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Read the head's arrays of classes [start, stop), [stop - start, ...] each; reads only their bytes."""
+        return {name: self.rows(name, start, stop) for name in self.head_arrays}
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Read the rows of classes [start, stop) of one of the head's arrays."""
+        assert 0 <= start <= stop <= self.num_classes
+        entry = self.head_arrays[name]
+        out = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
+        for part in self.manifest.heads:
+            low, high = max(start, part.start), min(stop, part.stop)
+            if low < high:
+                self._tensors[part.file].read_rows(name, low - part.start, out[low - start : high - start])
+        return out
+
+    def check_matches(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        backbone: Mapping[str, Any] | None = None,
+        optimizer: Mapping[str, Any] | None = None,
+        head: Mapping[str, Any] | None = None,
+        remedy: str = _RESUME,
+    ) -> None:
+        """Refuse a checkpoint of another problem: UserError that names each difference, and ends with `remedy`.
+
+        Args:
+            backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
+                the head's, all axes but the first). None = not compared.
+        """
+        differences = []
+        if self.num_classes != num_classes:
+            differences.append(f"has {self.num_classes} classes, this run has {num_classes}")
+        if self.embedding_size != embedding_size:
+            differences.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
+        files = {
+            "backbone": "backbone.safetensors",
+            "optimizer": "optimizer.safetensors",
+            "head": self.manifest.heads[0].file,
+        }
+        for part, wanted in (("backbone", backbone), ("optimizer", optimizer), ("head", head)):
+            if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
+                differences += _differences(part, self._tensors[files[part]].arrays, wanted)
+        if differences:
+            raise UserError(f"checkpoint {self.path.name} {'; '.join(differences)}: {remedy}")
+
+
+def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """List at most one difference of each kind: names that lack, names too many, other shapes."""
+    axes = slice(1 if part == "head" else 0, None)
+    lack, surplus = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
+    other = [
+        n
+        for n in sorted(set(saved) & set(wanted))
+        if list(saved[n].shape)[axes] != list(wanted[n].shape)[axes]
+    ]
+    differences = []
+    if lack:
+        differences.append(f"lacks {len(lack)} {part} arrays that this run has ({lack[0]})")
+    if surplus:
+        differences.append(f"has {len(surplus)} {part} arrays that this run lacks ({surplus[0]})")
+    if other:
+        name = other[0]
+        shapes = f"{list(saved[name].shape)[axes]}, this run has {list(wanted[name].shape)[axes]}"
+        differences.append(f"has {len(other)} {part} arrays of another shape ({name}: {shapes})")
+    return differences

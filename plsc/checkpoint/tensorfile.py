@@ -1,0 +1,288 @@
+"""The safetensors layout, written in one pass and read by row ranges: header length, JSON header, raw bytes.
+
+Why not the safetensors package itself, which reads these files: a checkpoint needs a checksum computed while
+writing, fsync, the umask obeyed (the package leaves mode 0600), no second copy of the arrays, and only some
+rows back, as copies (the package maps the file: who cuts it later kills the process). bfloat16 (BF16) is read
+as its uint16 bits, as Paddle's `.numpy()` gives it. Numpy only.
+
+Try it: `pytest tests/checkpoint/test_tensorfile.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import mmap
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plsc.errors import UserError
+
+DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
+}  # fmt: skip
+_CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
+_MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
+_MAX_EMPTY = (
+    1 << 20
+)  # bytes that one row of an array with no rows may have: numpy allocates as if zeros were ones
+_BLOCK = 8 << 20  # bytes read, or written, at once
+
+
+class DamagedError(UserError):
+    """A file is cut, altered or was never completed: set it aside and use an older one."""
+
+
+def header_of(arrays: Mapping[str, Any]) -> tuple[bytes, list[str]]:
+    """What stands before the data in the safetensors file of `arrays` (of anything with .dtype and .shape, and .code for one that
+    is not its dtype's), and the order in which their data follow."""
+    header, end = {}, 0
+    # Wide numbers first: that keeps each array aligned.
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    for name in order:
+        dtype, shape = arrays[name].dtype, arrays[name].shape
+        assert dtype in _CODES, f"array {name!r} has the dtype {dtype}, which safetensors cannot hold"
+        size = math.prod(shape) * dtype.itemsize
+        code = getattr(arrays[name], "code", None) or _CODES[dtype]
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": (end, end + size)}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def layout(arrays: Mapping[str, Any]) -> list:
+    """The buffers that in a row are the safetensors file of `arrays`; views where an array is contiguous. Of an array that is not
+    in memory, which gives its rows by slice, they are `Rows`, read when they are written."""
+    header, order = header_of(arrays)
+    return [header, *(buffer for name in order for buffer in _buffers(arrays[name]))]
+
+
+class Rows:
+    """A buffer that is read when it is called."""
+
+    def __init__(self, array: Any, start: int, stop: int):
+        self._array, self._start, self._stop = array, start, stop
+
+    def __len__(self) -> int:
+        """Its bytes."""
+        return (self._stop - self._start) * math.prod(self._array.shape[1:]) * self._array.dtype.itemsize
+
+    def __call__(self) -> np.ndarray:
+        return _bytes_of(self._array[self._start : self._stop])
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _buffers(array: Any) -> list:
+    if isinstance(array, np.ndarray):
+        return [_bytes_of(array)]
+    count = max(1, _BLOCK * len(array) // max(1, len(Rows(array, 0, len(array)))))
+    return [Rows(array, start, min(start + count, len(array))) for start in range(0, len(array), count)]
+
+
+def sync_folder(path: str | os.PathLike) -> None:
+    """Bring the names in a folder to the disk: a renamed file is only then there after a power cut."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_synced(path: str | os.PathLike, buffers: Iterable) -> dict:
+    """Write `buffers` one after the other into a new file and sync it to the disk; they may be made one at a time.
+
+    Past the page cache where the system lets us (O_DIRECT): pages for gigabytes that nobody will read cost more processor time than
+    all else here, and would drive out the training data. The bytes go through two aligned blocks: one is filled and
+    its checksum computed while a thread writes the other (both release the GIL).
+
+    Returns: {"bytes": size, "crc32": eight hex digits}. Raises: OSError (FileExistsError too).
+    """
+    crc = size = 0
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        _past_the_cache(file, True)
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(int)  # nothing yet
+            for block in _blocks_of(buffers):
+                crc, size = zlib.crc32(block, crc), size + len(block)
+                writing.result()
+                writing = pool.submit(_write, file, block)
+            writing.result()
+        os.fsync(file)
+    finally:
+        os.close(file)
+    return {"bytes": size, "crc32": f"{crc:08x}"}
+
+
+def _blocks_of(buffers: Iterable) -> Iterator[memoryview]:
+    """The bytes of `buffers`, in turn in one of two blocks of memory, full but for the last."""
+    blocks, filled = [memoryview(mmap.mmap(-1, _BLOCK)) for _ in range(2)], 0
+    for buffer in buffers:
+        rest = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
+        while len(rest):
+            part = rest[: _BLOCK - filled]
+            blocks[0][filled : filled + len(part)] = part
+            rest, filled = rest[len(part) :], filled + len(part)
+            if filled == _BLOCK:
+                yield blocks[0]
+                blocks, filled = blocks[::-1], 0
+    if filled:
+        yield blocks[0][:filled]
+
+
+def _write(file: int, block: memoryview) -> None:
+    if len(block) % mmap.PAGESIZE:  # the last: past the cache only whole pages can be written
+        _past_the_cache(file, False)
+    while len(block):
+        try:
+            block = block[os.write(file, block) :]
+        except OSError as error:
+            # Disks with larger sectors, and what is left after a short write.
+            if error.errno != errno.EINVAL or not _past_the_cache(file, False):
+                raise
+
+
+def _past_the_cache(file: int, wanted: bool) -> bool:
+    """Switch O_DIRECT where there is such a thing; whether it was on."""
+    direct, flags = getattr(os, "O_DIRECT", 0), fcntl.fcntl(file, fcntl.F_GETFL)
+    with contextlib.suppress(OSError):  # a file system that cannot
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
+    return bool(flags & direct)
+
+
+def crc32_of(path: str | os.PathLike) -> str:
+    """CRC-32 of the file, eight hex digits."""
+    crc, block = 0, memoryview(bytearray(_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            crc = zlib.crc32(block[:count], crc)
+    return f"{crc:08x}"
+
+
+class _Entry(NamedTuple):
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int  # bytes from the beginning of the data
+    code: str  # of the dtype, in the file
+
+
+class TensorFile:
+    """A safetensors file whose header was read and checked; the data is read when asked for.
+
+    Attributes: path; arrays: name -> entry with `.dtype` and `.shape`.
+    Raises: DamagedError, in one line and without allocating, for a header that is cut, too long, not JSON, or
+    whose arrays overlap, leave gaps or lie outside of the file; OSError.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        with open(path, "rb") as file:
+            available = os.fstat(file.fileno()).st_size - 8
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(available, _MAX_HEADER):
+                raise DamagedError(
+                    f"{path}: says that its header has {length} bytes, which it cannot; the file is damaged"
+                )
+            text = file.read(length)
+        try:
+            header = json.loads(text, object_pairs_hook=_no_twins)
+            header.pop("__metadata__", None)
+            self.arrays = {name: self._entry(name, **header[name]) for name in header}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, DamagedError):
+                raise
+            raise DamagedError(
+                f"{path}: its header is not that of a safetensors file; the file is damaged"
+            ) from error
+        self._data = 8 + length
+        end = 0
+        for name, entry in sorted(self.arrays.items(), key=lambda item: (item[1].start, self._stop(item[1]))):
+            if entry.start != end:
+                raise DamagedError(
+                    f"{path}: array {name!r} overlaps another or leaves a gap; the file is damaged"
+                )
+            end = self._stop(entry)
+        if end != available - length:
+            raise DamagedError(
+                f"{path}: its arrays need {end} bytes, it has {available - length}; the file is damaged"
+            )
+
+    def _entry(self, name: str, dtype: str, shape: list, data_offsets: list) -> _Entry:
+        start, stop = data_offsets
+        entry = _Entry(np.dtype(DTYPES.get(dtype, "V")), tuple(shape), start, dtype)
+        sound = (
+            dtype in DTYPES
+            and len(shape) <= 32
+            and all(type(n) is int and n >= 0 for n in (start, stop, *shape))
+        )
+        if not sound or self._stop(entry) != stop or _size(entry, at_least=1) > max(stop - start, _MAX_EMPTY):
+            raise DamagedError(
+                f"{self.path}: array {name!r}: dtype, shape and offsets disagree; the file is damaged"
+            )
+        return entry
+
+    @staticmethod
+    def _stop(entry: _Entry) -> int:
+        return entry.start + _size(entry)
+
+    def read(self, name: str) -> np.ndarray:
+        """The array `name`, a copy in memory of its own."""
+        out = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
+        self._read_into(out, self.arrays[name].start)
+        return out
+
+    def read_rows(self, name: str, start: int, out: np.ndarray) -> None:
+        """Fill `out` (contiguous, same dtype) with the rows [start, start + len(out)) of the array `name`."""
+        entry = self.arrays[name]
+        assert 0 <= start and start + len(out) <= entry.shape[0]
+        assert out.dtype == entry.dtype and out.shape[1:] == entry.shape[1:]
+        self._read_into(out, entry.start + start * _size(entry._replace(shape=entry.shape[1:])))
+
+    def _read_into(self, out: np.ndarray, offset: int) -> None:
+        with open(self.path, "rb") as file:
+            file.seek(self._data + offset)
+            if file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:
+                raise DamagedError(f"{self.path}: became shorter while it was read")
+
+
+def _size(entry: _Entry, at_least: int = 0) -> int:
+    """Bytes of the array; with at_least=1 as if its dimensions were at least that."""
+    return math.prod(max(n, at_least) for n in entry.shape) * entry.dtype.itemsize
+
+
+def _no_twins(pairs: list[tuple]) -> dict:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a name is there twice")
+    return dict(pairs)
+
+
+def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:
+    """A line for each tensor whose name or shape differs between what is called `their` and `our`."""
+    lines = [f"{name} is not in {our}" for name in there if name not in here]
+    lines += [f"{name} is not in {their}" for name in here if name not in there]
+    return lines + [
+        f"{name} is {list(there[name].shape)} in {their}, {list(here[name].shape)} in {our}"
+        for name in here
+        if name in there and list(there[name].shape) != list(here[name].shape)
+    ]
+
+
+def format_lines(where: str, lines: list[str], most: int = 10) -> str:
+    """The text of a UserError about tensors: the first lines, `where` before each, and how many more there are."""
+    more = [f"and {len(lines) - most} tensors more"] if len(lines) > most else []
+    return "\n".join(f"{where}: {line}" for line in [*lines[:most], *more])

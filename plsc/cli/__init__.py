@@ -1,0 +1,256 @@
+"""The command line: `plsc VERB ...`, each verb also as plsc-VERB, and `python -m plsc VERB ...`; tools/*.py call these too.
+
+COMMANDS is the one table of verbs. train, eval, predict and export call Entry; the others have a module each. A UserError is printed, one
+line a mistake, and the exit code is 2; a run that a signal has stopped ends with 130 (SIGINT) or 143 (SIGTERM), as shells have it.
+
+Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from plsc import __version__
+from plsc.distributed import environment
+from plsc.errors import UserError, shown
+
+_EXAMPLES = {
+    "train": "plsc-train -c configs/ -o Global.epochs=2 Global.output_dir=first",
+    "eval": "plsc-eval -c first/config.yaml",
+    "predict": "plsc-predict -c first/config.yaml a.png b.png",
+    "export": "plsc-export -c first/config.yaml",
+}
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    from plsc import config
+
+    parser = argparse.ArgumentParser(
+        f"plsc-{verb}",
+        description=COMMANDS[verb].help,
+        epilog=f"example: {_EXAMPLES[verb]}",
+    )
+    config.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
+    parser.add_argument("--version", action="version", version=_version())
+    if verb == "train":
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print the resolved config and the plan, train nothing"
+        )
+    if verb == "eval":
+        parser.add_argument(
+            "--set-threshold",
+            action="store_true",
+            help="store the main set's threshold with the checkpoint, for predict and export",
+        )
+        parser.add_argument(
+            "--compare",
+            metavar="RUN",
+            help="another run's folder or results.json: a second column in the report",
+        )
+    if verb == "predict":
+        parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
+        parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
+    return parser
+
+
+def run(verb: str, argv: Sequence[str] | None = None) -> int:
+    """Run one verb of Entry with its arguments; the exit code."""
+    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    return _without_traceback(lambda: _call_entry(verb, argv), debug)
+
+
+def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
+    args = _parser(verb).parse_args(argv)
+    from plsc.training.entry import Entry
+
+    entry = Entry(args.config, args.override)
+    if verb == "train" and args.dry_run:
+        print(entry.dry_run())
+    elif verb == "train":
+        if args.config is None:
+            _say_defaults()
+        return _exit_code((entry.train() or {}).get("stopped"))
+    elif verb == "predict":
+        images = args.images
+        entry.predict(images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output)
+    elif verb == "eval":
+        entry.test(set_threshold=args.set_threshold, compare=args.compare)
+    else:
+        entry.export()
+    return 0
+
+
+def _say_defaults() -> None:
+    from plsc.utils import log
+
+    if environment.rank_from_env() == 0:
+        others = "; configs/ has other settings: plsc-train -c configs/" if os.path.isdir("configs") else ""
+        log.get_logger().info(
+            "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
+            f"(plsc-train --dry-run shows all keys){others}"
+        )
+
+
+def _exit_code(stopped: str | None) -> int:
+    """The exit code of a training; `stopped` names the signal that has stopped it."""
+    from plsc.distributed import guard
+
+    if (
+        stopped is None or guard.SUPERVISOR in os.environ
+    ):  # plsc-run has its own, and no rank of it has failed
+        return 0
+    _ignore_the_launcher()
+    return guard.exit_code(signal.Signals[stopped])
+
+
+def _ignore_the_launcher() -> None:
+    """The launcher terminates all ranks when one has ended; this one is about to, and with its own exit code."""
+    if "PADDLE_TRAINER_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
+    """The exit code of `act`; 2, and a line for each of the user's mistakes, where it raises UserError; 130 after Ctrl-C."""
+    environment.before_paddle()
+    with contextlib.suppress(AttributeError):  # whoever calls us may have put anything there
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8
+    try:
+        return act() or 0
+    except UserError as error:
+        if debug:
+            raise
+        _ignore_the_launcher()
+        for line in str(error).split("\n"):
+            print(f"ERROR {shown(line)}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("ERROR interrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
+
+
+def train(argv: Sequence[str] | None = None) -> int:
+    """`plsc-train`."""
+    return run("train", argv)
+
+
+def evaluate(argv: Sequence[str] | None = None) -> int:
+    """`plsc-eval`."""
+    return run("eval", argv)
+
+
+def predict(argv: Sequence[str] | None = None) -> int:
+    """`plsc-predict`."""
+    return run("predict", argv)
+
+
+def export(argv: Sequence[str] | None = None) -> int:
+    """`plsc-export`."""
+    return run("export", argv)
+
+
+def supervise(argv: Sequence[str] | None = None) -> int:
+    """`plsc-run`; exit code 1 if it gave up."""
+    return _module("supervisor", argv)
+
+
+def import_weights(argv: Sequence[str] | None = None) -> int:
+    """`plsc-import`."""
+    return _module("importers", argv, prepare=True)
+
+
+def selftest(argv: Sequence[str] | None = None) -> int:
+    """`plsc-selftest`; exit code 1 if a part failed."""
+    return _module("selftest", argv, prepare=True)
+
+
+def plan(argv: Sequence[str] | None = None) -> int:
+    """`plsc-plan`."""
+    return _module("plan", argv)
+
+
+def benchmark(argv: Sequence[str] | None = None) -> int:
+    """tools/benchmark.py."""
+    return _module("benchmark", argv)
+
+
+def convert(argv: Sequence[str] | None = None) -> int:
+    """`plsc-convert`."""
+    return _module("convert", argv)
+
+
+def doctor(argv: Sequence[str] | None = None) -> int:
+    """`plsc-doctor`; exit code 1 for warnings, 2 for errors."""
+    return _module("doctor", argv)
+
+
+def ckpt(argv: Sequence[str] | None = None) -> int:
+    """`plsc-ckpt`."""
+    return _module("ckpt", argv)
+
+
+def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
+    """Run the main() of plsc.name. `prepare`: it imports Paddle, before which the environment must be set."""
+
+    def act() -> int | None:
+        threads = environment.prepare()[0] if prepare else None
+        main = importlib.import_module(f"plsc.{name}").main
+        return main(argv, threads) if name == "selftest" else main(argv)
+
+    return _without_traceback(act)
+
+
+class Command(NamedTuple):
+    """A verb: what it is for, in a few words, and the function that takes its arguments."""
+
+    help: str
+    call: Callable[..., int]
+
+
+COMMANDS = {
+    "train": Command("train, verify, and write the report", train),
+    "eval": Command("evaluate a checkpoint on the sets of DataLoader.Eval", evaluate),
+    "predict": Command("embeddings of images, as .npy", predict),
+    "export": Command("write the backbone for Paddle Inference and ONNX", export),
+    "run": Command("train on several ranks, and restart what died", supervise),
+    "import": Command("weights of other programs", import_weights),
+    "ckpt": Command("look at, check, and cut checkpoints", ckpt),
+    "convert": Command("a set of images to another format", convert),
+    "doctor": Command("what is wrong with a set of images", doctor),
+    "selftest": Command("check this machine", selftest),
+    "plan": Command("what a run will take: memory, time, how many classes fit", plan),
+    "benchmark": Command("speed and memory of the parts", benchmark),
+}
+
+
+def _version() -> str:
+    return f"plsc {__version__}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`plsc VERB ...`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv == ["--version"]:
+        print(_version())
+        return 0
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]].call(argv[1:])
+    asked = argv in ([], ["-h"], ["--help"])
+    if not asked:
+        from plsc.utils.registry import did_you_mean
+
+        print(f"ERROR unknown verb '{shown(argv[0])}'{did_you_mean(argv[0], COMMANDS)}", file=sys.stderr)
+    verbs = "".join(f"\n  {verb:10}{command.help}" for verb, command in COMMANDS.items())
+    print(f"usage: plsc VERB ...   (plsc VERB --help explains one; plsc --version){verbs}")
+    return 0 if asked else 2

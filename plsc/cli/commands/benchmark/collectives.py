@@ -1,0 +1,94 @@
+"""What the ranks' talking costs: each collective of plsc.distributed that training calls, by size, ranks and what is sent.
+
+    python tools/benchmark.py collectives --ranks 2 4 --kb 1 1024 65536
+
+In new processes for each number of ranks. Sizes are of one rank's part: what it gives to a gather, what is summed in a sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from plsc.cli.commands.benchmark import benchmark
+from plsc.errors import UserError
+from plsc.utils import log
+
+WHAT = ("count", "sum", "gather", "reduce-scatter")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[2], help="processes of this machine, 2 or more"
+    )
+    parser.add_argument("--kb", type=int, nargs="+", default=[1, 64, 1024, 16384], help="1024 bytes each")
+    parser.add_argument("--runs", type=int, default=9, help="of each, in turn; medians count")
+    parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
+    parser.add_argument(
+        "--row", type=Path, help="measure in this process, one of the ranks, and write it there"
+    )
+
+
+def collectives(args: argparse.Namespace) -> dict:
+    """Seconds of each collective on ranks of this machine."""
+    if args.row:
+        return {"rows": measure(args.kb, args.runs)}
+    rows = []
+    for ranks in args.ranks:
+        if ranks < 2:
+            raise UserError(f"--ranks: one process has nobody to talk to (got {ranks}), give 2 or more")
+        with tempfile.TemporaryDirectory() as folder:
+            found = Path(folder, "rows.json")
+            sizes = ["--kb", *map(str, args.kb), "--runs", str(args.runs)]
+            said = benchmark.run_ranks(
+                ["benchmark", "collectives", *sizes, "--row", str(found)], ranks, Path(folder, "log")
+            )
+            if not found.exists():
+                raise UserError(f"{ranks} ranks were not measured: {said}")
+            rows += json.loads(found.read_text())["rows"]
+    return {**benchmark.circumstances(), "rows": rows}
+
+
+def measure(sizes_kb: list[int], runs: int) -> list[dict]:
+    """The rows of this number of ranks; every rank calls it."""
+    from plsc.distributed import environment
+
+    threads, _ = environment.prepare()
+    import paddle
+
+    from plsc import distributed
+
+    distributed.init("cpu", threads)
+    ranks = distributed.world_size()
+    work = {("count", 0): lambda: distributed.every(True)}
+    for kb in sizes_kb:
+        numbers = 256 * kb
+        part, whole = paddle.randn([numbers]), paddle.randn([ranks, numbers]).flatten()
+        work["sum", kb] = lambda x=part: distributed.all_reduce(x)
+        work["gather", kb] = lambda x=part, n=numbers: distributed.gather_rows(x, [n] * ranks)
+        work["reduce-scatter", kb] = lambda x=whole, n=numbers: distributed.reduce_scatter_rows(
+            x, [n] * ranks
+        )
+    benchmark.alternate(1, work)
+    seconds = benchmark.alternate(runs, work)
+    return [
+        {"what": what, "ranks": ranks, "kb": kb, "seconds": seconds[what, kb]}
+        for what, kb in sorted(work, key=lambda key: (WHAT.index(key[0]), key[1]))
+    ]
+
+
+def show(found: dict) -> str:
+    rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in found["rows"]]
+    return f"{benchmark.told(found)}\n{log.table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
+
+
+def plot(found: dict) -> bytes:
+    """Milliseconds over the size, a line for each collective and number of ranks."""
+    lines: dict[str, list] = {}
+    for row in found["rows"]:
+        if row["kb"]:
+            point = (row["kb"], 1e3 * row["seconds"])
+            lines.setdefault(f"{row['what']}, {row['ranks']} ranks", []).append(point)
+    return benchmark.draw(lines, "kB of a rank", "milliseconds")

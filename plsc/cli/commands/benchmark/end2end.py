@@ -1,0 +1,100 @@
+"""Images a second of a short training, what the time of its steps goes into, and how it compares with another version of plsc.
+
+    python tools/benchmark.py end2end -c configs/ --ranks 2 --against ../plsc-before
+
+Each run is a training of its own, started as a user's, without evaluation. The versions take turns. The first log line of a run is left
+out: workers start then, and memory is got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from plsc import config
+from plsc.cli.commands.benchmark import benchmark
+from plsc.distributed import launcher
+from plsc.errors import UserError
+from plsc.utils import log
+
+HERE = Path(__file__).parents[3]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config.add_arguments(parser)
+    parser.add_argument("--ranks", type=int, default=2, help="processes of this machine")
+    parser.add_argument("--steps", type=int, default=60, help="of each run")
+    parser.add_argument("--runs", type=int, default=3, help="of each version, in turn; medians count")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of another version")
+    parser.add_argument("--plot", type=Path, help="also draw the parts of a step, PNG")
+
+
+def end2end(args: argparse.Namespace) -> dict:
+    """Images a second, and seconds of a step by part."""
+    config.load(args.config, args.override)  # a mistake in it is told here, once
+    versions = {"this": HERE}
+    if args.against:
+        versions["against"] = args.against / "plsc"
+        if not (args.against / "plsc" / "__main__.py").exists():
+            raise UserError(
+                f"--against: {args.against} is no checkout of plsc; give the folder that holds plsc/"
+            )
+    rates: dict[str, list[float]] = {version: [] for version in versions}
+    rows: list[dict] = []
+    for _ in range(args.runs):
+        for version, package in versions.items():
+            found = train(package, args)
+            rates[version].append(statistics.median(row["images_per_second"] for row in found))
+            rows += found if version == "this" else []
+    median = {version: statistics.median(values) for version, values in rates.items()}
+    parts = {name: statistics.median(row["profile"][name] for row in rows) for name in rows[0]["profile"]}
+    return {
+        **benchmark.circumstances(),
+        "config": args.config,
+        "override": args.override,
+        "ranks": args.ranks,
+        "images_per_second": median["this"],
+        "over_against": median["this"] / median["against"] if args.against else None,
+        "data_wait": statistics.median(row["data_wait"] for row in rows),
+        "seconds": parts,
+    }
+
+
+def train(package: Path, args: argparse.Namespace) -> list[dict]:
+    """A training by the plsc in the folder `package`; its rows of metrics.jsonl but the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        every = max(1, args.steps // 6)
+        given = [f"Global.output_dir={folder}", f"Global.max_steps={args.steps}", f"Global.log_every={every}"]
+        given += ["DataLoader.Eval={dataset: null}"]
+        given += ["Global.profile=true"] if package == HERE else []
+        arguments = ["train", *(["-c", args.config] if args.config else []), "-o", *args.override, *given]
+        lines: list[str] = []
+        main = package.resolve() / "__main__.py"
+        code = launcher.launch(arguments, args.ranks, Path(folder, "log"), lines.append, main)
+        if code:
+            raise UserError(
+                f"the training by {package} ended with exit code {code}: {''.join(lines[-3:]).strip()}"
+            )
+        rows = [row for row in log.read_metrics(Path(folder, "metrics.jsonl")) if "loss" in row]
+    return rows[1:] or rows
+
+
+def show(found: dict) -> str:
+    total = sum(found["seconds"].values())
+    rows = [[name, 1e3 * part, f"{part / total:.1%}"] for name, part in found["seconds"].items()]
+    against = f", {found['over_against']:.2f} times the other version" if found["over_against"] else ""
+    return (
+        f"{benchmark.told(found)}\n{found['images_per_second']:,.0f} images/s on {found['ranks']} ranks{against}; a step of "
+        f"{1e3 * total:.1f} ms, rank 0:\n{log.table(rows, ['part', 'ms', 'share'])}"
+    )
+
+
+def plot(found: dict) -> bytes:
+    """The chart of the report."""
+    from plsc.evaluation.report.figures import draw_steps
+    from plsc.evaluation.report.style import png_of, styled
+
+    with styled():
+        return png_of(draw_steps([{"profile": found["seconds"]}])[0])

@@ -1,0 +1,198 @@
+"""What a step of the head costs in time and memory, against its three bare matrix products and a dense head by autograd.
+
+    python tools/benchmark.py head --classes 10000 100000 1000000 --rate 1 0.1 --ranks 1 2 --plot head.png
+
+Every combination is a row, measured in new processes, so that no row finds the memory of another. Within a row all is measured in turn. The floor,
+[N, D] x [D, K], [N, K] x [K, D] and [K, N] x [N, D] by paddle.matmul, is what no head can do without; the dense head has all C classes on
+one process, ArcFace and Momentum as a user of Paddle would write them, and is left out where it would not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from plsc.cli.commands.benchmark import benchmark
+from plsc.config import Config, load
+from plsc.distributed import environment
+from plsc.errors import UserError
+from plsc.utils import log
+
+MOST_DENSE = 6 << 30  # bytes that the dense head may take
+_ONE_ROW = 2**31  # bytes of logits of the bare products at a time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--classes", type=int, nargs="+", default=[100_000], help="C")
+    parser.add_argument("--rate", type=float, nargs="+", default=[1.0], help="Head.sample_rate")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="processes of this machine")
+    parser.add_argument("--batch", type=int, default=256, help="N, samples of all ranks together")
+    parser.add_argument("--dim", type=int, default=512, help="D, embedding size")
+    parser.add_argument("--threads", type=int, help="of each rank; default: the processors, shared out")
+    parser.add_argument("--no-dense", action="store_true", help="leave the dense head out")
+    parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+    parser.add_argument(
+        "-o",
+        "--override",
+        metavar="Head.key=value",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="as in training",
+    )
+    parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
+    parser.add_argument("--row", type=Path, help="measure one row in this process, and write it there")
+
+
+def config(args: argparse.Namespace, rate: float) -> Config:
+    given = [f"Model.embedding_size={args.dim}", f"Head.sample_rate={rate}", *args.override]
+    return load(None, given)
+
+
+def head(args: argparse.Namespace) -> dict:
+    """One step of the head: forward, backward and update."""
+    for rate in args.rate:
+        config(args, rate)  # a mistake in it is told here, once
+    if args.row:
+        (classes,), (rate,) = args.classes, args.rate
+        return measure(config(args, rate), classes, args)
+    rows = [_in_new_processes(*each, args) for each in itertools.product(args.classes, args.rate, args.ranks)]
+    return {**benchmark.circumstances(), "rows": rows}
+
+
+def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Namespace) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        row = Path(folder, "row.json")
+        arguments = ["benchmark", "head", "--classes", classes, "--rate", rate, "--batch", args.batch]
+        arguments += ["--dim", args.dim, "--runs", args.runs, "--row", row]
+        arguments += ["--threads", args.threads] if args.threads else []
+        arguments += ["--no-dense"] if args.no_dense else []
+        arguments += ["-o", *args.override] if args.override else []
+        said = benchmark.run_ranks([str(argument) for argument in arguments], ranks, Path(folder, "log"))
+        if not row.exists():
+            raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {said}")
+        return json.loads(row.read_text())
+
+
+def measure(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
+    """A row, by this process or all ranks together: times in seconds (medians), memory in bytes of this rank."""
+    threads, _ = environment.prepare(args.threads)
+    from plsc import distributed
+    from plsc.cli.commands.plan.cost import Trial, memory
+
+    distributed.init("cpu", threads)
+    ranks = distributed.world_size()
+    Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
+    base = benchmark.resident_bytes()
+    benchmark.reset_peak()
+    trial = Trial(cfg, classes, args.batch // ranks)
+    for _ in range(2):
+        trial.step()
+    peak = benchmark.resident_bytes("VmHWM") - base
+    shard, selected = trial.head.shard, trial.head.bank.selected
+    work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
+    dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
+    if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
+        work["dense"] = Dense(cfg, classes, trial).step
+    seconds = benchmark.alternate(args.runs, work)
+    return {
+        "classes": classes,
+        "rate": cfg.Head.sample_rate,
+        "ranks": ranks,
+        "selected": selected,
+        "batch": args.batch,
+        "dim": args.dim,
+        "threads": threads,
+        "override": args.override,
+        "step_seconds": seconds["step"],
+        "products_seconds": seconds["products"],
+        "dense_seconds": seconds.get("dense"),
+        "step_over_products": seconds["step"] / seconds["products"],
+        "step_over_dense": seconds["step"] / seconds["dense"] if "dense" in seconds else None,
+        "peak_bytes": peak,
+        "planned_bytes": memory(cfg.Head, shard.size, selected, args.dim, args.batch, threads),
+    }
+
+
+def bare_products(batch: int, dim: int, selected: int):
+    """A function that makes the three products; with more than 2 GB of logits a part of them, and then it returns how often
+    that would have to be done."""
+    import paddle
+
+    classes = max(1, min(selected, _ONE_ROW // (4 * batch)))
+    emb, centres = paddle.randn([batch, dim]), paddle.randn([classes, dim])
+
+    def run() -> float:
+        logits = paddle.matmul(emb, centres, transpose_y=True)
+        paddle.matmul(logits, centres)
+        paddle.matmul(logits, emb, transpose_x=True)
+        return float(selected / classes)
+
+    return run
+
+
+class Dense:
+    """The same loss by autograd over whole [N, C] logits, and Paddle's optimizer."""
+
+    def __init__(self, cfg: Config, classes: int, trial):
+        import paddle
+
+        rows = np.random.default_rng(0).standard_normal((classes, cfg.Model.embedding_size), np.float32)
+        self.centres = paddle.create_parameter(list(rows.shape), "float32")
+        self.centres.set_value(rows)
+        self.emb, self.label, self.scale, self.margin = trial.emb, trial.label, cfg.Head.scale, 0.5
+        self.optimizer = paddle.optimizer.Momentum(
+            0.1, cfg.Optimizer.momentum, [self.centres], weight_decay=cfg.Optimizer.weight_decay
+        )
+
+    def loss(self):
+        import paddle
+        import paddle.nn.functional as F
+
+        cosine = paddle.matmul(F.normalize(self.emb), F.normalize(self.centres), transpose_y=True)
+        column = self.label.unsqueeze(1)
+        own = paddle.take_along_axis(cosine, column, 1).clip(-0.9999, 0.9999)
+        moved = paddle.cos(paddle.acos(own) + self.margin)
+        logits = paddle.put_along_axis(cosine, column, moved, 1) * self.scale
+        return F.cross_entropy(logits, self.label)
+
+    def step(self) -> None:
+        self.loss().backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.emb.clear_grad()
+
+
+def show(found: dict) -> str:
+    """A table, times in milliseconds and memory in MB of rank 0."""
+    columns = ("classes", "rate", "ranks", "threads", "batch", "dim")
+    rows = [
+        [row[name] for name in columns]
+        + [1e3 * row["step_seconds"], row["step_over_products"], row["step_over_dense"]]
+        + [row["peak_bytes"] / 2**20, sum(row["planned_bytes"].values()) / 2**20]
+        for row in found["rows"]
+    ]
+    headers = [*columns, "step, ms", "x products", "x dense", "peak, MB", "planned, MB"]
+    return f"{benchmark.told(found)}\n{log.table(rows, headers)}"
+
+
+def plot(found: dict) -> bytes:
+    """Milliseconds of a step over the number of classes, a line for each rate and number of ranks, and the floor."""
+    rows = found["rows"]
+    lines = {}
+    for rate, ranks in dict.fromkeys((row["rate"], row["ranks"]) for row in rows):
+        chosen = [row for row in rows if (row["rate"], row["ranks"]) == (rate, ranks)]
+        for key, label in (
+            ("products_seconds", "bare products"),
+            ("step_seconds", "step"),
+            ("dense_seconds", "dense"),
+        ):
+            points = [(row["classes"], 1e3 * row[key]) for row in chosen if row[key]]
+            if points:
+                lines[f"{label}, rate {rate:g}, {ranks} rank{'s' if ranks > 1 else ''}"] = points
+    return benchmark.draw(lines, "classes", "milliseconds")

@@ -1,0 +1,153 @@
+"""Images a second of the loader, against the same loader with pictures normalised to float32 in its workers, in two ways.
+
+    python tools/benchmark.py loader train.rec
+
+What normalised pictures cost is arithmetic in the workers and four times the bytes on the way; on the device the
+arithmetic is nearly free. The twins exist here only. Start-up of the workers is not counted; page cache is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from plsc.cli.commands.benchmark.benchmark import alternate
+from plsc.data.dataset import Dataset
+from plsc.data.images import EncodedImages, decode_picture
+from plsc.data.loader import Loader
+from plsc.data.transforms import generator
+from plsc.utils import log
+from plsc.utils.registry import DATASETS
+
+
+class Normalised(Dataset):
+    """A data set whose samples are normalised where they are made: float32 [C, H, W], shown to the loader as its bytes."""
+
+    def __init__(self, source: Dataset):
+        self.source, self.labels, self.num_classes = source, source.labels, source.num_classes
+        channels, height, width = source.image_shape
+        self.image_shape = (channels, height, 4 * width)
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        image = self.source.sample(index, epoch).astype(np.float32)
+        return ((image - np.float32(self.source.mean)) * np.float32(self.source.scale)).view(np.uint8)
+
+
+class PerChannel(Normalised):
+    """The same numbers as lists of transforms usually make them, PLSC 2.4's NormalizeImage and ToCHWImage among them: a
+    mean and a deviation for each channel, in float32 [H, W, C], which is transposed in the end. For `source` of RGB."""
+
+    def __init__(self, source: EncodedImages):
+        super().__init__(source)
+        self.means = np.full(3, source.mean, np.float32)
+        self.deviations = np.full(3, 1 / source.scale, np.float32)
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        picture = decode_picture(
+            self.source.encoded(index), self.source.contract, lambda: self.source.name(index)
+        )
+        floats = (picture[:, :, ::-1].astype(np.float32) - self.means) / self.deviations
+        return np.ascontiguousarray(floats.transpose(2, 0, 1)).view(np.uint8)
+
+
+def write_jpgs(folder: str, count: int, size: int) -> str:
+    """`count` soft random pictures of about 3 kB, as face crops have; returns their list file."""
+    lines = []
+    for number in range(count):
+        coarse = generator(number).integers(0, 256, (9, 9, 3), np.uint8)
+        picture = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
+        cv2.imwrite(os.path.join(folder, f"{number}.jpg"), picture, [cv2.IMWRITE_JPEG_QUALITY, 90])
+        lines.append(f"{number}.jpg\t{number // 2}\n")
+    path = Path(folder, "list.txt")
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", nargs="?", help="a .rec or list file; default: synthetic jpgs, made for the run"
+    )
+    parser.add_argument("--images", type=int, default=4000, help="synthetic jpgs")
+    parser.add_argument("--size", type=int, default=112, help="height and width")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+
+
+def loader(args: argparse.Namespace) -> dict:
+    """Images a second of the loader with uint8 batches and with float32 ones, and whether workers change a bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.path or write_jpgs(folder, args.images, args.size)
+        kind = {"path": path} if path.endswith(".rec") else {"list": path}
+        name = "RecImages" if "path" in kind else "ImageList"
+        data = DATASETS.build(name, size=(args.size, args.size), **kind)
+        return measure(data, args.batch, args.workers, args.runs)
+
+
+def measure(data: EncodedImages, batch_size: int, workers: list[int], runs: int) -> dict:
+    """Median images a second of each, by number of workers; their ratios; the checksum of an epoch's batches."""
+    sets = {"uint8": data, "float32": Normalised(data), "per_channel": PerChannel(data)}
+    loaders = {
+        (kind, count): Loader(each, batch_size, 0, 1, seed=0, num_workers=count)
+        for count in workers
+        for kind, each in sets.items()
+    }
+    checksums = {key: checksum(each) for key, each in loaders.items()}  # and the workers have started
+    seconds = alternate(runs, {key: lambda each=each: read(each) for key, each in loaders.items()})
+    for each in loaders.values():
+        each.close()
+    twins = [kind for kind in sets if kind != "uint8"]
+    rates = {kind: [len(data) / seconds[kind, count] for count in workers] for kind in sets}
+    return {
+        "images": len(data),
+        "shape": list(data.image_shape),
+        "batch": batch_size,
+        "processors": os.cpu_count(),
+        "runs": runs,
+        "workers": workers,
+        **rates,
+        **{
+            f"over_{kind}": [ours / theirs for ours, theirs in zip(rates["uint8"], rates[kind])]
+            for kind in twins
+        },
+        "identical": all(len({checksums[kind, count] for count in workers}) == 1 for kind in sets),
+    }
+
+
+def checksum(loader: Loader) -> int:
+    """Of all images, labels and indices of an epoch, in order."""
+    total = 0
+    for batch in loader.epoch(0):
+        for array in batch:
+            total = zlib.crc32(np.ascontiguousarray(array), total)
+    return total
+
+
+def read(loader: Loader) -> None:
+    for _ in loader.epoch(1):
+        pass
+
+
+def show(found: dict) -> str:
+    columns = {
+        "workers": "workers",
+        "uint8": "uint8 img/s",
+        "float32": "float32 img/s",
+        "over_float32": "ratio",
+        "per_channel": "per channel img/s",
+        "over_per_channel": "ratio",
+    }
+    rows = list(zip(*(found[key] for key in columns)))
+    same = "the same bit for bit" if found["identical"] else "NOT THE SAME"
+    return (
+        f"{found['images']:,} images {found['shape']}, batches of {found['batch']}, {found['processors']} processors, "
+        f"medians of {found['runs']} runs in turn\n"
+        + log.table(rows, list(columns.values()))
+        + f"\nbatches with {', '.join(map(str, found['workers']))} workers: {same}"
+    )

@@ -1,0 +1,131 @@
+"""How fast a checkpoint is saved, against the plain writing of as many bytes to the same disk.
+
+    python tools/benchmark.py save --classes 1000000 --dim 512 --folder output
+
+Centres and momentum of one rank, as training saves them: weights checked for NaN, safetensors, checksums, fsync, manifest, rename. The plain
+twin writes the same bytes into one file and syncs it; both read those of a bank on disk (`--bank disk`) from there. Nothing else of a run happens, so the time of a save is the pause of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from plsc.checkpoint import store
+from plsc.checkpoint.tensorfile import Rows, layout
+from plsc.checkpoint.train_state import TrainState
+from plsc.cli.commands.benchmark.benchmark import reset_peak, resident_bytes
+from plsc.errors import UserError
+from plsc.heads.bank import BANKS, Bank
+from plsc.heads.offloaded_bank import build_bank
+from plsc.heads.optimizer import Momentum
+from plsc.training.divergence import finite_arrays
+from plsc.utils.bfloat16 import float32_of
+from plsc.utils.sharding import ClassShard
+
+_ROWS = 65_536  # filled at a time
+
+
+def add_arguments(part: argparse.ArgumentParser) -> None:
+    part.add_argument("--classes", type=int, default=1_000_000)
+    part.add_argument("--dim", type=int, default=512, help="embedding size")
+    part.add_argument("--bank", choices=[*BANKS, "disk"], default="device", help="Head.bank")
+    part.add_argument(
+        "--bank-dtype", choices=["float32", "bfloat16"], default="float32", help="not on the device"
+    )
+    part.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+    part.add_argument("--folder", default=".", help="on the disk to measure; what is written is deleted")
+
+
+def save(args: argparse.Namespace) -> dict:
+    """Seconds of a save of centres and momentum, and of a plain write and fsync of the same bytes, in turn."""
+    if args.bank == "device" and args.bank_dtype != "float32":
+        raise UserError("--bank-dtype: only with --bank host or disk")
+    state = filled(args.bank, args.bank_dtype, args.classes, args.dim, args.folder).state()
+    size = sum(math.prod(array.shape) * array.dtype.itemsize for array in state.values())
+    seconds: dict[str, list[float]] = {"plain": [], "save": []}
+    reset_peak()
+    before = resident_bytes()
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        for _ in range(args.runs):
+            for name, write in (("plain", _plain), ("save", _save)):
+                os.sync()  # what others have not written yet, and the deletion of the one before
+                began = time.perf_counter()
+                made = write(Path(folder), state)
+                seconds[name].append(time.perf_counter() - began)
+                (shutil.rmtree if made.is_dir() else os.unlink)(made)
+    plain, pause = (statistics.median(seconds[name]) for name in ("plain", "save"))
+    return {
+        "classes": args.classes,
+        "dim": args.dim,
+        "bank": f"{args.bank}, {args.bank_dtype}",
+        "runs": args.runs,
+        "megabytes": size / 1e6,
+        "plain_seconds": seconds["plain"],
+        "save_seconds": seconds["save"],
+        "plain_mb_per_second": size / 1e6 / plain,
+        "save_mb_per_second": size / 1e6 / pause,
+        "save_over_plain_speed": plain / pause,
+        "pause_seconds": pause,
+        "more_memory_mb": (resident_bytes("VmHWM") - before) / 1e6,
+    }
+
+
+def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
+    """A bank of `kind` whose momentum is there in memory too: a page of zeros that nobody touched costs nothing to write. One on disk has its
+    file in `folder`."""
+    settings = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum(0.9, 0.0)}
+    bank = build_bank(kind, dtype, folder, ClassShard.whole(classes), dim, **settings)
+    for start in range(0, classes, _ROWS):
+        rows = float32_of(np.asarray(bank.state()["centres"][start : start + _ROWS]))
+        bank.load_rows(start, {"centres": rows, "momentum": -rows})
+    return bank
+
+
+def _plain(folder: Path, state: dict) -> Path:
+    path = folder / "plain"
+    with open(path, "xb", buffering=0) as file:
+        for buffer in layout(state):
+            view = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
+            while view:
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    return path
+
+
+def _save(folder: Path, state: dict) -> Path:
+    assert finite_arrays([state["centres"]])
+    classes = len(state["centres"])
+    network = {"stem.weight": np.zeros((64, 3, 3, 3), np.float32)}
+    return store.save(
+        folder,
+        store.Content(
+            step=1,
+            epoch=1,
+            backbone=network,
+            optimizer=network,
+            head=state,
+            shard=ClassShard.whole(classes),
+            state=TrainState(),
+            config_yaml="",
+            contract={},
+        ),
+    )
+
+
+def show(found: dict) -> str:
+    return (
+        f"{found['classes']:,} classes x {found['dim']}, bank {found['bank']}, {found['megabytes']:,.0f} MB, medians of "
+        f"{found['runs']} runs in turn\n"
+        f"plain write and fsync  {found['plain_mb_per_second']:,.0f} MB/s\n"
+        f"checkpoint             {found['save_mb_per_second']:,.0f} MB/s, {100 * found['save_over_plain_speed']:.0f} % of it\n"
+        f"training pauses for {found['pause_seconds']:.2f} s, with {max(found['more_memory_mb'], 0):,.0f} MB more of memory"
+    )

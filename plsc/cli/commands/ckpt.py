@@ -1,0 +1,187 @@
+"""`plsc-ckpt`: checkpoints looked at, checked, cut for another number of ranks, their centres taken out and brought in. No Paddle.
+
+    plsc-ckpt inspect output/checkpoints/step-00000656
+    plsc-ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
+
+Nothing is changed in place, and a target appears under its name only when it is whole. docs/checkpoints.md has each verb by task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from plsc.checkpoint.centres import export_centres, import_centres
+from plsc.checkpoint.identities import edit_identities
+from plsc.checkpoint.manifest import config_sections
+from plsc.checkpoint.reshard import reshard
+from plsc.checkpoint.store import Checkpoint
+from plsc.errors import UserError
+from plsc.utils import log
+
+MOST_RANKS = 99_999  # a head file's name has five digits
+_SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
+
+
+def inspect(folder: str) -> dict[str, Any]:
+    """What a checkpoint is, as plain values: the rows of `inspect --json`. Reads headers and sizes, no data."""
+    saved = Checkpoint.open(folder, verify=False)
+    manifest, names = saved.manifest, saved.classes()
+    ranges = {part.file: [part.start, part.stop] for part in manifest.heads}
+    config = config_sections(saved.config_yaml)
+    return {
+        "folder": str(saved.path),
+        "plsc": manifest.plsc,
+        "step": saved.step,
+        "epoch": saved.epoch,
+        "num_classes": saved.num_classes,
+        "embedding_size": saved.embedding_size,
+        "world_size": manifest.world_size,
+        "head": {
+            name: [
+                "bfloat16" if entry.code == "BF16" else str(entry.dtype),
+                saved.num_classes,
+                *entry.shape[1:],
+            ]
+            for name, entry in saved.head_arrays.items()
+        },
+        "files": [
+            {"file": name, "bytes": info.bytes, "crc32": info.crc32, "classes": ranges.get(name)}
+            for name, info in manifest.files.items()
+        ],
+        "names": None if names is None else {"count": len(names), "first": names[:5]},
+        "contract": saved.contract,
+        "best": saved.state.to_json().get("best"),
+        "state": saved.state.to_json(),
+        "config": {key: config[key] for key in _SHOWN if key in config},
+    }
+
+
+def told(facts: dict[str, Any]) -> str:
+    """The facts of inspect() as a table for people."""
+    best, names = facts["best"], facts["names"]
+    arrays = [
+        f"{name} {kind} [{', '.join(map(str, shape))}]" for name, (kind, *shape) in facts["head"].items()
+    ]
+    rows = [
+        ("step", f"{facts['step']:,}, epoch {facts['epoch']}"),
+        ("classes", f"{facts['num_classes']:,}, embeddings of {facts['embedding_size']}"),
+        ("names", "none" if names is None else f"{names['count']:,}, from {', '.join(names['first'])}"),
+        ("world size", facts["world_size"]),
+        ("head", "; ".join(arrays)),
+        ("contract", _line(facts["contract"])),
+        ("best", _line(best) if isinstance(best, dict) else "none so far" if best is None else best),
+        *((name, _line(section)) for name, section in facts["config"].items()),
+        ("written by", f"plsc {facts['plsc']}"),
+    ]
+    files = [
+        (entry["file"], f"{entry['bytes']:,}", *(_range(entry["classes"])), entry["crc32"])
+        for entry in facts["files"]
+    ]
+    headers = ["file", "bytes", "classes", "rows", "crc32"]
+    return f"{log.table(rows, ['checkpoint', facts['folder']])}\n\n{log.table(files, headers)}"
+
+
+def _line(values: Any) -> str:
+    if not isinstance(values, dict):
+        return str(values)
+    return ", ".join(f"{key} {value}" for key, value in values.items()) or "none"
+
+
+def _range(classes: list[int] | None) -> tuple[str, int | None]:
+    return ("-", None) if classes is None else (f"[{classes[0]}, {classes[1]})", classes[1] - classes[0])
+
+
+def verify(folder: str) -> str:
+    """Read every byte of a checkpoint and compare; a sentence. Raises UserError that names the first bad file."""
+    saved = Checkpoint.open(folder)
+    count, size = len(saved.manifest.files), sum(info.bytes for info in saved.manifest.files.values())
+    there = {path.name for path in saved.path.iterdir()} - {"manifest.json", *saved.manifest.files}
+    more = f"; not of the checkpoint and not checked: {', '.join(sorted(there))}" if there else ""
+    return f"{saved.path}: whole, {count} files, {size:,} bytes, every checksum is right{more}"
+
+
+def cut(folder: str, target: str, ranks: int, verb: str = "reshard") -> str:
+    """merge, split or reshard `folder` into the new folder `target`; a sentence."""
+    if not 1 <= ranks <= MOST_RANKS:
+        raise UserError(f"--ranks: must be an integer in [1, {MOST_RANKS}] (got {ranks})")
+    saved = Checkpoint.open(folder)
+    if verb == "split" and len(saved.manifest.heads) > 1:
+        raise UserError(
+            f"{folder}: has {len(saved.manifest.heads)} head files already; reshard --ranks {ranks} cuts them anew"
+        )
+    made = reshard(saved, target, ranks)
+    was = f"{len(saved.manifest.heads)} head file{'s' * (len(saved.manifest.heads) != 1)}"
+    return f"{made}: {saved.num_classes:,} classes in {ranks} head file{'s' * (ranks != 1)}, from {was}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("plsc-ckpt", description="Checkpoints and class centres, offline.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, what: str, *, folder: bool = True, output: str | None = None) -> Any:
+        made = verbs.add_parser(name, help=what, description=what)
+        if folder:
+            made.add_argument("folder", help="a checkpoint, such as output/checkpoints/step-00000656")
+        if output:
+            made.add_argument("--output", metavar="TARGET", required=True, help=output)
+        return made
+
+    new = "a new folder"
+    verb("inspect", "what is in a checkpoint").add_argument(
+        "--json", action="store_true", help="as JSON, all of it"
+    )
+    verb("verify", "compare every checksum")
+    verb("merge", "the head in one file", output=new)
+    for name, what in (("split", "one head file cut for N ranks"), ("reshard", "any number cut for N ranks")):
+        verb(name, what, output=new).add_argument("--ranks", type=int, required=True, metavar="N")
+    export = verb("export-centres", "the class centres alone", output="NAME.safetensors or NAME.npy")
+    export.add_argument("--names", action="store_true", help="the classes' names too, in TARGET.names.json")
+    export.add_argument("--normalise", action="store_true", help="to length 1")
+    bring = verb("import-centres", "shard files of other programs", folder=False, output=new)
+    bring.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="their folder, or the main files of all ranks"
+    )
+    bring.add_argument(
+        "--backbone", metavar="FOLDER", help="a checkpoint whose network goes with the centres"
+    )
+    bring.add_argument("--classes", type=int, metavar="N", help="how many there have to be in all")
+    edit = verb("edit-identities", "rename, merge and drop classes by name", output=new)
+    edit.add_argument("--rename", nargs="+", action="extend", default=[], metavar="old=new")
+    edit.add_argument("--drop", nargs="+", action="extend", default=[], metavar="name")
+    edit.add_argument(
+        "--merge",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="name",
+        help="names of one identity; the first stays",
+    )
+    edit.add_argument("--keep-list", metavar="FILE", help="drop all classes but these, a name a line")
+    edit.add_argument("--names", metavar="FILE", help="names for a checkpoint without, a line a class")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Raises UserError."""
+    args = _parser().parse_args(argv)
+    if args.verb == "inspect":
+        facts = inspect(args.folder)
+        print(json.dumps(facts, indent=1, ensure_ascii=False) if args.json else told(facts))
+        return 0
+    if args.verb == "verify":
+        said = verify(args.folder)
+    elif args.verb in ("merge", "split", "reshard"):
+        said = cut(args.folder, args.output, getattr(args, "ranks", 1), args.verb)
+    elif args.verb == "export-centres":
+        said = export_centres(args.folder, args.output, args.names, args.normalise)
+    elif args.verb == "edit-identities":
+        lists = args.rename, args.drop, args.keep_list, args.names, args.merge
+        said = edit_identities(args.folder, args.output, *lists)
+    else:
+        said = import_centres(args.sources, args.output, args.backbone, args.classes)
+    print(said.replace(f"{os.getcwd()}/", ""))
+    return 0

@@ -1,0 +1,188 @@
+"""Sets of images from one format to another: `plsc-convert faces/ train.rec`. The encoded images are copied byte for byte.
+
+The target's name says the format: .rec (InsightFace's layout, with its .idx), .bin (a verification pack), else a folder with
+a folder for each identity. The source is recognised by looking, see plsc.data.autodetect. Nothing is overwritten, and a target
+appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from plsc.data.autodetect import open_images
+from plsc.data.bin_packs import BinPairs, write_pack
+from plsc.data.images import EncodedImages, EncodedPairs
+from plsc.data.pairs import ImagePairs, PairList
+from plsc.data.recordio import RecordWriter, pack_image
+from plsc.errors import UserError
+from plsc.utils import log
+from plsc.utils.atomic_write import atomic_write
+
+# What encoded images begin with -> the extension of their files.
+_SIGNATURES = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG": ".png",
+    b"BM": ".bmp",
+    b"RIFF": ".webp",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+    b"P5": ".pgm",
+    b"P6": ".ppm",
+    b"\0\0\0\x0cjP": ".jp2",
+}
+
+
+# Numbers in the headers of a .rec are float32, which has no more consecutive whole numbers.
+_LARGEST_LABEL = 2**24
+
+
+def write_rec(images: EncodedImages, target: str) -> None:
+    """Write a .rec and its .idx in InsightFace's layout: header, images by label, a record for each identity."""
+    order = np.argsort(images.labels, kind="stable")
+    end = len(images) + 1
+    if end + images.num_classes > _LARGEST_LABEL:
+        raise UserError(
+            f"{target}: a .rec counts images and identities in float32, together at most {_LARGEST_LABEL - 1:,} "
+            f"(got {len(images):,} and {images.num_classes:,}); convert to a folder, or split the set"
+        )
+    bounds = 1 + np.append(0, np.cumsum(np.bincount(images.labels, minlength=images.num_classes)))
+    with RecordWriter(target) as writer:
+        writer.write(pack_image(b"", (float(end), float(end + images.num_classes)), 0))
+        for number, index in enumerate(_shown(order.tolist(), target), start=1):
+            writer.write(pack_image(_bytes_of(images, index), float(images.labels[index]), number))
+        for identity, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
+            writer.write(pack_image(b"", (float(start), float(stop)), end + identity))
+
+
+def write_folder(images: EncodedImages, target: str) -> None:
+    """Write identity/0001.jpg, ...: the images of each identity in their order, under its name if that is known."""
+    with atomic_write(target) as beside:
+        _write_files(images, beside)
+
+
+def _write_files(images: EncodedImages, folder: Path) -> None:
+    names = identity_folders(images)
+    for name in names:
+        (folder / name).mkdir(parents=True)
+    seen = np.zeros(images.num_classes, np.int64)
+    for index in _shown(range(len(images)), str(folder)):
+        label, data = int(images.labels[index]), _bytes_of(images, index)
+        seen[label] += 1
+        extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
+        if extension is None:
+            raise UserError(
+                f"{images.name(index)}: is no image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
+            )
+        with open(folder / names[label] / f"{seen[label]:04}{extension}", "xb") as file:
+            file.write(data)
+
+
+def identity_folders(images: EncodedImages) -> list[str]:
+    """Name a folder for each class: as the identity where that is known and makes a folder of its own, else by the label."""
+    if images.identities is not None:
+        names = [os.path.basename(str(name)) for name in images.identities]
+        # Some file systems take A and a, or the two ways to write an accent, for one name.
+        different = {unicodedata.normalize("NFC", name).casefold() for name in names}
+        # A name with a dot in front would not be read again: it is hidden, the folder itself or the one above.
+        if len(different) == len(names) and all(name and not name.startswith(".") for name in names):
+            return names
+        log.get_logger().info(
+            "the identities' names make no folder for each of them; the folders are numbered"
+        )
+    digits = len(str(images.num_classes - 1))
+    return [f"{label:0{digits}}" for label in range(images.num_classes)]
+
+
+def write_bin(pairs: EncodedPairs, target: str) -> None:
+    """Write a verification pack; an image in several pairs comes that often."""
+    write_pack(
+        target,
+        (pairs.encoded(index).tobytes() for index in _shown(pairs.pairs.ravel().tolist(), target)),
+        pairs.same,
+    )
+
+
+def _bytes_of(images: EncodedImages, index: int) -> bytes:
+    data = images.encoded(index).tobytes()
+    if not data:
+        raise UserError(f"{images.name(index)}: is empty; remove it from the set first")
+    return data
+
+
+def _shown(indices: Iterable[int], target: str) -> Iterator[int]:
+    """A progress bar on a terminal."""
+    return tqdm(indices, desc=f"writing {target}", unit=" images", disable=None, leave=False)
+
+
+def convert(
+    source: str, target: str, root: str = "", num_pairs: int | None = None, classes: Sequence[int] = ()
+) -> str:
+    """Convert `source`; returns a sentence about what was written. See main() for the arguments."""
+    target = target.rstrip(os.sep) or target  # a folder may be written as faces/
+    written = [target]
+    if target.endswith(".rec"):
+        written.append(f"{target.removesuffix('.rec')}.idx")
+    for path in (*written, *(f"{name}.tmp" for name in written)):
+        if os.path.lexists(path):
+            raise UserError(f"{path}: exists already; remove it, or name another target")
+    if not os.path.isdir(os.path.dirname(target) or "."):
+        raise UserError(f"{target}: there is no folder {os.path.dirname(target)}; make it first")
+    if target.endswith(".bin"):
+        pairs = _open_pairs(source, root, num_pairs, classes)
+        write_bin(pairs, target)
+        return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
+    if num_pairs is not None or classes:
+        raise UserError(f"--num-pairs, --classes: draw pairs, which go to a .bin (got the target '{target}')")
+    images = open_images(source, root=root)
+    (write_rec if target.endswith(".rec") else write_folder)(images, target)
+    return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
+
+
+def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence[int]) -> EncodedPairs:
+    if num_pairs is not None:
+        return ImagePairs(source, root=root, num_pairs=num_pairs, classes=tuple(classes))
+    if classes:
+        raise UserError("--classes: says which classes pairs are drawn from; give --num-pairs too")
+    if os.path.isdir(source) or source.endswith(".rec"):
+        raise UserError(
+            f"{source}: has labelled images, no pairs; give --num-pairs to draw so many from them"
+        )
+    return BinPairs(source) if source.endswith(".bin") else PairList(source, root=root)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "plsc-convert", description="Convert a set of images; the images are copied byte for byte."
+    )
+    parser.add_argument(
+        "source",
+        help=".rec, folder, list or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these",
+    )
+    parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
+    parser.add_argument(
+        "--root",
+        default="",
+        metavar="FOLDER",
+        help="where the relative paths of a list start; default: its own folder",
+    )
+    parser.add_argument(
+        "--num-pairs", type=int, metavar="N", help="draw so many pairs from labelled images, for a .bin"
+    )
+    parser.add_argument(
+        "--classes",
+        type=int,
+        nargs=2,
+        default=[],
+        metavar=("START", "STOP"),
+        help="draw from these classes only",
+    )
+    args = parser.parse_args(argv)
+    log.get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes))
+    return 0

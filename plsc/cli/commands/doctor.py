@@ -1,0 +1,334 @@
+"""What is wrong with sets of images: `plsc-doctor train.rec --validation lfw.bin`, or `plsc-doctor -c my.yaml`.
+
+Every image is read and decoded once. Looked for: labels with gaps, images that cannot be decoded or have another size, the
+same bytes twice (of one identity, of two, in training and validation), identities that are in both, few images in a class.
+Written: report.txt, doctor.json and images_per_class.png. The exit code: 0 nothing, 1 warnings, 2 errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plsc.config import load
+from plsc.data.autodetect import open_any
+from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
+from plsc.data.folder import collected_problems, nested_hint
+from plsc.data.pair_sampling import one_sided_folds
+from plsc.data.pairs import PairList, is_pair_list
+from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
+from plsc.errors import UserError, shown_lines
+from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
+from plsc.utils import log
+from plsc.utils.atomic_write import replace_file
+
+SHOWN = 5  # examples of a finding that report.txt names; doctor.json has them all
+LONGEST = 300  # characters of an example in report.txt
+STRETCHED = 1.02  # a change of the ratio of width to height that is called one
+LEVELS = ("note", "warning", "error")
+
+
+class Findings:
+    """What was found: lines with a level of LEVELS, and numbers."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.sets: dict[str, dict[str, Any]] = {}
+        self.spreads: dict[str, dict[str, int]] = {}  # of sets with classes, see spread()
+
+    def add(self, level: str, about: str, text: str, examples: Iterable[str] = ()) -> None:
+        self.lines.append({"level": level, "set": about, "text": text, "examples": [*examples]})
+
+    @property
+    def severity(self) -> int:
+        """0, 1 or 2: the worst level; the exit code."""
+        return max((LEVELS.index(line["level"]) for line in self.lines), default=0)
+
+    def text(self) -> str:
+        """The report for people."""
+        names = {key: None for numbers in self.sets.values() for key in numbers}
+        rows = [
+            [key.replace("_", " "), *(numbers.get(key) for numbers in self.sets.values())] for key in names
+        ]
+        blocks = (
+            [log.table([[_shown(value) for value in row] for row in rows], ["", *self.sets])] if rows else []
+        )
+        for name, classes in self.spreads.items():
+            blocks.append(log.table([*classes.items()], ["images per class", f"classes of {name}"]))
+        for level in reversed(LEVELS):
+            for line in self.lines:
+                if line["level"] == level:
+                    examples = _first(line["examples"])
+                    about = "" if line["text"].startswith(line["set"]) else f"{line['set']}: "
+                    blocks.append(f"{level.upper()} {about}{line['text']}{examples}")
+        counts = {level: sum(line["level"] == level for line in self.lines) for level in LEVELS}
+        return "\n\n".join([*blocks, f"errors: {counts['error']}, warnings: {counts['warning']}"])
+
+
+def _first(examples: Sequence[str]) -> str:
+    """The lines of some examples, and how many there are besides."""
+    lines = [text if len(text) <= LONGEST else f"{text[:LONGEST]} ..." for text in examples[:SHOWN]]
+    if len(examples) > SHOWN:
+        lines.append(f"... and {len(examples) - SHOWN:,} more, all of them in doctor.json")
+    return "".join(f"\n    {line}" for line in lines)
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def examine(images: AnySet, name: str, found: Findings) -> Scan:
+    """Look at one set; add what is found under its name."""
+    began = time.perf_counter()
+    seen = scan(images)
+    seconds = time.perf_counter() - began
+    decoded = seen.sizes[seen.sizes[:, 0] > 0]
+    kinds, counts = np.unique(decoded, axis=0, return_counts=True)
+    usual = kinds[np.argmax(counts)].tolist() if len(kinds) else [0, 0]
+    found.sets[name] = numbers = {
+        "images": count_of(images),
+        "size": f"{usual[0]} x {usual[1]}" + (f" ({len(kinds)} sizes)" if len(kinds) > 1 else ""),
+        "mean": round(seen.mean, 2),
+        "std": round(seen.std, 2),
+        "images_per_second": round(count_of(images) / max(seconds, 1e-9)),
+    }
+    if seen.faults:
+        found.add("error", name, f"{len(seen.faults):,} images cannot be read", seen.faults.values())
+    other = np.flatnonzero((seen.sizes != usual).any(axis=1) & (seen.sizes[:, 0] > 0))
+    if len(other):
+        examples = (f"{name_of(images, i)}: {seen.sizes[i, 0]} x {seen.sizes[i, 1]}" for i in other.tolist())
+        found.add(
+            "warning", name, f"{len(other):,} images are not {usual[0]} x {usual[1]} as most are", examples
+        )
+    _examine_sizes(decoded, usual, [*images.image_shape[1:]], name, found)
+    if isinstance(images, Dataset):
+        _examine_classes(images, name, numbers, found)
+    elif hasattr(images, "same"):
+        _examine_pairs(images.same, name, numbers, found)
+    _examine_duplicates(images, seen, name, found)
+    return seen
+
+
+def _examine_sizes(
+    decoded: np.ndarray, usual: list[int], wanted: list[int], name: str, found: Findings
+) -> None:
+    """Note what resizing changes; `decoded`: heights and widths, int32 [N, 2]; `usual`, `wanted`: [height, width]."""
+    if not len(decoded):
+        return
+    from_to = f"from {usual[0]} x {usual[1]} to {wanted[0]} x {wanted[1]}"
+    if usual != wanted:
+        found.add("note", name, f"its images are resized {from_to} (height x width)")
+    wider = (wanted[1] / decoded[:, 1]) / (wanted[0] / decoded[:, 0])
+    change = np.maximum(wider, 1 / wider)
+    count = int((change > STRETCHED).sum())
+    if count:
+        worst, middle = float(wider[np.argmax(change)]), float(np.median(wider))
+        text = (
+            f"{count:,} images are stretched: for their height they become {middle:.2f} times as wide (median; the most: "
+            f"{worst:.2f} times); crop or pad them to the ratio of size, {wanted[0]} x {wanted[1]}, or set size to theirs"
+        )
+        found.add("note", name, text)
+
+
+def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found: Findings) -> None:
+    counts = np.bincount(images.labels, minlength=images.num_classes)
+    found.spreads[name] = spread(images.labels, images.num_classes)
+    single = found.spreads[name]["1"]
+    numbers.update(
+        classes=images.num_classes,
+        images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
+    )
+    hint = nested_hint(images)
+    if images.num_classes < 2:
+        text = "has 1 class, and nothing to tell it from; training needs at least 2"
+        found.add("error", name, text + f"; {hint}" * bool(hint))
+    elif hint:
+        found.add(
+            "warning", name, f"each of its {images.num_classes:,} classes has folders of its own: {hint}"
+        )
+    if single:
+        share = f"{single:,} of {images.num_classes:,} classes have a single image"
+        found.add("note", name, f"{share}: nothing shows how the images of such a class vary")
+
+
+def _examine_pairs(same: np.ndarray, name: str, numbers: dict[str, Any], found: Findings) -> None:
+    positive = int(same.sum())
+    numbers.update(pairs=len(same), positive_pairs=positive)
+    if positive in (0, len(same)):
+        found.add(
+            "warning", name, f"all of its {len(same):,} pairs are {'positive' if positive else 'negative'}"
+        )
+    folds = one_sided_folds(same)
+    if folds:
+        text = f"{folds} of ten folds have pairs of one kind only, so their accuracy means little; set alternate: true"
+        found.add("warning", name, text)
+
+
+def _examine_duplicates(images: AnySet, seen: Scan, name: str, found: Findings) -> None:
+    groups = same_content(seen.digests)
+    labels = images.labels if isinstance(images, Dataset) else None
+    two = [labels is not None and len(np.unique(labels[group])) > 1 for group in groups]
+    across = [group for group, differ in zip(groups, two) if differ]
+    within = [group for group, differ in zip(groups, two) if not differ]
+    if across:
+        found.add(
+            "warning",
+            name,
+            f"{len(across):,} images are under two or more identities, byte for byte",
+            _named(images, across),
+        )
+    if within:
+        of, level = ("of one identity", "warning") if labels is not None else ("in it", "note")
+        found.add(level, name, f"{len(within):,} images {of} are there twice or more", _named(images, within))
+
+
+def _named(images: AnySet, groups: Iterable[np.ndarray]) -> Iterable[str]:
+    return (" = ".join(name_of(images, index) for index in group.tolist()) for group in groups)
+
+
+def compare(
+    train: tuple[str, AnySet, Scan],
+    other: tuple[str, AnySet, Scan],
+    found: Findings,
+    same_classes: bool = False,
+) -> None:
+    """Look for what training and another set have in common, and should not.
+
+    same_classes: the other set's images are of the classes that are trained on, as a labelled set's of DataLoader.Eval are.
+    """
+    (name, images, seen), (other_name, other_images, other_seen) = train, other
+    about = f"{name} and {other_name}"
+    both = shared_identities(getattr(images, "identities", None), other_images)
+    if same_classes:
+        wrong = misnumbered_class(class_names(images), other_images)
+        if wrong:
+            found.add("error", other_name, wrong)
+    elif both is None:
+        found.add("note", about, "who is in one of them is not known by name; compared by content only")
+    elif len(both):
+        found.add("error", about, f"{len(both):,} identities are in both", map(str, both))
+    else:
+        found.add("note", about, "no identity is in both, by name")
+    joined = np.concatenate([seen.digests, other_seen.digests])
+    shared = [group for group in same_content(joined) if group[0] < len(seen.digests) <= group[-1]]
+    if shared:
+        pairs = ((int(group[0]), int(group[-1]) - len(seen.digests)) for group in shared)
+        examples = (f"{name_of(images, first)} = {name_of(other_images, second)}" for first, second in pairs)
+        found.add("error", about, f"{len(shared):,} images are in both, byte for byte", examples)
+
+
+def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:
+    """How many classes have 1, 2, 3-4, 5-8, ... images."""
+    counts = np.bincount(labels, minlength=num_classes)
+    doublings = np.ceil(np.log2(counts)).astype(int)
+    found = np.bincount(doublings).tolist()
+    names = ["1", "2", *(f"{2 ** (power - 1) + 1}-{2**power}" for power in range(2, len(found)))]
+    return dict(zip(names, found))
+
+
+def draw_spread(spread: dict[str, int], name: str) -> bytes:
+    """A PNG of what `spread` gives."""
+    with styled():
+        figure = new_figure(3.2)
+        axes = figure.subplots()
+        bars = axes.bar(range(len(spread)), spread.values(), color=COLOURS[0])
+        axes.bar_label(bars, [f"{count:,}" for count in spread.values()], padding=2)
+        axes.set_xticks(range(len(spread)), spread)
+        axes.set(title=f"{name}: images per class", xlabel="images", ylabel="classes")
+        axes.margins(y=0.12)
+        axes.grid(visible=False, axis="x")
+        return png_of(figure)
+
+
+def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findings:
+    """Examine sets, the first of them training's, and write the report.
+
+    of_config: a labelled set besides training's is of the same classes; else of others, to draw pairs from.
+    `sets`: name -> a function that opens the set. What it raises as UserError is an error that the report names.
+    """
+    found, opened = Findings(), []
+    for name, make in sets.items():
+        with collected_problems() as problems:
+            try:
+                opened.append((name, make()))
+            except UserError as error:
+                found.add("error", name, str(error))
+        for problem in problems:
+            found.add(problem.level, name, problem.text, problem.names)
+    seen = [(name, images, examine(images, name, found)) for name, images in opened]
+    training = next(iter(sets))
+    for other in seen[1:] if seen and seen[0][0] == training else ():
+        compare(seen[0], other, found, of_config and isinstance(other[1], Dataset))
+    output.mkdir(parents=True, exist_ok=True)
+    if training in found.spreads:
+        replace_file(output / "images_per_class.png", draw_spread(found.spreads[training], training))
+    content = {
+        "severity": found.severity,
+        "sets": found.sets,
+        "classes_with_images": found.spreads,
+        "findings": found.lines,
+    }
+    replace_file(
+        output / "doctor.json",
+        (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"),
+    )
+    replace_file(output / "report.txt", shown_lines(found.text() + "\n").encode())
+    return found
+
+
+def _open(path: str) -> AnySet:
+    return PairList(path) if is_pair_list(path) else open_any(path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("plsc-doctor", description="What is wrong with sets of images.")
+    parser.add_argument("train", nargs="?", help="images to train on: .rec, folder, list or base64 parts")
+    parser.add_argument(
+        "--validation",
+        nargs="+",
+        default=[],
+        metavar="SET",
+        help="the same formats, .bin packs and lists of pairs",
+    )
+    parser.add_argument("-c", "--config", metavar="FILE", help="examine the data sets of a config instead")
+    parser.add_argument(
+        "-o", "--override", nargs="+", action="extend", default=[], metavar="Section.key=value"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("doctor"), metavar="FOLDER", help="default: doctor"
+    )
+    args = parser.parse_args(argv)
+    if (args.train is None) == (args.config is None):
+        raise UserError("give either a set of images to train on, or -c with a config")
+    if args.train and args.override:
+        raise UserError("-o: changes keys of a config; give that with -c instead of a set of images")
+    if args.config and args.validation:
+        raise UserError(
+            "--validation: the sets are the config's with -c; name another in DataLoader.Eval.more"
+        )
+    if args.config:
+        sets = _sets_of(args.config, args.override)
+    else:
+        sets = {path: (lambda path=path: _open(path)) for path in (args.train, *args.validation)}
+    found = doctor(sets, args.output, of_config=args.config is not None)
+    print(found.text())
+    print(f"done: report in {args.output}")
+    return found.severity
+
+
+def _sets_of(config: str, override: Sequence[str]) -> dict[str, Any]:
+    cfg = load(config, override)
+    loader = cfg.DataLoader
+    named = {"Train.dataset": loader.Train.dataset, "Eval.dataset": loader.Eval.dataset}
+    named.update((f"Eval.more.{title}", section) for title, section in loader.Eval.more.items())
+    return {
+        f"DataLoader.{name}": (lambda key=f"DataLoader.{name}": cfg.build_dataset(key))
+        for name, section in named.items()
+        if section is not None
+    }

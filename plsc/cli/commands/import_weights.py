@@ -1,0 +1,243 @@
+"""Weights of other programs -> a checkpoint folder of ours, for `plsc-predict`, `plsc-eval`, `plsc-export` and Global.init_from.
+
+Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, and PLSC 2.4's .pdparams, none of them by running
+what the file says. Names are mapped onto the network's, every tensor is accounted for, and one that lacks, is left over, or has
+another shape is an error. Try it:
+
+    plsc-import backbone.pt --model IResNet50 --output imported
+    plsc-predict -c imported/config.yaml photo.jpg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from paddle import nn
+
+from plsc.checkpoint import store
+from plsc.checkpoint.foreign.torch_file import load_torch
+from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
+from plsc.checkpoint.train_state import TrainState
+from plsc.config import Config, load
+from plsc.data.dataset import MEAN, SCALE, preprocessing
+from plsc.errors import UserError
+from plsc.utils import log
+from plsc.utils.atomic_write import replace_file
+from plsc.utils.bfloat16 import float32_of
+from plsc.utils.files import open_regular
+from plsc.utils.safe_pickle import errors_told, load_pickle
+from plsc.utils.sharding import ClassShard
+
+# Where a file holds more than a state dict: arcface_torch's checkpoint_gpu_0.pt, and what many others do.
+_INSIDE = ("state_dict_backbone", "state_dict")
+_SKIPPED = {
+    "num_batches_tracked": "torch counts batches there; nothing reads it",
+    "StructuredToParameterName@@": "Paddle's own names of the tensors",
+}
+
+
+class Row(NamedTuple):
+    """What became of one tensor of the file."""
+
+    name: str
+    """In the file."""
+    to: str
+    """In the network; "" if it is skipped."""
+    shape: list[int]
+    done: str
+    """loaded, transposed, reshaped, or skipped and why."""
+
+
+def read_weights(path: str) -> dict[str, np.ndarray]:
+    """The tensors of a file by name: .safetensors, .pdparams, or what torch.save wrote. bfloat16 comes as float32.
+
+    Raises MissingFileError, and UserError for a file that is damaged, holds no tensors, or asks for more than tensors.
+    """
+    with errors_told(path, "file of weights"), open_regular(path) as file:
+        start = file.read(2)
+    if path.endswith(".safetensors"):
+        try:
+            tensors = TensorFile(path)
+        except DamagedError as error:
+            raise UserError(f"{error}; fetch it again") from error
+        found = {name: tensors.read(name) for name in tensors.arrays}
+    else:
+        found = load_torch(path) if start == b"PK" else load_pickle(path)
+    for key in _INSIDE:
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not any(isinstance(value, np.ndarray) for value in found.values()):
+        old = "; torch's format before 1.6 is not read: load it and torch.save it again"
+        raise UserError(f"{path}: holds no tensors by name{'' if start == b'PK' else old}")
+    return {str(name): float32_of(value) for name, value in found.items()}
+
+
+def match(
+    tensors: Mapping[str, object], backbone: nn.Layer, path: str
+) -> tuple[dict[str, np.ndarray], list[Row]]:
+    """The arrays for `backbone` by its names, and what became of each tensor of the file.
+
+    torch's names (running_mean) and its linear weights, [outputs, inputs], are turned into Paddle's; a file with Paddle's names is
+    taken as it is. Raises UserError, a line for each tensor that lacks, is left over or has another shape (the first few).
+    """
+    wanted = backbone.state_dict()
+    names = {name: name.removeprefix("module.") for name in tensors}
+    of_torch = not any(name.endswith(("._mean", "._variance")) for name in names)
+    linear = {f"{name}.weight" for name, layer in backbone.named_sublayers() if isinstance(layer, nn.Linear)}
+    found, rows, left = {}, [], []
+    for name, plain in names.items():
+        value, to = tensors[name], _ours(plain, wanted)
+        why = _why_skipped(plain, wanted)
+        if why or to is None or to in found or not isinstance(value, np.ndarray):
+            rows.append(Row(name, "", list(np.shape(value)), f"skipped: {why}"))
+            left += [] if why else [name]
+            continue
+        shape, done = list(value.shape), "loaded"
+        if of_torch and to in linear:
+            value, done = value.T, "transposed"
+        elif shape != wanted[to].shape and _no_ones(shape) == _no_ones(wanted[to].shape):
+            value, done = value.reshape(wanted[to].shape), "reshaped"
+        found[to] = np.array(value, np.float32, order="C")
+        rows.append(Row(name, to, shape, done))
+    _refuse_differences(found, wanted, left, path, type(backbone).__name__)
+    return found, rows
+
+
+def _ours(name: str, wanted: Mapping) -> str | None:
+    """The network's name for a file's; None if it has none."""
+    place, _, part = name.rpartition(".")
+    part = {"running_mean": "_mean", "running_var": "_variance"}.get(part, part)
+    name = f"{place}.{part}" if place else part
+    slopes = f"{place}._{part}"  # Paddle's PReLU
+    return name if name in wanted else slopes if slopes in wanted else None
+
+
+def _why_skipped(name: str, wanted: Mapping) -> str:
+    if name.startswith("head.") and name not in wanted:
+        return "the class centres of PLSC 2.4; the head is not imported"
+    if name == "mask_token" and name not in wanted:
+        return "stands for hidden patches, and with Model.mask_ratio 0 there are none"
+    return _SKIPPED.get(name.rpartition(".")[2], "")
+
+
+def _no_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def _refuse_differences(found: Mapping, wanted: Mapping, left: list[str], path: str, network: str) -> None:
+    if not found:
+        raise UserError(
+            f"{path}: none of its {len(left)} tensors is one of {network}'s (the first is {left[0] if left else 'none'}); "
+            "give the model that they are of"
+        )
+    lines = [f"{name} is not in {network}" for name in left]
+    lines += tensor_differences(found, wanted, "the file", network)
+    if lines:
+        raise UserError(format_lines(path, lines))
+
+
+def import_weights(path: str, config: Config, output: str | os.PathLike, contract: dict) -> list[Row]:
+    """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder `output`.
+
+    Args:
+        contract: how images are prepared for these weights, see plsc.data.dataset.preprocessing; only who trained them knows.
+
+    Beside the checkpoint's own files it gets config.yaml, which names the network and the folder, and import.json, the rows.
+    Raises UserError; `output` has to be new or empty.
+    """
+    output = Path(os.path.abspath(output))
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output}: is there already; name a new folder for what is imported")
+    image_shape = (1 if contract["channels"] == "grey" else 3, *contract["size"])
+    width = config.Model.embedding_size
+    backbone = config.Model.build(embedding_size=width, image_shape=image_shape)
+    arrays, rows = match(read_weights(path), backbone, path)
+    report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
+    state = TrainState(image_shape=list(image_shape), threshold=None)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
+            made = _save(Path(folder), arrays, width, state, config.to_yaml(), contract)
+            replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
+            replace_file(made / "config.yaml", config.to_yaml().encode())
+            os.replace(made, output)
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from error
+    return rows
+
+
+def _save(
+    folder: Path, arrays: dict, width: int, state: TrainState, config_yaml: str, contract: dict
+) -> Path:
+    return store.save(
+        folder,
+        store.Content(
+            step=0,
+            epoch=0,
+            backbone=arrays,
+            optimizer={},
+            head={"centres": np.zeros((0, width), np.float32)},
+            shard=ClassShard.whole(0),
+            state=state,
+            config_yaml=config_yaml,
+            contract=contract,
+        ),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`plsc-import`. Raises UserError."""
+    parser = argparse.ArgumentParser(
+        "plsc-import", description="weights of other programs -> a checkpoint folder"
+    )
+    parser.add_argument(
+        "weights", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
+    )
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file whose Model section is the network")
+    parser.add_argument(
+        "-o", "--override", metavar="Section.key=value", nargs="+", action="extend", default=[]
+    )
+    parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
+    parser.add_argument("--embedding-size", type=int, help="default: 512, with -c what the file has")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
+    parser.add_argument(
+        "--size",
+        type=int,
+        nargs=2,
+        default=[112, 112],
+        metavar=("H", "W"),
+        help="of the pictures; default: 112 112",
+    )
+    parser.add_argument(
+        "--channels",
+        choices=["RGB", "BGR", "grey"],
+        default="RGB",
+        help="their order in what the weights were trained on; default: RGB",
+    )
+    parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
+    parser.add_argument("--scale", type=float, default=SCALE, help="of what is left; default: 1 / 127.5")
+    args = parser.parse_args(argv)
+    if not args.config and not args.model:
+        raise UserError("plsc-import: give the network, by --model NAME or by -c FILE")
+    size = args.embedding_size or (None if args.config else 512)
+    given = {"Model.name": args.model, "Model.embedding_size": size}
+    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
+    overrides.append(f"Global.checkpoint={json.dumps(os.path.abspath(args.output))}")
+    image_shape = (1 if args.channels == "grey" else 3, *args.size)
+    contract = preprocessing(image_shape, args.mean, args.scale, args.channels)
+    rows = import_weights(
+        args.weights, load(args.config, [*overrides, *args.override]), args.output, contract
+    )
+    print(
+        log.table(
+            [(row.name, row.to, str(row.shape), row.done) for row in rows], ["tensor", "to", "shape", "done"]
+        )
+    )
+    print(f"done: {sum(bool(row.to) for row in rows)} of {len(rows)} tensors in {args.output}")

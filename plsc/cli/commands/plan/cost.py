@@ -1,0 +1,116 @@
+"""Computes what a head costs in memory and on disk, and runs one on noise, to be timed.
+
+`plsc-plan` and `tools/benchmark.py head` use both. For a head of the defaults with 100,000 classes on one rank:
+
+    memory(HeadCfg(), classes=100_000, selected=100_000, embedding_size=512, samples=256)
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.config import Config
+from plsc.config.schema import HeadCfg
+from plsc.heads import build_head, changes_others, kernels
+from plsc.heads.blocks import plan_blocks
+from plsc.heads.kernels import softmax
+from plsc.heads.offloaded_bank import buffer_bytes
+
+_ROWS_AT_ONCE = 8192  # read together
+
+
+def memory(
+    cfg: HeadCfg, classes: int, selected: int, embedding_size: int, samples: int, threads: int = 1
+) -> dict[str, int]:
+    """Compute the bytes on a rank by part: what is stored there, and what a step needs besides.
+
+    Args:
+        classes: S, of this rank's shard. selected: K, of them in a step: all but with sampling. samples: N, that the rank judges.
+        threads: of the rank; with kernels each has blocks of its own.
+    """
+    width = embedding_size * cfg.sub_centres + cfg.bias
+    rests, sampled = bank_bytes(cfg, classes, embedding_size), selected < classes
+    in_memory = rests // 2 if cfg.bank != "disk" else 0
+    offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
+    by_kernels = kernels.multiplies() and (sampled or not offloaded)
+    return {
+        "centres": in_memory,
+        "momentum": in_memory,
+        "gradient": 4 * selected * width,
+        **(buffer_bytes(2 * width, itemsize(cfg), classes, selected) if offloaded else {}),
+        "blocks": _blocks(cfg, selected, embedding_size * cfg.sub_centres, samples, threads, by_kernels),
+        "embeddings": 6 * 4 * samples * embedding_size,
+    }
+
+
+def itemsize(cfg: HeadCfg) -> int:
+    """Bytes of a stored number of a centre."""
+    return 2 if cfg.bank_dtype == "bfloat16" else 4
+
+
+def bank_bytes(cfg: HeadCfg, classes: int, embedding_size: int) -> int:
+    """Bytes of so many centres and their momentum, stored or in a checkpoint."""
+    return 2 * itemsize(cfg) * classes * (embedding_size * cfg.sub_centres + cfg.bias)
+
+
+def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, by_kernels: bool) -> int:
+    budget = int(cfg.logits_budget_mb * 2**20)
+    hooked = changes_others(cfg)
+    if by_kernels and cfg.sub_centres == 1 and not hooked:
+        exps = 4 * samples * selected
+        block = softmax.block_size(cfg.compute_dtype == "bfloat16")
+        of_thread = 4 * (block * (width + samples) + samples * width)
+        return (exps if exps <= budget else 0) + threads * of_thread
+    block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget)
+    return 4 * block * (3 * samples * cfg.sub_centres + 4 * width) + kept * 4 * samples * selected
+
+
+class Trial:
+    """Runs steps of a config's head with `classes` classes on random embeddings and labels. Every rank makes one.
+
+    Args:
+        samples: of this rank.
+    """
+
+    def __init__(self, cfg: Config, classes: int, samples: int):
+        self.head = build_head(cfg.Head, cfg.Optimizer, classes, cfg.Model.embedding_size, seed=0)
+        rng = np.random.default_rng(distributed.rank())
+        noise = rng.standard_normal((samples, cfg.Model.embedding_size), np.float32)
+        self.emb = paddle.to_tensor(noise, stop_gradient=False)
+        self.label = paddle.to_tensor(rng.integers(0, classes, samples))
+        self.number = 0
+
+    def step(self) -> None:
+        """Do a forward and a backward pass, an update, and what a bank does beside it."""
+        self.head(self.emb, self.label, self.number).loss.backward()
+        self.head.step(0.1, self.number)
+        self.head.bank.finish()
+        self.emb.clear_grad()
+        self.number += 1
+
+    def seconds_on_disk(self) -> tuple[float, float]:
+        """Time a step whose rows come from the disk and not from the page cache, and the writing of what it has changed to the disk. Only
+        with a bank on disk.
+
+        The rows of a step are read in the step before, and the pages on which they are must still be in memory when they are written, as
+        in training: so the step that is timed follows one that is not. Without sampling a step reads the shard three times, of which
+        the page cache saves the second and the third: they are timed apart.
+        """
+        bank, sampled = self.head.bank, self.head.sample_rate < 1
+        bank.sync(drop=True)
+        if sampled:
+            self.step()
+            bank.sync()
+        began = time.perf_counter()
+        self.step()
+        writing = bank.sync(drop=not sampled)
+        seconds, began = time.perf_counter() - began - writing, time.perf_counter()
+        if sampled:
+            return seconds, writing
+        for start in range(0, bank.shard.size, _ROWS_AT_ONCE):
+            bank.read_rows(slice(start, min(start + _ROWS_AT_ONCE, bank.shard.size)))
+        return seconds + 2 * (time.perf_counter() - began), writing

@@ -1,0 +1,394 @@
+"""plsc-plan: what a run will take, before it is started: memory by part, time of the head, how many classes fit, whether sampling pays.
+
+    plsc-plan -c configs/ --classes 1000000 --ranks 2 --rate 0.1
+
+Memory of the head and what is written to the disk are computed; the backbone's memory, and all times, come from about ten seconds of work in new
+processes on this machine (calibration.py), continued along straight lines. What no calibration sees is said. How good it is:
+docs/performance.md, `tools/benchmark.py plan`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plsc.cli.commands.plan.calibration import Case, calibrate, work
+from plsc.config import Config, add_arguments, load
+from plsc.distributed import environment
+from plsc.errors import UserError
+from plsc.utils import log
+from plsc.utils.disk import free_bytes, there
+
+RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
+PAYS = 0.1  # share of a step's time that a lower rate must save
+_UNWRITTEN = 0.2  # of the page cache that may wait to be written, as Linux has it (vm.dirty_ratio)
+
+
+class Disk(NamedTuple):
+    """Shares of the rows of a step that the disk reads and writes, the page cache having the others."""
+
+    reads: float = 0.0
+    writes: float = 0.0
+
+
+CACHED = Disk()
+
+
+def along(points: Sequence[Sequence[float]], x: float) -> float:
+    """y at `x`: between the measured points [x, y] on straight lines, beyond the last along the line from the first to it."""
+    xs, ys = (np.array([point[axis] for point in points], float) for axis in (0, 1))
+    if x <= xs[-1]:
+        return float(np.interp(x, xs, ys))
+    slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else ys[-1] / xs[-1]
+    return float(ys[-1] + slope * (x - xs[-1]))
+
+
+def head_seconds(case: Case, found: dict, rate: float, disk: Disk = CACHED) -> float:
+    """Of a step. With a bank on disk it waits for what is read; what is written goes on beside, and is waited for where it takes longer than
+    all but the reading."""
+    points = found["head"]["full" if rate == 1 else "sampled"]
+    cached, *others = (
+        along([(point[0], point[place]) for point in points], case.selected(rate))
+        for place in range(1, len(points[0]))
+    )
+    if not others:
+        return cached
+    read, written = others
+    return disk.reads * (read - cached) + max(cached, disk.writes * written)
+
+
+def disk_of(case: Case, memory: float, used: int) -> Disk:
+    """What the disk has to do if the process has `used` of `memory` bytes, and the page cache the rest."""
+    if case.cfg.Head.bank != "disk":
+        return CACHED
+    size, cache = max(1, _bank_bytes(case, case.shard)), max(0.0, memory - used)
+    return Disk(max(0.0, 1 - cache / size), max(0.0, 1 - _UNWRITTEN * cache / size))
+
+
+def head_bytes(case: Case, rate: float) -> dict[str, int]:
+    """Bytes of the head on a rank, by part."""
+    from plsc.cli.commands.plan.cost import memory
+
+    cfg = case.cfg
+    threads = max(1, (os.cpu_count() or 1) // case.ranks)
+    return memory(cfg.Head, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples, threads)
+
+
+def backbone_bytes(case: Case, found: dict) -> dict[str, int]:
+    """Bytes of the backbone on a rank: value, gradient, momentum; and what its activations take."""
+    if not found["backbone"]:
+        return {}
+    weights = 3 * 4 * found["parameters"]
+    peak = along([(batch, peak) for batch, _, peak in found["backbone"]], case.batch)
+    return {"backbone": weights, "activations": max(0, round(peak) - 2 * 4 * found["parameters"])}
+
+
+def largest(case: Case, others: int, memory: float) -> int:
+    """The most classes for which the head's bytes on a rank, its whole Head.logits_budget_mb among them, and `others` are within
+    `memory` bytes."""
+    rate, budget = case.cfg.Head.sample_rate, int(case.cfg.Head.logits_budget_mb * 2**20)
+
+    def fits(more: Case) -> bool:
+        parts = head_bytes(more, rate)
+        # Whole, since more classes may need less: exponentials that do not fit the budget are not kept.
+        parts["blocks"] = max(parts["blocks"], budget)
+        return sum(parts.values()) + others <= memory
+
+    return _most(case, fits)
+
+
+def _most(case: Case, fits: Callable[[Case], bool]) -> int:
+    low, high = 0, 2**40
+    while high - low > 1:
+        middle = (low + high) // 2
+        good = fits(Case(case.cfg, middle, case.ranks, case.batch))
+        low, high = (middle, high) if good else (low, middle)
+    return low
+
+
+# ---- the disk
+
+
+def _bank_bytes(case: Case, classes: int) -> int:
+    from plsc.cli.commands.plan.cost import bank_bytes
+
+    return bank_bytes(case.cfg.Head, classes, case.cfg.Model.embedding_size)
+
+
+def on_this_machine(ranks: int) -> int:
+    """Of so many ranks: one for each processor at most, the others are somewhere else."""
+    return min(ranks, os.cpu_count() or 1)
+
+
+def disk_needs(case: Case, parameters: int) -> dict:
+    """Bytes that a run writes: the banks of this machine's ranks, a checkpoint, and how many of these there are at most at a time: those that
+    are kept, the best one, and the one that is being written."""
+    cfg = case.cfg
+    return {
+        "bank": _bank_bytes(case, case.shard) * on_this_machine(case.ranks) if cfg.Head.bank == "disk" else 0,
+        "checkpoint": _bank_bytes(case, case.classes) + 2 * 4 * parameters,
+        "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
+    }
+
+
+def disk_free(cfg: Config) -> dict:
+    """Bytes free where the bank and where the checkpoints would be, and whether that is one disk."""
+    bank, output = there(cfg.Head.bank_folder or cfg.Global.output_dir), there(cfg.Global.output_dir)
+    return {
+        "bank": free_bytes(bank),
+        "checkpoints": free_bytes(output),
+        "one": bank.stat().st_dev == output.stat().st_dev,
+    }
+
+
+def fits_disk(needs: dict, free: dict) -> bool:
+    checkpoints = needs["checkpoint"] * needs["checkpoints"]
+    if free["one"]:
+        return needs["bank"] + checkpoints <= free["checkpoints"]
+    return needs["bank"] <= free["bank"] and checkpoints <= free["checkpoints"]
+
+
+# ---- what is told
+
+
+def plan(case: Case, found: dict, memory: float, free: dict) -> dict:
+    """All that is told, from a calibration; `memory`: bytes for each rank; `free`: as of `disk_free`."""
+    rate = case.cfg.Head.sample_rate
+    parts = {"Paddle": found["base"], **backbone_bytes(case, found)}
+    fixed = sum(parts.values())
+    backbone = along([point[:2] for point in found["backbone"]], case.batch) if found["backbone"] else None
+    rates = sorted({*(RATES if "sampled" in found["head"] else (1.0,)), rate}, reverse=True)
+    totals = {each: fixed + sum(head_bytes(case, each).values()) for each in rates}
+    disks = {each: disk_of(case, memory, totals[each]) for each in rates}
+    seconds = {each: head_seconds(case, found, each, disks[each]) for each in rates}
+    needs = disk_needs(case, found["parameters"])
+    return {
+        "classes": case.classes,
+        "ranks": case.ranks,
+        "batch": case.batch,
+        "rate": rate,
+        "bank": [case.cfg.Head.bank, case.cfg.Head.bank_dtype],
+        "bytes": {**parts, **head_bytes(case, rate)},
+        "memory": memory,
+        "head_seconds": seconds[rate],
+        "head_seconds_cached": head_seconds(case, found, rate),
+        "from_disk": disks[rate]._asdict(),
+        "backbone_seconds": backbone,
+        "largest_classes": largest(case, fixed, memory),
+        "disk": {**needs, "free": free, "fits": fits_disk(needs, free)},
+        "largest_classes_on_disk": _most(
+            case, lambda more: fits_disk(disk_needs(more, found["parameters"]), free)
+        ),
+        "rates": [
+            {
+                "rate": each,
+                "selected": case.selected(each),
+                "head_seconds": seconds[each],
+                "bytes": totals[each],
+            }
+            for each in rates
+        ],
+        "calibration": found,
+    }
+
+
+def verdict(planned: dict) -> str:
+    """Whether a lower rate pays, in a sentence."""
+    present = next(row for row in planned["rates"] if row["rate"] == planned["rate"])
+    lower = [row for row in planned["rates"] if row["rate"] < planned["rate"]]
+    rest = planned["backbone_seconds"] or 0.0
+    whole = present["head_seconds"] + rest
+    for row in lower:  # the highest rate that gets most of what there is to be had
+        saved = (present["head_seconds"] - row["head_seconds"]) / whole
+        best = (present["head_seconds"] - min(each["head_seconds"] for each in lower)) / whole
+        if saved >= PAYS and saved >= 0.8 * best:
+            return f"a rate of {row['rate']:g} saves {saved:.0%} of a step"
+    return f"a lower rate does not pay: it saves less than {PAYS:.0%} of a step"
+
+
+def show(planned: dict) -> str:
+    mb, found, (bank, dtype) = 2**20, planned["calibration"], planned["bank"]
+    total = sum(planned["bytes"].values())
+    rows = [[name, size / mb] for name, size in planned["bytes"].items()] + [["all", total / mb]]
+    rates = [
+        [row["rate"], row["selected"], 1e3 * row["head_seconds"], row["bytes"] / mb]
+        for row in planned["rates"]
+    ]
+    furthest = max(point[0] for points in found["head"].values() for point in points)
+    lines = [
+        (
+            f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {planned['batch']} samples each, rate {planned['rate']:g}, "
+            f"bank {bank}, {dtype}"
+        ),
+        "",
+        log.table(rows, ["of a rank", "MB"]),
+        "",
+        log.table(rates, ["rate", "classes in a step", "head, ms", "all, MB"]),
+        "",
+        f"memory: {total / mb:,.0f} of {planned['memory'] / mb:,.0f} MB for each rank; up to {planned['largest_classes']:,} classes fit",
+        disk_told(planned),
+        f"time of a step: head {1e3 * planned['head_seconds']:.1f} ms",
+    ]
+    if planned["backbone_seconds"] is not None:
+        lines[-1] += (
+            f", backbone {1e3 * planned['backbone_seconds']:.1f} ms, without optimizer and the ranks' waiting"
+        )
+    if bank == "disk":
+        shares, cached = planned["from_disk"], 1e3 * planned["head_seconds_cached"]
+        lines.append(
+            f"of a step's rows the disk reads {shares['reads']:.0%} and writes {shares['writes']:.0%}, the page cache has the others "
+            f"(all of them: {cached:.1f} ms); what the head waits for here goes on while the backbone runs"
+        )
+    lines += [
+        verdict(planned),
+        calibration_told(planned, furthest),
+    ]
+    if total > planned["memory"]:
+        lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
+    if not planned["disk"]["fits"]:
+        lines.append(
+            "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
+        )
+    return "\n".join(lines)
+
+
+def calibration_told(planned: dict, furthest: int) -> str:
+    """Whose times these are, how far they were measured, and how sure they are."""
+    found, ranks = planned["calibration"], planned["ranks"]
+    if found["ranks"] == ranks:
+        who = f"all {ranks} ranks" if ranks > 1 else "the one rank"
+    else:
+        who = (
+            f"{found['ranks']} process{'es' * (found['ranks'] > 1)} in place of each of the {ranks} ranks, of which this machine "
+            "has not processors enough; what ranks send each other is not in them"
+        )
+    sizes = f"measured up to {furthest:,} classes in a step"
+    if found["backbone"]:
+        sizes += f" and {found['backbone'][-1][0]} images"
+    return (
+        f"times are of this machine's processor ({processor_name()}, {found['threads']} threads a rank), not of a GPU or another machine: "
+        f"{who}; {sizes}, beyond that a straight line; repeated measurements differ by {found.get('scatter', 0):.0%} or so"
+    )
+
+
+def processor_name() -> str:
+    """What the system calls the processor (Linux), else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def whole_number(text: str) -> int:
+    """Read 1000, 100k, 10M, 1.5e6 or 1,000,000."""
+    units = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+    digits, factor = text.replace(",", "").replace("_", "").lower(), 1
+    if digits[-1:] in units:
+        digits, factor = digits[:-1], units[digits[-1]]
+    try:
+        number = Decimal(digits) * factor
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or number != int(number):
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, such as 100000, 100k, 10M or 1.5e6 (got '{text}')"
+        )
+    return int(number)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
+
+
+def disk_told(planned: dict) -> str:
+    needs, free, mb = planned["disk"], planned["disk"]["free"], 2**20
+    parts = [f"at most {needs['checkpoints']} checkpoints of {needs['checkpoint'] / mb:,.0f} MB"]
+    if not free["one"]:
+        parts[0] += f" of {free['checkpoints'] / mb:,.0f} MB free"
+    if needs["bank"]:
+        parts.append(
+            f"bank {needs['bank'] / mb:,.0f} MB"
+            + ("" if free["one"] else f" of {free['bank'] / mb:,.0f} MB free")
+        )
+    whole = f", of {free['checkpoints'] / mb:,.0f} MB free" if free["one"] else ""
+    return f"disk: {', '.join(parts)}{whole}; up to {planned['largest_classes_on_disk']:,} classes fit"
+
+
+def config_of(args: argparse.Namespace) -> Config:
+    keys = {
+        "Head.sample_rate": args.rate,
+        "Head.bank": args.bank,
+        "Head.bank_dtype": args.bank_dtype,
+        "Head.compute_dtype": args.dtype,
+        "DataLoader.Train.batch_size": args.batch,
+    }
+    given = [f"{key}={value}" for key, value in keys.items() if value is not None]
+    return load(args.config, [*args.override, *given])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
+    add_arguments(parser)
+    parser.add_argument(
+        "--classes", type=whole_number, help="such as 250000, 100k, 10M or 1.5e6; default: what the data has"
+    )
+    parser.add_argument("--ranks", type=whole_number, default=1, help="processes that train, on all machines")
+    parser.add_argument("--batch", type=whole_number, help="DataLoader.Train.batch_size, samples of a rank")
+    parser.add_argument("--rate", type=float, help="Head.sample_rate")
+    parser.add_argument("--bank", help="Head.bank")
+    parser.add_argument("--bank-dtype", help="Head.bank_dtype")
+    parser.add_argument("--dtype", help="Head.compute_dtype")
+    parser.add_argument(
+        "--memory", type=float, help="GB for each rank; default: what this machine has free, shared out"
+    )
+    parser.add_argument(
+        "--disk", type=float, help="GB for bank and checkpoints together; default: what is free where they go"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of calibration, about")
+    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)  # the calibration in new processes
+    args = parser.parse_args(argv)
+    cfg = config_of(args)
+    if args.work:
+        found = work(cfg, json.loads(args.work[0]))
+        if environment.rank_from_env() == 0:
+            Path(args.work[1]).write_text(json.dumps(found))
+        return 0
+    for key in ("classes", "ranks"):
+        if getattr(args, key) is not None and getattr(args, key) < 1:
+            raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
+    cfg.check_data()
+    dataset = cfg.build_dataset("DataLoader.Train.dataset")
+    case = Case(cfg, args.classes or dataset.num_classes, args.ranks, cfg.DataLoader.Train.batch_size)
+    memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(args.ranks)
+    free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
+    free = {**free, "one": True} if args.disk else disk_free(cfg)
+    planned = plan(case, calibrate(case, args.seconds, dataset.image_shape, None), memory, free)
+    if args.config is None:
+        name, shape = cfg.Model.name, " x ".join(map(str, dataset.image_shape))
+        print(
+            f"no config given (-c): planned are the defaults and what -o changes of them, the network {name} on images of {shape} from "
+            f"{cfg.DataLoader.Train.dataset.name}"
+        )
+    print(show(planned))
+    if args.json:
+        args.json.write_text(json.dumps(planned, indent=1) + "\n")
+    return 0
+
+
+def available_bytes() -> int:
+    """Memory that programs of this machine can still get (Linux)."""
+    line = next(
+        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
+    )
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,235 @@
+"""Which rank failed first, and why, in one line: from the files that plsc.distributed.guard leaves in output_dir/errors.
+
+Paddle's launcher names the first failed rank by number, and its exit code may be that of a rank which it ended itself. What counts
+is who failed earliest: a rank writes its exception with the time; one that vanished without a word was killed, at the time when it
+was last seen. When a rank hangs its peers fail first, by Gloo's 30 s; the one that did not fail is the one that hung.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LOST_PEER = re.compile(
+    r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore|connection (reset|closed) by peer",
+    re.IGNORECASE,
+)
+_CRASH = re.compile(r"^Fatal Python error: (.*)", re.MULTILINE)  # of faulthandler
+_UNSEEN = 0.5  # seconds: a process is seen while it ends; the launcher kills others 0.6 s after a failure at the earliest
+_TIMEOUT = re.compile(r"^Timeout \((?:(\d+):(\d+):(\d+))", re.MULTILINE)  # of faulthandler
+_COLLECTIVE = re.compile(r"paddle/distributed/|plsc/distributed\.py")  # in a stack: it waits for other ranks
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What happened first. `user`: the user's mistake, so that a restart would be no use; `rank`: None if it is not known."""
+
+    text: str
+    user: bool = False
+    rank: int | None = None
+
+
+class Watch:
+    """The ranks of one start, whose processes are on this machine; `look` several times a second, then ask.
+
+    Args:
+        folder: output_dir/errors; files of earlier starts on this machine are deleted.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._asked = folder, False
+        self._seen: dict[int, float] = {}  # rank -> when it was last seen running
+        self._halted: dict[
+            int, dict[str, Any]
+        ] = {}  # rank -> its record, of a process that was stopped (SIGSTOP)
+        for kind in ("alive", "json"):
+            for rank in self._records(kind):
+                for suffix in ("alive", "json", "trace", "reserved"):
+                    (folder / f"rank{rank}.{suffix}").unlink(missing_ok=True)
+        self._oom_kills = _oom_kills()
+
+    def _records(self, kind: str) -> dict[int, dict[str, Any]]:
+        """Rank -> what its file says, and "since" when, of ranks on this machine; without a file that is being written just now, or
+        that no rank has written."""
+        found = {}
+        for path in self._folder.glob(f"rank*.{kind}"):
+            rank = re.fullmatch(r"rank(\d{1,9})", path.stem, re.ASCII)
+            try:
+                written, record = path.stat().st_mtime, json.loads(path.read_bytes())
+            except (OSError, ValueError, RecursionError):
+                continue
+            if rank and _is_record(kind, record) and record["host"] == socket.gethostname():
+                found[int(rank[1])] = {**record, "since": written}
+        return found
+
+    def pids(self) -> dict[int, int]:
+        """Rank -> process, of those that are at work and listen to signals."""
+        return {
+            rank: record["pid"] for rank, record in self._records("alive").items() if _runs(record["pid"])
+        }
+
+    def look(self) -> None:
+        """Note who is there. Once one has failed, the others are asked where they are; one that was stopped must go on to answer."""
+        pids = self.pids()
+        self._seen.update(dict.fromkeys(pids, time.time()))
+        if not self._asked and any("type" in record for record in self._records("json").values()):
+            self._asked = True
+            records = self._records("alive")
+            for rank, pid in pids.items():
+                if _state(pid) == "T":
+                    self._halted[rank] = records[rank]
+                send(pid, signal.SIGUSR1)
+                send(pid, signal.SIGCONT)
+
+    def stopped(self) -> str | None:
+        """The signal on which the ranks have saved and stopped, or None."""
+        names = [record["stopped"] for record in self._records("json").values() if "stopped" in record]
+        return names[0] if names else None
+
+    def failure(self, code: int, logs: str) -> Failure:
+        """Who failed first, after the launcher has ended with `code`; `logs` is the folder that it wrote to."""
+        raised = {rank: r for rank, r in self._records("json").items() if "type" in r}
+        vanished = {rank: r for rank, r in self._records("alive").items() if rank not in raised}
+        if code < 0:
+            return Failure(f"the launcher was killed (signal {-code})")
+        times = {rank: record["time"] for rank, record in raised.items()}
+        times.update({rank: self._seen.get(rank, time.time()) for rank in vanished})
+        if not times:
+            return Failure(
+                f"the ranks ended with exit code {code} before the training began, see {logs}", code == 2
+            )
+        first = self._first(times, raised, vanished)
+        if first in vanished:
+            first = min(self._waited_for(first, vanished), key=times.__getitem__)
+            return Failure(self._of_vanished(first, vanished[first]["step"] + 1), rank=first)
+        error = raised[first]
+        waited_for = self._halted or vanished
+        if waited_for and _LOST_PEER.search(error["message"]):  # in vain, until the launcher had to kill it
+            stuck = min(waited_for, key=lambda rank: (waited_for[rank]["step"], self._seen.get(rank, 0)))
+            record = waited_for[stuck]
+            return Failure(
+                self._of_stuck(stuck, error["time"] - record["since"], record["step"] + 1), rank=stuck
+            )
+        said = f"{error['type']}: {error['message']}" if not error["user"] else error["message"]
+        if error["type"] == "MemoryError":
+            said += "; lower DataLoader.Train.batch_size"
+        return Failure(f"rank {first} failed at step {error['step'] + 1}: {said}", error["user"], first)
+
+    def _first(self, times: dict[int, float], raised: dict[int, Any], vanished: dict[int, Any]) -> int:
+        """The earliest of the ranks that failed by themselves; where there is none, the earliest of all.
+
+        A rank that lost its peer, or was aborted by the library that lost it, shows a consequence, and may be seen first. One that was
+        killed is a cause if it was not seen after the first failure of another: later the launcher may have killed it.
+        """
+        times = {rank: self._crash_time(rank) or when for rank, when in times.items()}
+        causes = [rank for rank in raised if not _LOST_PEER.search(raised[rank]["message"])]
+        for rank in vanished:
+            trace = self._trace(rank)
+            crash = _CRASH.search(trace)
+            others = [when for other, when in times.items() if other != rank]
+            killed = not crash and not _TIMEOUT.search(trace)
+            if crash and crash[1] != "Aborted" or killed and times[rank] <= min(others, default=0) + _UNSEEN:
+                causes.append(rank)
+        return min(causes or times, key=times.__getitem__)
+
+    def _crash_time(self, rank: int) -> float | None:
+        """When faulthandler wrote that the process crashed; None if it did not."""
+        if not _CRASH.search(self._trace(rank)):
+            return None
+        return (self._folder / f"rank{rank}.trace").stat().st_mtime
+
+    def _waited_for(self, first: int, vanished: dict[int, Any]) -> list[int]:
+        """Watchdogs of ranks that wait in a collective go off at the same time as that of the rank they wait for: the latter, if there is
+        one, and else `first`."""
+        stacks = {
+            rank: _main_thread(self._trace(rank)) for rank in vanished if _TIMEOUT.search(self._trace(rank))
+        }
+        at_work = [rank for rank, stack in stacks.items() if not _COLLECTIVE.search(stack)]
+        return at_work if first in stacks and at_work else [first]
+
+    def _of_vanished(self, rank: int, step: int) -> str:
+        trace = self._trace(rank)
+        if timeout := _TIMEOUT.search(trace):
+            hours, minutes, seconds = map(int, timeout.groups())
+            return self._of_stuck(rank, 3600 * hours + 60 * minutes + seconds, step)
+        if crash := _CRASH.search(trace):
+            return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
+        memory = ": the machine is probably out of memory; lower DataLoader.Train.batch_size"
+        return f"rank {rank} was killed (signal 9) at step {step}{memory if _oom_kills() > self._oom_kills else ''}"
+
+    def _of_stuck(self, rank: int, seconds: float, step: int) -> str:
+        place = _place(self._trace(rank)) or "a place unknown (it did not answer)"
+        halted = " (the process was stopped, by SIGSTOP)" if rank in self._halted else ""
+        return f"no progress for {seconds:.0f} s: rank {rank} is at step {step} in {place}{halted}"
+
+    def _trace(self, rank: int) -> str:
+        path = self._folder / f"rank{rank}.trace"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _is_record(kind: str, record: Any) -> bool:
+    """Whether a rank may have written it: a file of this kind with all its fields."""
+    fields = {"host": str, "step": int}
+    if kind == "alive":
+        fields["pid"] = int
+    elif isinstance(record, dict) and "stopped" in record:
+        fields["stopped"] = str
+    else:
+        fields.update({"time": (int, float), "type": str, "message": str, "user": bool})
+    return isinstance(record, dict) and all(
+        isinstance(record.get(name), type_) for name, type_ in fields.items()
+    )
+
+
+def _main_thread(trace: str) -> str:
+    """Its stack, which faulthandler writes last, the innermost frame first."""
+    return re.split(r"^(?:Current t|T)hread .*$", trace, flags=re.MULTILINE)[-1]
+
+
+def _place(trace: str) -> str:
+    """file:line of the main thread."""
+    frame = re.search(r'File "(.*?)", line (\d+)', _main_thread(trace))
+    return f"{frame[1]}:{frame[2]}" if frame else ""
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and not a zombie."""
+    return _state(pid) not in "ZX"
+
+
+def _state(pid: int) -> str:
+    """A letter, as `ps` has it: T stopped, Z zombie; X where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def _oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process that may have ended: to its main thread, where the C library lets us, so that in a process that was stopped
+    this thread answers before it goes on, whichever of them wakes first."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "tgkill"):  # glibc before 2.30
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    elif libc.tgkill(pid, pid, int(number)) and ctypes.get_errno() != errno.ESRCH:
+        raise OSError(ctypes.get_errno(), f"signal {number} to process {pid}")

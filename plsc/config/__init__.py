@@ -1,0 +1,437 @@
+"""The config of a run: from YAML and `-o Section.key=value` to a checked, immutable `Config`.
+
+The keys and their defaults are in config_sections.py; `python -m plsc.config` prints them as the page
+docs/config.md. All that is wrong is reported at once, one line each with file and line. Nothing here imports
+Paddle: a wrong config stops within a second, before any process group starts.
+
+    >>> load("configs/", ["Head.margin=0.3"]).Head.margin
+    0.3
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import Field, PrivateAttr, ValidationError
+from pydantic_core import to_jsonable_python
+
+from plsc.config.layers import DEFAULT, Layers, Source, plain
+from plsc.config.margin import check_margin
+from plsc.config.messages import (
+    Complaint,
+    ConfigError,
+    arguments_of,
+    check_keywords,
+    describe,
+    explain,
+    keys_of,
+    takes,
+)
+from plsc.config.schema import (
+    DEFAULT_EPOCHS,
+    NOT_TRAINING,
+    CheckpointCfg,
+    DataLoaderCfg,
+    EvalDatasetCfg,
+    ExportCfg,
+    GlobalCfg,
+    HeadCfg,
+    LRSchedulerCfg,
+    ModelCfg,
+    OptimizerCfg,
+    Plug,
+    Section,
+    TrainDatasetCfg,
+    listed,
+)
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.registry import DATASETS
+from plsc.utils.yaml_lines import KeyPath, dump
+
+__all__ = [
+    "CheckpointCfg",
+    "Config",
+    "ConfigError",
+    "DataLoaderCfg",
+    "ExportCfg",
+    "GlobalCfg",
+    "HeadCfg",
+    "LRSchedulerCfg",
+    "ModelCfg",
+    "OptimizerCfg",
+    "add_arguments",
+    "load",
+    "to_markdown",
+]
+
+_TRAIN_SET = ("DataLoader", "Train", "dataset")
+_EVAL_SET = ("DataLoader", "Eval", "dataset")
+_MORE_SETS = ("DataLoader", "Eval", "more")
+# Of Eval.dataset where nobody wrote one and the default would not fit the data that is trained on.
+_NOT_NAMED = Source(DEFAULT.level, 0, "default: nothing to evaluate on is named", "")
+
+
+class Config(Section):
+    """A whole config. Made by `load`; to change it, `edit` it into a new one."""
+
+    Global: GlobalCfg = GlobalCfg()
+    Model: ModelCfg = ModelCfg()
+    Head: HeadCfg = HeadCfg()
+    Optimizer: OptimizerCfg = OptimizerCfg()
+    LRScheduler: LRSchedulerCfg = LRSchedulerCfg()
+    DataLoader: DataLoaderCfg = DataLoaderCfg()
+    Checkpoint: CheckpointCfg = Field(CheckpointCfg(), json_schema_extra=NOT_TRAINING)
+    Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
+
+    _layers: Layers = PrivateAttr(default_factory=Layers)
+
+    def __eq__(self, other: object) -> bool:
+        """The same values; where they come from does not count."""
+        return isinstance(other, Config) and self.model_dump() == other.model_dump()
+
+    __hash__ = None
+
+    def source(self, key: str) -> str:
+        """Where the value of "Section.key" comes from: "default", "file:line", "-o", or what `edit` was told.
+
+        Raises KeyError for a key that does not exist, or has no meaning in this config.
+        """
+        path = tuple(key.split("."))
+        if path not in dict(_leaves(self)):
+            raise KeyError(key)
+        return self._label(path)
+
+    def _label(self, path: KeyPath) -> str:
+        return self._layers.sources.get(path, DEFAULT).label
+
+    def edit(self, changes: Mapping[str, Any], source: str = "edit") -> Config:
+        """A new Config with some keys set to Python values, checked as a whole.
+
+        Args:
+            changes: "Section.key" -> value; a section as a dict replaces it.
+            source: who asks, for `source` and for errors ("set_margin").
+
+        Raises ConfigError as `load` does.
+        """
+        layers = copy.deepcopy(self._layers)
+        level = max(2, layers.next_level)
+        for order, (key, value) in enumerate(changes.items()):
+            layers.put(tuple(key.split(".")), plain(value), Source(level, order, source, source))
+        return _checked(layers)
+
+    def to_yaml(self, sources: bool = False) -> str:
+        """The resolved config as YAML that loads to an equal Config; keys without a meaning here are left out.
+
+        Args:
+            sources: end each line with a comment that says where the value comes from.
+        """
+        rows: list[tuple[str, str]] = []
+        above: KeyPath = ()
+        for path, value in _leaves(self):
+            if not sources and self._layers.sources.get(path) == _NOT_NAMED:
+                continue  # so that a process that loads it says again that nothing is evaluated
+            for depth, key in enumerate(path[:-1]):
+                if path[: depth + 1] != above[: depth + 1]:
+                    if depth == 0 and rows:
+                        rows.append(("", ""))
+                    rows.append((f"{'  ' * depth}{key}:", ""))
+            above = path[:-1]
+            rows.append((f"{'  ' * len(above)}{dump(path[-1])}: {dump(value)}", self._label(path)))
+        if not sources:
+            return "".join(f"{text}\n" for text, _ in rows)
+        column = max(len(text) for text, _ in rows if len(text) <= 60)  # longer lines stand out on their own
+        return "".join(f"{text:{column}}  # {label}\n" if label else f"{text}\n" for text, label in rows)
+
+    @property
+    def evaluation_dropped(self) -> bool:
+        """Whether nothing is evaluated because the default set is not for the data that is trained on."""
+        return self._layers.sources.get(_EVAL_SET) == _NOT_NAMED
+
+    def _sets(self) -> dict[KeyPath, EvalDatasetCfg | TrainDatasetCfg | None]:
+        sets = {_TRAIN_SET: self.DataLoader.Train.dataset, _EVAL_SET: self.DataLoader.Eval.dataset}
+        sets.update({(*_MORE_SETS, title): more for title, more in self.DataLoader.Eval.more.items()})
+        return sets
+
+    def build_dataset(self, key: str) -> Any:
+        """Build the data set of a key such as "DataLoader.Train.dataset".
+
+        What it raises as UserError about one of its keywords gets the file, the line and the key in front.
+        """
+        path, section = next(item for item in self._sets().items() if ".".join(item[0]) == key)
+        try:
+            return section.build(seed=self.Global.seed)
+        except UserError as error:
+            keyword, colon, message = str(error).partition(": ")
+            if not colon or not takes(DATASETS.get(section.name), keyword):
+                raise
+            place = self._layers.source((*path, keyword)).place
+            default = (
+                "" if keyword in section.keywords else ", which is the default; write the key to change it"
+            )
+            kind = MissingFileError if isinstance(error, MissingFileError) else UserError
+            parts = (place, f"{key}.{keyword}", message + default)
+            raise kind(": ".join(part for part in parts if part)) from error
+
+    def check_data(self, training: bool = True) -> None:
+        """Lets the data sets look for their files: calls `check(**keywords)` of each class that defines it.
+
+        training: whether the training set is read, too; an evaluation needs its own sets only.
+
+        `check` is a classmethod that raises UserError (MissingFileError for what is absent) with the text
+        "keyword: what is wrong". Raises MissingFileError or ConfigError with file, line and key in front.
+        """
+        layers, errors = copy.deepcopy(self._layers), []
+        sets = self._sets()
+        if not training:
+            del sets[_TRAIN_SET]
+        for path, section in sets.items():
+            check = getattr(DATASETS.get(section.name), "check", None) if section else None
+            try:
+                if check:
+                    check(**section.keywords)
+            except UserError as error:
+                errors.append(error)
+                keyword, _, message = str(error).partition(": ")
+                of_keyword = keyword in section.keywords
+                layers.complain(
+                    Complaint((*path, keyword), message) if of_keyword else Complaint(path, str(error))
+                )
+        if errors and all(isinstance(error, MissingFileError) for error in errors):
+            raise MissingFileError("\n".join(layers.lines())) from errors[0]
+        if errors:
+            raise ConfigError(layers.lines()) from errors[0]
+
+
+_PLUGS: dict[KeyPath, type[Plug]] = {
+    ("Model",): ModelCfg,
+    _TRAIN_SET: TrainDatasetCfg,
+    _EVAL_SET: EvalDatasetCfg,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The -c and -o of every command: `load(args.config, args.override)` takes them."""
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
+    parser.add_argument(
+        "-o",
+        "--override",
+        metavar="Section.key=value",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="wins over the file",
+    )
+
+
+def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()) -> Config:
+    """Reads a config file, lays the overrides over it, and checks the whole.
+
+    Args:
+        path: a YAML file; a folder means its default.yaml; None means the defaults; a Config stays as it is.
+        overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one.
+
+    Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
+    """
+    layers = copy.deepcopy(path._layers) if isinstance(path, Config) else Layers()
+    if not isinstance(path, (Config, type(None))):
+        layers.read_file(path)
+    level = max(1, layers.next_level)
+    for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
+        layers.read_override(text, order, level)
+    return _checked(layers)
+
+
+def _checked(layers: Layers) -> Config:
+    _settle(layers, (), Config)
+    _drop_default_evaluation(layers)
+    every_key = [".".join(path) for path in _keys(Config)]
+    options = check_margin(layers, every_key)
+    config = None
+    try:
+        config = Config.model_validate_json(json.dumps(layers.tree), strict=True)
+    except ValidationError as error:
+        for found in error.errors():
+            layers.complain(explain(found, Config, layers.tree, every_key))
+    plugs = {**_PLUGS, **{(*_MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)}}
+    keywords = {path: _check_plug(layers, path, section, every_key) for path, section in plugs.items()}
+    if layers.problems:
+        raise ConfigError(layers.lines())
+    for path, values in keywords.items():
+        if values:
+            plug = config
+            for key in path:
+                plug = plug[key] if isinstance(plug, dict) else getattr(plug, key)
+            plug.model_extra.update(values)
+    config.Head.options.update(options)  # as the class annotates them
+    config._layers = layers
+    return config
+
+
+def _drop_default_evaluation(layers: Layers) -> None:
+    """Set Eval.dataset to null where it is not written and the data trained on are not those that its default is for."""
+    if layers.sources.get(_EVAL_SET) == _NOT_NAMED:
+        layers.drop(_EVAL_SET)  # the data trained on may be others by now
+    trained = layers.get((*_TRAIN_SET, "name"))
+    default = TrainDatasetCfg.model_fields["name"].default
+    sections = all(isinstance(layers.get(_EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
+    if isinstance(trained, str) and trained != default and sections and _EVAL_SET not in layers.sources:
+        layers.put(_EVAL_SET, None, _NOT_NAMED)
+
+
+def _more_titles(layers: Layers) -> list[str]:
+    more = layers.get(_MORE_SETS)
+    return list(more) if isinstance(more, dict) else []  # anything else: pydantic has complained
+
+
+def _settle(layers: Layers, path: KeyPath, section: type[Section]) -> None:
+    """Lets higher layers win where keys hang together, before pydantic looks at each on its own."""
+    if path and layers.get(path) is None:
+        layers.drop(path)  # an empty section means its defaults
+    for key, field in section.model_fields.items():
+        if key[0].isupper():
+            _settle(layers, (*path, key), field.annotation)
+
+    def source(key: str) -> Source:
+        return layers.sources.get((*path, key), DEFAULT)
+
+    for keys in section.exclusive:
+        given = sorted((key for key in keys if layers.get((*path, key)) is not None), key=source)
+        if len(given) < 2:
+            continue
+        weak, strong = given
+        if source(weak).level < source(strong).level:
+            layers.drop((*path, weak))
+        elif layers.get((*path, weak)) and layers.get((*path, strong)):  # 0 warm-up epochs do no harm
+            message = f"cannot be given together with {weak} ({source(weak).place}), keep one"
+            layers.complain(Complaint((*path, strong), message))
+    for key, names in section.only_with.items():
+        if (
+            DEFAULT.level < source(key).level < source("name").level
+            and layers.get((*path, "name")) not in names
+        ):
+            layers.drop((*path, key))
+    if section is GlobalCfg and isinstance(layers.get(path) or {}, dict):
+        lengths = [layers.get((*path, key)) for key in ("epochs", "max_steps")]
+        if lengths == [None, None]:
+            layers.put((*path, "epochs"), DEFAULT_EPOCHS, DEFAULT)
+
+
+def _check_plug(layers: Layers, path: KeyPath, section: type[Plug], every_key: list[str]) -> dict[str, Any]:
+    """The keyword arguments of a plug's class; what is wrong with them goes to the problems of `layers`."""
+    written = layers.get(path) if path in layers.sources else {}
+    if not isinstance(written, dict):
+        return {}  # null: no data set; anything else: pydantic has complained
+    default = section.model_fields["name"].default
+    name = written.get("name", default)
+    if not isinstance(name, str) or (name == default and set(written) <= set(section.model_fields)):
+        return {}  # the default classes work without arguments: spare the import, Paddle's above all
+    try:
+        cls = section.registry.get(name)
+    except UserError as error:
+        layers.complain(Complaint((*path, "name"), str(error)))
+        return {}
+    values, complaints = check_keywords(section, cls, written, every_key)
+    for complaint in complaints:
+        hint = _whose_key(section, name, complaint) if section.registry is DATASETS else ""
+        layers.complain(Complaint((*path, *complaint.path), complaint.message + hint))
+    return values
+
+
+def _whose_key(section: type[Plug], name: str, complaint: Complaint) -> str:
+    """Which data sets have the key that the one called `name` does not know; "" if none has, or the key is not unknown."""
+    if not complaint.message.startswith("unknown key"):
+        return ""
+    # Training takes labelled images, which are had by sample(); pairs have image().
+    classes = {other: DATASETS.get(other) for other in DATASETS.builtin}
+    owners = [
+        other
+        for other, cls in classes.items()
+        if complaint.path[0] in arguments_of(cls)[0] and (section is EvalDatasetCfg or hasattr(cls, "sample"))
+    ]
+    if not owners:
+        return ""
+    return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{complaint.path[0]}'"
+
+
+def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of all keys that are not sections."""
+    for key, field in keys_of(section).items():
+        if keys_of(field.annotation):
+            yield from _keys(field.annotation, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Path and plain value of each key that has a meaning in this config."""
+    for key, value in section:
+        names = section.only_with.get(key)
+        if isinstance(value, Section):
+            yield from _leaves(value, (*path, key))
+        elif value and (*path, key) == _MORE_SETS:
+            for title, section_of_set in value.items():
+                yield from _leaves(section_of_set, (*path, key, title))
+        elif not names or section.name in names:
+            yield (*path, key), to_jsonable_python(value)
+
+
+def format_rows(head: HeadCfg, classes: int, embedding_size: int) -> str:
+    """What that many classes take on a rank, and where."""
+    numbers = classes * (embedding_size * head.sub_centres + head.bias) / 2**20
+    if head.bank == "device":
+        return f"{3 * 4 * numbers:.1f} MB for centres, momentum and gradient"
+    each, where = (
+        (2 if head.bank_dtype == "bfloat16" else 4),
+        {"disk": "on the disk"}.get(head.bank, "in host memory"),
+    )
+    return f"{2 * each * numbers:.1f} MB {where} for centres and momentum"
+
+
+_PAGE = """# The config
+
+<!-- Made by `python -m plsc.config > docs/config.md` from the texts in plsc/config/schema.py -->
+
+A config is a YAML file that states only what differs from the defaults below.
+
+    python tools/train.py -c configs/default.yaml -o Global.epochs=2 -o Head.margin=0.3
+
+- `-c` takes a file, or a folder, which means its `default.yaml`. `-o Section.key=value` wins over the file;
+  the value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing. `-o "Section={...}"` replaces a
+  whole section.
+- Numbers must be written as numbers and text as text: nothing is converted, except that an integer may stand
+  where a number is wanted. `true` and `false` are the only booleans.
+- Unknown keys, wrong types and impossible combinations stop the start; all of them are shown at once, with
+  file and line. `--dry-run` prints the resolved config with the source of each value.
+- An empty section means its defaults. A key that says "Only with" is refused beside other names, unless the
+  name came by `-o`: then the file's key falls away. Likewise `-o Global.max_steps=100` replaces `epochs`.
+"""
+
+
+def to_markdown() -> str:
+    """The page docs/config.md."""
+    return _PAGE + "".join(_chapter(load(), ()))
+
+
+def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
+    if path:
+        yield f"\n## {'.'.join(path)}\n\n{_one_line(type(section).__doc__)}\n"
+    values = [key for key in type(section).model_fields if not isinstance(getattr(section, key), Section)]
+    if values:
+        yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
+    for key in values:
+        field = type(section).model_fields[key]
+        only = f" Only with {listed(section.only_with[key])}." if key in section.only_with else ""
+        rule, default = describe(field.annotation, field.metadata), dump(getattr(section, key))
+        yield f"| `{key}` | {rule} | `{default}` | {_one_line(field.description)}{only} |\n"
+    for key, value in section:
+        if isinstance(value, Section):
+            yield from _chapter(value, (*path, key))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

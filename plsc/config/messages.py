@@ -1,0 +1,251 @@
+"""What pydantic found wrong, in the words of the person who wrote the config.
+
+"Input should be a valid integer, unable to parse string as an integer" becomes "must be an integer >= 1 (got
+'ten')". The rule is read from the field itself, so the sentence in the error and the type column of
+docs/config.md are the same words. This module knows fields and signatures; config.py knows sections, files
+and lines.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from plsc.errors import UserError
+from plsc.utils.registry import did_you_mean
+from plsc.utils.yaml_lines import KeyPath, dump
+
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping of keys"}
+_LISTS = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable)
+_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # Python 3.9 has no `int | None`
+
+
+class ConfigError(UserError):
+    """Everything that is wrong with a config, one line each in `errors`; `str()` joins them."""
+
+    def __init__(self, errors: Iterable[str]):
+        self.errors = [" ".join(error.splitlines()) for error in errors]
+        super().__init__("\n".join(self.errors))
+
+
+class Complaint(NamedTuple):
+    path: KeyPath
+    message: str
+
+
+def describe(annotation: Any, limits: Iterable[Any] = ()) -> str | None:
+    """The rule of a field, as it follows "must be": "a number in (0, 1]". None for a type without a name."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    kind = origin or annotation
+    if kind is typing.Annotated:
+        inner = [limit for extra in args[1:] for limit in getattr(extra, "metadata", [extra])]
+        return describe(args[0], [*limits, *inner])
+    if kind in _UNIONS:
+        words = ["null" if arg is type(None) else describe(arg, limits) for arg in args]
+        return None if None in words else " or ".join(words)
+    if kind is typing.Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
+    if kind in _LISTS:
+        if kind is tuple and ... not in args:
+            return f"a list of {len(args)} values" if args else "a list"
+        each = describe(args[0]) if args else None
+        return "a list" + _bounds(limits) + (f", each {each}" if each else "")
+    if _is_model(kind):
+        return _WORDS[dict]
+    return _WORDS[kind] + _bounds(limits) if kind in _WORDS else None
+
+
+def _bounds(limits: Iterable[Any]) -> str:
+    names = ("gt", "ge", "lt", "le", "min_length")
+    found = {name: getattr(limit, name) for limit in limits for name in names if hasattr(limit, name)}
+    low, high = found.keys() & {"gt", "ge"}, found.keys() & {"lt", "le"}
+    if low and high:
+        opening, closing = "(" if "gt" in low else "[", ")" if "lt" in high else "]"
+        return f" in {opening}{found[low.pop()]}, {found[high.pop()]}{closing}"
+    signs = {"gt": "> {}", "ge": ">= {}", "lt": "< {}", "le": "<= {}", "min_length": "(not empty)"}
+    return "".join(f" {signs[name].format(bound)}" for name, bound in found.items())
+
+
+def explain(
+    error: Mapping[str, Any], model: type[BaseModel], data: Any, everywhere: Iterable[str] = ()
+) -> Complaint:
+    """One of `ValidationError.errors()` in plain English.
+
+    Args:
+        error: what pydantic said about validating `data` with `model`.
+        everywhere: dotted keys of the whole config, for "did you mean" across sections.
+    """
+    path, value, siblings, annotation, limits = (), data, keys_of(model), model, ()
+    for part in error["loc"]:  # pydantic adds parts of its own for unions: follow only what is in the data
+        in_mapping = isinstance(value, dict) and part in value
+        if not in_mapping and not (isinstance(value, list) and isinstance(part, int)):
+            break
+        path, value = (*path, part), value[part]
+        if isinstance(part, int):
+            annotation, limits = _item(annotation), ()
+        elif part in siblings:
+            annotation, limits = siblings[part].annotation, siblings[part].metadata
+            siblings = keys_of(annotation)
+    kind, got = error["type"], f"(got {shown(value)})"
+    if kind == "extra_forbidden":
+        return Complaint(path, _unknown(path[-1], siblings, everywhere))
+    if kind == "missing":
+        return Complaint((*path, error["loc"][-1]), "is required")
+    if kind == "value_error":
+        return Complaint(path, f"{error['ctx']['error']} {got}")
+    rule = describe(annotation, limits)
+    choices = typing.get_args(annotation) if kind == "literal_error" else ()
+    message = f"must be {rule}" if rule else error["msg"].replace("Input should be", "must be")
+    return Complaint(path, f"{message} {got}{did_you_mean(value, map(str, choices))}")
+
+
+def _item(annotation: Any) -> Any:
+    """The annotation of a list's items, also of `Optional[list[X]]`; Any where they differ or are unknown."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        items = [arg for arg in typing.get_args(kind) if arg is not ...]
+        if typing.get_origin(kind) in _LISTS and len(items) == 1:
+            return items[0]
+    return Any
+
+
+# What InsightFace and others call a key -> what it is here.
+_ELSEWHERE = {
+    "m": "margin",
+    "s": "scale",
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "num_epoch": "epochs",
+    "num_epochs": "epochs",
+    "fp16": "compute_dtype",
+}
+
+
+def _unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
+    key = _ELSEWHERE.get(key.lower(), key)
+    noun = "section" if all(name[0].isupper() for name in known) else "key"  # sections are capitalised
+    elsewhere = [dotted for dotted in everywhere if dotted.rpartition(".")[2].lower() == key.lower()]
+    hint = did_you_mean(key, known) or (f", did you mean '{elsewhere[0]}'?" if elsewhere else "")
+    return f"unknown {noun}{hint or ' (one of ' + ', '.join(known) + ')'}"
+
+
+def keys_of(annotation: Any) -> dict[str, Any]:
+    """Key -> pydantic's FieldInfo of a section; also of `Optional[Section]`; {} for anything else."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        if _is_model(kind):
+            return {field.alias or name: field for name, field in kind.model_fields.items()}
+    return {}
+
+
+def _is_model(kind: Any) -> bool:
+    # On Python 3.9 and 3.10 `list[int]` is an instance of type, and issubclass refuses it.
+    return isinstance(kind, type) and typing.get_origin(kind) is None and issubclass(kind, BaseModel)
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: YAML's null and true, quoted text, at most 60 characters."""
+    text = repr(value) if isinstance(value, str) else dump(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_keywords(
+    section: type[BaseModel], cls: type, given: Mapping[str, Any], everywhere: Iterable[str]
+) -> tuple[dict[str, Any], list[Complaint]]:
+    """Checks the further keys of a section by the signature of the class that they are for.
+
+    Args:
+        section: its own fields may stand beside the keyword arguments. `section.supplied` maps arguments that
+            plsc passes to the keys that they come from: a user cannot write them as keyword arguments, and
+            the class must take those that are fields of the section.
+        cls: the class. A parameter whose annotation is missing or cannot be resolved takes any value.
+        given: the section as written, plain values.
+        everywhere: see `explain`.
+
+    Returns:
+        The keyword arguments as the annotations want them (a tuple for `tuple[int, ...]`), and what is wrong:
+        unknown names, wrong types, arguments that are required and not given.
+    """
+    named, takes_any = arguments_of(cls)
+    for name, origin in section.supplied.items():
+        if name in section.model_fields and not takes(cls, name):
+            rule = f"{cls.__name__}.__init__ must take '{name}', which plsc passes to it"
+            return {}, [Complaint(("name",), rule)]
+        if name not in section.model_fields and name in given:
+            return {}, [Complaint((name,), f"comes from {origin}, set that (got {shown(given[name])})")]
+
+    class Extended(section):
+        model_config = ConfigDict(
+            extra="allow" if takes_any else "forbid",
+            arbitrary_types_allowed=True,
+            use_attribute_docstrings=False,
+        )
+
+    hints = _hints(cls)
+    arguments = {  # under names of our own, since pydantic keeps some for itself: `json`, `copy`, `_x`
+        f"argument{index}": (
+            hints.get(name, Any),
+            Field(... if p.default is p.empty else p.default, alias=name),
+        )
+        for index, (name, p) in enumerate(named.items())
+        if name not in section.model_fields and name not in section.supplied
+    }
+    model = create_model(cls.__name__, __base__=Extended, **arguments)
+    try:
+        checked = model.model_validate_json(json.dumps(given), strict=True)
+    except ValidationError as error:
+        return {}, [explain(found, model, given, everywhere) for found in error.errors()]
+    values = dict(checked.model_extra or {})
+    for name in checked.model_fields_set & arguments.keys():
+        values[model.model_fields[name].alias] = getattr(checked, name)
+    return values, []
+
+
+def arguments_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The keyword arguments that a class names, and whether it takes any others too.
+
+    An __init__ that ends in `**options` passes them on to its base class, whose arguments are then its own too.
+    """
+    named: dict[str, inspect.Parameter] = {}
+    parameters: list[inspect.Parameter] = []
+    for init in _inits(cls):
+        parameters = list(inspect.signature(init).parameters.values())[1:]  # without self
+        for p in parameters:
+            if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
+                named.setdefault(p.name, p)
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _inits(cls: type) -> list[Any]:
+    """The __init__ of a class, and those of its bases that `**options` lead to."""
+    found = []
+    for base in cls.__mro__[:-1]:  # without object
+        if "__init__" in vars(base):
+            found.append(base.__init__)
+            options = inspect.signature(base.__init__).parameters.get("options")
+            if options is None or options.kind is not options.VAR_KEYWORD:
+                break
+    return found
+
+
+def takes(cls: type, name: str) -> bool:
+    """Whether a class takes the keyword argument `name`."""
+    named, takes_any = arguments_of(cls)
+    return takes_any or name in named
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The annotations of the arguments, as far as they can be resolved."""
+    found: dict[str, Any] = {}
+    for init in reversed(_inits(cls)):
+        try:
+            found.update(typing.get_type_hints(init, include_extras=True))
+        except (NameError, TypeError):  # a name imported for type checkers only; `int | None` on Python 3.9
+            hints = init.__annotations__
+            found.update((name, hint) for name, hint in hints.items() if not isinstance(hint, str))
+    return found

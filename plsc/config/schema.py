@@ -1,0 +1,504 @@
+"""The typed sections of a config, one class per concept, and all defaults.
+
+The text under a field is its documentation: docs/config.md is made of it, and of the types and bounds. To add
+a key, add a field here and use it; nothing else lists the keys. Checks that one section can make on its own
+stand in it.
+"""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Optional, Union
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from plsc.config.messages import takes
+from plsc.utils.registry import BACKBONES, DATASETS, MARGINS, Registry, did_you_mean
+
+DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
+
+
+@dataclass(frozen=True)
+class Names:
+    """Describes names that cannot all be listed: which they are, as a message says it, and whether one is among them."""
+
+    text: str
+    has: Callable[[str], bool]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.has(name)
+
+
+def listed(names: Union[tuple[str, ...], Names]) -> str:
+    """Names as a message says them."""
+    return names.text if isinstance(names, Names) else ", ".join(names)
+
+
+def few_for_this_machine(value: Optional[int]) -> Optional[int]:
+    """`value`, a number of threads or processes; ValueError where starting them would end the machine's work, not speed it up."""
+    processors = os.cpu_count() or 1
+    most = max(64, 8 * processors)
+    if value is not None and value > most:
+        raise ValueError(f"must be at most {most} on this machine of {processors} processors")
+    return value
+
+
+# Of a field, or of a whole section: a run that is resumed with another value ends with the same weights, but for rounding.
+NOT_TRAINING = {"affects_training": False}
+
+
+def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
+    """Say whether the key at `path` below a section has a part in the training; a key that is not known has."""
+    for key in path:
+        field = getattr(section, "model_fields", {}).get(key)
+        if field is None:
+            return True
+        if not (field.json_schema_extra or {}).get("affects_training", True):
+            return False
+        section = field.annotation
+    return True
+
+
+class Section(BaseModel):
+    """The rules of all sections. A key with a capital first letter is a section, any other is a value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    only_with: ClassVar[
+        dict[str, Union[tuple[str, ...], Names]]
+    ] = {}  # key -> the `name`s with which it has a meaning
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()  # pairs of keys of which one at most may be given
+
+    @field_validator("*")
+    @classmethod
+    def _has_meaning(cls, value: Any, info: ValidationInfo) -> Any:
+        names = cls.only_with.get(info.field_name)
+        if (
+            names
+            and value is not None
+            and info.data.get("name") is not None
+            and info.data["name"] not in names
+        ):
+            raise ValueError(f"has no meaning with {info.data['name']}, only with {listed(names)}")
+        return value
+
+
+class Plug(Section, extra="allow"):
+    """A section that names a class in a registry; its further keys are keyword arguments of that class."""
+
+    registry: ClassVar[Registry]
+    supplied: ClassVar[dict[str, str]] = {}  # arguments that plsc passes -> the keys that they come from
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments from the config, as the class annotates them."""
+        return dict(self.model_extra)
+
+    def build(self, **supplied: Any) -> Any:
+        """The class called with its keywords, and with those of the `supplied` arguments that it takes and lacks."""
+        cls = self.registry.get(self.name)
+        taken = {name: value for name, value in supplied.items() if takes(cls, name)}
+        return cls(**{**taken, **self.keywords})
+
+
+class GlobalCfg(Section):
+    """Length of the run, seed, device, and where the results go."""
+
+    exclusive = (("epochs", "max_steps"),)
+
+    epochs: Optional[int] = Field(None, ge=1)
+    """Passes over the training set. Give this or `max_steps`; with `-o` one replaces the other of the file."""
+    max_steps: Optional[int] = Field(None, ge=1)
+    """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Seed of everything random. At a fixed number of ranks the same seed gives the same run."""
+    output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
+    """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`. Give each run its own."""
+    resume: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Continue from the newest whole checkpoint in `output_dir`. The number of ranks may differ from before."""
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", json_schema_extra=NOT_TRAINING)
+    """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
+    checkpoint: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
+    """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
+    `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
+    init_from: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
+    """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with, and the centres
+    of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
+    keep_centres: Optional[Literal["name", "number", "none"]] = Field(None, json_schema_extra=NOT_TRAINING)
+    """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
+    without names to which classes were only appended; or none. null is `name`."""
+    new_centres: Optional[Literal["mean", "random"]] = Field(None, json_schema_extra=NOT_TRAINING)
+    """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
+    numbers. null is `mean` where other centres are kept, else `random`."""
+    log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
+    """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
+    eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
+    """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
+    eval_every_steps: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
+    profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
+    hang_seconds: int = Field(600, ge=0, json_schema_extra=NOT_TRAINING)
+    """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
+    restarted (`plsc-run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
+    max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
+    """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
+    the first (docs/resume.md)."""
+    rollbacks: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
+    """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
+    from before them, and on with half the learning rate it had (docs/resume.md)."""
+    threads: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
+
+    @field_validator("threads")
+    @classmethod
+    def _few(cls, value: Optional[int]) -> Optional[int]:
+        return few_for_this_machine(value)
+
+    @field_validator("keep_centres", "new_centres")
+    @classmethod
+    def _starts_somewhere(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+        if value is not None and info.data.get("init_from") is None:
+            raise ValueError("has no meaning without Global.init_from")
+        return value
+
+
+class ModelCfg(Plug):
+    """The backbone: images in, embeddings out. Further keys are keyword arguments of its class; its docstring
+    explains them."""
+
+    registry = BACKBONES
+    supplied = {"embedding_size": "Model.embedding_size", "image_shape": "the data"}
+
+    name: str = "SmallResNet"
+    """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
+    `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
+    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/backbones.md compares them); a name that
+    you registered; or your own class as `package.module:Class`."""
+    embedding_size: int = Field(128, ge=1)
+    """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
+    classes."""
+
+
+def kind_of_head(name: str) -> str:
+    """`Head.name` without what says where the centres are: "arcface" of "dist_arcface"."""
+    return name if is_import_path(name) else name.removeprefix("dist_")
+
+
+def is_sharded(name: str) -> bool:
+    """Whether a head of this name spreads the class centres over the ranks: `dist_x`, and a class by its import path."""
+    return is_import_path(name) or name.startswith("dist_")
+
+
+def is_softmax(name: str) -> bool:
+    """Whether a head of this name is the plain softmax, which has no margin."""
+    return kind_of_head(name) == "softmax"
+
+
+def head_names() -> list[str]:
+    """All values of `Head.name` but import paths: the built-in and the registered margins, and softmax."""
+    kinds = ["softmax", *MARGINS.builtin, *(name for name in MARGINS.names() if name not in MARGINS.builtin)]
+    return [prefix + kind for kind in kinds for prefix in ("", "dist_")]
+
+
+def is_import_path(name: str) -> bool:
+    """Whether a name is "package.module:Class", or the same with a dot, and no registered one."""
+    return ":" in name or "." in name
+
+
+# What the classes of these built-in margins say themselves, repeated here so that reading a config does not import Paddle;
+# config.py asks the class of any other margin. tests/heads/test_margins.py compares.
+WITHOUT_MARGIN = ("combined", "magface")  # their __init__ takes no `margin`
+CHANGES_OTHERS = ("curricularface",)  # Margin.has_others, which filter_above is, too
+
+_MARGIN = Names("a margin", lambda name: not is_softmax(name))
+
+
+class HeadCfg(Section):
+    """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
+    ranks, `x` keeps all of them on every rank."""
+
+    only_with = {
+        "margin": Names(
+            f"a margin other than {' and '.join(WITHOUT_MARGIN)}",
+            lambda name: not is_softmax(name) and kind_of_head(name) not in WITHOUT_MARGIN,
+        ),
+        "options": _MARGIN,
+        "scale": _MARGIN,
+        "gradient": _MARGIN,
+        "sub_centres": _MARGIN,
+        "filter_above": Names(
+            f"a margin other than {' and '.join(CHANGES_OTHERS)}",
+            lambda name: not is_softmax(name) and kind_of_head(name) not in CHANGES_OTHERS,
+        ),
+        "bias": Names("softmax and dist_softmax", is_softmax),
+        "sample_rate": Names("a sharded head (dist_...)", is_sharded),
+    }
+
+    name: str = "dist_arcface"
+    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the target's
+    harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`
+    (docs/margins.md says how and when to use which), or one that you registered; each with `dist_` in front or
+    without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
+    margin: Optional[float] = Field(None, ge=0, le=4)
+    """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4
+    for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at the start."""
+    options: dict[str, Any] = {}
+    """Further constants of a margin, `{low: 10, high: 110}`, the keyword arguments of its class: margin1, margin2,
+    margin3 of combined; h, momentum of adaface; low, high, low_margin, high_margin, weight of magface; momentum of
+    curricularface."""
+    gradient: Literal["exact", "straight_through"] = "exact"
+    """straight_through gives the target logit the gradient that it would have without a margin, as
+    InsightFace's published ArcFace does. For comparing runs with theirs."""
+    sub_centres: int = Field(1, ge=1, le=16)
+    """Centres per class, of which the nearest counts. 3 takes up noisy labels, at three times the memory of the
+    head."""
+    filter_above: Optional[float] = Field(None, gt=-1, le=1)
+    """Cosines with other classes above this count as 0: they are likely the same person under two names. null
+    filters nothing; try 0.4 after some epochs."""
+    scale: float = Field(64.0, gt=0)
+    """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
+    sample_rate: float = Field(1.0, gt=0, le=1)
+    """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it together
+    with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
+    some 100,000 classes on."""
+    bank: Literal["device", "host", "disk"] = "device"
+    """Where class centres and momentum live (docs/large.md). host and disk fetch a step's rows: set `sample_rate`."""
+    bank_dtype: Literal["float32", "bfloat16"] = "float32"
+    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
+    bank_folder: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
+    logits_budget_mb: float = Field(256.0, gt=0, json_schema_extra=NOT_TRAINING)
+    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
+    memory. Results do not depend on it."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 rounds what goes into the head's matrix products, sums in float32, and about halves the head's time
+    on processors that have it (AVX512-BF16, AMX); centres and momentum stay float32."""
+    bias: bool = False
+    """Adds one learned number per class to the logits."""
+    init_std: Optional[float] = Field(None, gt=0, json_schema_extra=NOT_TRAINING)
+    """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
+    without."""
+
+    @field_validator("bank_dtype", "bank_folder")
+    @classmethod
+    def _fits_the_bank(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+        banks = ("disk",) if info.field_name == "bank_folder" else ("host", "disk")
+        bank = info.data.get("bank", "disk")
+        if value not in (None, "float32") and bank not in banks:
+            raise ValueError(f"has no meaning with the bank {bank}, only with {' and '.join(banks)}")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _known_name(cls, value: str) -> str:
+        if value not in head_names() and not is_import_path(value):
+            raise ValueError(
+                f"must be one of {', '.join(head_names())}, or your own as package.module:Class"
+                f"{did_you_mean(value, head_names())}"
+            )
+        return value
+
+    @property
+    def kind(self) -> str:
+        """See `kind_of_head`."""
+        return kind_of_head(self.name)
+
+    @property
+    def sharded(self) -> bool:
+        """See `is_sharded`."""
+        return is_sharded(self.name)
+
+
+class OptimizerCfg(Section):
+    """The optimizer of the backbone and of the class centres."""
+
+    name: Literal["Momentum"] = "Momentum"
+    """SGD with momentum."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Share of the last step's velocity that is kept; 0 is plain SGD."""
+    weight_decay: float = Field(5e-4, ge=0)
+    """L2 coefficient on weights and class centres; biases, norms and slopes get none."""
+    clip_norm: Optional[float] = Field(None, gt=0)
+    """Upper bound on the global norm of the backbone's gradient; null does not clip. Try 5 when the loss
+    jumps."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _only_momentum(cls, value: Any) -> Any:
+        if value != "Momentum":
+            raise ValueError(
+                "must be Momentum, SGD with momentum; another optimizer of the backbone is given in Python, to "
+                "Entry.set_optimizer, which docs/extend.md explains"
+            )
+        return value
+
+
+class LRSchedulerCfg(Section):
+    """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
+
+    only_with = {
+        "milestones": ("step",),
+        "boundaries": ("step",),
+        "gamma": ("step",),
+        "power": ("poly",),
+        "min_factor": ("poly", "cosine"),
+    }
+    exclusive = (("warmup_epochs", "warmup_steps"), ("milestones", "boundaries"))
+
+    name: Literal["constant", "step", "poly", "cosine"] = "cosine"
+    """constant; step: times `gamma` at each milestone; poly: `(1 - progress) ** power`; cosine: half a
+    cosine."""
+    learning_rate: float = Field(0.1, gt=0)
+    """The rate at the end of the warm-up. Change it in proportion to the global batch, batch_size x
+    ranks."""
+    warmup_epochs: float = Field(0.0, ge=0)
+    """Epochs, fractions too, in which the rate rises linearly from 0. Give this or `warmup_steps`."""
+    warmup_steps: Optional[int] = Field(None, ge=0)
+    """The same in steps."""
+    milestones: list[PositiveFloat] = []
+    """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
+    boundaries: list[PositiveInt] = []
+    """The same in steps."""
+    gamma: float = Field(0.1, gt=0, le=1)
+    """Factor on the rate at each milestone."""
+    power: float = Field(2.0, gt=0)
+    """Exponent of poly: 1 is a straight line, 2 falls faster at first."""
+    min_factor: float = Field(0.0, ge=0, le=1)
+    """Lowest rate as a fraction of `learning_rate`."""
+
+    @field_validator("milestones", "boundaries")
+    @classmethod
+    def _rising(cls, value: list[float]) -> list[float]:
+        if any(later <= earlier for earlier, later in zip(value, value[1:])):
+            raise ValueError("must be in rising order")
+        return value
+
+    @model_validator(mode="after")
+    def _steps_somewhere(self) -> "LRSchedulerCfg":
+        if self.name == "step" and not (self.milestones or self.boundaries):
+            raise ValueError("step needs milestones, for example [10, 16, 18], or boundaries")
+        return self
+
+
+class DatasetCfg(Plug):
+    """A class of the registry of data sets."""
+
+    registry = DATASETS
+
+
+class TrainDatasetCfg(DatasetCfg):
+    """The images to train on. Further keys are keyword arguments of the class; its docstring explains
+    them."""
+
+    # An Eval set's seed may be written besides: results of two runs with different seeds must be comparable.
+    supplied = {"seed": "Global.seed"}
+
+    name: str = "Glyphs"
+    """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
+    identity (`ImageFolder`), in a .rec file (`RecImages`) or PLSC's base64 parts (`Base64Parts`); `IdxImages`, the
+    files of MNIST and Fashion-MNIST; `Synthetic`, noise for measuring speed; a name that you registered; or
+    your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
+    examples."""
+
+
+class EvalDatasetCfg(DatasetCfg):
+    """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose classes
+    the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
+    `dataset: null` evaluates nothing."""
+
+    name: str = "GlyphPairs"
+    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
+    pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
+    gallery (`GalleryProbe`); any data set that `Train.dataset` may name; a name that you registered; or your own
+    class as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
+    evaluated."""
+
+
+class TrainCfg(Section):
+    """Training data. One step takes `batch_size` x ranks samples, the global batch."""
+
+    dataset: TrainDatasetCfg = TrainDatasetCfg()
+    batch_size: int = Field(128, ge=1)
+    """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
+    num_classes: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """A check only: refuse data with another number of classes. null takes what the data has."""
+    num_workers: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
+    """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
+    by the data; the batches stay the same."""
+    max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
+    """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded; each is
+    named in the log. More than that ends the run, if possible before its first step. 0 ends it at the first one."""
+
+    @field_validator("num_workers")
+    @classmethod
+    def _few(cls, value: int) -> int:
+        return few_for_this_machine(value)
+
+
+class EvalCfg(Section):
+    """Evaluation data. `dataset` is the main set: it decides which checkpoint is the best, and the threshold."""
+
+    dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
+    more: dict[str, EvalDatasetCfg] = {}
+    """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
+    `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""
+    batch_size: int = Field(256, ge=1)
+    """Images per rank in one forward pass. No result depends on it."""
+    flip: bool = False
+    """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a little
+    more accurate, twice the time. The threshold is for embeddings made in the same way; `predict` makes them so
+    too."""
+
+    @model_validator(mode="after")
+    def _main_first(self) -> "EvalCfg":
+        if self.more and self.dataset is None:
+            raise ValueError(
+                "more needs a main set in dataset, which is null; name one there, or set more to {}"
+            )
+        return self
+
+
+class DataLoaderCfg(Section):
+    """Where images come from, and how many at a time."""
+
+    Train: TrainCfg = TrainCfg()
+    Eval: EvalCfg = Field(EvalCfg(), json_schema_extra=NOT_TRAINING)
+
+
+class CheckpointCfg(Section):
+    """Checkpoints are folders under `output_dir`/checkpoints, each whole or absent."""
+
+    every_steps: Optional[int] = Field(None, ge=1)
+    """Steps between two checkpoints, besides those at the end of the epochs and of the run. Set it when an
+    epoch takes hours. null writes at the ends only."""
+    keep: int = Field(3, ge=1)
+    """Newest checkpoints to keep; older ones are deleted, but for the best one of the main evaluation."""
+
+
+class ExportCfg(Section):
+    """The backbone as a file for other programs; every export is compared with the trained network."""
+
+    formats: list[Literal["paddle", "onnx"]] = Field(["paddle", "onnx"], min_length=1)
+    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others (install the extra `export`)."""
+    opset: int = Field(17, ge=7, le=21)
+    """Version of the ONNX operators. Lower it for an old runtime."""
+
+    @field_validator("formats")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("must name each format once")
+        return value

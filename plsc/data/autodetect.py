@@ -1,0 +1,85 @@
+"""Which format a path has, by looking: `open_images("train.rec")`, `open_images("faces/")`, `open_images("label.txt")`."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from plsc.data.base64_parts import Base64Parts, label_is_first
+from plsc.data.bin_packs import BinPairs
+from plsc.data.folder import EXTENSIONS, UNREAD, ImageFolder
+from plsc.data.image_list import ImageList
+from plsc.data.images import EncodedImages, EncodedPairs
+from plsc.data.rec import RecImages
+from plsc.data.recordio import MAGIC
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.files import open_regular
+
+_SHORTEST_BASE64 = 64  # characters; no image is smaller, and few paths are longer
+
+
+def open_images(path: str, **options) -> EncodedImages:
+    """The labelled images of a .rec file (or a folder that has one), an image folder, base64 parts, or a list file.
+
+    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list takes.
+    """
+    root = options.pop("root", "")
+    if not os.path.exists(path):
+        raise MissingFileError(f"'{path}' does not exist (looked in {Path.cwd()})")
+    kind = _folders_kind(path) if os.path.isdir(path) else _files_kind(path)
+    if root and kind is not ImageList:
+        raise UserError(f"root: only a list of images has one, and {path} is none")
+    if kind is RecImages and os.path.isdir(path):
+        path = _records_in(path)[0]
+    if kind is ImageList:
+        return ImageList(path, root=root, **options)
+    return kind(path, **options)
+
+
+def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
+    """As open_images; and a verification pack."""
+    return BinPairs(path, **options) if path.endswith(".bin") else open_images(path, **options)
+
+
+def _folders_kind(path: str) -> type[EncodedImages]:
+    if _records_in(path):
+        return RecImages
+    entries = [entry for entry in os.scandir(path) if entry.name[0] != "."]
+    if not entries:
+        raise UserError(
+            f"{path}: is empty; give a folder with a folder for each identity, or with a .rec or base64 parts"
+        )
+    if any(entry.is_dir() for entry in entries):
+        return ImageFolder
+    if any(entry.name.lower().endswith(EXTENSIONS) for entry in entries):
+        raise UserError(
+            f"{path}: has images, but none in a folder of its identity; make a folder for each identity"
+        )
+    if any(entry.name.lower().endswith(UNREAD) for entry in entries):
+        kinds = sorted({Path(entry.name).suffix.lower() for entry in entries})
+        raise UserError(
+            f"{path}: has files that are not read ({', '.join(kinds)}); convert the images to .png or .jpg, and make a "
+            "folder for each identity"
+        )
+    return Base64Parts
+
+
+def _records_in(folder: str) -> list[str]:
+    found = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".rec"))
+    if len(found) > 1:
+        raise UserError(f"{folder}: has {len(found)} .rec files; name one of them")
+    return found
+
+
+def _files_kind(path: str) -> type[EncodedImages]:
+    with open_regular(path) as file:
+        line = file.readline(2**20).removeprefix(b"\xef\xbb\xbf")
+        start = line + file.read(4096)
+    if start.startswith(struct.pack("<I", MAGIC)) or path.endswith(".rec"):
+        return RecImages
+    if b"\0" in start:
+        raise UserError(
+            f"{path}: is neither a .rec file nor text; give a .rec, a list of images, base64 parts or a folder"
+        )
+    return Base64Parts if len(line) > _SHORTEST_BASE64 and label_is_first(line) is not None else ImageList

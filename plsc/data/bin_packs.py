@@ -1,0 +1,107 @@
+"""InsightFace's verification packs (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
+
+A pack is a pickle of ([encoded image, ...], [is the pair of one person, ...]): images 2 i and 2 i + 1 are pair i. An image
+is bytes, or a uint8 array [n] or [n, 1]. It is read by plsc.utils.safe_pickle, which runs nothing. Try it:
+
+    BinPairs("lfw.bin").pairs.shape
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from plsc.data.images import EncodedPairs
+from plsc.data.pair_sampling import alternating
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.safe_pickle import load_pickle, save_pickle
+
+
+class BinPairs(EncodedPairs):
+    """The pairs of a .bin pack.
+
+    `path`: the pack. `title`: what logs and reports call it; empty = the file's name without .bin. `alternate`: spread the
+    positive pairs evenly over the negative ones, where a pack has one kind after the other; see plsc.data.pair_sampling.alternating.
+    Further keys: those of plsc.data.images.EncodedPairs.
+    """
+
+    def __init__(self, path: str, title: str = "", alternate: bool = False, **options):
+        self.check(path=path, **options)
+        super().__init__(**options)
+        images, self.same = read_pack(path)
+        self.num_images = len(images)
+        self.pairs = np.arange(len(images), dtype=np.int64).reshape(-1, 2)
+        if alternate:
+            order = alternating(self.same)
+            self.pairs, self.same = self.pairs[order], self.same[order]
+        self.path, self.name = path, title or Path(path).stem
+        # In one array, which data workers share; an image that the pickle names several times is there once.
+        places: dict[int, int] = {}
+        self._place = np.array([places.setdefault(id(image), len(places)) for image in images])
+        once = list({id(image): image for image in images}.values())
+        self._stops = np.cumsum([len(image) for image in once], dtype=np.int64)
+        self._bytes = np.concatenate([np.frombuffer(image, np.uint8) for image in once])
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        if "path" in kwargs and not os.path.isfile(kwargs["path"]):
+            raise MissingFileError(f"path: file '{kwargs['path']}' does not exist (looked in {Path.cwd()})")
+
+    def encoded(self, index: int) -> np.ndarray:
+        place = self._place[index]
+        return self._bytes[self._stops[place - 1] if place else 0 : self._stops[place]]
+
+    def image_name(self, index: int) -> str:
+        return f"{os.path.basename(self.path)}: image {index} (pair {index // 2})"
+
+
+def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
+    """The encoded images of a pack, 2 P of them, and its flags, bool [P]. Raises what load_pickle does, and UserError."""
+    pack = load_pickle(path)
+    if not (
+        isinstance(pack, (tuple, list)) and len(pack) == 2 and all(isinstance(part, list) for part in pack)
+    ):
+        raise UserError(f"{path}: is no verification pack, which holds a list of images and a list of flags")
+    images, flags = pack
+    if not flags or len(images) != 2 * len(flags):
+        raise UserError(
+            f"{path}: has {len(images):,} images and {len(flags):,} flags; a pack has two images for each flag, and a flag at least"
+        )
+    wrong = next((number for number, flag in enumerate(flags) if not _is_flag(flag)), None)
+    if wrong is not None:
+        flag = flags[wrong]
+        value = (
+            f"{flag}" if isinstance(flag, (int, float)) and abs(flag) < 1e9 else f"a {type(flag).__name__}"
+        )
+        raise UserError(f"{path}: flag {wrong} is {value}, must be true or false")
+    known: dict[int, bytes] = {}  # by the object: one that is named a million times is converted once
+    for number, image in enumerate(images):
+        if id(image) not in known:
+            known[id(image)] = _as_bytes(path, number, image)
+    return [known[id(image)] for image in images], np.array(flags, bool)
+
+
+def _is_flag(flag: object) -> bool:
+    return isinstance(flag, (bool, int, float, np.bool_, np.number)) and flag in (0, 1)
+
+
+def _as_bytes(path: str, number: int, image: object) -> bytes:
+    if isinstance(image, str):  # of Python 2
+        return image.encode("latin-1")
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+        return image.tobytes()
+    if isinstance(image, bytes):
+        return image
+    kind = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+    raise UserError(f"{path}: image {number} is {kind}, must be the bytes of an encoded image")
+
+
+def write_pack(path: str, images: Iterable[bytes], same: Iterable[bool]) -> None:
+    """Write encoded images 2 i and 2 i + 1 and flags `same` as a pack that InsightFace reads too."""
+    images, flags = [bytes(image) for image in images], [bool(flag) for flag in same]
+    assert len(images) == 2 * len(flags)
+    save_pickle(path, (images, flags))

@@ -1,0 +1,353 @@
+"""List files: one image and its label a line, `path<TAB>label`.
+
+`ImageList` trains on them; `read_list` also serves prediction and validation sets; `ImageFiles` is what all sets share
+whose images are files of their own. Indexes are numpy arrays: as Python strings, 5 million paths would take 600 MB, and
+so in each worker. A list of 5 million lines is read in 2 s.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
+from plsc.data.images import CHANNELS, EncodedImages, load_image, read_file
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils import log
+from plsc.utils.files import open_regular, refuse_irregular
+
+SHOWN = 5  # bad lines and missing images that a message names
+CHECKED = 1_000_000  # images of a list that are looked for at the start; the identities of longer lists stay unknown
+_CHUNK = 2**24  # bytes of a list that are worked on together
+LABEL_DIGITS = 18  # fit into an int64
+
+
+class Paths(Sequence):
+    """Many paths in two arrays: `text` uint8, all paths one after the other, and `stops` int64 [N], where each ends."""
+
+    def __init__(self, root: str, text: np.ndarray, stops: np.ndarray):
+        self.root, self._text, self._stops = root, text, stops
+
+    @classmethod
+    def of(cls, root: str, paths: Iterable[str]) -> Paths:
+        text, stops = bytearray(), array("q")
+        for path in paths:
+            text += os.fsencode(path)
+            stops.append(len(text))
+        return cls(root, np.frombuffer(text, np.uint8), np.frombuffer(stops, np.int64))
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    def __getitem__(self, index: int) -> str:
+        return os.path.join(self.root, self.written(index))
+
+    def written(self, index: int) -> str:
+        """The path as it was given, without the root."""
+        index = range(len(self))[index]
+        start = self._stops[index - 1] if index else 0
+        return os.fsdecode(self._text[start : self._stops[index]].tobytes())
+
+    def where(self, keep: np.ndarray) -> Paths:
+        """Those for which `keep`, bool [N], is True."""
+        lengths = np.diff(self._stops, prepend=0)
+        return Paths(self.root, self._text[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
+
+
+def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, np.ndarray]:
+    """The images of a list file and their labels int64 [N].
+
+    One image a line: `path<TAB>label`, or `path label` (the last space separates). CRLF and a byte order mark
+    are tolerated. Relative paths start at `root`, or at the list's own folder if `root` is empty. With
+    labelled=False a line may be a path alone; its label is -1. Raises MissingFileError, and UserError naming
+    the bad lines.
+    """
+    check_list(path, root)
+    texts, lengths, labels, bad = [], [], [], []
+    count = 0
+    for chunk in whole_lines(path):
+        begin, stop, label = _split_fast(chunk)
+        for row in np.flatnonzero(label < 0).tolist():
+            fault = _split_slowly(chunk, row, begin, stop, label, labelled)
+            if fault:
+                bad.append(f"line {count + row + 1}: {fault}")
+        count += len(label)
+        texts.append(chunk[_covered(begin, stop, len(chunk))])
+        lengths.append(stop - begin)
+        labels.append(label)
+    if bad:
+        more = f"; {len(bad)} bad lines in all" if len(bad) > SHOWN else ""
+        wanted = "'path<TAB>label'" if labelled else "'path' or 'path<TAB>label'"
+        raise UserError(f"{path}: each line must be {wanted}; {'; '.join(bad[:SHOWN])}{more}")
+    if not labels:
+        raise UserError(f"{path}: the list is empty; it needs one image a line")
+    paths = Paths(root or os.path.dirname(path), np.concatenate(texts), np.cumsum(np.concatenate(lengths)))
+    return paths, np.concatenate(labels)
+
+
+def whole_lines(path: str) -> Iterator[np.ndarray]:
+    """The file in pieces of whole lines, each with its \\n: uint8 [n]."""
+    with open_regular(path) as file:
+        rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
+        while data := file.read(_CHUNK):
+            rest += data
+            end = rest.rfind(b"\n") + 1
+            if end:
+                yield np.frombuffer(rest, np.uint8, end)
+                rest = rest[end:]
+        if rest:
+            yield np.frombuffer(rest + b"\n" * (not rest.endswith(b"\n")), np.uint8)
+
+
+def _split_fast(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the paths of the lines begin and stop, and their labels, int64 [lines] each.
+
+    A line that is not clearly `path<separator>digits` has the label -1, and its path is empty.
+    """
+    begin, ends = find_lines(chunk)
+    separator = last_before(chunk == ord("\t"), ends)
+    no_tab = separator < begin
+    separator[no_tab] = last_before(chunk == ord(" "), ends[no_tab])
+    label = read_numbers(chunk, separator + 1, ends)
+    good = (separator > begin) & (label >= 0)
+    good &= ~_is_space(chunk[begin]) & ~_is_space(chunk[np.maximum(separator, 1) - 1])
+    label[~good] = -1
+    return begin, np.where(good, separator, begin), label
+
+
+def read_numbers(text: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """The whole numbers from 0 up that are written in text[start:stop], int64 [N]; -1 where there is something else."""
+    digits = stop - start
+    good = (digits > 0) & (digits <= LABEL_DIGITS)
+    numbers = np.zeros(len(start), np.int64)
+    for place in range(int(digits[good].max(initial=0))):
+        rows = np.flatnonzero(good & (place < digits))
+        digit = text[start[rows] + place] - np.uint8(ord("0"))
+        numbers[rows] = 10 * numbers[rows] + digit
+        good[rows[digit > 9]] = False
+    return np.where(good, numbers, -1)
+
+
+def find_lines(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where lines begin, and where they end without \\n and \\r\\n: int64 [lines] each."""
+    ends = np.flatnonzero(chunk == ord("\n"))
+    begin = np.append(0, ends[:-1] + 1)
+    return begin, ends - ((ends > begin) & (chunk[ends - 1] == ord("\r")))
+
+
+def last_before(found: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The last position before each of `ends` where `found` is True; -1 if there is none."""
+    positions = np.append(-1, np.flatnonzero(found))
+    return positions[np.searchsorted(positions, ends) - 1]
+
+
+def _is_space(characters: np.ndarray) -> np.ndarray:
+    return (characters == ord(" ")) | ((characters >= ord("\t")) & (characters <= ord("\r")))
+
+
+def _covered(begin: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
+    """bool [length]: the bytes in [begin, stop) of any line."""
+    change = np.zeros(length + 1, np.int8)
+    change[begin] += 1
+    np.subtract.at(change, stop, 1)
+    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
+
+
+def _split_slowly(
+    chunk: np.ndarray, row: int, begin: np.ndarray, stop: np.ndarray, label: np.ndarray, labelled: bool
+) -> str | None:
+    """Split one line with care for its spaces, and note the result in `begin`, `stop`, `label`; or say what is wrong."""
+    start = int(begin[row])
+    end = int(begin[row + 1]) if row + 1 < len(begin) else len(chunk)
+    line = chunk[start:end].tobytes().strip(b"\r\n")
+    image, _, number = line.rpartition(b"\t" if b"\t" in line else b" ")
+    image, number = image.strip(), number.strip()
+    if not labelled and not (image and number.isdigit()):
+        image, number = line.strip(), None
+    if not line.strip():
+        return "empty"
+    if not image:
+        return f"'{shown(line[:200])}' is not both a path and a label"
+    if number is not None and not (number.isdigit() and len(number) <= LABEL_DIGITS):
+        return f"label '{shown(number[:200])}' is not a whole number from 0 up"
+    begin[row] = start + line.index(image)
+    stop[row] = begin[row] + len(image)
+    label[row] = -1 if number is None else int(number)
+    return None
+
+
+def check_list(path: str, root: str = "") -> None:
+    """Raise MissingFileError unless the list file, and the folder if one is given, exist; UserError for a pipe or a device."""
+    if os.path.exists(path):
+        refuse_irregular(path, os.stat(path).st_mode)
+    if os.path.isdir(path):
+        raise UserError(
+            f"list: '{path}' is a folder; name the text file that lists the images, or give name: ImageFolder and "
+            f"folder: {path} for a folder with a folder for each identity"
+        )
+    if not os.path.isfile(path):
+        raise MissingFileError(f"list: file '{path}' does not exist (looked in {Path.cwd()})")
+    if root and not os.path.isdir(root):
+        raise MissingFileError(f"root: folder '{root}' does not exist (looked in {Path.cwd()})")
+
+
+def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = None) -> None:
+    """Raise MissingFileError, which begins with `where`, if one of the images is not there.
+
+    `lines`: index -> the line that names it; None: index + 1.
+
+    Of more than CHECKED images, so many are looked for, evenly spaced, and the log says so.
+    """
+    count = len(paths)
+    looked_at = range(count)
+    if count > CHECKED:
+        looked_at = np.linspace(0, count - 1, CHECKED).astype(np.int64).tolist()
+        log.get_logger().info(f"{where}: {count:,} images; looked for {CHECKED:,} of them, evenly spaced")
+    missing = [index for index in looked_at if not os.path.exists(paths[index])]
+    if missing:
+        named = "; ".join(
+            f"line {lines[index] if lines else index + 1}: {shown(paths.written(index))} does not exist"
+            for index in missing[:SHOWN]
+        )
+        raise MissingFileError(
+            f"{where}: {named}; {len(missing):,} missing images in all (relative paths start at {os.path.abspath(paths.root)})"
+        )
+
+
+def pictures(
+    images: str | os.PathLike | Iterable[str] | np.ndarray, contract: dict
+) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
+    """What to predict: (start, stop) -> uint8 [n, C, H, W] as the preprocessing contract wants it, and the names.
+
+    `images`: a list file, an image file, several image files, or pixels uint8 [n, C, H, W]. Raises MissingFileError, UserError.
+    """
+    if isinstance(images, np.ndarray):
+        shape = (CHANNELS[contract["channels"]], *contract["size"])
+        if images.dtype != np.uint8 or images.shape[1:] != shape:
+            raise UserError(
+                f"predict: pixels must be uint8 [n, {', '.join(map(str, shape))}], got {images.dtype} {list(images.shape)}"
+            )
+        return (lambda start, stop: images[start:stop]), [str(number) for number in range(len(images))]
+    if isinstance(images, (str, os.PathLike)):
+        path = os.fspath(images)
+        if os.path.isdir(path):
+            raise UserError(f"predict: {path} is a folder; name its images, or a list of them")
+        # OpenCV complains on stderr about a file that is not there.
+        one = os.path.isfile(path) and cv2.haveImageReader(path)
+        images = [path] if one else read_list(path, labelled=False)[0]
+    names = [str(path) for path in images]
+    return (lambda start, stop: np.stack([load_image(path, contract) for path in names[start:stop]])), names
+
+
+def identity_names(folders: Sequence[str]) -> np.ndarray:
+    """What the identities of these folders are called, text [N]: by the folder's own name.
+
+    Names that differ in nothing but a number (0001, person_7) mean something in their own set only; there it is the whole path.
+    """
+    folders = [os.path.abspath(folder) for folder in folders]  # "" and "a/.." have no name of their own
+    names = [os.path.basename(folder) for folder in folders]
+    stems = {re.sub(r"\d+", "#", name) for name in names}
+    numbered = len(stems) == 1 and "#" in stems.pop()
+    return np.array(folders if numbered else names)
+
+
+class ImageFiles(EncodedImages):
+    """Labelled images in files of their own; the base of ImageList and ImageFolder.
+
+    `classes`: [start, stop] keeps the classes start to stop - 1, numbered from 0 again; []: all. `hold_out`: the share of the
+    classes that is left out, chosen by their names; ImagePairs with the same `hold_out` verifies on them.
+    """
+
+    paths: Paths
+
+    def __init__(self, classes: tuple[int, ...] = (), hold_out: float = 0.0, **options):
+        super().__init__(**options)
+        self.classes, self.hold_out = classes, hold_out
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        check_classes(kwargs.get("classes", ()))
+        check_hold_out(kwargs.get("hold_out", 0.0))
+
+    def _set_files(self, paths: Paths, labels: np.ndarray, where: str) -> None:
+        self._set_labels(labels, where)
+        self.paths = paths
+        kept = np.ones(self.num_classes, bool)
+        if self.hold_out:
+            names = class_keys(self.identities, self.num_classes)
+            kept &= ~choose_held_out(names, self.hold_out, where)
+        if self.classes:
+            kept &= in_classes(np.arange(self.num_classes), self.num_classes, self.classes, where)
+        if kept.all():
+            return
+        if not kept.any():
+            raise UserError(f"classes: hold_out leaves none of the classes {[*self.classes]} of {where}")
+        if vars(self).get("identities") is not None:
+            self.identities = self.identities[kept]
+        self.paths = paths.where(kept[labels])
+        self._set_labels((np.cumsum(kept) - 1)[labels[kept[labels]]], where)
+
+    def encoded(self, index: int) -> np.ndarray:
+        return read_file(self.paths[index])
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    @functools.cached_property
+    def identities(self) -> np.ndarray | None:
+        """The folders' names, if each class has a folder of its own; of more than CHECKED images it is not found out."""
+        if len(self) > CHECKED:
+            return None
+        pairs = {(label, os.path.dirname(path)) for label, path in zip(self.labels.tolist(), self.paths)}
+        pairs = {(label, os.path.abspath(folder)) for label, folder in pairs}  # a/../b is b
+        one_to_one = len(pairs) == self.num_classes == len({folder for _, folder in pairs})
+        return identity_names([folder for _, folder in sorted(pairs)]) if one_to_one else None
+
+
+def check_classes(classes: Sequence[int]) -> None:
+    """Raise UserError unless `classes` is [start, stop], or empty."""
+    if classes and not (len(classes) == 2 and 0 <= classes[0] < classes[1]):
+        raise UserError(f"classes: must be [start, stop] with 0 <= start < stop, got {[*classes]}")
+
+
+def in_classes(labels: np.ndarray, num_classes: int, classes: Sequence[int], where: str) -> np.ndarray:
+    """bool [N]: the images of the classes [start, stop); UserError if there are not so many."""
+    if classes[1] > num_classes:
+        raise UserError(
+            f"classes: must be [start, stop] with stop <= {num_classes}, the classes of {where}, got {[*classes]}"
+        )
+    return (labels >= classes[0]) & (labels < classes[1])
+
+
+class ImageList(ImageFiles):
+    """The images of a list file (`path<TAB>label` a line; the labels are 0, 1, ... without gaps).
+
+    `list`: the list file. `root`: where its relative paths start; empty = the list's own folder. Further keys:
+    those of plsc.data.image_list.ImageFiles, and of all image formats, see plsc.data.images.EncodedImages.
+    """
+
+    def __init__(self, list: str, root: str = "", **options):
+        self.check(list=list, root=root, **options)
+        super().__init__(**options)
+        paths, labels = read_list(list, root)
+        refuse_missing(paths, list)
+        self._set_files(paths, labels, list)
+        self._title = os.path.basename(list)
+
+    @classmethod
+    def check(cls, **kwargs) -> None:
+        super().check(**kwargs)
+        if "list" in kwargs:
+            check_list(kwargs["list"], kwargs.get("root", ""))
+
+    @property
+    def title(self) -> str:
+        return self._title

@@ -1,0 +1,300 @@
+"""The only file that calls a collective; on one process each function is the identity.
+
+Gloo on CPU, NCCL on GPU, the same code for both. Gloo has no reduce-scatter, so ours is an all_reduce and a slice.
+
+Loss convention, stated here once: the loss is the mean over the global batch of N samples. Paddle's data parallel averages the
+backbone's gradients over the W ranks, so whoever hands a gradient to the backbone multiplies it by W: the average then is the
+sum over ranks, which is the gradient of the mean loss over N.
+
+Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from paddle.autograd import PyLayer
+from paddle.distributed import collective, fleet
+
+from plsc.distributed.environment import rank_from_env as rank
+from plsc.distributed.environment import world_size_from_env as world_size
+from plsc.errors import UserError
+from plsc.utils.sharding import split
+from plsc.utils.timing import timer
+
+_Value = TypeVar("_Value")
+
+_barriers = itertools.count()
+PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
+
+
+def init(device: str = "auto", threads: int | None = None) -> None:
+    """Choose the device and, in a launch of several ranks, start fleet's collective mode. Every rank calls it once.
+
+    Args:
+        device: "cpu", "gpu" or "auto" (the GPU of this rank if Paddle has one).
+        threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
+
+    Raises UserError for "gpu" where there is none.
+    """
+    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    if device == "gpu" and not has_gpu:
+        raise UserError(
+            "Global.device: gpu, but this Paddle finds none; install paddlepaddle-gpu, or set cpu or auto"
+        )
+    if device == "cpu" or not has_gpu:
+        os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"  # a GPU build would otherwise start NCCL for CPU tensors
+        paddle.set_device("cpu")
+    elif world_size() == 1:
+        paddle.set_device("gpu")  # in a launch, fleet picks each rank's own
+    if world_size() > 1 and not dist.is_initialized():
+        with _groups_of_all_ranks_share_one():
+            fleet.init(is_collective=True, log_level="ERROR")
+    if threads is not None:
+        paddle.base.core.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _groups_of_all_ranks_share_one():
+    """Inside, a new group that spans every rank is the default group.
+
+    fleet.init asks for several such groups. With three or more Gloo ranks each further one fails every other time
+    ("connect ... Connection refused") or hangs, on Paddle 2.6 and 3.3: a rank connects before its peer listens.
+    """
+    original = dist.new_group
+
+    def new_group(ranks=None, *args, **kwargs):
+        world = collective._get_default_group()
+        if ranks is None or sorted(ranks) == sorted(world.ranks):
+            return world
+        return original(ranks, *args, **kwargs)
+
+    dist.new_group = new_group
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):  # a banner with the flags that Paddle has changed itself
+            dist.init_parallel_env()
+        yield
+    finally:
+        dist.new_group = original
+        for line in said.getvalue().splitlines():
+            if not line.startswith(("=====", "FLAGS(")):
+                print(line, file=sys.stderr)
+
+
+def finish() -> None:
+    """Wait until the device has done what it was given, so that a clock shows the work's time. A CPU has, always."""
+    if not paddle.get_device().startswith("cpu"):
+        paddle.device.synchronize()
+
+
+def data_parallel(layer: paddle.nn.Layer) -> paddle.nn.Layer:
+    """Replicate `layer`: rank 0's parameters on every rank, gradients averaged over the ranks during backward."""
+    return fleet.distributed_model(layer) if world_size() > 1 else layer
+
+
+def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
+    """Reduce `x` over the ranks in place and return it. op: "sum" or "max".
+
+    Gloo's max drops a NaN that sits on any rank but 0; agree on failures with a sum.
+    """
+    assert x.is_contiguous(), "Paddle 2.6 would reduce the memory in its own order and say nothing"
+    if world_size() > 1:
+        with timer.part("gather"):
+            dist.all_reduce(x, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
+    return x
+
+
+def every(ok: bool) -> bool:
+    """Say whether `ok` holds on every rank. One all_reduce of one number, so it is a barrier too."""
+    return all_reduce(paddle.full([1], 0 if ok else 1, "int64")).item() == 0
+
+
+def broadcast(x: paddle.Tensor) -> paddle.Tensor:
+    """Overwrite `x` with rank 0's, in place, and return it."""
+    if world_size() > 1:
+        dist.broadcast(x, src=0)
+    return x
+
+
+def gather_objects(value: object) -> list:
+    """Gather every rank's `value` (anything picklable and small), in rank order, on every rank. The pickles are our own.
+
+    Waits in `barrier` first, so the ranks may come to it minutes apart.
+    """
+    if world_size() == 1:
+        return [value]
+    barrier()
+    values: list = []
+    dist.all_gather_object(values, value)
+    return values
+
+
+def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
+    """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank. Every rank calls it.
+
+    The value has to be small and picklable. It may take minutes: the others wait in `barrier`.
+    """
+    value, problem = None, None
+    if rank() == 0:
+        try:
+            value = function()
+        except UserError as error:
+            problem = error
+    value, problem = gather_objects((value, problem))[0]
+    if problem is not None:
+        raise problem
+    return value
+
+
+def gather_counts(count: int) -> list[int]:
+    """Gather every rank's `count`, in rank order, on every rank. One small all_gather."""
+    if world_size() == 1:
+        return [count]
+    counts: list = []
+    with timer.part("gather"):
+        dist.all_gather(counts, paddle.full([1], count, "int64"))
+    return [c.item() for c in counts]
+
+
+def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
+    """[B, ...] on each rank -> [N, ...], rank-major and bit-identical on every rank. Not differentiable. One all_gather.
+
+    Args:
+        counts: rows that each rank contributes, sum N; from `gather_counts`. Unequal counts are padded on the way.
+    """
+    if world_size() == 1:
+        return x
+    most = max(counts)
+    if x.shape[0] < most:
+        x = paddle.concat([x, paddle.zeros([most - x.shape[0], *x.shape[1:]], dtype=x.dtype)])
+    parts: list = []
+    with timer.part("gather"):
+        dist.all_gather(parts, x.contiguous())
+    return paddle.concat([part[:count] for part, count in zip(parts, counts)])
+
+
+def gather_array(x: np.ndarray) -> np.ndarray:
+    """[B, ...] on each rank -> [N, ...] in rank order, on every rank. All but the first axis must agree; B may be 0.
+
+    For results as large as memory: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a GPU holds
+    W pieces only. Waits in `barrier` first, so the ranks may come to it minutes apart.
+    """
+    if world_size() == 1:
+        return x
+    barrier()
+    counts = gather_counts(len(x))
+    starts = [sum(counts[:r]) for r in range(world_size())]
+    out = np.empty((sum(counts), *x.shape[1:]), x.dtype)
+    rows = max(1, PIECE_BYTES // max(1, out[:1].nbytes))
+    for first in range(0, max(counts), rows):
+        piece = np.zeros((min(rows, max(counts) - first), *x.shape[1:]), x.dtype)
+        mine = x[first : first + rows]
+        piece[: len(mine)] = mine
+        parts: list = []
+        dist.all_gather(parts, paddle.to_tensor(piece))
+        for start, count, part in zip(starts, counts, parts):
+            here = max(0, min(len(piece), count - first))
+            out[start + first : start + first + here] = part.numpy()[:here]
+    return out
+
+
+def reduce_scatter_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
+    """[N, ...] on each rank -> the sum over ranks of this rank's own rows, [B, ...]. Overwrites `x`. One all_reduce."""
+    if world_size() == 1:
+        return x
+    start = sum(counts[: rank()])
+    return all_reduce(x)[start : start + counts[rank()]].clone()
+
+
+class _AllGather(PyLayer):
+    @staticmethod
+    def forward(ctx, x, counts):
+        ctx.counts = counts
+        return gather_rows(x, counts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_scatter_rows(grad.clone(), ctx.counts)
+
+
+class _ReduceScatter(PyLayer):
+    @staticmethod
+    def forward(ctx, x, counts):
+        ctx.counts = counts
+        return reduce_scatter_rows(x.clone(), counts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return gather_rows(grad, ctx.counts)
+
+
+def _c_allgather(x: paddle.Tensor, counts: list[int] | None = None) -> paddle.Tensor:
+    """Differentiable gather, PLSC's name: [B, ...] -> [N, ...], rank-major, the same bits on every rank.
+
+    Backward sums over the ranks the gradient of this rank's slice. Every rank calls it, forward and backward.
+    Collectives: one all_gather forward (two without `counts`), one all_reduce backward; none at world size 1.
+    """
+    if world_size() == 1:
+        return x
+    return _AllGather.apply(x, gather_counts(x.shape[0]) if counts is None else counts)
+
+
+def _c_reducescatter(x: paddle.Tensor, counts: list[int] | None = None) -> paddle.Tensor:
+    """Differentiable reduce-scatter, PLSC's name: [N, ...] on each rank -> [B, ...], the sum over ranks of its own rows.
+
+    Backward gathers the ranks' gradients. Every rank calls it, forward and backward.
+    Collectives: one all_reduce forward, one all_gather backward; none at world size 1.
+
+    Args:
+        counts: rows that each rank receives, sum N; None cuts N as evenly as it goes.
+    """
+    if world_size() == 1:
+        return x
+    if counts is None:
+        counts = [stop - start for start, stop in split(x.shape[0], world_size())]
+    assert sum(counts) == x.shape[0], f"counts {counts} do not add up to the {x.shape[0]} rows"
+    return _ReduceScatter.apply(x, counts)
+
+
+def shard_index(label: paddle.Tensor, start: int, stop: int, ignore: int = -1) -> paddle.Tensor:
+    """Labels as this shard numbers them: label - start inside [start, stop), `ignore` elsewhere. No collective.
+
+    Paddle's own shard_index knows the ceil split only; where W divides C the two agree. int64 in, int64 out; the argument is
+    not touched.
+    """
+    return paddle.where((label >= start) & (label < stop), label - start, paddle.full_like(label, ignore))
+
+
+def barrier(timeout: float = 3600.0) -> None:
+    """Wait until every rank is here, for as long as `timeout` seconds.
+
+    It polls the job's key-value store: a Gloo collective gives up after a fixed 30 s, which a rank that saves, evaluates or
+    builds an index alone easily exceeds. About 0.1 s each, so not for every step. Every rank must call it equally often.
+    """
+    if world_size() == 1:
+        return
+    store = paddle.base.core.create_or_get_global_tcp_store()
+    key, give_up = f"plsc/barrier/{next(_barriers)}", time.monotonic() + timeout
+    store.add(key, 1)
+    while (here := store.add(key, 0)) < world_size():
+        if time.monotonic() > give_up:
+            raise TimeoutError(
+                f"only {here} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
+            )
+        time.sleep(0.02)
+    # The store is rank 0's, and ends with it: it leaves last, or who still asks would find nobody.
+    if rank() != 0:
+        store.add(key, 1)
+    while rank() == 0 and store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up:
+        time.sleep(0.005)

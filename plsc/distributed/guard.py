@@ -1,0 +1,239 @@
+"""What a training rank does about its own end: it stops when asked, says why it failed, and is nobody's orphan.
+
+A signal only sets a flag here; the trainer lets the ranks agree on the step, saves, and leaves. A second one ends the process at once,
+whatever it waits for. A signal that was ignored when the process began (nohup) stays ignored. Under `plsc-run` each rank leaves
+files in output_dir/errors, by which plsc.cli.commands.run.postmortem tells who failed first: rank{r}.alive (process and step, gone after an orderly
+end), rank{r}.json (the exception, or that it was stopped), rank{r}.trace (where it was stuck or crashed). Knows no paddle.
+
+Try it: `kill -TERM` a rank of a training; all ranks save the same step and end with 143.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from plsc.distributed import lock
+from plsc.distributed.environment import rank_from_env
+from plsc.errors import UserError
+from plsc.utils.atomic_write import replace_file
+
+SUPERVISOR = "PLSC_RUN_PID"  # in the environment of whatever plsc-run starts
+LOCKED = "PLSC_RUN_LOCK"  # the folder whose lock it holds for them
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+PATIENCE = 6  # times hang_seconds for what is no step: start, evaluation, saving, report
+APART = 2.0  # seconds: a further SIGTERM this soon is the launcher's, which repeats it
+_GRACE = 2.0  # seconds for what a second Ctrl-C raises to end the process
+_WIDTH = 200  # of the text in rank{r}.alive, which is overwritten in place
+_RESERVED = 16384  # bytes of each file that a rank may leave, taken before the disk is full
+_PR_SET_PDEATHSIG = 1
+
+
+class Guard:
+    """Around the training of one rank: `with Guard(folder, hang_seconds) as guard`. Guard() alone is idle.
+
+    Args:
+        folder: Global.output_dir.
+        hang_seconds: in a launch, a rank whose step takes longer says where it is and ends with 1; 0: never.
+
+    Attributes: `signal`, number of the signal that asks to stop, 0 = none; `stopped`, its name once all ranks have saved; `step`, how
+    many are done; `supervised`, whether plsc-run started this rank.
+
+    Entering takes the folder's lock (rank 0, unless the supervisor has it): UserError if another run has it.
+    """
+
+    def __init__(self, folder: Path | None = None, hang_seconds: float = 0):
+        self.folder = folder
+        self.signal, self.stopped, self.step = 0, None, 0
+        launched = folder is not None and "PADDLE_TRAINER_ID" in os.environ
+        self._launched, self.supervised = launched, launched and SUPERVISOR in os.environ
+        self._seconds = hang_seconds if launched else 0
+        self._armed: tuple[float, float] = (0.0, 0.0)  # for how long, when
+        self._exit = contextlib.ExitStack()
+        self._alive: IO[bytes] | None = None
+        self._trace: IO[str] = sys.stderr
+
+    def __enter__(self):
+        if self._launched:
+            die_with_parent()
+        if rank_from_env() == 0 and os.environ.get(LOCKED) != str(self.folder.resolve()):
+            self._exit.enter_context(lock.hold(self.folder))
+        return self
+
+    def listen(self) -> None:
+        """From here on a signal waits for the next step. To be called after importing Paddle, which sets handlers of its own."""
+        if threading.current_thread() is threading.main_thread():
+            self._exit.enter_context(_second_signal(self._end_now))
+            for number in STOPPING:
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue
+                self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
+                signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
+        if self.supervised:
+            (self.folder / "errors").mkdir(exist_ok=True)
+            self._file("json").unlink(missing_ok=True)
+            self._file("reserved").write_bytes(bytes(_RESERVED))
+            self._exit.callback(self._file("reserved").unlink, missing_ok=True)
+            self._file("trace").write_text("\n" * _RESERVED)
+            self._trace = self._exit.enter_context(open(self._file("trace"), "r+"))  # noqa: SIM115
+            faulthandler.enable(self._trace)
+            self._exit.callback(faulthandler.disable)
+            faulthandler.register(signal.SIGUSR1, self._trace)
+            self._exit.callback(faulthandler.unregister, signal.SIGUSR1)
+            self._alive = self._exit.enter_context(open(self._file("alive"), "wb", 0))  # noqa: SIM115
+            self._exit.callback(self._file("alive").unlink, missing_ok=True)
+        self.step_started(0)
+        self.allow_pause()
+
+    def step_started(self, step: int) -> None:
+        """Note that `step` is done, and that the next one begins. Costs microseconds."""
+        self.step = step
+        if self._alive:
+            text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "step": step})
+            os.pwrite(self._alive.fileno(), text.ljust(_WIDTH).encode(), 0)
+        self._arm(self._seconds)
+
+    def allow_pause(self) -> None:
+        """Allow what follows, which is no step, to take longer."""
+        self._arm(PATIENCE * self._seconds)
+
+    def stop(self, name: str) -> None:
+        """Note that all ranks have saved because of the signal `name`, and end."""
+        self.stopped = name
+
+    def _arm(self, seconds: float) -> None:
+        before, when = self._armed
+        if seconds and (seconds != before or time.monotonic() > when + seconds / 20):
+            self._armed = seconds, time.monotonic()
+            faulthandler.dump_traceback_later(seconds, exit=True, file=self._trace)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._seconds:
+            faulthandler.cancel_dump_traceback_later()
+        try:
+            if error is not None or self.stopped:
+                self._record(failure(error) if error is not None else {"stopped": self.stopped})
+        finally:
+            self._exit.close()
+
+    def _record(self, said: dict[str, Any]) -> None:
+        """Write rank{r}.json, in a launch; into a file that was made beforehand, if there is one, because the disk may be full."""
+        if not self._launched:
+            return
+        whose = {"rank": rank_from_env(), "host": socket.gethostname(), "pid": os.getpid()}
+        text = json.dumps({"time": time.time(), **whose, "step": self.step, **said}, indent=1)
+        try:
+            (self.folder / "errors").mkdir(parents=True, exist_ok=True)
+            reserved = self._file("reserved")
+            if not reserved.exists():
+                replace_file(self._file("json"), text.encode())
+                return
+            with open(reserved, "r+b") as file:
+                file.write(text.encode().ljust(_RESERVED))
+            os.replace(reserved, self._file("json"))
+        except OSError as error:
+            print(f"ERROR {self._file('json')} cannot be written: {error}", file=sys.stderr, flush=True)
+
+    def _end_now(self, number: int) -> None:
+        """End the process on a second signal; called in another thread than the one that may be blocked."""
+        stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
+        where = f"{stack[-1].filename}:{stack[-1].lineno}"
+        text = (
+            f"ended by a second {signal.Signals(number).name} in {where}, step {self.step} is not saved by it"
+        )
+        with contextlib.suppress(OSError):
+            print(f"ERROR {text}", file=sys.stderr, flush=True)
+        self._record({"type": "KeyboardInterrupt", "message": text, "user": False, "where": where})
+        os._exit(exit_code(number))
+
+    def _file(self, kind: str) -> Path:
+        return self.folder / "errors" / f"rank{rank_from_env()}.{kind}"
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: at once, then
+        self.signal = number
+
+
+def exit_code(number: int) -> int:
+    """The exit code of a program that a signal has stopped, as shells have it: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number
+
+
+def stopped_on(code: int) -> str | None:
+    """The signal, by its name, that an exit code stands for; None for any other code."""
+    return next((number.name for number in STOPPING if code == exit_code(number)), None)
+
+
+@contextlib.contextmanager
+def _second_signal(end: Callable[[int], None]) -> Iterator[None]:
+    """Call `end(number)` when a second signal of STOPPING comes.
+
+    A thread waits for it: the main thread may be blocked in the kernel, and then runs no handler. A SIGTERM soon after the first
+    signal is passed over; after a SIGINT, for which the handler raises KeyboardInterrupt, that has time to end the process.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    done = threading.Event()
+
+    def watch() -> None:
+        first = None
+        while numbers := os.read(reading, 64):
+            for number in numbers:
+                now = time.monotonic()
+                if number not in STOPPING:
+                    continue
+                if first is None:
+                    first = now
+                elif (number == signal.SIGINT and not done.wait(_GRACE)) or now > first + APART:
+                    end(number)
+        os.close(reading)
+
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="plsc-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """An exception in a few words: {"type", "message" (one line), "user" (the user can mend it), "where"}."""
+    text = str(error).rpartition("Error Message Summary:")[2]  # Paddle's own has a C++ traceback before it
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    message = " ".join(text.strip(" -\n").split())[:500]
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "user": isinstance(error, UserError),
+        "where": where,
+    }
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends, however it ends. Linux only, else nothing.
+
+    A launcher that is killed would leave its ranks running to the end, each in a session of its own.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    supervisor = os.environ.get(SUPERVISOR)
+    if supervisor and not Path(f"/proc/{supervisor}").exists():
+        sys.exit("ERROR plsc-run has ended before this rank began")  # it was too late for the kernel to tell

@@ -1,0 +1,193 @@
+"""What an evaluation leaves for people and programs: the table, results.json, the report with its pictures.
+
+Rank 0 calls it once, after training or testing. results.json has every number of every set, under its title:
+
+    json.load(open("output/test/results.json"))["sets"]["lfw"]["tar@far=0.001"]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import plsc
+from plsc.data.dataset import PairSet, TemplatePairs
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.evaluation import Verification, worst_pairs
+from plsc.evaluation.intervals import percent
+from plsc.evaluation.report.html import WorstPair, write_report
+from plsc.utils import log
+from plsc.utils.atomic_write import replace_file
+
+WORST_PAIRS, OF_FURTHER_SETS = 6, 3  # of each kind in the report: of the main set, of each other one
+
+
+def write_results(
+    folder: Path,
+    sets: Mapping[str, Any],
+    results: Mapping[str, Any],
+    rows: list[dict],
+    config_yaml: str,
+    summary: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    compared: tuple[str, dict[str, dict[str, str]]] | None = None,
+) -> Path:
+    """Write the report and results.json into `folder`, print the table and what could not be computed; the path of the page.
+
+    Args:
+        sets, results: by title, the main set first.
+        rows: of metrics.jsonl.
+        summary: of the report, see plsc.evaluation.report.html.write_report.
+        facts: what results.json says besides the numbers: which checkpoint, which mode.
+        compared: another run, as `read_compared` gives it, for a second column in the report's tables.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {title: results[title] for title in sets if title in results}
+    numbers = {
+        title: {"kind": found.kind, **found.numbers(), "notes": list(found.notes), "table": found.results()}
+        for title, found in results.items()
+    }
+    content = {"plsc": plsc.__version__, **facts, "sets": numbers}
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    worst = {
+        title: worst_of(found, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)
+        for place, (title, found) in enumerate(results.items())
+        if isinstance(found, Verification)
+    }
+    main = next(iter(results), None)
+    page = write_report(
+        folder,
+        Path(summary.get("run", "plsc run")).resolve().name,
+        rows,
+        results,
+        worst,
+        config_yaml,
+        summary,
+        headlines=headlines(main, results, rows, facts) if main else (),
+        remarks=overfitting(rows, results[main]) if main else (),
+        compared=compared,
+    )
+    # Last: plsc-run takes it for the mark of a finished run, and would train a run without report from the beginning.
+    replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
+    for kind in dict.fromkeys(found.kind for found in results.values()):
+        print(table({title: found for title, found in results.items() if found.kind == kind}))
+    for title, found in results.items():
+        for note in found.notes:
+            print(f"{title}: {note}")
+    return page
+
+
+_METRICS = {"accuracy": "accuracy", "rank1": "rank-1"}
+
+
+def _metric(found: Any) -> str:
+    return "rank1" if found.kind == "identification" else "accuracy"
+
+
+def headlines(
+    main: str, results: Mapping[str, Any], rows: list[dict], facts: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """The main set's number at the best and at the last step, or of the checkpoint that was tested: label and value each."""
+    found = results[main]
+    key = _metric(found)
+    value = found.row()[key]
+    here = found.headline if value is None else f"{_METRICS[key]} {percent(value)}"
+    step, best = facts.get("step"), facts.get("best")
+    if "checkpoint" in facts or not best:
+        return [(f"{found.kind} on {main}" + (f", step {step:,}" if step is not None else ""), here)]
+    if best["step"] == step:
+        return [(f"best and last step, {step:,}: {found.kind} on {main}", here)]
+    there = f"{_METRICS.get(best['metric'], best['metric'])} {percent(best['value'])}"
+    return [
+        (f"best step, {best['step']:,}: {found.kind} on {best['set']} (chosen on it)", there),
+        (f"last step, {step:,}: {found.kind} on {main}", here),
+    ]
+
+
+KNOWS_ALL, LOW, LAST_ROWS = 0.99, 0.95, 20
+
+
+def overfitting(rows: list[dict], found: Any) -> list[str]:
+    """What to say of a network that has learned its training images by heart; empty if it has not."""
+    seen = [row["accuracy"] for row in rows if "eval" not in row and row.get("accuracy") is not None]
+    value = found.row()[_metric(found)]
+    if not seen or value is None or value > LOW:
+        return []
+    trained = sum(seen[-LAST_ROWS:]) / len(seen[-LAST_ROWS:])
+    if trained < KNOWS_ALL:
+        return []
+    remark = (
+        f"Overfitting: the network recognises {percent(trained)} of the images it trains on, but has "
+        f"{_METRICS[_metric(found)]} {percent(value)} on others. More people, augmentation, dropout or a smaller network "
+        "help; longer training does not."
+    )
+    return [remark]
+
+
+def read_compared(path: str | os.PathLike, titles: Collection[str]) -> tuple[str, dict[str, dict[str, str]]]:
+    """The name of another run, and its table of each set, by title, from its folder or results.json.
+
+    titles: of this run's sets. UserError: there is no such file, an older plsc wrote it, it has none of these sets.
+    """
+    file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"--compare: {shown(file)}: no such file; name the folder of a finished run"
+        ) from error
+    except OSError as error:
+        raise UserError(f"--compare: {shown(file)}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--compare: {shown(file)}: is not JSON; name the results.json of a run") from error
+    sets = content.get("sets") if isinstance(content, dict) else None
+    if not isinstance(sets, dict):
+        raise UserError(f"--compare: {shown(file)}: has no 'sets'; name the results.json of a run")
+    tables = {title: numbers.get("table") for title, numbers in sets.items() if isinstance(numbers, dict)}
+    if not all(_is_table(table) for table in tables.values()):
+        raise UserError(
+            f"--compare: {shown(file)}: has no tables, an older plsc wrote it; evaluate that run again"
+        )
+    if not tables.keys() & set(titles):
+        raise UserError(
+            f"--compare: {shown(file)}: has none of these sets, but {shown(', '.join(tables) or 'none')}; evaluate both on the same"
+        )
+    run = file.resolve().parent
+    name = f"{run.parent.name}/{run.name}" if run.name == "test" else run.name
+    return shown(name), tables
+
+
+def _is_table(table: Any) -> bool:
+    return isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Results of one kind as text, a column a set."""
+    columns = [found.results() for found in results.values()]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    kind = next(iter(results.values())).kind
+    return log.table([[label, *(c.get(label) for c in columns)] for label in labels], [kind, *results])
+
+
+def worst_of(found: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> list[WorstPair]:
+    """The worst errors, `count` of each kind, with their pictures; of a template, its first image."""
+    indices = worst_pairs(found.similarity, found.same, found.threshold, count)
+    return [
+        WorstPair(
+            kind, float(found.similarity[index]), *zip(*(_shown(pairs, int(i)) for i in pairs.pairs[index]))
+        )
+        for kind, chosen in zip(("false reject", "false accept"), indices)
+        for index in chosen
+    ]
+
+
+def _shown(pairs: PairSet, index: int) -> tuple[Any, str]:
+    """A picture of one side of a pair, uint8 [C, H, W], and its name."""
+    if not isinstance(pairs, TemplatePairs):
+        return pairs.image(index), pairs.image_name(index)
+    images = (pairs.template == index).nonzero()[0]
+    first = int(images[0])
+    return pairs.image(first), f"template {index} ({len(images)} images): {pairs.image_name(first)}"

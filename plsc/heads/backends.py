@@ -1,0 +1,244 @@
+"""The work on all classes of a shard: forward to maxima and sums of their logits, backward to all gradients. Two backends, one result.
+
+    N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres   P targets in this shard
+
+`PaddleBackend` takes Paddle's ops, on any device and for whatever a margin does. `KernelBackend` does the same on CPUs in two calls of
+plsc/heads/kernels, several times faster, where a margin leaves the other logits alone. Both are made for one step, keep what its backward
+needs, and leave the gradients of the rows in the bank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.errors import UserError
+from plsc.heads import kernels
+from plsc.heads.blocks import plan_blocks
+from plsc.heads.kernels import softmax
+from plsc.utils.tensors import tensor_of
+
+LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
+
+
+@dataclass(frozen=True)
+class BackendInput:
+    """What a backend is given of a step.
+
+    scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard; rows: the same as a tensor; column_P: their
+    classes, rising, as the bank's selected rows are counted. cosines: of each sample with its class, without and with margin [N, 1],
+    for a margin that changes the other logits. inspected: whether somebody asks for the logits themselves.
+    """
+
+    scaled_ND: paddle.Tensor
+    row_P: np.ndarray
+    column_P: np.ndarray
+    rows: paddle.Tensor
+    cosines: tuple[paddle.Tensor, paddle.Tensor] | None
+    inspected: bool = False
+
+
+def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBackend | KernelBackend:
+    """Make the fastest backend for this step.
+
+    Args:
+        head: the SoftmaxHead, with its bank, its margin and its settings.
+        keep: whether exponentials are kept for backward; None: if the budget holds them.
+    """
+    able = (
+        kernels.multiplies()
+        and given.scaled_ND.place.is_cpu_place()
+        and head.bank.selected > 0
+        and not given.inspected
+        and head.sub_centres == 1
+        and not (head.margin and head.margin.has_others)
+        and head.bank.host_rows("centres") is not None
+    )
+    return (KernelBackend if able else PaddleBackend)(head, given, keep)
+
+
+def check_bfloat16(margin, sub_centres: int) -> None:
+    """Raise UserError for what no kernel can do in bfloat16, or this process cannot."""
+    wanting = None
+    if sub_centres > 1:
+        wanting = "and sub_centres above 1 do not go together"
+    elif margin and margin.has_others:
+        wanting = "does not go with a margin that changes the other classes (curricularface, filter_above)"
+    elif not paddle.get_device().startswith("cpu"):
+        wanting = f"is for CPUs, and this run computes on {paddle.get_device()}"
+    elif not kernels.multiplies():
+        wanting = "needs the kernels, which were not built or are turned off (PLSC_KERNELS=0)"
+    elif not kernels.has_bfloat16():
+        wanting = "needs a processor with AVX512-BF16, which this one has not"
+    if wanting:
+        raise UserError(f"Head.compute_dtype: bfloat16 {wanting}; set float32")
+
+
+class KernelBackend:
+    """Runs compiled code on the bank's own memory."""
+
+    def __init__(self, head, given: BackendInput, keep: bool | None):
+        self.bank = head.bank
+        self.sharded = head.sharded
+        self.workspace = head.workspace
+        rows_SD, index_K = self.bank.host_rows("centres")
+        samples, classes = len(given.scaled_ND), self.bank.selected
+        fits = 4 * samples * classes <= head.budget
+        self.exps = head.workspace.take(classes * samples) if (fits if keep is None else keep) else None
+        problem = softmax.Problem(
+            given.scaled_ND,
+            rows_SD,
+            self.bank.host_rows("bias")[0] if self.bank.bias else None,
+            index_K,
+            given.column_P,
+            given.row_P,
+            cosine=head.margin is not None,
+            bfloat16=head.compute_dtype == "bfloat16",
+        )
+        kept = None if self.exps is None else self.exps[: classes * samples].reshape(classes, samples)
+        self.softmax = softmax.Softmax(problem, kept)
+
+    def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        max_bN, sum_bN = self.softmax.forward()
+        max_N = max_bN.max(axis=0)
+        sum_N = (sum_bN * np.exp(max_bN - max_N)).sum(axis=0)
+        max_N, sum_N = tensor_of(max_N), tensor_of(sum_N)
+        return max_N, max_N, sum_N
+
+    def backward(self, lse_N, dtarget_P, x_ND, factor) -> paddle.Tensor:
+        grads = {name: self.bank.gradient(name) for name in self.bank.names}
+        grad_ND = self.softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
+        if self.bank.bias:
+            grads["bias"].multiply_(factor)
+        if not self.sharded:
+            for grad in grads.values():
+                distributed.all_reduce(grad)
+        self.workspace.give_back(self.exps)
+        return tensor_of(grad_ND)
+
+
+class PaddleBackend:
+    """Runs Paddle's ops, a block of classes at a time."""
+
+    def __init__(self, head, given: BackendInput, keep: bool | None):
+        self.given = given
+        self.head = head
+        self.margin = head.margin
+        self.bank = head.bank
+        block, fits = plan_blocks(
+            len(given.scaled_ND), self.bank.selected, self.bank.width, self.head.sub_centres, self.head.budget
+        )
+        self.hooked = self.margin is not None and self.margin.has_others
+        if self.hooked or self.head.sub_centres > 1:
+            keep = False  # backward needs the slopes and the nearest sub-centres again, not the exponentials alone
+        self.blocks = [
+            (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
+        ]
+        self.kept: list | None = [] if (fits if keep is None else keep) else None
+
+    def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        """Over the shard's sampled logits that are not the sample's target, [N] each: their maximum, their maximum before the
+        margin's hook, and the sum of exp(logit - maximum)."""
+        # As if of one block without classes, for a shard that has none.
+        samples = len(self.given.scaled_ND)
+        plain, maxima, sums = [[paddle.full([samples], value)] for value in (LOWEST, LOWEST, 0.0)]
+        for start, stop in self.blocks:
+            exp_Nb, plain_N, _, _ = self.logits(start, stop)
+            max_N = exp_Nb.max(axis=1).clip(min=LOWEST) if self.hooked else plain_N
+            exp_Nb.subtract_(max_N.unsqueeze(1)).exp_()
+            plain.append(plain_N)
+            maxima.append(max_N)
+            sums.append(exp_Nb.sum(axis=1))
+            if self.kept is not None:
+                self.kept.append((exp_Nb, max_N))
+        maxima_bN, sums_bN = paddle.stack(maxima), paddle.stack(sums)
+        max_N = maxima_bN.max(axis=0)
+        sum_N = (sums_bN * (maxima_bN - max_N).exp()).sum(axis=0)
+        return max_N, paddle.stack(plain).max(axis=0), sum_N
+
+    def logits(self, start: int, stop: int):
+        """A block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook [N]; the hook's slopes
+        [N, b] and the nearest sub-centres [N, b, J], None where there is nothing of the kind."""
+        logit_Nb, nearest_NbJ = self.head.similarity.logits(self.given.scaled_ND, start, stop)
+        # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
+        self.set_targets(logit_Nb, start, stop, float("-inf"))
+        max_N = logit_Nb.max(axis=1).clip(min=LOWEST)
+        if not self.hooked:
+            return logit_Nb, max_N, None, nearest_NbJ
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.given.cosines)
+        return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
+
+    def set_targets(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
+        """Overwrite the block's target entries in place with their part of `value_P` (or with one number)."""
+        first, last = np.searchsorted(self.given.column_P, [start, stop])
+        if first == last:
+            return
+        columns = tensor_of(self.given.column_P[first:last] - start)
+        value = paddle.full([], value_P) if isinstance(value_P, float) else value_P[first:last]
+        x_Nb.index_put_((self.given.rows[first:last], columns), value)
+
+    def backward(
+        self,
+        lse_N: paddle.Tensor,
+        dtarget_P: paddle.Tensor | None,
+        x_ND: paddle.Tensor,
+        factor: paddle.Tensor,
+    ) -> paddle.Tensor:
+        """Gradient of the summed losses by the scaled embeddings, [N, D]; to the bank: that by its rows.
+
+        Args:
+            lse_N: logarithm of the samples' whole denominators.
+            dtarget_P: gradient by the targets' logits; None where there are none.
+            x_ND: the scaled embeddings times factor, which is that of the mean.
+        """
+        grad_ND = paddle.zeros_like(x_ND)
+        for number, (start, stop) in enumerate(self.blocks):
+            dlogit_Nb, nearest_NbJ = self._probabilities(number, lse_N)
+            if dtarget_P is not None:
+                self.set_targets(dlogit_Nb, start, stop, dtarget_P)
+            part_ND, centre_grad = self.head.similarity.gradient(dlogit_Nb, nearest_NbJ, x_ND, start, stop)
+            grad_ND += part_ND
+            self._to_bank("centres", start, stop, centre_grad)
+            if self.bank.bias:
+                self._to_bank("bias", start, stop, dlogit_Nb.sum(axis=0) * factor)
+        self.kept = None
+        return grad_ND
+
+    def _probabilities(self, number: int, lse_N) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """Softmax of block `number` times the hook's slopes, [N, b], 0 at the targets; the nearest sub-centres."""
+        if self.kept is not None:
+            exp_Nb, max_N = self.kept[number]
+            self.kept[number] = None
+            return exp_Nb.multiply_((max_N - lse_N).exp().unsqueeze(1)), None
+        logit_Nb, _, slope_Nb, nearest_NbJ = self.logits(*self.blocks[number])
+        prob_Nb = logit_Nb.subtract_(lse_N.unsqueeze(1)).exp_()
+        if slope_Nb is not None:
+            # At the targets, 0 times a slope of -inf: they are overwritten, but NaN would not be.
+            prob_Nb = prob_Nb * slope_Nb.clip(min=LOWEST)
+        return prob_Nb, nearest_NbJ
+
+    def _to_bank(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
+        if not self.head.sharded:
+            distributed.all_reduce(grad)
+        self.bank.set_gradient(name, start, stop, grad)
+
+
+class Workspace:
+    """Keeps memory for the exponentials beyond a step: fresh pages cost more time than the work on them."""
+
+    def __init__(self):
+        self._spare: np.ndarray | None = None
+
+    def take(self, numbers: int) -> np.ndarray:
+        """Hand out at least so many float32."""
+        found, self._spare = self._spare, None
+        if found is None or len(found) < numbers:
+            found = np.empty(numbers + numbers // 16, np.float32)  # what is not touched costs nothing
+        return found
+
+    def give_back(self, taken: np.ndarray | None) -> None:
+        """Take memory back. A step that never comes to its backward keeps what it took, and the next one gets another."""
+        self._spare = self._spare if taken is None else taken

@@ -1,0 +1,135 @@
+"""Reads, writes, packs and unpacks an offloaded bank's stored rows, the records. Kernel or numpy, one call, the same bits.
+
+A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits; see plsc/utils/bfloat16.py). These run in one thread,
+beside the backbone, and the kernels without Python's lock. Try it: `pytest tests/heads/kernels/test_records.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from plsc.heads.kernels import library
+from plsc.utils import bfloat16
+
+_AHEAD = 512  # records that are announced to the disk before they are read; records.cpp has the same
+
+
+def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
+    """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file. Raises OSError; EOFError where it ends too early."""
+    assert (
+        rows.dtype == np.int64
+        and rows.flags.c_contiguous
+        and out.flags.c_contiguous
+        and len(out) == len(rows)
+    )
+    size = _size(out)
+    if native := library():
+        _raise(native.plsc_read_records(file, rows.ctypes.data, len(rows), size, out.ctypes.data))
+        return
+    offsets, views = (rows * size).tolist(), memoryview(out.reshape(-1).view(np.uint8))
+    for number, offset in enumerate(offsets):
+        if number % _AHEAD == 0:
+            for coming in offsets[number + _AHEAD * (number > 0) : number + 2 * _AHEAD]:
+                os.posix_fadvise(file, coming, size, os.POSIX_FADV_WILLNEED)
+        if os.preadv(file, [views[number * size : (number + 1) * size]], offset) != size:
+            raise EOFError
+
+
+def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
+    """Write the records `rows` (int64 [k]) to an open file. Raises OSError."""
+    assert (
+        rows.dtype == np.int64
+        and rows.flags.c_contiguous
+        and records.flags.c_contiguous
+        and len(records) == len(rows)
+    )
+    size = _size(records)
+    if native := library():
+        _raise(native.plsc_write_records(file, rows.ctypes.data, len(rows), size, records.ctypes.data))
+        return
+    views = memoryview(records.reshape(-1).view(np.uint8))
+    for number, offset in enumerate((rows * size).tolist()):
+        left = views[number * size : (number + 1) * size]
+        while left:
+            count = os.pwrite(file, left, offset)
+            left, offset = left[count:], offset + count
+
+
+def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, bool]:
+    """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records -> them, and whether all numbers are finite.
+
+    keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.utils.bfloat16.stochastic).
+    """
+    widths = _widths(arrays)
+    dtype = np.float32 if keys is None else np.uint16
+    if native := library():
+        _check(arrays, slots)
+        records = np.empty((len(slots), sum(widths)), dtype)
+        given = None if keys is None else keys.ctypes.data
+        pointers, sizes = _pointers(arrays), np.array(widths, np.int64)
+        finite = native.plsc_pack(
+            pointers.ctypes.data,
+            sizes.ctypes.data,
+            len(arrays),
+            slots.ctypes.data,
+            len(slots),
+            given,
+            records.ctypes.data,
+        )
+        return records, bool(finite)
+    parts = [array[slots].reshape(len(slots), width) for array, width in zip(arrays, widths)]
+    records = np.concatenate(parts, axis=1)
+    finite = bool(np.isfinite(records).all())
+    return (records if keys is None else bfloat16.stochastic(records, keys)), finite
+
+
+def unpack(records: np.ndarray, arrays: Sequence[np.ndarray], slots: np.ndarray) -> None:
+    """Put records (float32 or uint16 [k, .]) into rows `slots` of the arrays."""
+    widths = _widths(arrays)
+    assert records.shape == (len(slots), sum(widths)) and records.flags.c_contiguous
+    if native := library():
+        _check(arrays, slots)
+        pointers, sizes = _pointers(arrays), np.array(widths, np.int64)
+        native.plsc_unpack(
+            records.ctypes.data,
+            records.dtype == np.uint16,
+            len(slots),
+            pointers.ctypes.data,
+            sizes.ctypes.data,
+            len(arrays),
+            slots.ctypes.data,
+        )
+        return
+    numbers, column = bfloat16.float32_of(records), 0
+    for array, width in zip(arrays, widths):
+        array[slots] = numbers[:, column : column + width].reshape(len(slots), *array.shape[1:])
+        column += width
+
+
+def _widths(arrays: Sequence[np.ndarray]) -> list[int]:
+    return [array.shape[1] if array.ndim == 2 else 1 for array in arrays]
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    assert all(array.dtype == np.float32 and array.flags.c_contiguous for array in arrays)
+    return np.array([array.ctypes.data for array in arrays], np.uintp)
+
+
+def _check(arrays: Sequence[np.ndarray], slots: np.ndarray) -> None:
+    """Assert what numpy would refuse: a kernel would read or write other memory."""
+    assert slots.dtype == np.int64 and slots.flags.c_contiguous
+    assert not len(slots) or (slots.min() >= 0 and slots.max() < min(map(len, arrays)))
+
+
+def _size(records: np.ndarray) -> int:
+    return records.shape[1] * records.itemsize
+
+
+def _raise(code: int) -> None:
+    if code < 0:
+        raise EOFError
+    if code:
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,115 @@
+"""Works on rows of a float32 matrix in host memory: normalises, multiplies, fetches and updates them. Kernel or numpy, one call.
+
+    S rows of the matrix   K of them meant, by their numbers int64 [K] or, with None, all (K = S)   D their width
+
+Arrays are C-contiguous and used in place; kernels take CPU tensors as well. With kernels the work is shared by the threads of the
+caller's OpenMP team (Global.threads). Try it: `pytest tests/heads/kernels/test_rows.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plsc.heads.kernels import library
+
+
+def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
+    """Write the rows at length 1 into `unit_KD`, 1 / length into `inverse_K`; both 0 of a zero row."""
+    if native := library():
+        native.plsc_unit_rows(address(rows_KD), *_size(rows_KD), address(unit_KD), address(inverse_K))
+        return
+    square_K = np.einsum("kd,kd->k", rows_KD, rows_KD)
+    inverse_K[...] = np.divide(1.0, np.sqrt(square_K), out=square_K, where=square_K != 0)
+    np.multiply(rows_KD, inverse_K[:, None], out=unit_KD)
+
+
+def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
+    """Compute (grad - (grad . unit) unit) * factor, row by row: the gradient by the rows, of that by the unit rows, if factor_K is
+    1 / length."""
+    if native := library():
+        arrays = address(grad_KD), address(unit_KD), address(factor_K)
+        native.plsc_turn_units(*arrays, *_size(grad_KD), address(out_KD))
+        return
+    along_K1 = np.einsum("kd,kd->k", grad_KD, unit_KD)[:, None]
+    np.multiply(grad_KD - along_K1 * unit_KD, factor_K[:, None], out=out_KD)
+
+
+def gather(rows_SD: np.ndarray, index_K: np.ndarray, out_KD: np.ndarray) -> None:
+    """Copy these rows, side by side, into `out_KD`. Rows of one number may come as [S]."""
+    if native := library():
+        _check(rows_SD, index_K, out_KD)
+        native.plsc_gather(address(rows_SD), address(index_K, "int64"), *_size(out_KD), address(out_KD))
+    else:
+        np.take(rows_SD, index_K, axis=0, out=out_KD)
+
+
+def momentum(
+    values_SD: np.ndarray,
+    momenta_SD: np.ndarray,
+    index_K: np.ndarray | None,
+    grads_KD: np.ndarray,
+    lr: float,
+    mu: float,
+    decay: float,
+) -> None:
+    """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v. None is meant twice; the others keep their bytes.
+    Rows of one number may come as [S]."""
+    if native := library():
+        _check(values_SD, index_K, grads_KD)
+        assert list(values_SD.shape) == list(momenta_SD.shape)
+        arrays = address(values_SD), address(momenta_SD), address(index_K, "int64"), address(grads_KD)
+        native.plsc_momentum(*arrays, *_size(grads_KD), lr, mu, decay)
+        return
+    rows = slice(None) if index_K is None else index_K
+    value_KD = values_SD[rows]
+    momentum_KD = np.float32(mu) * momenta_SD[rows] + (grads_KD + np.float32(decay) * value_KD)
+    momenta_SD[rows] = momentum_KD
+    values_SD[rows] = value_KD - np.float32(lr) * momentum_KD
+
+
+def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:
+    """Multiply row left_P of x with row right_P of the matrix, pair by pair -> [P]; `unit`: the second at length 1, where a zero row
+    stays zero."""
+    if native := library():
+        out_P = np.empty(len(left_P), np.float32)
+        assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
+        assert not len(left_P) or (0 <= left_P.min() and left_P.max() < len(x_ND))
+        assert not len(right_P) or (0 <= right_P.min() and right_P.max() < len(rows_SD))
+        pairs = address(x_ND), address(left_P, "int64"), address(rows_SD), address(right_P, "int64")
+        native.plsc_pair_products(*pairs, len(left_P), x_ND.shape[1], unit, address(out_P))
+        return out_P
+    row_PD = rows_SD[right_P]
+    if unit:
+        unit_rows(row_PD, row_PD, np.empty(len(row_PD), np.float32))
+    return np.einsum("pd,pd->p", x_ND[left_P], row_PD)
+
+
+def sum_of_squares(rows_KD) -> float:
+    """Add up the squares of all numbers; not finite where one of them is not, or where a square is too large for float32."""
+    if native := library():
+        return native.plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.vdot(rows_KD, rows_KD))
+
+
+def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray) -> None:
+    """Assert what numpy would refuse: a kernel would read or write other memory."""
+    count = len(rows_KD)
+    assert list(rows_SD.shape[1:]) == list(rows_KD.shape[1:])
+    assert count == (len(rows_SD) if index_K is None else len(index_K))
+    assert index_K is None or not count or (index_K.min() >= 0 and index_K.max() < len(rows_SD))
+
+
+def _size(rows_KD) -> tuple[int, int]:
+    return len(rows_KD), rows_KD.shape[1] if len(rows_KD.shape) == 2 else 1
+
+
+def address(array, dtype: str = "float32") -> int | None:
+    """Give a kernel the address of an array or a CPU tensor; null for None."""
+    if array is None:
+        return None
+    if isinstance(array, np.ndarray):
+        assert array.dtype == dtype and array.flags.c_contiguous
+        return array.ctypes.data
+    assert str(array.dtype) == f"paddle.{dtype}" and array.is_contiguous() and array.place.is_cpu_place()
+    return array.data_ptr()

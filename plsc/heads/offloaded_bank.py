@@ -1,0 +1,380 @@
+"""A bank whose rows are stored elsewhere, on the disk or as bfloat16 in host memory: a buffer holds those of the step, in float32.
+
+    S classes in this rank's shard   K of them selected for the step: the buffer's rows
+
+The draw of the next step is known ahead (sampling.py), so one thread reads its rows into a second buffer while the backbone runs, and
+writes back what an update has changed. That thread does its jobs in the order in which they come; a row that two steps share is read
+after it was written, never handed over, so the stored rows are all there is to know of the past: a run resumed from them goes on
+with the same numbers. Without sampling nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the
+backward pass and the update. Try it:
+
+    build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, bias=False, std=0.01, seed=0, rule=Momentum(0.9, 0.0))
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import paddle
+
+from plsc.heads.bank import BANKS, Bank, HostRows, initial_rows
+from plsc.heads.kernels.records import pack, unpack
+from plsc.heads.optimizer import Momentum, moment_name
+from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
+from plsc.utils import bfloat16, log
+from plsc.utils.sharding import ClassShard
+
+_ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer
+# Threads that draw the initial rows: more are not faster than a disk, and each has rows in memory.
+_THREADS = min(4, os.cpu_count() or 1)
+_LOGGED_BYTES = 1 << 30  # bytes that take so long to write that the log says so
+_SPARE = 65_536  # rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used
+
+
+def build_bank(
+    kind: str,
+    dtype: str,
+    folder: str | os.PathLike,
+    shard: ClassShard,
+    width: int,
+    *,
+    bias: bool,
+    rule: Momentum,
+    std: float,
+    seed: int,
+) -> Bank:
+    """Build the bank that the config's keys of Head ask for.
+
+    Args:
+        kind: "device", "host", "disk". dtype: "float32" or, not on the device, "bfloat16".
+        folder: where a bank on disk has its file.
+        shard, width, bias, rule: as of `Bank`.
+        std, seed: of the initial centres.
+    """
+    options = {"bias": bias, "rule": rule, "std": std, "seed": seed}
+    if kind != "disk" and dtype == "float32":
+        return BANKS[kind](shard, width, **options)
+    assert kind != "device", "on the device the rows are used in place, as float32"
+    layout = RowLayout(width, bias, rule, np.dtype(np.float32 if dtype == "float32" else np.uint16))
+    if kind == "disk":
+        storage = FileRowStorage(folder, shard.size, layout.numbers, layout.dtype)
+    else:
+        storage = MemoryRowStorage(shard.size, layout.numbers, layout.dtype)
+    return OffloadedBank(storage, layout, shard, width, **options)
+
+
+def buffer_bytes(row_numbers: int, itemsize: int, classes: int, selected: int) -> dict[str, int]:
+    """Compute what an offloaded bank has in memory besides gradient and stored rows: two buffers, or without sampling that of a block;
+    and rows between storage and float32, of the threads that draw the initial ones and of the one that reads and writes. How much
+    of the latter the process keeps is malloc's choice; the numbers here fit what was measured.
+
+    Args:
+        row_numbers: numbers of a stored row. itemsize: bytes of each. classes: S. selected: K, all of them without sampling.
+    """
+    block = min(classes, _ROWS_AT_ONCE)
+    rows = block if selected == classes else 2 * selected
+    return {
+        "window": rows * row_numbers * 4,
+        "rows on their way": block * row_numbers * itemsize * (5 * _THREADS + 8) // 4,
+    }
+
+
+class RowLayout:
+    """Says where the arrays of a bank stand in a stored row: value and moments of the centres, then of the bias, side by side.
+
+    Attributes:
+        dtype: of a stored number: float32, or uint16 for bfloat16. numbers: of a stored row.
+        widths: array -> its numbers in a row, 0 for one that is no matrix.
+    """
+
+    def __init__(self, width: int, bias: bool, rule: Momentum, dtype: np.dtype):
+        self.dtype = dtype
+        self.widths = {}
+        for name in ("centres", "bias") if bias else ("centres",):
+            for array in (name, *(moment_name(name, moment) for moment in rule.moments)):
+                self.widths[array] = width if name == "centres" else 0
+        ends = np.cumsum([max(1, width) for width in self.widths.values()]).tolist()
+        self.columns = {name: slice(start, stop) for name, start, stop in zip(self.widths, [0, *ends], ends)}
+        self.numbers = ends[-1]
+
+    def split(self, stored: np.ndarray) -> dict[str, np.ndarray]:
+        """Cut stored rows [k, numbers] into [k, width] or [k] of each array, views."""
+        return {
+            name: stored[:, columns] if self.widths[name] else stored[:, columns.start]
+            for name, columns in self.columns.items()
+        }
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        """Round float32 to what is stored, to the nearest."""
+        return rows if self.dtype == np.float32 else bfloat16.nearest(rows)
+
+
+class StoredRows:
+    """Stands for one array of a bank as a checkpoint takes it: `.dtype`, `.shape`, and rows by slice or by numbers, read when they are asked for. bfloat16 is
+    given as uint16, its bits; `code` names it in a checkpoint's file."""
+
+    def __init__(self, bank: OffloadedBank, name: str, dtype: np.dtype, shape: tuple[int, ...]):
+        self._bank, self._name, self.dtype, self.shape = bank, name, dtype, shape
+        self.code = "BF16" if dtype == np.uint16 else None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all rows of the bank have been finite numbers since they were last loaded whole."""
+        return self._bank.finite
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            rows = slice(start, max(start, stop))
+        return self._bank.read_rows(rows)[self._name]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(bfloat16.float32_of(self[:]), dtype)
+
+
+class _Buffer:
+    """Holds rows in float32, and grows; slot i of each array belongs to one class."""
+
+    def __init__(self, widths: dict[str, int]):
+        self._widths = widths
+        self._slots = -1
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def reserve(self, count: int, spare: int = 0) -> None:
+        """Have at least that many slots; what is in the slots stays."""
+        if count <= self._slots:
+            return
+        before = self.arrays
+        self._slots = count + spare
+        self.arrays = {
+            name: np.empty((self._slots, width) if width else self._slots, np.float32)
+            for name, width in self._widths.items()
+        }
+        for name, array in before.items():
+            self.arrays[name][: len(array)] = array
+
+
+class _Prefetched:
+    """Rows of the next step: which (int64, rising; slot i has row i), and which of them are in their slots already."""
+
+    def __init__(self):
+        self.rows = np.empty(0, np.int64)
+        self.loaded = np.empty(0, bool)
+
+
+class OffloadedBank(Bank):
+    """Rows in a storage, the step's in a buffer that the rule updates.
+
+    Args:
+        storage: has a row for each class of the shard. layout: what stands where in such a row.
+        std, seed: of the initial centres; seed also of the rounding. The others: as of `Bank`.
+    """
+
+    def __init__(
+        self,
+        storage: FileRowStorage | MemoryRowStorage,
+        layout: RowLayout,
+        shard: ClassShard,
+        width: int,
+        *,
+        bias: bool,
+        rule: Momentum,
+        std: float,
+        seed: int,
+    ):
+        super().__init__(shard, width, bias=bias, rule=rule)
+        self.itemsize = layout.dtype.itemsize
+        self.finite = True  # whether all rows have been finite numbers since they were last loaded whole
+        self._storage = storage
+        self._layout = layout
+        self._std = std
+        self._seed = seed
+        self._initialised = 0  # rows of the shard, from the first, that have been written
+        self._buffer = _Buffer(layout.widths)
+        self._next_buffer = _Buffer(layout.widths)
+        self._prefetched = _Prefetched()
+        self._selected = HostRows({}, None)  # the buffer's rows of the step
+        self._thread = ThreadPoolExecutor(1, "bank")
+        self._jobs: list[Future] = []
+
+    # -- stored rows --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _written(self) -> FileRowStorage | MemoryRowStorage:
+        """The storage with the initial rows, unless a checkpoint's came before anybody looked."""
+        self.write_initial_rows()
+        return self._storage
+
+    def write_initial_rows(self):
+        count = self.shard.size - self._initialised
+        if not count:
+            return
+        starts = range(self._initialised, self.shard.size, _ROWS_AT_ONCE)
+        self._initialised = self.shard.size
+        began = time.monotonic()
+        size = count * self._layout.numbers * self.itemsize
+        if size > _LOGGED_BYTES:
+            log.get_logger().info(f"writing the initial rows of {count:,} classes, {size / 2**20:,.0f} MB")
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(self._write_initial, starts))
+        if size > _LOGGED_BYTES:
+            log.get_logger().info(f"written in {time.monotonic() - began:.0f} s")
+
+    def _write_initial(self, start: int) -> None:
+        stop = min(start + _ROWS_AT_ONCE, self.shard.size)
+        first = self.shard.start
+        centres = initial_rows(self._seed, first + start, first + stop, self.width, self._std)
+        stored = np.zeros((stop - start, self._layout.numbers), self._layout.dtype)
+        stored[:, self._layout.columns["centres"]] = self._layout.encode(centres)
+        self._storage.write(slice(start, stop), stored)
+
+    def _load(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray) -> None:
+        """Read stored rows into slots of a buffer."""
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            unpack(self._written.read(rows[part]), list(buffer.arrays.values()), slots[part])
+
+    def _store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
+        """Write slots of a buffer to stored rows, rounded at random by the step's number if they are bfloat16."""
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            keys = None
+            if self._layout.dtype != np.float32:
+                keys = bfloat16.keys_of(self._seed, step, rows[part] + self.shard.start)
+            stored, finite = pack(list(buffer.arrays.values()), slots[part], keys)
+            self.finite = self.finite and finite
+            self._written.write(rows[part], stored)
+
+    def finish(self):
+        self._wait()
+
+    def sync(self, drop: bool = False) -> float:
+        """Wait for what is read and written, then as `FileRowStorage.sync`; only of a bank in a file."""
+        self._wait()
+        return self._written.sync(drop)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------------
+
+    def _later(self, work: Callable, *args) -> Future:
+        """Have the thread do some work after all that was given to it before."""
+        self._jobs.append(self._thread.submit(work, *args))
+        return self._jobs[-1]
+
+    def _wait(self) -> None:
+        """Wait until all jobs are done; raises what one of them did."""
+        jobs = self._jobs
+        self._jobs = []
+        for job in jobs:
+            job.result()
+
+    def _read_drawn(
+        self, draw: Callable, prefetched: _Prefetched, current: np.ndarray, buffer: _Buffer
+    ) -> None:
+        """Read the next step's rows but those of the current one, which an update will yet change."""
+        rows = draw()
+        buffer.reserve(len(rows), _SPARE)
+        loaded = np.isin(rows, current, assume_unique=True, invert=True)
+        self._load(rows[loaded], buffer, np.flatnonzero(loaded))
+        prefetched.rows = rows
+        prefetched.loaded = loaded
+
+    def _read_updated(self, prefetched: _Prefetched, buffer: _Buffer) -> None:
+        """Read what `_read_drawn` left out."""
+        slots = np.flatnonzero(~prefetched.loaded)
+        self._load(prefetched.rows[slots], buffer, slots)
+        prefetched.loaded[:] = True
+
+    # -- the step -----------------------------------------------------------------------------------------------------------
+
+    def select(self, index_K):
+        super().select(index_K)
+        self._wait()
+        if index_K is None:
+            return
+        self._buffer, self._next_buffer = self._next_buffer, self._buffer
+        prefetched = self._prefetched
+        self._prefetched = _Prefetched()
+        slots = np.searchsorted(prefetched.rows, index_K)
+        known = slots < len(prefetched.rows)
+        known[known] = (prefetched.rows[slots[known]] == index_K[known]) & prefetched.loaded[slots[known]]
+        missing = np.flatnonzero(~known)
+        slots[missing] = len(prefetched.rows) + np.arange(len(missing))
+        self._buffer.reserve(len(prefetched.rows) + len(missing), _SPARE)
+        self._load(index_K[missing], self._buffer, slots[missing])
+        self._selected = HostRows(self._buffer.arrays, slots)
+
+    def prefetch(self, draw):
+        self._later(self._read_drawn, draw, self._prefetched, self._index_K, self._next_buffer)
+
+    def rows(self, name, start, stop):
+        if self._index_K is not None:
+            return self._selected.read(name, start, stop)
+        stored = self.read_rows(slice(start, stop))[name]
+        return paddle.to_tensor(np.ascontiguousarray(bfloat16.float32_of(stored)))
+
+    def gather(self, name, number_P):
+        if self._index_K is not None:
+            return self._selected.gather(name, number_P)
+        stored = self._layout.split(bfloat16.float32_of(self._written.read(number_P.numpy())))
+        return paddle.to_tensor(np.ascontiguousarray(stored[name]))
+
+    def host_rows(self, name):
+        return None if self._index_K is None else (self._selected.arrays[name], self._selected.index_K)
+
+    def update(self, lr, step=0):
+        assert self._grads or not self.selected, "update() before a backward pass"
+        if self._index_K is None:
+            return self._update_all(lr, step)
+        self._selected.update(self.rule, self.gradients(), self.moments_of, lr)
+        self._later(self._store, self._index_K, self._buffer, self._selected.index_K, step)
+        self._later(self._read_updated, self._prefetched, self._next_buffer)
+
+    def _update_all(self, lr: float, step: int) -> None:
+        """Update the shard block by block in the buffer."""
+        for start in range(0, self.shard.size, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, self.shard.size))
+            slots = rows - start
+            self._buffer.reserve(len(rows))
+            self._load(rows, self._buffer, slots)
+            gradients = {name: grad[start : start + len(rows)] for name, grad in self._grads.items()}
+            HostRows(self._buffer.arrays, slots).update(self.rule, gradients, self.moments_of, lr)
+            self._store(rows, self._buffer, slots, step)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    def state(self):
+        return {
+            name: StoredRows(
+                self, name, self._layout.dtype, (self.shard.size, width) if width else (self.shard.size,)
+            )
+            for name, width in self._layout.widths.items()
+        }
+
+    def read_rows(self, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
+        """Read these rows of the shard as they are stored -> views by name."""
+        self._wait()
+        return self._layout.split(self._written.read(rows))
+
+    def load_rows(self, start, rows):
+        self._wait()
+        self._prefetched = _Prefetched()
+        layout = self._layout
+        stop = start + len(rows["centres"])
+        given = {rows[name].dtype for name in layout.widths}
+        stored = np.empty(
+            (stop - start, layout.numbers), layout.dtype if given == {layout.dtype} else np.float32
+        )
+        for name, array in layout.split(stored).items():
+            array[...] = rows[name] if stored.dtype == rows[name].dtype else bfloat16.float32_of(rows[name])
+        if start == self._initialised:
+            self._initialised = stop  # the initial rows are not needed
+        storage = self._written if self._initialised < stop else self._storage
+        storage.write(slice(start, stop), stored if stored.dtype == layout.dtype else layout.encode(stored))
+        self.finite = (self.finite or start == 0) and bool(np.isfinite(bfloat16.float32_of(stored)).all())

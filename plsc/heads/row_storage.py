@@ -1,0 +1,128 @@
+"""Row storage of an offloaded bank: one stored row a class, in host memory or in a file.
+
+A stored row, a record, holds all that is kept of a class, one number after the other, so that a sampled class costs one read and one write. The file is
+read and written through the system's page cache, in rising order, with the coming reads announced (posix_fadvise): that keeps the disk's queue
+full from one thread. It has no name: it is gone when the process is, however that ends. Try it:
+
+    FileRowStorage("/tmp", count=1000, width=8, dtype=np.float32).read(np.array([3, 500]))  # zeros
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from plsc.errors import UserError
+from plsc.heads.kernels.records import read_records, write_records
+from plsc.utils.disk import need_and_free
+
+
+class MemoryRowStorage:
+    """Stores `count` rows of `width` numbers in host memory, all zero at first."""
+
+    def __init__(self, count: int, width: int, dtype: np.dtype):
+        self._all = np.zeros((count, width), dtype)
+
+    def read(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Copy the stored rows with these numbers: [k, width]."""
+        return self._all[rows].copy() if isinstance(rows, slice) else self._all[rows]
+
+    def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
+        """Overwrite them; a number at most once."""
+        self._all[rows] = records
+
+
+class FileRowStorage:
+    """Stores them in a file without a name in `folder`, whose space is taken at once.
+
+    Raises UserError, in one line: no space, no right to write; when used: the file was cut, the disk fails.
+    """
+
+    def __init__(self, folder: str | os.PathLike, count: int, width: int, dtype: np.dtype):
+        self._dtype, self._width, self._folder = np.dtype(dtype), width, folder
+        self._bytes = width * self._dtype.itemsize
+        fits, numbers = need_and_free(Path(folder), count * self._bytes)
+        if not fits:
+            raise UserError(self._no_space(numbers))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
+            if count:
+                os.posix_fallocate(self._file.fileno(), 0, count * self._bytes)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise UserError(self._no_space(numbers)) from error
+            raise UserError(
+                f"Head.bank_folder: {folder}: cannot hold the class centres: {error.strerror}; name another folder"
+            ) from error
+
+    def _no_space(self, numbers: str) -> str:
+        return (
+            f"Head.bank_folder: {self._folder}: no space for the class centres and their momentum ({numbers}); make room, name another "
+            "folder, or halve it with Head.bank_dtype=bfloat16"
+        )
+
+    def read(self, rows: np.ndarray | slice) -> np.ndarray:
+        whole = isinstance(rows, slice)
+        records = np.empty((rows.stop - rows.start if whole else len(rows), self._width), self._dtype)
+        try:
+            if whole:
+                self._read_range(rows.start, records)
+            else:
+                read_records(self._file.fileno(), rows, records)
+        except EOFError as error:
+            raise UserError(
+                f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
+            ) from error
+        except OSError as error:
+            raise UserError(self._failed("read", error)) from error
+        return records
+
+    def _read_range(self, start: int, records: np.ndarray) -> None:
+        file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
+        os.posix_fadvise(file, offset + len(left), len(left), os.POSIX_FADV_WILLNEED)  # of who reads on
+        while left:
+            count = os.preadv(file, [left], offset)
+            if not count:
+                raise EOFError
+            left, offset = left[count:], offset + count
+
+    def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
+        records = np.ascontiguousarray(records, self._dtype)
+        try:
+            if isinstance(rows, slice):
+                self._write_range(rows.start, records)
+            else:
+                write_records(self._file.fileno(), rows, records)
+        except OSError as error:
+            raise UserError(self._failed("written", error)) from error
+
+    def _write_range(self, start: int, records: np.ndarray) -> None:
+        file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
+        while left:
+            count = os.pwrite(file, left, offset)
+            left, offset = left[count:], offset + count
+
+    def sync(self, drop: bool) -> float:
+        """Bring to the disk what was written -> seconds; with `drop`, what is read next comes from there, too. For measuring."""
+        began = time.perf_counter()
+        os.fdatasync(self._file.fileno())
+        seconds = time.perf_counter() - began
+        if drop:
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return seconds
+
+    def _failed(self, what: str, error: OSError) -> str:
+        return (
+            f"{self._folder}: class centres cannot be {what}: {error.strerror}; resume from the newest checkpoint, perhaps with another "
+            "Head.bank_folder"
+        )
+
+
+def _bytes_of(records: np.ndarray) -> memoryview:
+    return memoryview(records.reshape(-1).view(np.uint8))

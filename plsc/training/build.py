@@ -1,0 +1,104 @@
+"""Build a run from its config: data, backbone, head, optimizer, evaluator, and the Trainer that has them.
+
+trainer = build_trainer(load("configs/"))
+trainer.train(metrics=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import paddle
+
+from plsc import distributed
+from plsc.config import Config
+from plsc.data.dataset import Dataset, check_arrays, class_names
+from plsc.data.folder import nested_hint
+from plsc.data.loader import Loader
+from plsc.distributed.guard import Guard
+from plsc.errors import UserError
+from plsc.heads import build_head
+from plsc.training import optim
+from plsc.training.divergence import NonFiniteGuard
+from plsc.training.dump import DumpWriter
+from plsc.training.evaluator import Evaluator, build_sets
+from plsc.training.resume import build_backbone
+from plsc.training.trainer import Trainer
+
+MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
+
+
+def build_trainer(
+    cfg: Config,
+    backbone: paddle.nn.Layer | None = None,
+    make_optimizer: MakeOptimizer | None = None,
+    signals: Guard | None = None,
+) -> Trainer:
+    """Build the Trainer of a config, and everything that it has. Every rank calls it, after `distributed.init`.
+
+    Args:
+        backbone: a Layer to train instead of Model.name's.
+        make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
+        signals: knows whether the run was asked to stop; None: never.
+    """
+    dataset = build_training_set(cfg)
+    backbone = backbone or build_backbone(cfg, dataset.image_shape)
+    seen = getattr(dataset, "identities", None)
+    sets = build_sets(cfg, dataset.contract, dataset.num_classes, seen, class_names(dataset))
+    loader = _build_loader(cfg, dataset)
+    sizes = dataset.num_classes, cfg.Model.embedding_size
+    head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
+    return Trainer(
+        cfg,
+        dataset=dataset,
+        loader=loader,
+        backbone=backbone,
+        head=head,
+        optimizer=_build_optimizer(cfg, backbone, make_optimizer),
+        evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head),
+        nonfinite=NonFiniteGuard(backbone, head),
+        dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
+        signals=signals,
+    )
+
+
+def build_training_set(cfg: Config) -> Dataset:
+    """Build the data set to train on; UserError if it is not what the config says, or has nothing to learn."""
+    dataset = cfg.build_dataset("DataLoader.Train.dataset")
+    check_arrays(dataset)
+    wanted = cfg.DataLoader.Train.num_classes
+    if wanted not in (None, dataset.num_classes):
+        raise UserError(
+            f"DataLoader.Train.num_classes: the data has {dataset.num_classes} classes (got {wanted}); "
+            "leave the key out to take what the data has"
+        )
+    if dataset.num_classes < 2:
+        hint = nested_hint(dataset)
+        raise UserError(
+            "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
+            + f"; {hint}" * bool(hint)
+        )
+    return dataset
+
+
+def _build_loader(cfg: Config, dataset: Dataset) -> Loader:
+    train = cfg.DataLoader.Train
+    return Loader(
+        dataset,
+        train.batch_size,
+        distributed.rank(),
+        distributed.world_size(),
+        cfg.Global.seed,
+        train.num_workers,
+        train.max_corrupt,
+    )
+
+
+def _build_optimizer(
+    cfg: Config, backbone: paddle.nn.Layer, make: MakeOptimizer | None
+) -> paddle.optimizer.Optimizer:
+    if make is None:
+        return optim.build_optimizer(cfg.Optimizer, backbone)
+    optimizer = make(backbone)
+    optim.check_optimizer(optimizer, cfg.LRScheduler.learning_rate)
+    return optimizer

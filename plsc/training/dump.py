@@ -1,0 +1,182 @@
+"""Say why a step does not count, and write its batch to disk, so that a person can look at it.
+
+Try it: `pytest tests/training/test_divergence.py`; what a user sees is in docs/resume.md.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.training.divergence import backbone_gradients, blocks_of, finite_arrays, gradients_of, kind_of
+from plsc.utils import log
+from plsc.utils.atomic_write import replace_file
+
+DUMPS = 20  # batches that one process writes; a run that skips now and then for weeks must not fill the disk
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """A step that does not count, as this rank has it after the backward pass.
+
+    number: of the step, from 1. images, labels, indices: this rank's batch, as the loader gave it. emb_BD: with its gradient.
+    """
+
+    number: int
+    learning_rate: float
+    images: np.ndarray
+    labels: np.ndarray
+    indices: np.ndarray
+    emb_BD: paddle.Tensor
+    out: HeadOutput
+
+
+class Cause(NamedTuple):
+    """Why a step does not count. text: the same on every rank. here: what went wrong on this rank, None if it was another."""
+
+    text: str
+    here: str | None
+
+
+def find_cause(
+    step: SkippedStep,
+    backbone: paddle.nn.Layer,
+    head: SoftmaxHead,
+    name: Callable[[int], str],
+    again: Callable[[], paddle.Tensor],
+) -> Cause:
+    """Find what was not finite first, on which rank. Every rank calls it, before the step is undone.
+
+    Args:
+        backbone: the bare layer. Its gradients may be overwritten.
+        name: index of a sample -> what a person would call it.
+        again: runs the forward pass of the bare backbone once more, with the same random numbers -> emb [B, D].
+    """
+    shared = _last_bad(gradients_of(backbone, head, step.emb_BD))
+    own = _cause_here(step, backbone, head, name, again)
+    everyones = distributed.gather_objects(own)
+    # A bad embedding may make every rank's losses bad, by what a margin remembers: only the earliest place counts.
+    first = min((cause[0] for cause in everyones if cause), default=None)
+    bad_ranks = [rank for rank, cause in enumerate(everyones) if cause and cause[0] == first]
+    if not bad_ranks:
+        # Gradients may all be finite where their loss is not, as with a scale of 1e38.
+        text = f"{shared or 'the loss is not finite'} in the sum over the ranks"
+        return Cause(text, text)
+    text = f"{everyones[bad_ranks[0]][1]} on rank {bad_ranks[0]}"
+    return Cause(text, own[1] if distributed.rank() in bad_ranks else None)
+
+
+def _cause_here(
+    step: SkippedStep,
+    backbone: paddle.nn.Layer,
+    head: SoftmaxHead,
+    name: Callable[[int], str],
+    again: Callable[[], paddle.Tensor],
+) -> tuple[int, str] | None:
+    """Find what went wrong on this rank, nearest to the cause: how early in a step that is, and "gradient of stages.0.0.weight is
+    NaN"; None: nothing."""
+    for parameter, tensor in backbone.named_parameters():
+        if not tensor.stop_gradient and (kind := kind_of(tensor)):
+            return 0, f"weight {parameter} is {kind}"
+    for row_array, array in head.bank.state().items():
+        if not finite_arrays([array]):
+            kind = "NaN" if any(np.isnan(block).any() for block in blocks_of(array)) else "inf"
+            return 0, f"weight head.{row_array} is {kind}"
+    for place, what, values in ((1, "embedding", step.emb_BD), (2, "loss", step.out.losses_B)):
+        for row, index in enumerate(step.indices.tolist()):
+            if kind := kind_of(values[row]):
+                return place, f"{what} of {name(index)} is {kind}"
+    if not math.isfinite(step.out.loss.item()):
+        return None  # another rank's loss is not finite
+    gradients = gradients_of(backbone, head, step.emb_BD)
+    if bad := _last_bad({key: grad for key, grad in gradients.items() if not _is_shared(key, head)}):
+        return 3, bad
+    # Data parallel has spread a NaN to all ranks: only the gradients before their mean tell whose it was.
+    for parameter in backbone.parameters():
+        parameter.clear_gradient()
+    again().backward(step.emb_BD.grad)
+    bad = _last_bad({f"gradient of {key}": grad for key, grad in backbone_gradients(backbone).items()})
+    return (3, bad) if bad else None
+
+
+def _is_shared(key: str, head: SoftmaxHead) -> bool:
+    """Whether a gradient is summed over the ranks, so that it does not say whose samples made it what it is."""
+    own_rows = key.startswith("gradient of head.") and head.sharded
+    return not (key == "gradient of the embeddings" or own_rows)
+
+
+def _last_bad(tensors: dict[str, paddle.Tensor]) -> str | None:
+    """The last tensor in the order of the forward pass that is not finite: the backward pass comes to it first."""
+    for name, tensor in reversed(tensors.items()):
+        if kind := kind_of(tensor):
+            return f"{name} is {kind}"
+    return None
+
+
+class DumpWriter:
+    """Writes the batches of skipped steps of this rank: step-XXXXXXXX-rankR.json for people, .npz with images, labels and indices.
+
+    Args:
+        name: index of a sample -> what a person would call it.
+    """
+
+    def __init__(self, folder: str | Path, name: Callable[[int], str]):
+        self.folder = Path(folder)
+        self._name = name
+        self._written = 0
+
+    def write(self, step: SkippedStep, what: str) -> None:
+        """Write the batch of a step, in which `what` was wrong; nothing after the first DUMPS. A full disk is said, no error."""
+        if self._written == DUMPS:
+            return
+        self._written += 1
+        packed = io.BytesIO()
+        np.savez(packed, images=step.images, labels=step.labels, indices=step.indices)
+        text = json.dumps(self._describe(step, what), indent=1, allow_nan=False)
+        path = self.folder / f"step-{step.number:08d}-rank{distributed.rank()}.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path.with_suffix(".npz"), packed.getvalue())
+            replace_file(path, text.encode())
+        except OSError as error:  # a full disk is no reason to end the run either
+            log.get_logger().error(f"{path}: the batch is not written ({error}); training goes on")
+
+    def _describe(self, step: SkippedStep, what: str) -> dict[str, Any]:
+        pixels = step.images.astype(np.float32)
+        losses = step.out.losses_B.numpy().astype(float)
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.linalg.norm(step.emb_BD.numpy().reshape(len(step.labels), -1), axis=1).astype(float)
+        rows = zip(step.indices.tolist(), step.labels.tolist(), map(_number, losses), map(_number, norms))
+        return {
+            "step": step.number,
+            "rank": distributed.rank(),
+            "what": what,
+            "learning_rate": step.learning_rate,
+            "loss": _number(step.out.loss.item()),
+            "pixels": {key: float(getattr(pixels, key)()) for key in ("min", "max", "mean", "std")},
+            "samples": [
+                {
+                    "name": self._name(index),
+                    "index": index,
+                    "label": label,
+                    "loss": loss,
+                    "embedding_norm": norm,
+                }
+                for index, label, loss, norm in rows
+            ],
+        }
+
+
+def _number(value: float) -> float | str:
+    """JSON knows no NaN."""
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,94 @@
+"""Embed any number of images by a trained backbone, spread over the ranks.
+
+Used by verification during training, by test, predict and the report. The normalisation of pixels stands here once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.errors import UserError
+from plsc.utils.sharding import split
+
+
+def to_input(images: np.ndarray, contract: dict) -> paddle.Tensor:
+    """Turn uint8 pixels [B, C, H, W] into the backbone's float32 input, normalised on the device: (pixel - mean) * scale."""
+    return (paddle.to_tensor(images).astype("float32") - contract["mean"]) * contract["scale"]
+
+
+def check_output(out: object, count: int, size: int | None = None) -> None:
+    """Refuse what a backbone has made of `count` images unless it is a tensor [count, D], perhaps with further axes of 1; with
+    `size`, D must be it. UserError."""
+    tensor = isinstance(out, paddle.Tensor)
+    wanted = f"[{count}, {size or 'D'}]"
+    if not tensor or out.ndim < 2 or out.shape[0] != count or size not in (None, math.prod(out.shape[1:])):
+        got = list(out.shape) if tensor else type(out).__name__
+        remedy = "; Model.embedding_size (set_emb_size) says how long they are" if tensor and size else ""
+        raise UserError(
+            f"the backbone must give embeddings {wanted} of {count} images, it gave {got}{remedy}"
+        )
+    if out.dtype != paddle.float32:
+        kind = str(out.dtype).removeprefix("paddle.")
+        raise UserError(
+            f"the backbone must give embeddings of float32, it gave {kind}; end it with .astype('float32')"
+        )
+
+
+@paddle.no_grad()
+def embed(
+    backbone: paddle.nn.Layer,
+    images: Callable[[int, int], np.ndarray],
+    count: int,
+    contract: dict,
+    batch_size: int,
+    flip: bool = False,
+) -> np.ndarray:
+    """Compute the embeddings [count, D] float32 of all images, on every rank. Every rank calls it; each takes a contiguous share.
+
+    The next batch is read in a thread while the network runs.
+
+    Args:
+        backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.
+        images: (start, stop) -> uint8 [stop - start, C, H, W].
+        contract: the preprocessing, see plsc.data.dataset.preprocessing.
+        flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the same direction).
+    """
+    start, stop = split(count, distributed.world_size())[distributed.rank()]
+    training = backbone.training
+    backbone.eval()
+
+    def through(pixels: np.ndarray) -> np.ndarray:
+        x = to_input(pixels, contract)
+        out = backbone(x)
+        check_output(out, len(pixels))
+        out = out.flatten(1)
+        return ((out + backbone(x.flip([3])).flatten(1)) / 2 if flip else out).numpy()
+
+    try:
+        if start == stop:  # more ranks than images: one goes through all the same, to know D
+            parts = [through(images(0, 1))[:0]]
+        else:
+            parts = [through(pixels) for pixels in ahead(images, start, stop, batch_size)]
+    finally:
+        if training:
+            backbone.train()
+    return distributed.gather_array(np.concatenate(parts))
+
+
+def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: int) -> Iterator[Any]:
+    """Yield what `read(start, stop)` gives for the batches of [start, stop), not empty; each is read while the one before it is in use."""
+    bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
+    with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
+        coming = pool.submit(read, *bounds[0])
+        for following in [*bounds[1:], None]:
+            batch = coming.result()
+            if following:
+                coming = pool.submit(read, *following)
+            yield batch

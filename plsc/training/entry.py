@@ -1,0 +1,436 @@
+"""Train, test, predict and export by a config.
+
+    from plsc import Entry
+    Entry("configs/default.yaml", ["Global.epochs=1"]).train()      # on this process
+    Entry("configs/").launch(ranks=2)                               # the same on two, also from a notebook
+
+An Entry holds a Config and turns each verb into calls of the modules below. Paddle is imported by the verbs, not by this module, so
+that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import plsc
+from plsc.config import Config, format_rows, load
+from plsc.config.advice import advice
+from plsc.config.setters import Setters
+from plsc.distributed import environment, guard, launcher
+from plsc.errors import MissingFileError, UserError, names_text
+from plsc.utils import log
+from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.sharding import split
+
+# What a training run leaves in Global.output_dir.
+RUN_FILES = (
+    *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "identities.json"),
+    *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
+    *("worst_pairs.png", "confusion.png", "steps.png", "diverged", "export", "test", "predict"),
+)
+
+
+class Entry(Setters):
+    """Train, test, predict and export by one config.
+
+    Args:
+        config: a YAML file, a folder (its default.yaml), a Config, or None for the defaults.
+        overrides: "Section.key=value" each, as `-o` takes them; they win over `config`.
+
+    Raises UserError with everything that is wrong in the config, one line each.
+    """
+
+    def __init__(self, config: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()):
+        environment.before_paddle()  # the config may name classes, whose modules import Paddle
+        self.config = load(config, overrides)
+        self._model: Any = None
+        self._make_optimizer: Callable | None = None
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.Global.output_dir)
+
+    # -- verbs --------------------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end, evaluate, write the report. Every rank calls it in a launch.
+
+        SIGTERM or SIGINT stops it after a step, with a checkpoint of that step.
+
+        Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set for it);
+        {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.
+        """
+        self.config.check_data()  # before anything is written
+        self._refuse_unread_checkpoint()
+        with guard.Guard(self.output_dir, self.config.Global.hang_seconds) as guarded:
+            return self._train(guarded)
+
+    def _train(self, guarded: guard.Guard) -> dict[str, Any]:
+        self._start(reads_data=False)
+        from plsc import distributed
+        from plsc.training import build, finetune
+
+        guarded.listen()
+        trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
+        path = self._resume_from() if self.config.Global.resume else None
+        start = finetune.Start([], {})
+        if path is not None:
+            trainer.resume(path)
+        elif self.config.Global.init_from:
+            start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
+        metrics = None
+        if distributed.rank() == 0:
+            if path is None:
+                self._set_earlier_run_aside()
+            log.setup(0, self.output_dir / "train.log")
+            start.record(self.output_dir)
+            for line in self._advice():
+                log.get_logger().warning(line)
+            for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
+                log.get_logger().info(line)
+            replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
+            metrics = log.Metrics(self.output_dir, from_step=trainer.step)
+        distributed.barrier()
+        trainer.train(metrics)
+        if guarded.stopped:
+            return self._stopped(guarded, metrics)
+        evaluator = trainer.evaluator
+        if evaluator.sets and evaluator.row is None:
+            evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
+        result = {**(evaluator.row or {"accuracy": None})}
+        result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
+        if metrics:
+            metrics.close()
+            took = f"took {log.duration(trainer.seconds)}"
+            best = trainer.best.model_dump() if trainer.best else None
+            self._finish(evaluator, self.output_dir, took, {"step": trainer.step, "best": best})
+        return result
+
+    def _stopped(self, guarded: guard.Guard, metrics: log.Metrics | None) -> dict[str, Any]:
+        if metrics:
+            metrics.close()
+            again = "" if self.config.Global.resume or guarded.supervised else " and -o Global.resume=true"
+            stopped = f"stopped on {guarded.stopped} at step {guarded.step}"
+            log.get_logger().info(f"{stopped}; resume with the same command{again}")
+        return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(self.output_dir)}
+
+    def test(self, set_threshold: bool = False, compare: str | os.PathLike | None = None) -> dict[str, Any]:
+        """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.
+
+        Args:
+            set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
+            compare: another run's folder or results.json, for a second column in the report's tables.
+
+        Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
+        """
+        self._start()
+        from plsc import distributed
+        from plsc.evaluation.results import read_compared
+        from plsc.training import resume
+        from plsc.training.evaluator import Evaluator, build_sets, needs_head
+
+        if self.config.DataLoader.Eval.dataset is None:
+            raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
+        saved = self._checkpoint()
+        backbone = resume.build_saved_backbone(self.config, saved, self._model)
+        sets = build_sets(self.config, saved.contract, saved.num_classes, names=saved.classes())
+        compared = read_compared(compare, sets) if compare else None
+        head = resume.build_saved_head(self.config, saved) if needs_head(sets) else None
+        evaluator = Evaluator(self.config.DataLoader.Eval, sets, backbone, saved.num_classes, head)
+        if set_threshold:
+            evaluator.refuse_without_threshold()
+        evaluator.evaluate()
+        if distributed.rank() == 0:
+            facts = {"checkpoint": str(saved.path), "step": saved.step}
+            if set_threshold:
+                evaluator.store_threshold(saved)
+            self._finish(evaluator, self.output_dir / "test", f"checkpoint {saved.path}", facts, compared)
+        return evaluator.row
+
+    def predict(
+        self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
+    ) -> tuple[np.ndarray, list[str]]:
+        """Embed images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
+
+        Args:
+            images: a list file (a path a line, a label may follow), an image file, a list of image files, or uint8 pixels
+                [n, C, H, W].
+            output: folder for embeddings.npy and names.txt; None: output_dir/predict.
+
+        Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
+        """
+        self._start(reads_data=False)
+        from plsc import distributed
+        from plsc.data.image_list import pictures
+        from plsc.training import resume
+        from plsc.training.embed import embed
+
+        saved = self._checkpoint()
+        read, names = pictures(images, saved.contract)
+        if not names:
+            raise UserError("predict: no images given, give at least one")
+        evaluation, state = self.config.DataLoader.Eval, saved.state
+        if evaluation.flip != state.flip and state.threshold is not None:
+            log.warn(
+                f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {state.flip}"
+            )
+        backbone = resume.build_saved_backbone(self.config, saved, self._model)
+        sizes = evaluation.batch_size, evaluation.flip
+        emb = embed(backbone, read, len(names), saved.contract, *sizes)
+        emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        if distributed.rank() == 0:
+            folder = Path(output) if output else self.output_dir / "predict"
+            _make_folder(folder, "output" if output else "Global.output_dir")
+            replace_file(folder / "names.txt", names_text(names))
+            with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
+                np.save(file, emb)
+            print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
+        return emb, names
+
+    def export(self) -> dict[str, Any]:
+        """Write a checkpoint's backbone to output_dir/export for Paddle Inference and ONNX, each compared with the network.
+
+        Returns the facts of plsc.backbones.export.export: files and largest differences.
+        """
+        self._start(reads_data=False)
+        from plsc import distributed
+        from plsc.backbones.export import export
+        from plsc.training import resume
+
+        saved = self._checkpoint()
+        facts: dict[str, Any] = {}
+        if distributed.rank() == 0:
+            facts = export(
+                resume.build_saved_backbone(self.config, saved, self._model),
+                self.output_dir / "export",
+                image_shape=tuple(saved.state.image_shape),
+                formats=self.config.Export.formats,
+                opset=self.config.Export.opset,
+                contract=saved.contract,
+                threshold=saved.state.threshold,
+                flip=saved.state.flip,
+                threshold_set=saved.state.threshold_set,
+                threshold_step=saved.state.threshold_step,
+            )
+            print(f"done: exported {saved.path} to {self.output_dir / 'export'}")
+        distributed.barrier()
+        return facts
+
+    def dry_run(self) -> str:
+        """Return the resolved config with the source of each value, and the plan of the run; trains nothing, starts no group. What Global.init_from
+        names is read and compared as by a start."""
+        self.config.check_data()
+        environment.prepare(self.config.Global.threads)
+        from plsc.data.loader import Loader
+
+        train = self.config.DataLoader.Train
+        dataset = self.config.build_dataset("DataLoader.Train.dataset")
+        world_size, rank = environment.world_size_from_env(), environment.rank_from_env()
+        loader = Loader(dataset, train.batch_size, rank, world_size, self.config.Global.seed)
+        backbone = self._model or self.config.Model.build(
+            embedding_size=self.config.Model.embedding_size, image_shape=dataset.image_shape
+        )
+        plan = [f"WARNING {line}" for line in self._advice()]
+        plan += self._plan_lines(dataset, backbone, loader.steps_per_epoch)
+        resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
+        if self.config.Global.init_from and not resumes:
+            from plsc.training.finetune import check_start
+
+            plan.append(f"plan: start    {check_start(self.config, backbone, dataset)}")
+        return "\n".join([self.config.to_yaml(sources=True), *plan])
+
+    def launch(self, ranks: int, verb: str = "train") -> dict[str, Any]:
+        """Run `verb` ("train", "test" or "export") of this config on `ranks` processes of this machine, through
+        paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed; what this process can
+        import, the ranks can.
+
+        Returns the main set's last row of metrics.jsonl after "train"; {} if there is none, and after the other verbs; {"stopped", ...}
+        where SIGTERM or SIGINT has stopped it, with a checkpoint.
+        Raises UserError when a rank failed; the logs are in output_dir/log.
+        """
+        if self._model is not None or self._make_optimizer is not None:
+            raise UserError(
+                "launch: set_model and set_optimizer hold objects of this process, which new processes cannot have; name a "
+                "class in Model.name as package.module:Class, or start your script with paddle.distributed.launch"
+            )
+        programs = {"train": "train", "test": "eval", "export": "export"}
+        if verb not in programs:
+            raise UserError(f"launch: verb must be one of {', '.join(programs)} (got {verb!r})")
+        if not isinstance(ranks, int) or ranks < 1:
+            raise UserError(f"launch: ranks must be an integer >= 1 (got {ranks!r})")
+        _make_folder(self.output_dir, "Global.output_dir")
+        config = self.output_dir / "launch.yaml"
+        replace_file(config, self.config.to_yaml().encode())
+        logs, command = self.output_dir / "log", [programs[verb], "-c", str(config)]
+        code = launcher.launch(command, ranks, logs, say=lambda line: print(line, end=""))
+        if stopped := guard.stopped_on(code):
+            return {"stopped": stopped, "output_dir": str(self.output_dir)}
+        if code != 0:
+            raise UserError(f"launch: {verb} on {ranks} ranks ended with exit code {code}; see {logs}")
+        metrics = self.output_dir / "metrics.jsonl"
+        rows = log.read_metrics(metrics) if verb == "train" and metrics.is_file() else []
+        return next((row for row in reversed(rows) if "eval" in row), {})
+
+    # -- the parts of a verb --------------------------------------------------------------------------------------------------
+
+    def _start(self, reads_data: bool = True) -> None:
+        """Check the data sets of the evaluation if the verb reads them, set up environment, ranks and log; then import what needs Paddle."""
+        if reads_data:
+            self.config.check_data(training=False)
+        threads, notes = environment.prepare(self.config.Global.threads)
+        from plsc import distributed
+
+        distributed.init(self.config.Global.device, threads)
+        log.setup(distributed.rank())
+        for note in notes:
+            log.get_logger().info(note)
+
+    def _advice(self) -> list[str]:
+        return advice(self.config, environment.world_size_from_env(), environment.local_size_from_env())
+
+    def _plan_lines(self, dataset, backbone, steps_per_epoch: int) -> list[str]:
+        cfg, world_size = self.config, environment.world_size_from_env()
+        batch, width = cfg.DataLoader.Train.batch_size, cfg.Model.embedding_size
+        sharded = cfg.Head.sharded
+        shards = (
+            split(dataset.num_classes, world_size) if sharded else [(0, dataset.num_classes)] * world_size
+        )
+        sizes = sorted({stop - start for start, stop in shards}, reverse=True)
+        steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
+        parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
+        rows = {
+            "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
+            "data": f"{len(dataset):,} images of {dataset.num_classes:,} classes, shape {list(dataset.image_shape)}",
+            "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
+            "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
+            "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
+            f"{format_rows(cfg.Head, sizes[0], width)}, at most {cfg.Head.logits_budget_mb:g} MB for logits",
+        }
+        return [f"plan: {name:9}{text}" for name, text in rows.items()]
+
+    def _refuse_unread_checkpoint(self) -> None:
+        """Refuse a checkpoint that is named but that this training would not read. `newest` and `best` are of this run, and for later."""
+        given = self.config.Global
+        if given.checkpoint not in (None, "newest", "best") and not given.resume:
+            where = self.config.source("Global.checkpoint")
+            raise UserError(
+                f"{where}: Global.checkpoint: training starts anew without Global.resume=true and would not read "
+                f"{given.checkpoint}; set that to go on from it, or Global.init_from to begin a new run with its weights"
+            )
+
+    def _set_earlier_run_aside(self) -> None:
+        """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed up."""
+        _make_folder(self.output_dir, "Global.output_dir")
+        earlier = [self.output_dir / name for name in RUN_FILES if (self.output_dir / name).exists()]
+        if not earlier:
+            return
+        number = 1
+        while (aside := self.output_dir / f"previous-{number}").exists():
+            number += 1
+        aside.mkdir()
+        for path in earlier:
+            path.rename(aside / path.name)
+        log.get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
+
+    def _resume_from(self) -> Path | None:
+        """Find the checkpoint to continue from; None (said in the log) when there is none yet."""
+        path = self._find_checkpoint(writes=True)
+        if path is None:
+            log.get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
+        return path
+
+    def _find_checkpoint(self, writes: bool = False) -> Path | None:
+        """Find the checkpoint that Global.checkpoint means, and log it; None if it means the newest and there is none. `writes`: this run
+        writes there, and sets damaged ones aside."""
+        from plsc import distributed
+        from plsc.checkpoint import store
+
+        given = self.config.Global.checkpoint or "newest"
+        folder = self.output_dir / "checkpoints"
+
+        def find() -> Path | None:  # it verifies every byte and sets damaged ones aside: once is enough
+            newest = partial(store.latest, rename=writes)
+            search = {"newest": newest, "best": store.best}.get(given)
+            try:
+                return search(folder) if search else store.Checkpoint.open(given).path
+            except UserError:
+                raise
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be read now ({error}); try again") from error
+
+        path = distributed.run_on_rank_0(find)
+        if path:
+            how = given if given in ("newest", "best") else "as Global.checkpoint says"
+            log.get_logger().info(f"reading checkpoint {path} ({how})")
+        return path
+
+    def _checkpoint(self):
+        from plsc.checkpoint.store import Checkpoint
+
+        path = self._find_checkpoint()
+        if path is None:
+            raise MissingFileError(
+                f"{self.output_dir / 'checkpoints'}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
+            )
+        saved = Checkpoint.open(path, verify=False)
+        saved.require("contract", "size", "channels", "mean", "scale")
+        saved.require("state", "image_shape")
+        return saved
+
+    def _finish(
+        self, evaluator, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
+    ) -> None:
+        """Write table, results.json, report and the last line. Rank 0 calls it."""
+        from plsc.evaluation.results import write_results
+
+        result = evaluator.results.get(evaluator.main)
+        metrics = self.output_dir / "metrics.jsonl"
+        rows = log.read_metrics(metrics) if metrics.is_file() else []
+        data = self.config.DataLoader.Train.dataset
+        summary = {
+            "run": str(self.output_dir),
+            "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
+            "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+            "version": f"plsc {plsc.__version__}, Python {platform.python_version()}",
+            "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
+            + f", {evaluator.num_classes:,} classes",
+            "training" if "checkpoint" not in facts else "evaluated": how,
+            "ranks": environment.world_size_from_env(),
+            "head": self.config.Head.name,
+            "backbone": self.config.Model.name,
+        }
+        facts = {**facts, "main": evaluator.main, "flip": self.config.DataLoader.Eval.flip}
+        yaml = self.config.to_yaml()
+        try:
+            page = write_results(
+                folder, evaluator.sets, evaluator.results, rows, yaml, summary, facts, compared
+            )
+        except OSError as error:
+            raise UserError(
+                f"{folder}: the report cannot be written ({error}); the checkpoints are whole: make room there, and resume or use "
+                "plsc-eval"
+            ) from error
+        said = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
+        if "checkpoint" not in facts:
+            said += f", newest checkpoint step {facts['step']}"
+            said += (
+                ", best step {step} ({metric} {value:.4f})".format(**facts["best"]) if facts["best"] else ""
+            )
+        print(f"done: {said}, results in {folder}, report {page}", flush=True)
+
+
+def _make_folder(folder: Path, key: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{key}: cannot make {folder}: {error.strerror}; name another folder") from error

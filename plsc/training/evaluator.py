@@ -1,0 +1,238 @@
+"""Evaluate a network on the main set (DataLoader.Eval.dataset) and the further ones, all ranks together.
+
+Every rank embeds its share of a set's images; rank 0 alone computes the numbers, which may take a minute, while the others
+wait in a barrier that may wait so long, and then sends them the row of metrics.jsonl. Training and testing share this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Union
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.checkpoint import store
+from plsc.config import Config
+from plsc.config.schema import EvalCfg
+from plsc.data.dataset import (
+    Dataset,
+    IdentificationSet,
+    PairSet,
+    TemplatePairs,
+    check_arrays,
+    misnumbered_class,
+    shared_identities,
+)
+from plsc.errors import UserError
+from plsc.evaluation import (
+    Classification,
+    Identification,
+    Verification,
+    classify,
+    identify,
+    template_features,
+    verify_pairs,
+)
+from plsc.heads.softmax import SoftmaxHead
+from plsc.training.embed import embed
+from plsc.utils import log
+
+EvalSet = Union[Dataset, PairSet, IdentificationSet]
+Result = Union[Classification, Identification, Verification]
+
+
+def build_sets(
+    cfg: Config,
+    contract: dict,
+    num_classes: int,
+    seen: np.ndarray | None = None,
+    names: list[str] | None = None,
+) -> dict[str, EvalSet]:
+    """Build the sets of DataLoader.Eval by title, the main one first; UserError for one that does not fit what is trained on.
+
+    Args:
+        contract, num_classes: preprocessing and number of classes of the training set.
+        seen: `identities` of the training set, which no pair and no search may have; None: not known.
+        names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
+    """
+    sets: dict[str, EvalSet] = {}
+    given = {"DataLoader.Eval.dataset": (None, cfg.DataLoader.Eval.dataset)}
+    given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in cfg.DataLoader.Eval.more.items()})
+    for key, (title, section) in given.items():
+        if section is None:
+            continue
+        data = cfg.build_dataset(key)
+        check_arrays(data)
+        _check_contract(key, data.contract, contract)
+        if isinstance(data, Dataset):
+            _check_classes(key, data, num_classes, names)
+        else:
+            _check_unseen(key, data, seen)
+        title = title or data.title
+        if title in sets:
+            raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
+        sets[title] = data
+    return sets
+
+
+def needs_head(sets: Mapping[str, EvalSet]) -> bool:
+    """Say whether a set is of labelled images, whose classes a head predicts."""
+    return any(isinstance(data, Dataset) for data in sets.values())
+
+
+class Evaluator:
+    """Evaluates a network on sets of images. Every rank makes one.
+
+    Args:
+        section: DataLoader.Eval: batch size, mirror images.
+        sets: title -> set, the main one first.
+        backbone: the bare layer.
+        num_classes: of the training set.
+        head: predicts the classes of labelled images; None where no set has any.
+
+    Attributes: after `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank, and `results`, title -> result, on rank 0 only.
+    """
+
+    def __init__(
+        self,
+        section: EvalCfg,
+        sets: dict[str, EvalSet],
+        backbone: paddle.nn.Layer,
+        num_classes: int,
+        head: SoftmaxHead | None = None,
+    ):
+        assert head is not None or not needs_head(sets), "labelled images need a head"
+        self.sets = sets
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, Result] = {}
+        self._section = section
+        self._backbone = backbone
+        self.num_classes = num_classes
+        self._head = head
+
+    @property
+    def main(self) -> str | None:
+        """The title of the main set; None if nothing is evaluated."""
+        return next(iter(self.sets), None)
+
+    @property
+    def row(self) -> dict[str, Any] | None:
+        """The main set's last row, on every rank; None before the first evaluation."""
+        return self.rows.get(self.main)
+
+    def evaluate(self, step: int = 0, epoch: int | None = None, metrics: log.Metrics | None = None) -> None:
+        """Evaluate on every set, all ranks together, the main one last. Logs the results and writes them to `metrics`, rank 0's.
+
+        UserError, on every rank, if the numbers cannot be computed.
+        """
+        for tensor in self._backbone.state_dict().values():
+            if tensor.stop_gradient:
+                # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.
+                distributed.broadcast(tensor)
+        for title in reversed(self.sets):
+            embeddings = self._embed(self.sets[title])
+            predicted = self._predict(self.sets[title], embeddings)
+            self.rows[title] = distributed.run_on_rank_0(partial(self._compute, title, embeddings, predicted))
+            if metrics:
+                metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
+
+    def _compute(self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None) -> dict[str, Any]:
+        """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
+        try:
+            result = score(self.sets[title], embeddings, predicted, self.num_classes)
+        except UserError as error:
+            raise UserError(f"{title}: {error}") from error
+        self.results[title] = result
+        self._log(title, result)
+        return result.row()
+
+    def refuse_without_threshold(self) -> None:
+        """Refuse by UserError a main set that is not of pairs, whose verification finds a threshold."""
+        if not isinstance(self.sets[self.main], PairSet):
+            raise UserError(
+                f"--set-threshold: the main set, '{self.main}', is not of pairs and gives no threshold; name pairs in "
+                "DataLoader.Eval.dataset"
+            )
+
+    def store_threshold(self, saved: store.Checkpoint) -> None:
+        """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
+        cosine = self.row["threshold"]
+        if cosine is None:
+            raise UserError(f"--set-threshold: '{self.main}' has too few pairs to choose a threshold")
+        file = store.set_threshold(saved, cosine, self.main, self._section.flip)
+        log.get_logger().info(
+            f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
+        )
+
+    def _embed(self, data: EvalSet) -> np.ndarray:
+        section = self._section
+        count = len(data) if isinstance(data, Dataset) else data.num_images
+        return embed(self._backbone, data.images, count, data.contract, section.batch_size, section.flip)
+
+    def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
+        """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks together."""
+        if not isinstance(data, Dataset):
+            return None
+        batch = self._section.batch_size
+        parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
+        return np.concatenate([self._head.classify(paddle.to_tensor(part)).numpy() for part in parts])
+
+    def _log(self, title: str, result: Result) -> None:
+        data = self.sets[title]
+        if isinstance(data, Dataset):
+            what, of = "validation", f"{len(data):,} images of"
+        elif isinstance(data, IdentificationSet):
+            what, of = "identification", f"{len(data.probe):,} probes of"
+        else:
+            what, of = "verification", f"{len(data.same):,}"
+        log.get_logger().info(f"{what}: {result.headline} on {of} {title}")
+
+
+def score(
+    data: EvalSet, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+) -> Result:
+    """Compute the result of one set from the embeddings [n, D] of its images; of labelled images, from the predicted classes [n],
+    int64 below `num_classes`."""
+    if isinstance(data, Dataset):
+        return classify(data.labels, predicted, num_classes)
+    if isinstance(data, IdentificationSet):
+        return identify(embeddings, data.gallery, data.probe, data.identities)
+    if isinstance(data, TemplatePairs):
+        embeddings = template_features(embeddings, data.template, data.media)
+    return verify_pairs(embeddings, data.pairs, data.same, identity_of=data.identity_of)
+
+
+def _check_contract(key: str, theirs: dict, trained: dict) -> None:
+    if theirs != trained:
+        differences = ", ".join(
+            f"{what} {theirs.get(what)} (trained on {trained.get(what)})"
+            for what in {**trained, **theirs}
+            if theirs.get(what) != trained.get(what)
+        )
+        raise UserError(f"{key}: its images have {differences}; the network needs what it was trained on")
+
+
+def _check_classes(key: str, data: Dataset, num_classes: int, trained: list[str] | None) -> None:
+    if data.num_classes > num_classes:
+        raise UserError(
+            f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
+            "the classes that are trained on, or pairs to verify"
+        )
+    wrong = misnumbered_class(trained, data)
+    if wrong:
+        raise UserError(
+            f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are trained on, all of them, in "
+            "the same order"
+        )
+
+
+def _check_unseen(key: str, data: EvalSet, seen: np.ndarray | None) -> None:
+    shared = shared_identities(seen, data)
+    if shared is not None and len(shared):
+        raise UserError(
+            f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
+            "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
+        )

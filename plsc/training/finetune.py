@@ -1,0 +1,363 @@
+"""Start a training (Global.init_from) with another run's backbone, and with the centres of the classes that it knows by name.
+
+    kept     a class of both runs: its row, bit for bit; its momentum is 0 like the backbone's: they belong to the run that has ended
+    new      the mean of the normalised embeddings of some of its images, as long as the kept centres are in the mean; or random
+    dropped  a class that the data do not have any more
+
+The same on any number of ranks: each reads the rows that its shard keeps, new classes go through the backbone in groups that do not
+depend on the ranks, and lengths are added up in whole numbers. docs/finetune.md has a run to try.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_twins
+from plsc.checkpoint.manifest import head_config
+from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.tensorfile import format_lines, tensor_differences
+from plsc.config import Config
+from plsc.config.schema import GlobalCfg, is_softmax, kind_of_head
+from plsc.data.dataset import EVALUATION, Dataset, class_names
+from plsc.errors import CorruptImageError, UserError
+from plsc.heads.softmax import SoftmaxHead
+from plsc.training.embed import ahead, to_input
+from plsc.utils import log
+from plsc.utils.atomic_write import replace_file
+from plsc.utils.bfloat16 import float32_of
+from plsc.utils.sharding import split
+
+IMAGES = 16  # of a new class, evenly spread over those that it has
+_GROUP = 8  # new classes whose images are one batch of the backbone
+_CLASSES_AT_ONCE = (
+    512 * _GROUP
+)  # new classes whose means are in memory at once, on every rank; a line in the log for each so many
+_ROWS_AT_ONCE = 65_536  # of the centres
+_UNIT = 2.0**-24  # lengths are added up in whole multiples of it: their sum does not depend on the order
+
+
+class Start(NamedTuple):
+    """What a run has started with: lines for its log, and what identities.json lists, {} where the head is new."""
+
+    lines: list[str]
+    identities: dict
+
+    def record(self, folder: Path) -> None:
+        """Log it, and write `folder`/identities.json. Rank 0 calls it."""
+        for line in self.lines:
+            log.get_logger().info(line)
+        if self.identities:
+            text = json.dumps(self.identities, indent=1, ensure_ascii=False) + "\n"
+            replace_file(folder / "identities.json", text.encode())
+
+
+class Match(NamedTuple):
+    """row_C: of each class of this run its row in the checkpoint, -1 for none, int64 [C]. dropped: the names of the others.
+    nothing: why no row is taken over, "" if some are."""
+
+    row_C: np.ndarray
+    dropped: list[str]
+    nothing: str = ""
+
+
+def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> Start:
+    """Give `backbone` and `head` what the checkpoint Global.init_from has for them. Every rank calls it.
+
+    Raises UserError: a damaged checkpoint, another backbone, centres that have no place in this head, names that are not unique.
+    """
+    path = cfg.Global.init_from
+    saved = _open(path)
+    arrays, names, match = _what_fits(cfg, saved, backbone, data)
+    lines = [init_backbone(backbone, saved, arrays, data.contract)]
+    kept = int((match.row_C >= 0).sum())
+    lines += _take_margin(cfg, saved, head) if kept else [f"the head is new: {match.nothing}"]
+    length, bias = _keep(saved, head, match.row_C)
+    new = np.flatnonzero(match.row_C < 0)
+    if (cfg.Global.new_centres or ("mean" if kept else "random")) == "random":
+        how, random = "at random", new.tolist()
+    else:
+        how = f"from the mean embeddings of at most {IMAGES} images each"
+        random = _mean_centres(backbone, head, data, new, length, bias)
+    if not kept and len(random) == data.num_classes:
+        return Start(lines, {})
+    names = names or [f"class {number}" for number in range(data.num_classes)]
+    by = f" by {cfg.Global.keep_centres or 'name'}" if kept else ""
+    gone = f" ({format_names(match.dropped)})" if match.dropped else ""
+    lines.append(
+        f"centres: {kept:,} kept{by}, {len(new):,} new {how}, {len(match.dropped):,} dropped{gone}; all in identities.json"
+    )
+    if 0 < len(random) < len(new):
+        without = format_names([names[number] for number in random])
+        lines.append(
+            f"centres: {len(random):,} of the new have no readable image and start at random: {without}"
+        )
+    listed = {
+        "new": [names[number] for number in new.tolist()],
+        "random": [names[number] for number in random],
+    }
+    return Start(lines, {"init_from": path, "kept": kept, **listed, "dropped": match.dropped})
+
+
+def _open(path: str) -> Checkpoint:
+    """Open a checkpoint on every rank; rank 0 alone reads every byte."""
+    distributed.run_on_rank_0(lambda: Checkpoint.open(path).path)
+    return Checkpoint.open(path, verify=False)
+
+
+def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
+    """Describe in a line what `start_from` would take over; nothing is changed. Raises what it raises; reads every byte of the checkpoint."""
+    saved = Checkpoint.open(cfg.Global.init_from)
+    arrays, _, match = _what_fits(cfg, saved, backbone, data)
+    kept = int((match.row_C >= 0).sum())
+    line = f"{saved.path}: the {len(arrays)} tensors of the backbone; "
+    if not kept:
+        return f"{line}the head is new: {match.nothing}"
+    by = cfg.Global.keep_centres or "name"
+    return f"{line}centres: {kept:,} kept by {by}, {data.num_classes - kept:,} new, {len(match.dropped):,} dropped"
+
+
+def _what_fits(
+    cfg: Config, saved: Checkpoint, backbone: paddle.nn.Layer, data: Dataset
+) -> tuple[dict[str, np.ndarray], list[str] | None, Match]:
+    """Find the checkpoint's tensors for `backbone`, the names of the data's classes, and which of them it knows; UserError if something does
+    not fit."""
+    where = f"Global.init_from: {cfg.Global.init_from}"
+    arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
+    match = match_classes(cfg.Global, saved, names, data.num_classes)
+    if (match.row_C >= 0).any():
+        _refuse_other_head(cfg, saved, where)
+    return arrays, names, match
+
+
+def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> dict[str, np.ndarray]:
+    """Find the checkpoint's tensors for `backbone`; UserError, a line for each of them, if they are of another network."""
+    own, arrays, network = backbone.state_dict(), saved.backbone(), type(backbone).__name__
+    if not own.keys() & arrays.keys():
+        raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {network}'s")
+    if lines := tensor_differences(arrays, own, "the checkpoint", network):
+        raise UserError(format_lines(where, lines))
+    return arrays
+
+
+def init_backbone(backbone: paddle.nn.Layer, saved: Checkpoint, arrays: dict, contract: dict) -> str:
+    """Give `backbone` the checkpoint's weights, which fit; a sentence."""
+    own = backbone.state_dict()
+    for name, array in arrays.items():
+        own[name].set_value(array)
+    if saved.contract != contract:
+        log.get_logger().warning(
+            f"{saved.path} was trained on images {saved.contract}, this run has {contract}"
+        )
+    return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}"
+
+
+def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num_classes: int) -> Match:
+    """Find which class of this run, whose names are `here`, has which row of the checkpoint; all of its classes are kept or dropped.
+
+    Raises UserError if two classes have one name.
+    """
+    none, there = np.full(num_classes, -1, np.int64), saved.classes()
+    by_number = there or [f"class {number}" for number in range(saved.num_classes)]
+    remedy = "; Global.keep_centres: number takes class n of it for class n of the data"
+    if cfg.keep_centres == "none":
+        return Match(none, [], "Global.keep_centres is none")
+    if saved.num_classes == 0:
+        return Match(none, [], f"{saved.path} has none")
+    if cfg.keep_centres == "number":
+        row_C = np.arange(num_classes)
+        return Match(np.where(row_C < saved.num_classes, row_C, -1), by_number[num_classes:])
+    if there is None:
+        return Match(
+            none,
+            [],
+            f"the classes of {saved.path} have no names (plsc-ckpt edit-identities gives some){remedy}",
+        )
+    if here is None:
+        return Match(none, [], f"the classes of the data have no names{remedy}")
+    for names, whose in ((there, str(saved.path)), (here, "the data")):
+        refuse_twins(names, f"Global.keep_centres: {whose}")
+    row_C, dropped = match_names(there, here)
+    same = (
+        ""
+        if len(dropped) < len(there)
+        else f"no class of {saved.path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
+    )
+    return Match(row_C, dropped, same)
+
+
+def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
+    """Refuse centres whose rows mean something else in this run's head, by UserError."""
+    theirs = {name for name in saved.head_arrays if "momentum" not in name}
+    ours = {"centres", "bias"} if cfg.Head.bias else {"centres"}
+    width, here = saved.head_arrays["centres"].shape[1], cfg.Model.embedding_size * cfg.Head.sub_centres
+    name = head_config(saved.config_yaml).get("name")
+    differs = []
+    if name and is_softmax(name) != is_softmax(cfg.Head.name):
+        differs.append(f"the head is {name}, this run's {cfg.Head.name}")
+    if width != here:
+        differs.append(f"a class has {width} numbers, in this run {here} (Head.sub_centres)")
+    if theirs != ours:
+        differs.append("a bias is in one of the two only (Head.bias)")
+    if differs:
+        raise UserError(
+            f"{where}: its centres mean something else there: {'; '.join(differs)}; make them alike, or set "
+            "Global.keep_centres=none to start with its backbone alone"
+        )
+
+
+def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]:
+    """Take over the margin's running statistics, which are of the backbone, if the margin is the same; a line if there are any."""
+    memory = saved.state.margin
+    name = head_config(saved.config_yaml).get("name", "")
+    alike = kind_of_head(name) == cfg.Head.kind
+    if not (memory and head.margin and alike and memory.keys() == head.margin.state().keys()):
+        return []
+    head.margin.load_state(memory)
+    return [
+        f"margin: its statistics go on from {', '.join(f'{key} {value:.4g}' for key, value in memory.items())}"
+    ]
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------------
+
+
+def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> tuple[float, float]:
+    """Take the kept rows over; return the mean length and the mean bias of these centres (of the initial ones, if none is kept)."""
+    shard, state = head.shard, head.bank.state()
+    names = ("centres", "bias") if head.bank.bias else ("centres",)
+    row_S, keeps = row_C[shard.start : shard.stop], bool((row_C >= 0).any())
+    sums = [0, 0, 0]  # lengths, biases, classes
+    for at in _blocks(np.flatnonzero(row_S >= 0) if keeps else np.arange(shard.size)):
+        if keeps:
+            rows = {name: float32_of(pick_rows(partial(saved.rows, name), row_S[at])) for name in names}
+            _put(head, state, at, rows)
+        else:
+            rows = {name: float32_of(state[name][at[0] : at[-1] + 1]) for name in names}
+        centres = rows["centres"].reshape(len(at) * head.sub_centres, -1).astype(np.float64)
+        sums[0] += _whole(np.linalg.norm(centres, axis=1))
+        sums[1] += _whole(rows["bias"]) if head.bank.bias else 0
+        sums[2] += len(at)
+    length, bias, count = (sum(parts) for parts in zip(*distributed.gather_objects(sums)))
+    return _UNIT * length / (count * head.sub_centres), _UNIT * bias / count
+
+
+def _whole(values: np.ndarray) -> int:
+    return int(np.rint(values.astype(np.float64) / _UNIT).astype(np.int64).sum())
+
+
+def _blocks(rising: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut the row numbers where a block of _ROWS_AT_ONCE rows of the shard ends."""
+    parts = np.split(rising, np.flatnonzero(np.diff(rising // _ROWS_AT_ONCE)) + 1)
+    return (part for part in parts if len(part))
+
+
+def _put(head: SoftmaxHead, state: dict, at: np.ndarray, rows: dict[str, np.ndarray]) -> None:
+    """Overwrite the rows `at` of the shard (rising, of one block), or the first numbers of each, where `rows` are narrower; the rest
+    of the block is written as it is in `state`, whose arrays may be read by slices only, and may be bfloat16."""
+    first, stop = int(at[0]), int(at[-1]) + 1
+    block = {name: float32_of(np.array(array[first:stop])) for name, array in state.items()}
+    for name, values in rows.items():
+        block[name].reshape(stop - first, -1)[at - first, : values[0].size] = values.reshape(len(at), -1)
+    head.bank.load_rows(first, block)
+
+
+# -- new classes ------------------------------------------------------------------------------------------------------------
+
+
+def _mean_centres(
+    backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset, new: np.ndarray, length: float, bias: float
+) -> list[int]:
+    """Put the new classes' centres, of this length, and bias into the head; the classes that stay as they are, for want of images.
+
+    Of sub-centres it is the first; the others stay random, as they end up where a class has no second kind of images.
+    """
+    lost: list[int] = []
+    for begin in range(0, len(new), _CLASSES_AT_ONCE):
+        if len(new) > _CLASSES_AT_ONCE:
+            log.get_logger().info(f"centres: means of {begin:,} of {len(new):,} new classes are done")
+        classes = new[begin : begin + _CLASSES_AT_ONCE]
+        unit_nD = directions(backbone, data, classes)
+        known = unit_nD.any(axis=1)
+        lost += classes[~known].tolist()
+        inside = known & (classes >= head.shard.start) & (classes < head.shard.stop)
+        state = head.bank.state()
+        for at in _blocks(classes[inside] - head.shard.start):
+            centres = length * unit_nD[np.searchsorted(classes, at + head.shard.start)]
+            biases = {"bias": np.full(len(at), bias)} if head.bank.bias else {}
+            _put(head, state, at, {"centres": centres, **biases})
+    return lost
+
+
+def directions(backbone: paddle.nn.Layer, data: Dataset, classes: np.ndarray) -> np.ndarray:
+    """Compute the mean of the normalised embeddings of at most IMAGES images of each class, normalised: float64 [n, D], on every rank.
+
+    Every rank calls it; each embeds the images of its share of the classes (int64 [n], rising), in evaluation mode, augmented as in an
+    epoch that training never has. 0 for a class none of whose images can be decoded.
+    """
+    image_n = _some_images(data.labels, classes, data.num_classes)
+    groups = [image_n[first : first + _GROUP] for first in range(0, len(classes), _GROUP)]
+    first, stop = split(len(groups), distributed.world_size())[distributed.rank()]
+    training = backbone.training
+    backbone.eval()
+    try:
+        read = partial(_read, data, groups)
+        # More ranks than groups: one without a group takes the first along, to know D.
+        batches = ahead(read, first, stop, 1) if first < stop else [read(0, 1)]
+        parts = [_means(backbone, data.contract, *batch) for batch in batches]
+    finally:
+        if training:
+            backbone.train()
+    return distributed.gather_array(np.concatenate(parts) if first < stop else parts[0][:0])
+
+
+def _some_images(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> list[np.ndarray]:
+    """Choose of each class at most IMAGES of its images, evenly spread: their numbers, int64."""
+    wanted = np.zeros(num_classes, bool)
+    wanted[classes] = True
+    images = np.flatnonzero(wanted[labels])
+    images = images[np.argsort(labels[images], kind="stable")]
+    start, stop = (np.searchsorted(labels[images], classes, side) for side in ("left", "right"))
+    return [
+        images[np.linspace(low, high - 1, min(high - low, IMAGES)).astype(np.int64)]
+        for low, high in zip(start.tolist(), stop.tolist())
+    ]
+
+
+def _read(data: Dataset, groups: list, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Read the images of the group `start` that can be decoded, uint8 [m, C, H, W]; the place of each one's class in the group, int64 [m];
+    how many classes it has."""
+    (group,) = groups[start:stop]
+    pictures, places = [], []
+    for place, indices in enumerate(group):
+        for index in indices.tolist():
+            try:
+                pictures.append(data.sample(index, EVALUATION))
+            except CorruptImageError:
+                continue
+            places.append(place)
+    shape = (len(pictures), *data.image_shape)
+    return np.array(pictures, np.uint8).reshape(shape), np.array(places, np.int64), len(group)
+
+
+@paddle.no_grad()
+def _means(
+    backbone: paddle.nn.Layer, contract: dict, images: np.ndarray, places: np.ndarray, count: int
+) -> np.ndarray:
+    pixels = images if len(images) else np.zeros((1, *images.shape[1:]), np.uint8)  # to know D
+    emb = backbone(to_input(pixels, contract)).flatten(1).numpy().astype(np.float64)
+    mean = np.zeros((count, emb.shape[1]))
+    np.add.at(mean, places, _unit(emb[: len(images)]))
+    return _unit(mean)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths == 0, 1, lengths)

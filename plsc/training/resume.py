@@ -1,0 +1,148 @@
+"""Build backbone and head by a config, and put a checkpoint's weights into them.
+
+Any number of ranks reads a checkpoint of any other. Training, testing and exporting share this. To look at what there is:
+`plsc-ckpt inspect output/checkpoints/step-00000656`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import paddle
+
+from plsc.checkpoint import store
+from plsc.checkpoint.manifest import config_sections
+from plsc.checkpoint.train_state import TrainState
+from plsc.config import Config
+from plsc.config.schema import affects_training
+from plsc.data.dataset import Dataset, misnumbered_class
+from plsc.errors import UserError
+from plsc.heads import build_head
+from plsc.heads.softmax import SoftmaxHead
+from plsc.utils import log
+
+_ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
+
+
+def build_backbone(cfg: Config, image_shape: tuple[int, int, int]) -> paddle.nn.Layer:
+    """Build the backbone with its initial weights, the same on every rank."""
+    paddle.seed(cfg.Global.seed)
+    return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
+
+
+def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
+    """Put a checkpoint's weights into `backbone`; UserError if they are of another network."""
+    own = backbone.state_dict()
+    config = saved.path.parent.parent / "config.yaml"
+    remedy = "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
+    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
+    for name, array in saved.backbone().items():
+        own[name].set_value(array)
+
+
+# They affect the training, and `refuse_other_run` compares them.
+_COMPARED_BY_STATE = ("Global.seed", "Head.name", "DataLoader.Train.batch_size")
+
+
+def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
+    """List the keys with a part in the training that the run of a checkpoint had otherwise: "Head.margin 0.3 (was 0.5)" each."""
+    ours = dict(_values(config_sections(cfg.to_yaml())))
+    theirs = dict(_values(config_sections(saved.config_yaml)))
+    return [
+        f"{key} {_format_value(ours, key)} (was {_format_value(theirs, key)})"
+        for key in ({**theirs, **ours} if theirs else ())
+        if ours.get(key) != theirs.get(key)
+        and affects_training(Config, key.split("."))
+        and key not in _COMPARED_BY_STATE
+    ]
+
+
+def _values(section: dict, above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _format_value(values: dict[str, Any], key: str) -> str:
+    return str(values[key]) if values.get(key) is not None else "null"
+
+
+def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, world_size: int) -> None:
+    """Refuse by UserError a checkpoint whose shapes fit, but from which a run cannot go on; warn where it goes on otherwise.
+
+    Args:
+        ours: the state of this run. data: that it trains on.
+    """
+    where = f"checkpoint {saved.path.name}"
+    theirs = saved.state
+    # Must be the same, and array shapes do not tell them apart.
+    alike = {
+        "optimizer": (theirs.optimizer, ours.optimizer),
+        "head": (theirs.head, ours.head),
+        "preprocessing": (saved.contract, data.contract),
+    }
+    for what, (there, here) in alike.items():
+        if there not in (None, here):
+            raise UserError(
+                f"{where} was made with the {what} {there}, this run has {here}: resume with the same, or start a new run "
+                "with Global.init_from in another Global.output_dir"
+            )
+    # Random numbers and the order of the data depend on them.
+    order = {
+        "seed": (theirs.seed, ours.seed),
+        "steps_per_epoch": (theirs.steps_per_epoch, ours.steps_per_epoch),
+    }
+    for what, (there, here) in order.items():
+        if there != here:
+            log.warn(
+                f"{where} was made with {what} {there}, this run has {here}: the run goes on with other random numbers "
+                "and data than it would have had"
+            )
+    if theirs.global_batch != ours.global_batch:
+        raise UserError(
+            f"{where} was made with a global batch of {theirs.global_batch}, this run has {ours.global_batch}: set "
+            f"DataLoader.Train.batch_size so that batch_size x {world_size} ranks is the same"
+        )
+    if wrong := misnumbered_class(saved.classes(), data, strangers=True):
+        raise UserError(
+            f"DataLoader.Train.dataset: {wrong} in {where}: resume with the same classes, or start a new run with Global.init_from, "
+            "which finds them by name, in another Global.output_dir"
+        )
+
+
+def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
+    """Put this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another head."""
+    state, shard = head.bank.state(), head.shard
+    saved.check_matches(shard.num_classes, head.bank.width, head=state)
+    if head.margin:
+        known = saved.state.margin
+        lacking = sorted(head.margin.state().keys() - known.keys())
+        if lacking:
+            raise UserError(
+                f"{saved.path}/manifest.json: state.margin: has no '{lacking[0]}', which {type(head.margin).__name__} keeps; the "
+                "centres are of another margin, or of another program: start from them with Global.init_from"
+            )
+        head.margin.load_state(known)
+    for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
+        rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
+        head.bank.load_rows(start - shard.start, rows)
+
+
+def build_saved_backbone(
+    cfg: Config, saved: store.Checkpoint, model: paddle.nn.Layer | None = None
+) -> paddle.nn.Layer:
+    """Build the config's backbone, or take `model`, and give it a checkpoint's weights."""
+    backbone = model or build_backbone(cfg, tuple(saved.state.image_shape))
+    load_backbone(backbone, saved)
+    return backbone
+
+
+def build_saved_head(cfg: Config, saved: store.Checkpoint) -> SoftmaxHead:
+    """Build the config's head with a checkpoint's classes."""
+    sizes = saved.num_classes, cfg.Model.embedding_size
+    head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
+    load_head(head, saved)
+    return head

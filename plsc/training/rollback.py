@@ -1,0 +1,34 @@
+"""Go back to an older checkpoint where too many steps in a row had to be skipped (Global.rollbacks).
+
+The checkpoint is the newest whole one from before the last good step: at least that step is taken anew, at a lower rate, so the
+run cannot meet the same weights again. How often it was done is part of the checkpoints that follow, so a resumed run has the same
+rates; one that is killed before the next checkpoint diverges and goes back once more, in the same way.
+
+Try it: `pytest tests/training/test_rollback.py`; what a user sees is in docs/resume.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plsc import distributed
+from plsc.checkpoint import store
+from plsc.errors import UserError
+
+FACTOR = 0.5  # on the learning rate, each time
+
+
+def go_back(root: str, last_good: int) -> Path | None:
+    """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and nothing is changed, if
+    there is none. Every rank calls it. UserError if rank 0 cannot."""
+
+    def find() -> Path | None:
+        try:
+            path = store.latest(root, before=last_good)
+            if path:
+                store.set_aside_after(root, step=int(path.name[5:]))
+        except (UserError, OSError) as error:
+            raise UserError(f"{root}: no way back to an earlier checkpoint: {error}") from error
+        return path
+
+    return distributed.run_on_rank_0(find)  # it reads every byte

@@ -1,0 +1,447 @@
+"""Run a training: `train` loops, and `train_step` is the order of operations.
+
+    data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> optimizer and bank
+
+Evaluation, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function of the step, the
+order of the data of (seed, epoch), and Paddle's own random numbers (dropout) of (seed, step, rank), so step and parameters are
+all that a resumed run has to be given. plsc/training/build.py makes a Trainer from a config.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.checkpoint import store
+from plsc.checkpoint.train_state import Best, TrainState
+from plsc.config import Config
+from plsc.data.dataset import Dataset, IdentificationSet, class_names
+from plsc.data.loader import Loader
+from plsc.distributed.guard import Guard
+from plsc.errors import UserError
+from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.training import optim
+from plsc.training.divergence import DivergedError, NonFiniteGuard, finite_arrays, remedy
+from plsc.training.dump import DumpWriter, SkippedStep, find_cause
+from plsc.training.embed import check_output, to_input
+from plsc.training.evaluator import Evaluator
+from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_run
+from plsc.training.rollback import FACTOR, go_back
+from plsc.utils import log
+from plsc.utils.disk import check_room, saves_ahead
+from plsc.utils.sharding import split
+from plsc.utils.tensors import tensor_of
+from plsc.utils.timing import timer
+
+LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
+MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
+
+
+class Trainer:
+    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer makes its parts from a config.
+
+    Args:
+        cfg: the config of the run. It has built what follows, but for what the caller has put in its place.
+        dataset: to train on. loader: its batches.
+        backbone: the bare layer. head: class centres and loss.
+        optimizer: of the backbone.
+        evaluator: of the backbone, between steps.
+        nonfinite: says whether a step counts. dump: writes the batches of steps that do not.
+        signals: knows whether the run was asked to stop; None: never.
+
+    Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one; `threshold`, of the last one;
+    `rollbacks`, how often the run went back to an older checkpoint; `seconds`, of training and evaluation in this process.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        *,
+        dataset: Dataset,
+        loader: Loader,
+        backbone: paddle.nn.Layer,
+        head: SoftmaxHead,
+        optimizer: paddle.optimizer.Optimizer,
+        evaluator: Evaluator,
+        nonfinite: NonFiniteGuard,
+        dump: DumpWriter,
+        signals: Guard | None = None,
+    ):
+        self.cfg = cfg
+        self.rank = distributed.rank()
+        self.world_size = distributed.world_size()
+        self.dataset = dataset
+        self.loader = loader
+        self.backbone = backbone
+        self.head = head
+        self.optimizer = optimizer
+        self.evaluator = evaluator
+        self.nonfinite = nonfinite
+        self.dump = dump
+        self.signals = signals or Guard()
+        self.steps_per_epoch = loader.steps_per_epoch
+        self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
+        self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
+        self.step = 0
+        self.best: Best | None = None
+        self.threshold: float | None = None
+        self.rollbacks = 0
+        self.seconds = 0.0
+        self._metrics: log.Metrics | None = None  # rank 0's, while training
+        self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
+        self._saved = 0  # step of the newest checkpoint
+        self._failed_saves = 0  # since that
+
+    @property
+    def epochs(self) -> int:
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    @property
+    def global_batch(self) -> int:
+        return self.cfg.DataLoader.Train.batch_size * self.world_size
+
+    # -- the loop -----------------------------------------------------------------------------------------------------------
+
+    def train(self, metrics: log.Metrics | None) -> None:
+        """Train from `self.step` to the end, or until a signal stops the run (`signals.stopped` says so) and all ranks
+        have saved that step; `metrics` is rank 0's, None on the others."""
+        self._metrics = metrics
+        self.loader.probe()
+        if self.step < self.total_steps:
+            self._check_room()
+        self.head.bank.write_initial_rows()
+        distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
+        self.model = distributed.data_parallel(self.backbone)
+        self.progress = log.Progress(
+            self.total_steps,
+            self.steps_per_epoch,
+            self.epochs,
+            self.global_batch,
+            self.cfg.Global.log_every,
+            self.step,
+            data=self._data_so_far,
+            advice=self.loader.advice,
+        )
+        began = time.monotonic()
+        if self.cfg.Global.profile:
+            timer.start(self.step, distributed.finish)
+        self.signals.step_started(self.step)
+        try:
+            while self.step < self.total_steps and not self.signals.stopped:
+                try:
+                    self._train_epoch()
+                except DivergedError as error:
+                    with self.progress.pause():
+                        self.signals.allow_pause()
+                        self._roll_back(error)
+                    self.signals.step_started(self.step)
+        finally:
+            self.signals.allow_pause()
+            self.progress.close()
+            timer.stop()
+            self.loader.close()
+            self.seconds = time.monotonic() - began
+
+    def _check_room(self) -> None:
+        """Refuse a disk without room for a checkpoint by UserError, and warn of one with room for too few. Every rank calls it."""
+        distributed.barrier()  # all banks have their space now
+        bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
+        if isinstance(self.optimizer, paddle.optimizer.Momentum):
+            numbers += sum(p.size for p in self.backbone.parameters() if not p.stop_gradient)
+        need = 4 * numbers + 2 * bank.itemsize * self.head.shard.num_classes * (bank.width + bank.bias)
+        keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
+        saves = saves_ahead(self.step, self.total_steps, *periods, most=keep + 1)
+        what = "a checkpoint beside the class centres" if self.cfg.Head.bank == "disk" else "a checkpoint"
+        warning = check_room(Path(self.checkpoints), need, saves, keep, what)
+        if warning and self.rank == 0:
+            log.get_logger().warning(warning)
+
+    def _train_epoch(self) -> None:
+        """Train what is left of the epoch, up to the run's end."""
+        epoch, done = divmod(self.step, self.steps_per_epoch)
+        replaced, self._replaced = self._replaced, 0
+        with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
+            for batch in batches:
+                learning_rate = self.schedule(self.step) * FACTOR**self.rollbacks
+                out = self.train_step(*batch, learning_rate)
+                self._after_step(out, learning_rate)
+                if self.step == self.total_steps or self._stops(epoch + 1):
+                    break
+
+    def _stops(self, epoch: int) -> bool:
+        """Say whether some rank was asked to stop, and save this step on all of them if so. UserError if they cannot."""
+        self.signals.step_started(self.step)
+        if distributed.every(not self.signals.signal):
+            return False
+        name = signal.Signals(max(distributed.gather_counts(self.signals.signal))).name
+        if self._saved != self.step:
+            with self._pause():
+                self.save(epoch)
+        if self._saved != self.step:
+            raise UserError(
+                f"stopped on {name} at step {self.step}, which could not be saved (see above); make room, and resume from the "
+                "checkpoint before it"
+            )
+        self.signals.stop(name)
+        return True
+
+    def train_step(
+        self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, learning_rate: float
+    ) -> HeadOutput:
+        """Take one optimizer step on this rank's uint8 images [B, C, H, W], int64 labels and indices [B]. Every rank calls it.
+
+        Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too many in a row.
+        """
+        with timer.part("check"):
+            self.nonfinite.remember()
+        emb_BD = self._forward(self.model, images)
+        emb_BD.retain_grads()  # a gradient that is not finite is named
+        out = self.head(emb_BD, tensor_of(labels), self.step)
+        with timer.part("backward"):
+            out.loss.backward()
+        with timer.part("check"):
+            counts = self.nonfinite.check(out.loss, emb_BD)
+        if counts:
+            self.optimizer.set_lr(learning_rate)
+            with timer.part("optimizer"):
+                self.optimizer.step()
+            self.head.step(learning_rate, self.step)
+        else:
+            self._skip(SkippedStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out))
+        self.optimizer.clear_grad()
+        self.step += 1
+        return out
+
+    def _skip(self, step: SkippedStep) -> None:
+        """Undo a step that does not count, say why, and keep its batch. Every rank calls it.
+
+        Raises: DivergedError, on every rank, at the step Global.max_skipped in a row.
+        """
+        again = partial(self._forward, self.backbone, step.images)
+        cause = find_cause(step, self.backbone, self.head, self.dataset.name, again)
+        self.nonfinite.undo()
+        in_a_row = self.nonfinite.in_a_row
+        most = self.cfg.Global.max_skipped
+        rate = f"learning rate {step.learning_rate:.4g}"
+        if self.rank == 0:
+            log.get_logger().warning(
+                f"step {step.number}: {cause.text} ({rate}); step skipped ({in_a_row} of {most} in a row)"
+            )
+        if cause.here:
+            self.dump.write(step, cause.here)
+        if in_a_row >= most:
+            raise DivergedError(
+                f"{cause.text} at step {step.number} ({rate}), step {in_a_row} in a row that had to be skipped; the checkpoints are "
+                f"as they were, the batches in {self.dump.folder}: {remedy(step.number, in_a_row, step.learning_rate)}",
+                cause.text,
+            )
+
+    def _forward(self, model: paddle.nn.Layer, images: np.ndarray) -> paddle.Tensor:
+        paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
+        model.train()
+        with timer.part("forward"):
+            out = model(to_input(images, self.dataset.contract))
+        check_output(out, len(images), self.cfg.Model.embedding_size)
+        if out.stop_gradient:
+            raise UserError(
+                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()"
+            )
+        return out
+
+    def _replaced_so_far(self) -> list[int]:
+        """Count the corrupt images replaced in this epoch, of each rank; at its end those of the next, none. All ranks call it."""
+        at_end = self.step % self.steps_per_epoch == 0
+        return distributed.gather_counts(0 if at_end else self.loader.replaced)
+
+    def _data_so_far(self) -> tuple[float, int]:
+        """Return, of all ranks, which call it together: the longest wait for batches in seconds; the corrupt images replaced in
+        this epoch."""
+        milliseconds = distributed.gather_counts(int(1e3 * self.loader.wait_seconds))
+        return max(milliseconds) / 1e3, sum(distributed.gather_counts(self.loader.replaced))
+
+    def _after_step(self, out: HeadOutput, learning_rate: float) -> None:
+        cfg, step = self.cfg, self.step
+        epoch, end = -(-step // self.steps_per_epoch), step == self.total_steps
+        end_of_epoch = step % self.steps_per_epoch == 0
+        row = self.progress.update(step, epoch, out.loss, learning_rate, accuracy=out.accuracy)
+        if row and timer.on:
+            row["profile"] = timer.take(step)
+        if row and self._metrics:
+            skipped = self.nonfinite.skipped
+            self._metrics.write({**row, "skipped": skipped} if skipped else row)
+        of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
+        every = cfg.Global.eval_every_steps
+        due = of_epoch or (every and step % every == 0)
+        best = self.best
+        if self.evaluator.sets and (due or end):
+            with self._pause():
+                self.evaluator.evaluate(step, epoch, self._metrics)
+                self.threshold = self.evaluator.row.get("threshold")
+                best = self._best(best)
+        every = cfg.Checkpoint.every_steps
+        if end or end_of_epoch or best is not self.best or (every and step % every == 0):
+            with self._pause():
+                self.save(epoch, best)
+
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Leave what happens inside, which is no step, out of the times, and allow it to take longer."""
+        with self.progress.pause(), timer.pause():
+            self.signals.allow_pause()
+            yield
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.cfg.Global.output_dir}/checkpoints"
+
+    def _best(self, before: Best | None) -> Best | None:
+        """Return the better of `before` and the main set's evaluation at this step; of equal ones the first."""
+        title = self.evaluator.main
+        metric = "rank1" if isinstance(self.evaluator.sets[title], IdentificationSet) else "accuracy"
+        value = self.evaluator.row[metric]
+        if value is None:
+            return before
+        # A run that was resumed with another main set starts anew: the two cannot be compared.
+        comparable = before and (before.set, before.metric) == (title, metric)
+        if comparable and value <= before.value:
+            return before
+        return Best(step=self.step, set=title, metric=metric, value=value)
+
+    def save(self, epoch: int, best: Best | None = None) -> None:
+        """Write a checkpoint, all ranks together, and drop the oldest but the best. One that cannot be written does not end
+        the run. `best` is what `self.best` becomes with it, None: what it is."""
+        best = best or self.best
+        backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
+        weights = [*backbone.values(), *(head[name] for name in head if "momentum" not in name)]
+        if not distributed.every(finite_arrays(weights)):
+            log.get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
+            return
+        content = store.Content(
+            step=self.step,
+            epoch=epoch,
+            backbone=backbone,
+            optimizer=optim.optimizer_arrays(self.optimizer, self.backbone),
+            head=head,
+            shard=self.head.shard,
+            state=self._state(self._replaced_so_far(), best),
+            config_yaml=self.cfg.to_yaml(),
+            contract=self.dataset.contract,
+            classes=class_names(self.dataset) if self.rank == 0 else None,
+        )
+        ranks = store.Ranks(self.rank, self.world_size, distributed.gather_objects)
+        last = self.step == self.total_steps
+        try:
+            write = partial(store.save, self.checkpoints, content, ranks)
+            path = store.save_patiently(write, LAST_SAVE_PAUSES if last else ())
+        except store.SaveError as error:
+            self._failed_saves += 1
+            line = f"{error}; last good: {f'step {self._saved}' if self._saved else 'none'}"
+            if last:
+                raise store.SaveError(f"{line}; it was the last step: make room, and resume") from error
+            if self._failed_saves == MOST_FAILED_SAVES:
+                raise store.SaveError(f"{line}; the third in a row: make room, and resume") from error
+            log.get_logger().error(f"{line}; training goes on")
+            return
+        self._failed_saves, self._saved, self.best = 0, self.step, best
+        if self.rank == 0:
+            # A rollback takes the newest checkpoint before the last step that was not skipped.
+            last_good = self.step - self.nonfinite.in_a_row
+            way_back = last_good if self.cfg.Global.rollbacks > self.rollbacks else None
+            protect = [best.step] if best else []
+            store.prune(self.checkpoints, self.cfg.Checkpoint.keep, protect, way_back)
+        distributed.barrier()  # the next collective of the others must not wait for rank 0's disk
+        log.get_logger().info(f"checkpoint {path}")
+
+    def resume(self, path) -> None:
+        """Take over a checkpoint of any world size: weights, momentum, step. UserError if it is of another problem."""
+        saved = store.Checkpoint.open(path, verify=False)  # whoever found it has verified it
+        saved.require("state", "seed", "steps_per_epoch", "global_batch")
+        saved.check_matches(
+            self.head.shard.num_classes,
+            self.head.bank.width,
+            backbone=self.backbone.state_dict(),
+            head=self.head.bank.state(),
+        )
+        refuse_other_run(saved, self._state([0], None), self.dataset, self.world_size)
+        load_backbone(self.backbone, saved)
+        optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
+        load_head(self.head, saved)
+        state = saved.state
+        self.step = saved.step
+        self._saved = saved.step
+        self.best = state.best
+        self.threshold = state.threshold
+        self.rollbacks = state.rollbacks
+        self.nonfinite.resume(state.skipped, state.in_a_row)
+        self._replaced = self._of_this_rank(state.replaced)
+        log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
+        if changed := changed_keys(self.cfg, saved):
+            log.warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
+        if self.step >= self.total_steps:
+            log.warn(
+                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
+            )
+
+    def _roll_back(self, error: DivergedError) -> None:
+        """Go back to an older checkpoint after `error`, and on with a lower learning rate; the metrics go back, too. Every rank
+        calls it.
+
+        Raises: `error` where the run may not go back (again), or has no checkpoint for it; the checkpoints stay as they are.
+        """
+        count = self.rollbacks + 1
+        if count > self.cfg.Global.rollbacks:
+            raise error
+        diverged = self.step + 1
+        path = go_back(self.checkpoints, last_good=diverged - self.nonfinite.in_a_row)
+        if path is None:
+            raise error
+        self.optimizer.clear_grad()
+        self.resume(path)
+        self.rollbacks = count
+        if self._metrics:
+            self._metrics.rewind(self.step)
+        if self.rank == 0:
+            log.get_logger().warning(
+                f"rolled back from step {diverged} to step {self.step}, learning rate times {FACTOR**count:g} from here on "
+                f"(rollback {count} of {self.cfg.Global.rollbacks}): {error.what}"
+            )
+
+    def _state(self, replaced: list[int], best: Best | None) -> TrainState:
+        """Return what a checkpoint of this step knows of the run."""
+        return TrainState(
+            seed=self.cfg.Global.seed,
+            global_batch=self.global_batch,
+            steps_per_epoch=self.steps_per_epoch,
+            image_shape=list(self.dataset.image_shape),
+            margin=self.head.margin.state() if self.head.margin else {},
+            threshold=self.threshold,
+            optimizer=type(self.optimizer).__name__,
+            head=self.cfg.Head.kind,
+            replaced=replaced,
+            flip=self.cfg.DataLoader.Eval.flip,
+            best=best,
+            skipped=self.nonfinite.skipped,
+            in_a_row=self.nonfinite.in_a_row,
+            rollbacks=self.rollbacks,
+        )
+
+    def _of_this_rank(self, counts: list[int]) -> int:
+        """Pick this rank's of the counts of the run before; with another number of ranks, share their sum out evenly."""
+        if len(counts) != self.world_size:
+            counts = [stop - start for start, stop in split(sum(counts), self.world_size)]
+        return counts[self.rank]
+
+
+def _arrays(tensors: dict) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}

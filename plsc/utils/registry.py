@@ -1,0 +1,164 @@
+"""Names -> classes for what a user may add: backbones, margins and data sets.
+
+A config says `name: Glyphs`; the registry turns it into the class. Built-in names are imported when they are
+first asked for, so that reading a config does not import Paddle. Your own class needs no registration:
+`name: "my_package.nets:MyNet"` works as it stands. Registering gives it a short name:
+
+    from plsc.utils.registry import BACKBONES
+
+    @BACKBONES.register
+    class MyNet(paddle.nn.Layer): ...
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+from plsc.errors import UserError, shown
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The words ", did you mean 'x'?" for the known name nearest to `word`; "" when none is near."""
+    lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(word).lower(), lower, n=1, cutoff=0.6)
+    return f", did you mean '{lower[near[0]]}'?" if near else ""
+
+
+class Registry:
+    """Classes of one `kind` (its word in messages: "backbone"); `builtin` maps names to "module:Class".
+
+    `bases`: "module:Class", of which a class that is named by its import path must derive from one. It is checked before the
+    class is called: a config may name any class that can be imported, and most do something when they are called.
+    """
+
+    def __init__(self, kind: str, builtin: Mapping[str, str], bases: tuple[str, ...]):
+        self.kind = kind
+        self.bases = bases
+        self.builtin = dict(builtin)
+        self._classes: dict[str, type] = {}
+
+    def register(self, cls: type | None = None, *, name: str | None = None) -> type | Callable[[type], type]:
+        """Class decorator, plain or called: `@DATASETS.register` or `@DATASETS.register(name="Short")`.
+
+        Raises UserError when another class has the name. The same class defined once more (a notebook's cell
+        that runs twice) replaces the first.
+        """
+        if cls is None:
+            return lambda decorated: self.register(decorated, name=name)
+        name = name or cls.__name__
+        if name in self.builtin:
+            raise UserError(f"{self.kind} '{name}' is built in; register {_path(cls)} by another name")
+        other = self._classes.get(name)
+        if other is not None and _path(other) != _path(cls):
+            raise UserError(
+                f"{self.kind} '{name}' is already {_path(other)}; register {_path(cls)} by another name"
+            )
+        self._classes[name] = cls
+        return cls
+
+    def names(self) -> list[str]:
+        """The built-in and the registered names, sorted."""
+        return sorted([*self.builtin, *self._classes])
+
+    def get(self, name: str) -> type:
+        """The class called `name`: registered, built in, or an import path "package.module:Class" (or with a
+        dot).
+
+        Raises UserError for an unknown name, a module that cannot be imported, for what is no class, or not one of the
+        kind.
+        """
+        if name in self._classes:
+            return self._classes[name]
+        path = self.builtin.get(name, name)
+        module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
+        if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+            raise UserError(
+                f"unknown {self.kind} '{shown(name)}'{did_you_mean(name, self.names())} "
+                f"(one of {', '.join(self.names())}, or your own as package.module:Class)"
+            )
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            remedy = "" if name in self.builtin else "; is its folder on PYTHONPATH?"
+            raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {error}{remedy}") from error
+        found = getattr(module, class_name, None)
+        if not isinstance(found, type):
+            what = "has no class" if found is None else "has something that is no class:"
+            hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))
+            raise UserError(f"{self.kind} '{name}': module {module_name} {what} {class_name}{hint}")
+        if name not in self.builtin:
+            self._check_base(name, found)
+        return found
+
+    def _check_base(self, name: str, cls: type) -> None:
+        """Raises UserError for a class that derives from none of `bases`, or lacks methods that they demand."""
+        paths = [base.partition(":") for base in self.bases]
+        # A base whose module is not imported by now has no subclasses: Paddle is not imported for that.
+        known = [getattr(sys.modules.get(module), base, None) for module, _, base in paths]
+        if not issubclass(cls, tuple(base for base in known if base is not None)):
+            wanted = " or ".join(f"{module}.{base}" for module, _, base in paths)
+            raise UserError(f"{self.kind} '{name}': {cls.__name__} must derive from {wanted}")
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        if missing:
+            raise UserError(f"{self.kind} '{name}': {cls.__name__} must define {', '.join(missing)}")
+
+    def build(self, name: str, **kwargs: Any) -> Any:
+        """`get(name)(**kwargs)`."""
+        return self.get(name)(**kwargs)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+BACKBONES = Registry(
+    "backbone",
+    {
+        **{f"IResNet{n}": f"plsc.backbones.iresnet:IResNet{n}" for n in (18, 34, 50, 100, 200)},
+        **{f"ResNet{n}": f"plsc.backbones.resnet:ResNet{n}" for n in (50, 100, 101, 152)},
+        **{f"FaceViT_{n}": f"plsc.backbones.face_vit:FaceViT_{n}" for n in ("tiny", "small", "base")},
+        "LeNet": "plsc.backbones.lenet:LeNet",
+        "MobileFaceNet": "plsc.backbones.mobilefacenet:MobileFaceNet",
+        "SmallResNet": "plsc.backbones.small_resnet:SmallResNet",
+    },
+    bases=("paddle.nn:Layer",),
+)
+
+# In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/config/schema.py, HeadCfg.name).
+MARGINS = Registry(
+    "margin",
+    {
+        "arcface": "plsc.heads.margins:ArcFace",
+        "cosface": "plsc.heads.margins:CosFace",
+        "sphereface": "plsc.heads.margins:SphereFace",
+        "combined": "plsc.heads.margins:CombinedMargin",
+        "adaface": "plsc.heads.adaptive:AdaFace",
+        "magface": "plsc.heads.adaptive:MagFace",
+        "curricularface": "plsc.heads.adaptive:CurricularFace",
+    },
+    bases=("plsc.heads.margins:Margin",),
+)
+
+DATASETS = Registry(
+    "dataset",
+    {
+        "Base64Parts": "plsc.data.base64_parts:Base64Parts",
+        "BinPairs": "plsc.data.bin_packs:BinPairs",
+        "GalleryProbe": "plsc.data.templates:GalleryProbe",
+        "Glyphs": "plsc.data.glyphs:Glyphs",
+        "GlyphPairs": "plsc.data.glyphs:GlyphPairs",
+        "IdxImages": "plsc.data.idx:IdxImages",
+        "IjbPairs": "plsc.data.templates:IjbPairs",
+        "ImageFolder": "plsc.data.folder:ImageFolder",
+        "ImageList": "plsc.data.image_list:ImageList",
+        "ImagePairs": "plsc.data.pairs:ImagePairs",
+        "PairList": "plsc.data.pairs:PairList",
+        "RecImages": "plsc.data.rec:RecImages",
+        "Synthetic": "plsc.data.synthetic:Synthetic",
+    },
+    bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
+)

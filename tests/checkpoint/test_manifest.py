@@ -1,0 +1,297 @@
+"""manifest.json: no flip of a bit goes unseen, and a crafted one is refused in one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plsc.checkpoint.manifest
+from plsc.checkpoint.manifest import DamagedError, config_sections, read_manifest, seal, tiles
+from plsc.checkpoint.store import Checkpoint, latest
+from plsc.checkpoint.train_state import TrainState
+from plsc.errors import MissingFileError, UserError
+from tests.checkpoints import content, reseal, save_one, save_ranks
+
+FILE = {"bytes": 8, "crc32": "00000000"}
+GOOD = {
+    "format": 1,
+    "plsc": "0.1.0",
+    "step": 120,
+    "epoch": 2,
+    "world_size": 2,
+    "num_classes": 10,
+    "embedding_size": 4,
+    "heads": [
+        {"file": "head-00000-of-00002.safetensors", "start": 0, "stop": 5},
+        {"file": "head-00001-of-00002.safetensors", "start": 5, "stop": 10},
+    ],
+    "files": {
+        "backbone.safetensors": FILE,
+        "optimizer.safetensors": FILE,
+        "head-00000-of-00002.safetensors": FILE,
+        "head-00001-of-00002.safetensors": FILE,
+    },
+    "contract": {"size": [32, 32]},
+    "state": {"threshold": 0.1, "rng": 2**100, "worst": float("inf")},
+    "config": "Global:\n  seed: 0\n",
+}
+
+
+def read(folder, fields):
+    path = folder / "manifest.json"
+    path.write_bytes(seal(json.dumps(fields, indent=1)[1:].encode()))
+    return read_manifest(path)
+
+
+def test_round_trip(tmp_path):
+    assert read(tmp_path, GOOD).to_json() == GOOD
+
+
+def test_it_is_json_for_any_reader(tmp_path):
+    read(tmp_path, GOOD)
+    fields = json.loads((tmp_path / "manifest.json").read_text())
+    assert fields.pop("crc32") and fields == GOOD
+
+
+def test_a_flip_of_one_bit_is_seen(tmp_path):
+    read(tmp_path, GOOD)
+    path = tmp_path / "manifest.json"
+    data = path.read_bytes()
+    for bit in range(0, len(data) * 8, 7):  # in each byte at another place
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(DamagedError, match="fails its checksum"):
+            read_manifest(path)
+
+
+@pytest.mark.parametrize("size", [0, 5, 21, 100])
+def test_a_cut_one_is_refused(tmp_path, size):
+    read(tmp_path, GOOD)
+    path = tmp_path / "manifest.json"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedError, match="fails its checksum"):
+        read_manifest(path)
+
+
+def test_absent(tmp_path):
+    with pytest.raises(DamagedError, match="manifest.json: is not there; the checkpoint was never completed"):
+        read_manifest(tmp_path / "manifest.json")
+
+
+def test_a_newer_format_is_not_called_damaged(tmp_path):
+    with pytest.raises(
+        UserError, match="has format 2, this plsc reads up to 1; install a newer plsc"
+    ) as error:
+        read(tmp_path, {**GOOD, "format": 2, "new": True})
+    assert not isinstance(error.value, DamagedError)
+
+
+HEADS, FILES = GOOD["heads"], GOOD["files"]
+HOSTILE = {
+    "names the file '../../etc/passwd', which is not": {"files": {**FILES, "../../etc/passwd": FILE}},
+    "names the file '/etc/passwd', which is not": {"files": {**FILES, "/etc/passwd": FILE}},
+    "does not list '../x' among its files": {"heads": [{"file": "../x", "start": 0, "stop": 10}]},
+    "does not list 'optimizer.safetensors'": {"files": {n: FILE for n in FILES if "opt" not in n}},
+    r"do not make up the classes \[0, 10\)": {"heads": HEADS[:1]},
+    r"make up the classes \[0, 10\)": {"heads": HEADS[::-1]},
+    r"make up the classes \[0, 11\)": {"num_classes": 11},
+    r"classes \[0, 10\)": {"heads": []},
+    "step: Input should be greater than or equal to 0": {"step": -1},
+    "num_classes: Input should be a valid integer": {"num_classes": "10"},
+    "world_size: Input should be greater than 0": {"world_size": 0},
+    "files.backbone.safetensors.bytes: Input should be a valid integer": {
+        "files": {**FILES, "backbone.safetensors": {**FILE, "bytes": 1e3}}
+    },
+    "state: Input should be a valid dictionary": {"state": [1]},
+    "state.best: Input should be a valid dictionary": {"state": {"best": [1]}},
+    "state.best.step: Input should be a valid integer": {"state": {"best": {"step": "1"}}},
+    "state.image_shape.0: Input should be a valid integer": {"state": {"image_shape": ["3", 1, 1]}},
+    "state.image_shape: List should have at least 3 items": {"state": {"image_shape": [3]}},
+    "state.image_shape.2: Input should be less than": {"state": {"image_shape": [3, 1, 2**40]}},
+    "state.margin.t: Input should be a valid number": {"state": {"margin": {"t": "x"}}},
+    "state.threshold: Input should be a finite number": {"state": {"threshold": float("nan")}},
+    "state.replaced.0: Input should be a valid integer": {"state": {"replaced": [None]}},
+    "state.skipped: Input should be a valid integer": {"state": {"skipped": "3"}},
+    "state.global_batch: Input should be greater than 0": {"state": {"global_batch": 0}},
+    "state.flip: Input should be a valid boolean": {"state": {"flip": 1}},
+    "contract.size: Input should be a valid list": {"contract": {"size": 32}},
+    "contract.size.1: Input should be a valid integer": {"contract": {"size": [32, None]}},
+    "contract.mean: Input should be a valid number": {"contract": {"mean": "x"}},
+    "contract.channels: Input should be a valid string": {"contract": {"channels": 3}},
+    "config: line 1: not valid YAML": {"config": "a: ["},
+    "config: is no mapping of sections": {"config": "[1]"},
+    "config: Head.name must be text": {"config": "Head: {name: 3}"},
+    "config: line 1: is nested more than": {"config": "[" * 10**5},
+    "more: Extra inputs are not permitted": {"more": 1},
+    "format: Input should be 1": {"format": 0},
+    "is not JSON": {"state": "DEEP"},
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE)
+def test_crafted_manifests_are_refused_in_one_line(tmp_path, message):
+    text = json.dumps({**GOOD, **HOSTILE[message]}).replace('"DEEP"', "[" * 200_000)
+    path = tmp_path / "manifest.json"
+    path.write_bytes(seal(text[1:].encode()))
+    with pytest.raises(DamagedError, match=message) as error:
+        read_manifest(path)
+    assert "\n" not in str(error.value) and str(error.value).startswith(str(path))
+
+
+def test_a_manifest_that_never_ends_is_refused(tmp_path):
+    path = tmp_path / "manifest.json"
+    os.mkfifo(path)
+    with pytest.raises(DamagedError, match=r"manifest\.json: is a pipe, no regular file"):
+        read_manifest(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DamagedError, match=r"manifest\.json: is a device, no regular file"):
+        read_manifest(path)
+    path.unlink()
+    with open(path, "wb") as file:
+        file.truncate(2**27)
+    with pytest.raises(DamagedError, match=r"manifest\.json: has 134,217,728 bytes, must have at most"):
+        read_manifest(path)
+
+
+def test_text_that_looks_like_a_date_stays_text():
+    assert config_sections("Global: {output_dir: 2024-02-30}\n") == {"Global": {"output_dir": "2024-02-30"}}
+    assert config_sections("Global: {title: on, time: '12:30'}") == {
+        "Global": {"title": "on", "time": "12:30"}
+    }
+    assert config_sections("") == {}
+
+
+def test_what_a_checkpoint_does_not_say_is_named(tmp_path):
+    saved = Checkpoint.open(save_one(tmp_path, 3, {**content(3), "state": TrainState(seed=None)}))
+    saved.require("contract", "size", "mean")
+    with pytest.raises(UserError, match=r"manifest\.json: state\.seed: is not said, so this cannot be used"):
+        saved.require("state", "seed")
+
+
+def test_tiles():
+    assert tiles([(0, 3), (3, 3), (3, 10)], 10)
+    assert not tiles([(0, 3), (4, 10)], 10)
+    assert not tiles([(0, 5), (4, 10)], 10)
+    assert not tiles([(0, 12), (12, 10)], 10)
+    assert not tiles([(0, 5)], 10)
+
+
+def test_200_flips_of_one_bit_over_all_files_are_all_found(tmp_path):
+    save_ranks(tmp_path, 1, content(0), 2, classes=["a"] * 11)
+    path = tmp_path / "step-00000001"
+    whole = {file: file.read_bytes() for file in sorted(path.iterdir())}
+    rng = np.random.default_rng(0)
+    seen = set()
+    for number in range(200):
+        file = list(whole)[number % len(whole)]
+        flipped = bytearray(whole[file])
+        flipped[rng.integers(len(flipped))] ^= 1 << int(rng.integers(8))
+        file.write_bytes(flipped)
+        with pytest.raises(DamagedError, match=f"{file.name}: fails its checksum"):
+            Checkpoint.open(path)
+        file.write_bytes(whole[file])
+        seen.add(file.name)
+    assert len(seen) == 6
+    Checkpoint.open(path)
+
+
+@pytest.mark.parametrize("part", [0, 0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_cut_file_is_found_even_without_verifying(tmp_path, part):
+    save_ranks(tmp_path, 1, content(0), 2)
+    for file in sorted((tmp_path / "step-00000001").iterdir()):
+        data = file.read_bytes()
+        os.truncate(file, int(len(data) * part))
+        with pytest.raises(
+            DamagedError, match=f"{file.name}: (has .* bytes, the manifest says|fails its checksum)"
+        ):
+            Checkpoint.open(file.parent, verify=False)
+        file.write_bytes(data)
+    Checkpoint.open(tmp_path / "step-00000001")
+
+
+def test_a_missing_file_is_found(tmp_path):
+    save_ranks(tmp_path, 1, content(0), 2)
+    for file in sorted((tmp_path / "step-00000001").iterdir()):
+        aside = file.rename(tmp_path / "aside")
+        with pytest.raises(DamagedError, match=f"{file.name}: is not there"):
+            Checkpoint.open(file.parent)
+        aside.rename(file)
+
+
+def test_a_file_that_is_no_plain_file_is_refused_at_once(tmp_path):
+    path = save_one(tmp_path, 1, content(0))
+    (path / "backbone.safetensors").unlink()
+    os.mkfifo(path / "backbone.safetensors")  # opening it would wait for ever
+    with pytest.raises(DamagedError, match="backbone.safetensors: is not a plain file"):
+        Checkpoint.open(path)
+
+
+def test_a_manifest_that_contradicts_the_head_files_is_refused(tmp_path):
+    save_ranks(tmp_path, 1, content(0), 2)
+    path = tmp_path / "step-00000001"
+    reseal(path, lambda fields: fields.update(embedding_size=5))
+    with pytest.raises(DamagedError, match="the head has no array 'centres' of embedding size 5"):
+        Checkpoint.open(path)
+
+    def shift(fields):
+        fields["embedding_size"] = 4
+        fields["heads"][0]["stop"] = fields["heads"][1]["start"] = 5
+
+    reseal(path, shift)
+    with pytest.raises(
+        DamagedError, match=r"head-00000-of-00002.safetensors: its arrays are not the rows \[0, 5\)"
+    ):
+        Checkpoint.open(path)
+
+
+def test_wrong_class_names_are_refused(tmp_path):
+    path = save_one(tmp_path, 1, content(0), classes=["a"] * 11)
+    (path / "classes.json").write_text("[1, 2]")
+    reseal(path, lambda fields: fields["files"]["classes.json"].update(bytes=6))
+    with pytest.raises(DamagedError, match="classes.json: is not a list of 11 names"):
+        Checkpoint.open(path, verify=False).classes()
+
+
+def test_no_such_folder(tmp_path):
+    with pytest.raises(MissingFileError, match="x: there is no such checkpoint folder"):
+        Checkpoint.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_an_error_of_reading_that_may_pass_is_not_called_damage(tmp_path, monkeypatch, number):
+    """Neither where it begins, at the folder, nor in the midst of a file."""
+    path = save_one(tmp_path, 1, content(0))
+
+    def refuse(file):
+        if path in (file, file.parent):
+            raise OSError(number, os.strerror(number), str(file))
+        return True
+
+    for owner, name in ((plsc.checkpoint.manifest, "crc32_of"), (Path, "is_dir")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, refuse)
+            with pytest.raises(
+                UserError, match="cannot be read now .*; nothing was changed: .* try again"
+            ) as error:
+                latest(tmp_path)
+        assert not isinstance(error.value, DamagedError)
+    assert latest(tmp_path) == path
+
+
+def test_no_permission_is_not_called_damage(tmp_path, monkeypatch):
+    path = save_one(tmp_path, 1, content(0))
+
+    def refuse(file):
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(plsc.checkpoint.manifest, "crc32_of", refuse)
+    with pytest.raises(UserError, match="Permission denied; give this user the right to read it") as error:
+        latest(tmp_path)
+    assert not isinstance(error.value, DamagedError) and path.exists()

@@ -1,0 +1,451 @@
+"""Checkpoints: what is written comes back at any world size, what goes wrong costs no whole one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import plsc.checkpoint.store
+from plsc.checkpoint.store import Checkpoint, SaveError, best, latest, prune, save, set_aside_after
+from plsc.checkpoint.train_state import Best, TrainState
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.sharding import split
+from tests.checkpoints import (
+    assert_holds,
+    assert_same,
+    content,
+    content_of,
+    flip,
+    reseal,
+    save_one,
+    save_ranks,
+)
+from tests.launch import run_python
+
+
+@pytest.mark.parametrize("world", [1, 2, 5, 16])  # 16 ranks for 11 classes: some hold none
+def test_round_trip(tmp_path, world):
+    everything, names = content(3), [f"person {k} ä" for k in range(11)]
+    results = save_ranks(tmp_path / "a" / "checkpoints", 120, everything, world, classes=names)
+    path = tmp_path / "a" / "checkpoints" / "step-00000120"
+    assert results == [path] * world
+    heads = [f"head-{rank:05d}-of-{world:05d}.safetensors" for rank in range(world)]
+    files = {"backbone.safetensors", "optimizer.safetensors", "classes.json", "manifest.json", *heads}
+    assert {file.name for file in path.iterdir()} == files
+    assert_holds(path, everything)
+    checkpoint = Checkpoint.open(path, verify=False)
+    assert checkpoint.classes() == names
+    assert (checkpoint.step, checkpoint.embedding_size, checkpoint.manifest.world_size) == (120, 4, world)
+
+
+def test_without_class_names(tmp_path):
+    assert Checkpoint.open(save_one(tmp_path, 1, content(0))).classes() is None
+
+
+@pytest.mark.parametrize("classes", [1003, 6])  # 6 < 8 ranks
+def test_8_to_3_to_5_to_8_ranks_byte_for_byte(tmp_path, classes):
+    first = content(0, classes)
+    save_ranks(tmp_path, 1, first, 8)
+    for step, world in ((2, 3), (3, 5), (4, 8)):
+        before = Checkpoint.open(tmp_path / f"step-{step - 1:08d}")
+        parts = [before.head(start, stop) for start, stop in split(classes, world)]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in first["head"]}
+        assert_same(joined, first["head"])
+        save_ranks(tmp_path, step, {**first, "head": joined}, world)
+    for file in (tmp_path / "step-00000001").glob("head-*"):
+        assert file.read_bytes() == (tmp_path / "step-00000004" / file.name).read_bytes()
+
+
+def test_any_range_of_classes_is_read(tmp_path):
+    everything = content(0)
+    save_ranks(tmp_path, 1, everything, 4)
+    checkpoint = Checkpoint.open(tmp_path / "step-00000001")
+    for start in range(12):
+        for stop in range(start, 12):
+            assert_same(
+                checkpoint.head(start, stop), {n: a[start:stop] for n, a in everything["head"].items()}
+            )
+
+
+def test_a_replicated_head_is_written_once(tmp_path):
+    everything = content(0)
+    save_ranks(tmp_path, 1, everything, 3, shards=[(0, 11)] * 3)
+    path = tmp_path / "step-00000001"
+    assert [file.name for file in path.glob("head-*")] == ["head-00000-of-00001.safetensors"]
+    assert_holds(path, everything)
+    assert Checkpoint.open(path).manifest.world_size == 3
+
+
+def test_one_class_on_two_ranks_is_not_taken_for_a_replicated_head(tmp_path):
+    everything = content(0, classes=1)
+    save_ranks(tmp_path, 1, everything, 2)
+    path = tmp_path / "step-00000001"
+    assert len(list(path.glob("head-*-of-00002.safetensors"))) == 2
+    assert_holds(path, everything)
+
+
+def test_shards_that_do_not_tile_the_classes_are_our_mistake(tmp_path):
+    with pytest.raises(AssertionError, match="do not make up the classes"):
+        save(tmp_path, content_of(1, {**content(0), "num_classes": 12}, 0, 11))
+
+
+def test_the_safetensors_package_reads_the_files(tmp_path):
+    everything = content(0)
+    path = save_one(tmp_path, 1, everything)
+    assert_same(safetensors.numpy.load_file(path / "backbone.safetensors"), everything["backbone"])
+    assert_same(safetensors.numpy.load_file(path / "head-00000-of-00001.safetensors"), everything["head"])
+
+
+# --- latest -------------------------------------------------------------------------------------------------
+
+
+def test_latest_is_the_newest_whole_one_and_bad_ones_are_kept_aside(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "plsc")
+    logging.getLogger("plsc").addHandler(caplog.handler)
+    assert latest(tmp_path / "nothing") is None
+    paths = [save_one(tmp_path, step, content(step)) for step in (10, 9, 120, 100_000_000)]
+    (tmp_path / "step-00000200.tmp").mkdir()
+    (tmp_path / "step-notes").mkdir()
+    assert latest(tmp_path) == paths[3] == tmp_path / "step-100000000"
+    flip(paths[3] / "backbone.safetensors")
+    (paths[2] / "head-00000-of-00001.safetensors").unlink()
+    assert latest(tmp_path, rename=False) == paths[0]
+    assert paths[3].exists() and paths[2].exists()
+    caplog.clear()
+    assert latest(tmp_path) == paths[0]
+    logging.getLogger("plsc").removeHandler(caplog.handler)
+    messages = list(dict.fromkeys(caplog.messages))
+    assert messages[0].startswith("checkpoint step-100000000 is unusable (")
+    assert (
+        "backbone.safetensors: fails its checksum); kept as step-100000000.bad, trying the one before it"
+        in messages[0]
+    )
+    assert "head-00000-of-00001.safetensors: is not there); kept as step-00000120.bad" in messages[1]
+    assert len(list((tmp_path / "step-100000000.bad").iterdir())) == 4
+    assert (tmp_path / "step-00000200.tmp").exists()  # only a save removes it
+    save_one(tmp_path, 130, content(0))
+    assert not (tmp_path / "step-00000200.tmp").exists()
+    assert (tmp_path / "step-notes").exists()
+
+
+def test_one_that_reads_beside_a_run_passes_over_what_the_run_deletes(tmp_path, monkeypatch):
+    """Here all of its checkpoints, and a newer one is written meanwhile."""
+    for step in (1, 2):
+        save_one(tmp_path, step, content(step))
+
+    def deleted_meanwhile(path):
+        if int(path.parent.name[5:]) < 3:
+            for old in tmp_path.glob("step-0000000[12]"):
+                shutil.rmtree(old)
+            save_one(tmp_path, 3, content(3))
+        return read(path)
+
+    read = plsc.checkpoint.manifest.read_manifest
+    monkeypatch.setattr(plsc.checkpoint.manifest, "read_manifest", deleted_meanwhile)
+    assert latest(tmp_path, rename=False) == tmp_path / "step-00000003"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_a_bad_name_that_is_taken_is_numbered(tmp_path):
+    save_one(tmp_path, 1, content(1))
+    for name in ("bad", "bad2", "bad3"):
+        flip(save_one(tmp_path, 2, content(2)) / "manifest.json")
+        latest(tmp_path)
+        assert (tmp_path / f"step-00000002.{name}").exists()
+
+
+def test_all_bad_is_never_a_fresh_start(tmp_path):
+    for step in (1, 2):
+        flip(save_one(tmp_path, step, content(step)) / "manifest.json")
+    for rename in (False, True, True, False):  # a supervisor starts it again and again
+        with pytest.raises(
+            UserError, match="none of the 2 checkpoints is usable .*: put a good copy back, or start anew"
+        ):
+            latest(tmp_path, rename=rename)
+
+
+def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
+    paths = {step: save_one(tmp_path, step, content(0)) for step in (2, 4, 6, 8)}
+    assert [latest(tmp_path, before=step) for step in (9, 8, 7, 3, 2)] == [
+        paths[8], paths[6], paths[6], paths[2], None
+    ]  # fmt: skip
+    flip(paths[4] / "manifest.json")
+    assert latest(tmp_path, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
+    set_aside_after(tmp_path, step=6)
+    set_aside_after(tmp_path, step=2)
+    names = [f"step-0000000{step}.bad" for step in (4, 6, 8)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", *names]
+    flip(paths[2] / "manifest.json")
+    assert latest(tmp_path, before=9) is None
+
+
+def test_a_newer_format_stops_latest_and_stays(tmp_path):
+    save_one(tmp_path, 1, content(1))
+    path = save_one(tmp_path, 2, content(2))
+    reseal(path, lambda fields: fields.update(format=2))
+    with pytest.raises(UserError, match="install a newer plsc"):
+        latest(tmp_path)
+    assert path.exists()
+
+
+# --- death and full disks while saving ----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing in plsc catches it."""
+
+
+STEPS = [
+    (os, "fsync"),
+    (Path, "mkdir"),
+    (Path, "rename"),
+    (shutil, "rmtree"),
+    (plsc.checkpoint.store, "write_synced"),
+]
+
+
+def count_or_kill(monkeypatch, at):
+    """Kill at point number `at`: before and after each call of STEPS. The list of the points passed."""
+    passed = []
+
+    def point(name):
+        passed.append(name)
+        if len(passed) - 1 == at:
+            raise Killed
+
+    def wrap(original, name):
+        def call(*args, **kwargs):
+            point(f"before {name}")
+            result = original(*args, **kwargs)
+            point(f"after {name}")
+            return result
+
+        return call
+
+    for owner, name in STEPS:
+        monkeypatch.setattr(owner, name, wrap(getattr(owner, name), name))
+    return passed
+
+
+@pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
+def test_a_kill_at_any_point_of_a_save_costs_no_whole_checkpoint(tmp_path, step):
+    old, new = content(1), content(2)
+    at = passed = 0
+    while passed == at:
+        root = tmp_path / str(at)
+        save_one(root, 1, old)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            points = count_or_kill(monkeypatch, at)
+            try:
+                save_one(root, step, new)
+            except Killed:
+                passed = at + 1
+        found = latest(root)
+        done = Checkpoint.open(found).epoch == new["epoch"]
+        assert found.name == ("step-00000001" if not done else f"step-{step:08d}")
+        assert_holds(found, new if done else old)
+        save_one(root, 3, new)
+        assert {path.name for path in root.iterdir()} <= {"step-00000001", "step-00000002", "step-00000003"}
+        at += 1
+    assert done and len(points) >= 26  # the last round was not killed
+
+
+def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
+    at = passed = 0
+    while passed == at:
+        root = tmp_path / str(at)
+        for step in (1, 2, 3):
+            save_one(root, step, content(step))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            count_or_kill(monkeypatch, at)
+            try:
+                prune(root, 1)
+            except Killed:
+                passed = at + 1
+        for path in root.glob("step-????????"):
+            assert_holds(path, content(int(path.name[5:])))
+        assert latest(root).name == "step-00000003"
+        at += 1
+    assert at > 6
+
+
+SYNCS = range(1, 7)  # three files, manifest, folder, parent
+
+
+@pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
+def test_a_process_that_dies_inside_a_save(tmp_path, step):
+    for syncs in SYNCS:
+        save_one(tmp_path / str(syncs), 1, content(1))
+    code = f"""
+import os
+from tests.checkpoint.test_store import SYNCS, content, save_one
+original, left = os.fsync, 0
+def fsync(number):
+    global left
+    left -= 1
+    if left == 0:
+        os._exit(9)
+    original(number)
+os.fsync = fsync
+for left in SYNCS:
+    if not os.fork():
+        save_one(f"{tmp_path}/{{left}}", {step}, content(2))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 9
+"""
+    run_python("-c", code, cwd=tmp_path)
+    for syncs in SYNCS:
+        found = latest(tmp_path / str(syncs))
+        done = syncs == SYNCS[-1]
+        assert found.name == (f"step-{step:08d}" if done else "step-00000001")
+        assert_holds(found, content(2 if done else 1))
+
+
+@pytest.mark.parametrize("file", ["backbone", "head-00000", "head-00001", "manifest"])
+@pytest.mark.parametrize("step", [2, 1], ids=["a new step", "the same step again"])
+def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_path, monkeypatch, file, step):
+    save_ranks(tmp_path, 1, content(1), 2)
+    original = plsc.checkpoint.store.write_synced
+
+    def full(path, buffers):
+        if path.name.startswith(file):
+            path.write_bytes(b"stump")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return original(path, buffers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plsc.checkpoint.store, "write_synced", full)
+        results = save_ranks(tmp_path, step, content(2), 2)
+    for result in results:
+        assert isinstance(result, SaveError) and "\n" not in str(result)
+        assert f"{tmp_path}: checkpoint of step {step} not written, earlier ones untouched" in str(result)
+        rank = 1 if file == "head-00001" else 0
+        assert f"rank {rank}: OSError: [Errno 28] No space left on device" in str(result) and file in str(
+            result
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert_holds(latest(tmp_path), content(1))
+    save_ranks(tmp_path, step, content(2), 2)
+    assert_holds(latest(tmp_path), content(2))
+
+
+def test_a_rename_that_fails_brings_the_replaced_one_back(tmp_path, monkeypatch):
+    path = save_one(tmp_path, 1, content(1))
+    original = Path.rename
+
+    def rename(self, target):
+        if self.suffix == ".tmp":
+            raise OSError(errno.EIO, "Input/output error")
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(SaveError, match="Input/output error"):
+        save_one(tmp_path, 1, content(2))
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+    assert_holds(path, content(1))
+
+
+def test_a_state_that_is_not_json_is_told_and_nobody_hangs(tmp_path):
+    results = save_ranks(tmp_path, 1, {**content(1), "state": TrainState(rng=np.random.default_rng(0))}, 2)
+    assert all("rank 0: TypeError" in str(result) for result in results)
+    assert not list(tmp_path.iterdir())
+
+
+# --- pruning, matching --------------------------------------------------------------------------------------
+
+
+def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
+    paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 8)}
+    (paths[7] / "manifest.json").unlink()  # does not count as kept, is not deleted
+    assert prune(tmp_path, 2, protect=[3]) == [paths[step] for step in (1, 2, 4)]
+    assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "5", "6", "7"]
+    assert prune(tmp_path, 2, protect=[3]) == []
+    assert_holds(latest(tmp_path), content(6))
+
+
+def test_prune_keeps_the_newest_before_a_step(tmp_path):
+    paths = {step: save_one(tmp_path, step, content(step)) for step in range(1, 6)}
+    assert prune(tmp_path, 1, way_back=3) == [paths[step] for step in (1, 3, 4)]
+    assert prune(tmp_path, 1, way_back=1) == [paths[2]]
+
+
+@pytest.mark.parametrize("suffix", [".tmp", ".old", ""])
+def test_what_is_no_folder_neither_ends_a_save_nor_counts(tmp_path, suffix):
+    """A file, and a link, whose target stays as it is."""
+    root, target = tmp_path / "root", tmp_path / "target"
+    target.mkdir()
+    (target / "letters").write_text("precious")
+    root.mkdir()
+    (root / f"step-00000007{suffix}").write_text("")
+    (root / f"step-00000008{suffix}").symlink_to(target)
+    for step in (1, 2, 3):
+        save_one(root, step, content(step))
+        prune(root, 1)
+    assert latest(root, rename=False) == root / "step-00000003"
+    assert (target / "letters").read_text() == "precious"
+
+
+def test_the_best_is_the_one_that_the_newest_names(tmp_path):
+    for step in (1, 2, 3):
+        known = Best(step=2, set="pairs", metric="accuracy", value=0.9) if step > 1 else None
+        save_one(tmp_path, step, {**content(step), "state": TrainState(best=known)})
+        if step == 1:
+            with pytest.raises(UserError) as raised:
+                best(tmp_path)
+            assert str(raised.value) == (
+                f"{tmp_path}/step-00000001: no evaluation has been made up to this checkpoint, so none is the best; take the "
+                "newest"
+            )
+    assert best(tmp_path) == tmp_path / "step-00000002"
+    shutil.rmtree(tmp_path / "step-00000002")
+    with pytest.raises(UserError, match="step-00000002: there is no such checkpoint folder"):
+        best(tmp_path)
+    with pytest.raises(MissingFileError, match="none: no checkpoint there; train first"):
+        best(tmp_path / "none")
+
+
+def test_check_matches(tmp_path):
+    everything = content(0)
+    checkpoint = Checkpoint.open(save_one(tmp_path, 110, everything))
+    parts = {part: everything[part] for part in ("backbone", "optimizer", "head")}
+    checkpoint.check_matches(11, 4, **parts)
+    checkpoint.check_matches(11, 4, head={name: array[:3] for name, array in everything["head"].items()})
+    advice = "resume with the model and data that it was made with, or start a new run in another "
+    advice += "Global.output_dir"
+    with pytest.raises(UserError) as error:
+        checkpoint.check_matches(12, 8, **parts)
+    assert str(error.value) == (
+        "checkpoint step-00000110 has 11 classes, this run has 12; "
+        f"has embedding size 4, this run has 8: {advice}"
+    )
+    weight = np.zeros((3, 3))
+    for wanted, message in (
+        (
+            {"stem.weight": weight, "steps": np.array(0)},
+            r"1 backbone arrays of another shape \(stem.weight: \[3, 2\], this run has \[3, 3\]\)",
+        ),
+        (
+            {**everything["backbone"], "a": weight, "b": weight},
+            r"lacks 2 backbone arrays that this run has \(a\)",
+        ),
+        ({"steps": np.array(0)}, r"has 1 backbone arrays that this run lacks \(stem.weight\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            checkpoint.check_matches(11, 4, backbone=wanted)
+    with pytest.raises(UserError, match=r"has 2 head arrays that this run lacks \(bias\)"):
+        checkpoint.check_matches(11, 4, head={"centres": everything["head"]["centres"]})
+
+
+def test_a_checkpoint_of_a_backbone_without_classes(tmp_path):
+    everything = content(0, classes=0)
+    (path,) = save_ranks(tmp_path, 3, everything)
+    saved = Checkpoint.open(path)
+    assert saved.num_classes == 0 and saved.head(0, 0)["centres"].shape == (0, 4)
+    assert np.array_equal(saved.backbone()["stem.weight"], everything["backbone"]["stem.weight"])

@@ -1,0 +1,262 @@
+"""The safetensors layout: the safetensors package reads ours and we read its; hostile headers are refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import stat
+import tempfile
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from plsc.checkpoint import tensorfile
+from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of, layout, write_synced
+
+ARRAYS = {
+    "weight": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+    "half": np.array([1.5, -2.25, np.inf], np.float16),
+    "double": np.array([[np.pi]]),
+    "count": np.array(7, np.int64),
+    "mask": np.array([True, False, True]),
+    "bytes": np.arange(5, dtype=np.uint8),
+    "none": np.empty((0, 8), np.float32),
+    "strided": np.arange(12, dtype=np.int32).reshape(3, 4).T,
+}
+
+
+def write(path, arrays=ARRAYS):
+    return write_synced(path, layout(arrays))
+
+
+def assert_equal(read, expected):
+    assert read.keys() == expected.keys()
+    for name, array in expected.items():
+        assert read[name].dtype == array.dtype and read[name].shape == array.shape, name
+        assert read[name].tobytes() == array.tobytes(), name
+
+
+def test_the_safetensors_package_reads_what_we_write(tmp_path):
+    write(tmp_path / "a")
+    assert_equal(safetensors.numpy.load_file(tmp_path / "a"), ARRAYS)
+
+
+def test_we_read_what_the_safetensors_package_writes(tmp_path):
+    arrays = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in ARRAYS.items()}
+    safetensors.numpy.save_file(arrays, tmp_path / "a", metadata={"made": "elsewhere"})
+    file = TensorFile(tmp_path / "a")
+    assert_equal({name: file.read(name) for name in file.arrays}, ARRAYS)
+
+
+def test_read_is_a_copy_that_outlives_the_file(tmp_path):
+    write(tmp_path / "a")
+    array = TensorFile(tmp_path / "a").read("weight")
+    os.truncate(tmp_path / "a", 0)
+    array += 1
+    np.testing.assert_array_equal(array, ARRAYS["weight"] + 1)
+
+
+def test_bfloat16_is_read_as_its_bits(tmp_path):
+    header = b'{"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}'
+    (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + b"\x80\x3f\x00\x40")
+    np.testing.assert_array_equal(TensorFile(tmp_path / "a").read("x"), np.array([0x3F80, 0x4000], np.uint16))
+
+
+def test_rows(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
+    write(tmp_path / "a", {"rows": rows, "more": rows[:, 0].astype(np.float64)})
+    for start in range(12):
+        for stop in range(start, 12):
+            out = np.full((stop - start, 3), np.nan, np.float32)
+            TensorFile(tmp_path / "a").read_rows("rows", start, out)
+            np.testing.assert_array_equal(out, rows[start:stop])
+
+
+def test_size_and_checksum(tmp_path):
+    info = write(tmp_path / "a")
+    data = (tmp_path / "a").read_bytes()
+    assert info == {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+    assert crc32_of(tmp_path / "a") == info["crc32"]
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", None])
+@pytest.mark.parametrize(
+    "sizes", [[0], [1], [64], [63, 1], [64, 64, 64], [100, 0, 4096, 5], [4096, 4096], [8192, 1]]
+)
+def test_buffers_of_any_size_pass_through_the_blocks(tmp_path, monkeypatch, folder, sizes):
+    """On a disk past the page cache, in memory as the system does it."""
+    monkeypatch.setattr(tensorfile, "_BLOCK", mmap.PAGESIZE)
+    with tempfile.TemporaryDirectory(dir=folder if folder and os.path.isdir(folder) else tmp_path) as place:
+        buffers = [np.random.default_rng(size).bytes(size) for size in sizes]
+        info = write_synced(f"{place}/a", buffers)
+        data = Path(place, "a").read_bytes()
+    assert data == b"".join(buffers) and info == {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+
+
+def test_a_disk_that_refuses_pages_past_the_cache_is_written_through_it(tmp_path, monkeypatch):
+    write, refused = os.write, []
+
+    def picky(file, block):
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(len(block))
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(file, block[:1000])
+
+    monkeypatch.setattr(tensorfile, "_BLOCK", mmap.PAGESIZE)
+    monkeypatch.setattr(os, "write", picky)
+    data = np.random.default_rng(0).bytes(3 * mmap.PAGESIZE + 5)
+    write_synced(tmp_path / "a", [data])
+    assert (tmp_path / "a").read_bytes() == data and len(refused) <= 1
+
+
+def test_an_error_of_the_writing_thread_is_raised(tmp_path, monkeypatch):
+    def full(file, block):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_synced(tmp_path / "a", [b"x" * 10])
+
+
+def test_an_existing_file_is_not_written_over(tmp_path):
+    write(tmp_path / "a")
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "a")
+
+
+def test_mode_follows_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_writing_needs_no_second_copy(tmp_path):
+    big = {"centres": np.zeros((1 << 16, 64), np.float32)}  # 16 MB
+    tracemalloc.start()
+    write(tmp_path / "a", big)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HOSTILE = {
+    "not json": b"{nope}",
+    "not utf-8": b"\xff\xfe{}",
+    "a list": b"[1, 2]",
+    "deep": b"[" * 200_000,
+    "twins": b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "x": 1}',
+    "entry is a number": {"x": 3},
+    "field lacks": {"x": {"dtype": "F32", "shape": [2]}},
+    "field too many": {"x": {**GOOD, "path": "/etc/passwd"}},
+    "unknown dtype": {"x": {**GOOD, "dtype": "O"}},
+    "dtype is a list": {"x": {**GOOD, "dtype": ["F32"]}},
+    "shape is text": {"x": {**GOOD, "shape": "2"}},
+    "shape is negative": {"x": {**GOOD, "shape": [-1, -2]}},
+    "shape is a float": {"x": {**GOOD, "shape": [2.0]}},
+    "shape is true": {"x": {**GOOD, "shape": [True, 2]}},
+    "shape too large": {"x": {**GOOD, "shape": [1 << 62, 4]}},
+    "no rows, huge": {"x": {**GOOD, "shape": [0, 1 << 62]}},
+    "no rows, huge, offsets fit": {"x": {**GOOD, "shape": [0, 1 << 62], "data_offsets": [0, 0]}},
+    "40 axes": {"x": {**GOOD, "shape": [1] * 39 + [2]}},
+    "out of the file": {"x": {**GOOD, "data_offsets": [8, 16]}},
+    "longer than the file": {"x": {**GOOD, "shape": [4], "data_offsets": [0, 16]}},
+    "backwards": {"x": {**GOOD, "data_offsets": [8, 0]}},
+    "overlap": {"x": GOOD, "y": {**GOOD, "shape": [1], "data_offsets": [4, 8]}},
+    "gap": {
+        "x": {**GOOD, "shape": [1], "data_offsets": [0, 4]},
+        "y": {**GOOD, "shape": [0], "data_offsets": [8, 8]},
+    },
+    "three offsets": {"x": {**GOOD, "data_offsets": [0, 8, 8]}},
+}
+
+
+@pytest.mark.parametrize("header", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_headers_are_refused_in_one_line(tmp_path, header):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(DamagedError, match="a: .*damaged$") as error:
+        TensorFile(tmp_path / "a")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("length", [0, 17, 1 << 30, 1 << 60, (1 << 64) - 1])
+def test_a_header_length_that_cannot_be_is_refused_without_allocating(tmp_path, length):
+    (tmp_path / "a").write_bytes(length.to_bytes(8, "little") + bytes(16))
+    tracemalloc.start()
+    with pytest.raises(DamagedError, match=f"a: says that its header has {length} bytes"):
+        TensorFile(tmp_path / "a")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("size", [0, 3, 8, 20])
+def test_cut_files_are_refused(tmp_path, size):
+    write(tmp_path / "a")
+    os.truncate(tmp_path / "a", size)
+    with pytest.raises(DamagedError, match="damaged"):
+        TensorFile(tmp_path / "a")
+
+
+def test_a_file_that_shrinks_after_opening_is_noticed(tmp_path):
+    write(tmp_path / "a")
+    file = TensorFile(tmp_path / "a")
+    os.truncate(tmp_path / "a", (tmp_path / "a").stat().st_size - 1)
+    with pytest.raises(DamagedError, match="became shorter"):
+        for name in file.arrays:
+            file.read(name)
+
+
+def test_blocks_are_written_as_the_arrays_together(tmp_path):
+    buffers = layout({"a": np.arange(6.0).reshape(2, 3), "b": np.arange(5, dtype=np.float32)})
+    whole = write_synced(tmp_path / "whole", buffers)
+    pieces = (bytes(buffer)[at : at + 7] for buffer in buffers for at in range(0, len(buffer), 7))
+    assert write_synced(tmp_path / "pieces", pieces) == whole
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+    with pytest.raises(FileExistsError):
+        write_synced(tmp_path / "whole", [])
+
+
+class OnDemand:
+    """Rows that are not in memory."""
+
+    def __init__(self, array, code=None):
+        self.array, self.dtype, self.shape, self.code = array, array.dtype, array.shape, code
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, rows):
+        return self.array[rows]
+
+
+@pytest.mark.parametrize("block", [1, 100, 1 << 20])
+def test_rows_that_are_not_in_memory_are_written_as_those_that_are(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(tensorfile, "_BLOCK", block)
+    arrays = {
+        "a": np.arange(60, dtype=np.float32).reshape(20, 3),
+        "b": np.arange(20.0),
+        "none": np.empty((0, 3)),
+    }
+    buffers = layout({name: OnDemand(array) for name, array in arrays.items()})
+    sums = write_synced(tmp_path / "lazy", buffers)
+    assert sum(map(len, buffers)) == sums["bytes"]
+    assert sums == write_synced(tmp_path / "whole", layout(arrays))
+    assert (tmp_path / "lazy").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_an_array_can_say_that_its_bits_are_bfloat16(tmp_path):
+    write_synced(tmp_path / "file", layout({"a": OnDemand(np.array([0x3F80, 0xC000], np.uint16), "BF16")}))
+    entry = TensorFile(tmp_path / "file").arrays["a"]
+    assert (entry.code, entry.dtype, entry.shape) == ("BF16", np.uint16, (2,))

@@ -1,0 +1,157 @@
+"""torch.save's files: tensors come back whatever their layout, and nothing else is built, whoever wrote the file."""
+
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plsc.checkpoint.foreign.torch_file import load_torch
+from plsc.errors import MissingFileError, UserError
+from tests.torch_files import numbers, write_torch
+
+
+class Evil:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", "f8", "i8"])
+def test_tensors_of_any_type_and_layout(tmp_path, dtype):
+    arrays = {
+        "matrix": numbers(3, 4, dtype=dtype),
+        "columns": np.asfortranarray(numbers(3, 4, dtype=dtype)),
+        "number": numbers(dtype=dtype).reshape(()) + np.ones((), dtype),
+        "none": np.zeros((0, 3), dtype),
+    }
+    found = load_torch(write_torch(tmp_path / "a.pt", arrays))
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and np.array_equal(found[name], array)
+        assert not found[name].flags.writeable
+
+
+def test_bfloat16_comes_as_its_bits(tmp_path):
+    bits = np.array([0x3F80, 0xC000], np.uint16)
+    assert np.array_equal(load_torch(write_torch(tmp_path / "a.pt", {"a": bits}))["a"], bits)
+
+
+def test_a_part_of_a_storage(tmp_path):
+    array = numbers(12)
+    path = write_torch(tmp_path / "a.pt", {"a": array}, changed={"a": (2, (3, 2), (3, 1))})
+    assert np.array_equal(load_torch(path)["a"], np.lib.stride_tricks.as_strided(array[2:], (3, 2), (12, 4)))
+
+
+def test_numbers_beside_tensors(tmp_path):
+    path = write_torch(
+        tmp_path / "a.pt", {"a": numbers(2)}, wrap=lambda state: {"epoch": 3, "state_dict": state}
+    )
+    assert load_torch(path)["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (0, (13,), (1,)),
+        (1, (12,), (1,)),
+        (0, (2**40,), (0,)),
+        (0, (2**62, 2**62), (1, 1)),
+        (-1, (2,), (1,)),
+        (0, (2, 2), (11, -1)),
+        (0, (2,), (1, 1)),
+        (0, (1.0,), (1,)),
+        (2**70, (1,), (1,)),
+    ],
+)
+def test_a_tensor_outside_of_its_storage_is_refused(tmp_path, place):
+    path = write_torch(tmp_path / "a.pt", {"a": numbers(12)}, changed={"a": place})
+    with pytest.raises(
+        UserError, match=r"a\.pt: is no file of torch\.save, or is damaged or cut off \(a tensor"
+    ):
+        load_torch(path)
+
+
+@pytest.mark.parametrize(
+    "dump", [lambda evil: pickle.dumps({"a": evil}, 2), lambda evil: pickle.dumps(evil, 4)]
+)
+def test_an_evil_file_is_refused_by_name_and_runs_nothing(tmp_path, dump):
+    with zipfile.ZipFile(tmp_path / "evil.pt", "w") as archive:
+        archive.writestr("evil/data.pkl", dump(Evil(str(tmp_path / "made"))))
+    with pytest.raises(UserError) as raised:
+        load_torch(str(tmp_path / "evil.pt"))
+    assert str(raised.value) == (
+        f"{tmp_path / 'evil.pt'}: refused: the file asks for {os.mkdir.__module__}.mkdir; nothing of it was run"
+    )
+    assert not (tmp_path / "made").exists()
+
+
+def test_other_persistent_objects_are_refused(tmp_path):
+    class Named(pickle.Pickler):
+        def persistent_id(self, obj):
+            return ("module", "os", "x", "cpu", 1) if obj == 7 else None
+
+    with open(tmp_path / "data.pkl", "wb") as file:
+        Named(file, 2).dump({"a": 7})
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.write(tmp_path / "data.pkl", "a/data.pkl")
+    with pytest.raises(UserError, match="refused: the file asks for a persistent object; nothing"):
+        load_torch(str(tmp_path / "a.pt"))
+
+
+def test_damage(tmp_path):
+    data = Path(write_torch(tmp_path / "whole.pt", {"a": numbers(500)})).read_bytes()
+    flipped = bytearray(data)
+    flipped[data.index(numbers(500).tobytes()) + 9] ^= 1
+    compressed = write_torch(
+        tmp_path / "c.pt", {"a": np.zeros(500, np.float32)}, compress=zipfile.ZIP_DEFLATED
+    )
+    big = tmp_path / "big.pt"
+    with zipfile.ZipFile(big, "w") as archive:
+        archive.writestr("a/data.pkl", b"")
+        archive.writestr("a/byteorder", b"big")
+    for bad in (
+        data[:-30],
+        data[:100],
+        bytes(flipped),
+        b"PK",
+        b"",
+        Path(compressed).read_bytes(),
+        big.read_bytes(),
+    ):
+        (tmp_path / "bad.pt").write_bytes(bad)
+        with pytest.raises(UserError, match=r"bad\.pt: is no file of torch\.save, or is damaged") as raised:
+            load_torch(str(tmp_path / "bad.pt"))
+        assert "\n" not in str(raised.value)
+    with pytest.raises(MissingFileError, match=r"none\.pt: no such file"):
+        load_torch(str(tmp_path / "none.pt"))
+
+
+def _tensor_of(kind: bytes, size: int) -> bytes:
+    """The operations that make a tensor of all of storage 0, taken for one of `kind`."""
+    long = b"J" + struct.pack("<i", size)
+    storage = b"(X\x07\0\0\0storagectorch\n" + kind + b"\nX\x01\0\0\x000X\x03\0\0\0cpu" + long + b"tQ"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0(" + long + b"t(K\x01t\x89NtR"
+
+
+def _write_by_hand(path: Path, tensors: list[bytes]) -> str:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("w/data.pkl", b"\x80\x02(" + b"".join(tensors) + b"t.")
+        archive.writestr("w/data/0", bytes(400_000))
+    return str(path)
+
+
+def test_storages_and_tensors_are_bounded_by_the_size_of_the_file(tmp_path):
+    once = [_tensor_of(b"FloatStorage", 100_000)]
+    (found,) = load_torch(_write_by_hand(tmp_path / "a.pt", once))
+    assert found.shape == (100_000,)
+    kinds = [*once, _tensor_of(b"IntStorage", 100_000), _tensor_of(b"CharStorage", 400_000)]
+    with pytest.raises(UserError, match="are larger than the file"):
+        load_torch(_write_by_hand(tmp_path / "a.pt", kinds))
+    with pytest.raises(UserError, match="asks for tensors of more than 16 times its own size"):
+        load_torch(_write_by_hand(tmp_path / "a.pt", once * 100))

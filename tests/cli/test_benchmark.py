@@ -1,0 +1,62 @@
+"""What the benchmarks share: work is timed in turn, the gauge shows memory, new processes are said to fail, pictures are drawn."""
+
+import json
+import mmap
+
+import numpy as np
+import pytest
+
+from plsc.cli.commands.benchmark import benchmark
+from plsc.errors import UserError
+
+
+def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
+    clock, order = [0.0], []
+    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: clock[0])
+
+    def work(name, seconds, factor):
+        def run():
+            order.append(name)
+            clock[0] += seconds.pop(0)
+            return factor
+
+        return run
+
+    a, b = work("a", [9.0, 1.0, 2.0], None), work("b", [1.0, 1.0, 5.0], 3.0)
+    assert benchmark.alternate(3, {"a": a, "b": b}) == {"a": 2.0, "b": 3.0}
+    assert order == ["a", "b"] * 3
+
+
+def test_the_gauge_sees_memory_come_and_its_peak_go():
+    size = 64 * 2**20
+    benchmark.reset_peak()
+    before = benchmark.resident_bytes()
+    taken = mmap.mmap(-1, size)  # from the system: an array may get what earlier tests left to the allocator
+    np.frombuffer(taken, np.uint8)[:] = 1
+    assert benchmark.resident_bytes() - before > 0.9 * size
+    taken.close()
+    assert benchmark.resident_bytes("VmHWM") - before > 0.9 * size
+    benchmark.reset_peak()
+    assert benchmark.resident_bytes("VmHWM") - before < 0.5 * size
+
+
+def test_circumstances_can_be_written_and_told():
+    found = benchmark.circumstances()
+    assert json.loads(json.dumps(found)) == found and found["processors"] > 0 and found["paddle"]
+    assert f"Paddle {found['paddle']}, commit {found['commit']}" in benchmark.told(found)
+
+
+def test_the_last_line_of_new_processes_is_told(tmp_path):
+    said = benchmark.run_ranks(["ckpt", "inspect", str(tmp_path / "none")], 1, tmp_path)
+    assert said.startswith("ERROR ") and "none" in said
+
+
+def test_points_are_drawn_whatever_their_order():
+    picture = benchmark.draw({"a": [(1000, 2.0), (10, 1.0)], "b": [(10, 3.0)]}, "classes", "ms")
+    assert picture.startswith(b"\x89PNG")
+    assert picture == benchmark.draw({"a": [(10, 1.0), (1000, 2.0)], "b": [(10, 3.0)]}, "classes", "ms")
+
+
+def test_a_mistake_in_the_overrides_is_told_before_anything_is_measured():
+    with pytest.raises(UserError, match=r"Head\.scal"):
+        benchmark.main(["head", "-o", "Head.scal=3"])

@@ -1,0 +1,70 @@
+"""The head's benchmark: its rows add up, the dense head has the loss of ours, the head's memory is what is planned."""
+
+import json
+
+import numpy as np
+import pytest
+
+from plsc.cli.commands.benchmark import benchmark, head
+from plsc.cli.commands.plan.cost import Trial, memory
+from plsc.config import load
+from tests.launch import ROOT, run_python
+
+SMALL = ["--dim", "16", "--batch", "8", "--threads", "1"]
+
+
+def test_the_numbers_add_up(tmp_path, capsys):
+    row = tmp_path / "row.json"
+    sizes = ["--classes", "300", "--rate", "0.5", "--runs", "2", "-o", "Head.scale=8.0"]
+    assert benchmark.main(["head", *SMALL, *sizes, "--row", str(row)]) == 0
+    found = json.loads(row.read_text())
+    asked = {
+        "classes": 300,
+        "rate": 0.5,
+        "ranks": 1,
+        "dim": 16,
+        "batch": 8,
+        "threads": 1,
+        "override": ["Head.scale=8.0"],
+    }
+    assert found.items() >= asked.items()
+    assert 150 <= found["selected"] <= 158
+    cfg = load(None, ["Head.sample_rate=0.5"]).Head
+    assert found["planned_bytes"] == memory(cfg, 300, found["selected"], 16, 8)
+    assert found["step_over_products"] == found["step_seconds"] / found["products_seconds"] > 0
+    assert found["step_over_dense"] == found["step_seconds"] / found["dense_seconds"] > 0
+    shown = head.show({**benchmark.circumstances(), "rows": [found]})
+    assert shown.splitlines()[-1].split()[:6] == ["300", "0.5000", "1", "1", "8", "16"]
+    assert head.plot({"rows": [found, dict(found, classes=30, dense_seconds=None)]}).startswith(b"\x89PNG")
+
+
+def test_the_dense_head_has_the_loss_of_ours():
+    cfg = load(
+        None, ["Model.embedding_size=16", "Head.scale=16.0"]
+    )  # at 64 Paddle's own loss cuts logits off
+    trial = Trial(cfg, 50, 8)
+    dense = head.Dense(cfg, 50, trial)
+    dense.centres.set_value(np.array(trial.head.bank.state()["centres"]))
+    assert dense.loss().item() == pytest.approx(trial.head(trial.emb, trial.label).loss.item(), rel=1e-5)
+    before = dense.loss().item()
+    dense.step()
+    assert dense.loss().item() < before and not trial.emb.grad.numpy().any()
+
+
+def test_products_with_too_many_logits_are_made_in_part(monkeypatch):
+    assert head.bare_products(4, 8, 100)() == 1
+    monkeypatch.setattr(head, "_ONE_ROW", 4 * 4 * 25)
+    assert head.bare_products(4, 8, 100)() == 4
+
+
+def test_a_row_is_measured_in_a_process_of_its_own_and_stays_within_what_is_planned(tmp_path):
+    sizes = ["--classes", "200000", "--dim", "128", "--batch", "64", "--runs", "1", "--no-dense"]
+    run_python(
+        ROOT / "tools/benchmark.py",
+        *["head", *sizes, "-o", "Head.logits_budget_mb=16", "--json", "head.json"],
+        cwd=tmp_path,
+    )
+    (row,) = json.loads((tmp_path / "head.json").read_text())["rows"]
+    rests = row["planned_bytes"]["centres"] + row["planned_bytes"]["momentum"]
+    assert rests < row["peak_bytes"] < 1.1 * sum(row["planned_bytes"].values())
+    assert row["dense_seconds"] is None and row["threads"] >= 1

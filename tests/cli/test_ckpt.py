@@ -1,0 +1,135 @@
+"""plsc-ckpt: what it prints, what it writes, its exit codes."""
+
+import json
+
+import pytest
+
+from plsc import cli
+from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.train_state import Best, TrainState
+from tests.checkpoints import assert_holds, content, flip, reseal, save_ranks
+from tests.launch import ROOT, run_python
+
+CONFIG = (
+    "Global: {seed: 1}\nModel: {name: LeNet, embedding_size: 4}\nHead: {name: dist_arcface, margin: 0.5}\n"
+)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    best = Best(step=90, set="lfw", metric="accuracy", value=0.9)
+    everything = {**content(2), "config_yaml": CONFIG, "state": TrainState(seed=2, best=best)}
+    return save_ranks(tmp_path, 120, everything, 2, classes=list("abcdefghijk"))[0], everything
+
+
+def run(capsys, *args):
+    code = cli.main(["ckpt", *map(str, args)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_inspect_is_a_table(saved, capsys):
+    code, out, err = run(capsys, "inspect", saved[0])
+    assert (code, err) == (0, "")
+    lines = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in out.splitlines() if "  " in line}
+    assert lines["step"] == "120, epoch 3"
+    assert lines["classes"] == "11, embeddings of 4"
+    assert lines["names"] == "11, from a, b, c, d, e"
+    assert lines["world size"] == "2"
+    assert lines["head"].startswith("bias float64 [11]; centres float32 [11, 4]; momentum float32 [11, 4]")
+    assert lines["contract"] == "size [32, 32], channels grey, mean 127.5, scale 0.0078431"
+    assert lines["best"] == "step 90, set lfw, metric accuracy, value 0.9"
+    assert lines["Model"] == "name LeNet, embedding_size 4" and lines["Head"].endswith("margin 0.5")
+    size = (saved[0] / "head-00001-of-00002.safetensors").stat().st_size
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("head-00001")]
+    assert row[1:5] == [str(size), "[6,", "11)", "5"]
+
+
+def test_inspect_as_json(saved, capsys):
+    code, out, _ = run(capsys, "inspect", saved[0], "--json")
+    facts = json.loads(out)
+    assert code == 0 and facts["world_size"] == 2 and facts["head"]["centres"] == ["float32", 11, 4]
+    assert [entry["classes"] for entry in facts["files"] if entry["classes"]] == [[0, 6], [6, 11]]
+    assert facts["state"] == saved[1]["state"].to_json() and facts["config"]["Head"]["margin"] == 0.5
+
+
+def test_a_config_that_is_none(saved, capsys):
+    reseal(saved[0], lambda fields: fields.update(config="a: [1"))
+    code, _, said = run(capsys, "inspect", saved[0])
+    assert code == 2
+    assert said.startswith(f"ERROR {saved[0]}/manifest.json: config: line 1: not valid YAML")
+
+
+def test_verify(saved, capsys):
+    folder, _ = saved
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.name != "manifest.json")
+    (folder / "mine.txt").write_text("x")
+    code, out, _ = run(capsys, "verify", folder)
+    assert code == 0 and out == (
+        f"{folder}: whole, 5 files, {size:,} bytes, every checksum is right; "
+        "not of the checkpoint and not checked: mine.txt\n"
+    )
+    flip(folder / "head-00001-of-00002.safetensors")
+    code, out, err = run(capsys, "verify", folder)
+    assert (code, out) == (2, "")
+    assert err == f"ERROR {folder}/head-00001-of-00002.safetensors: fails its checksum\n"
+    assert run(capsys, "inspect", folder)[0] == 0, "it reads no data"
+
+
+@pytest.mark.parametrize("name", ["backbone.safetensors", "head-00000-of-00002.safetensors", "classes.json"])
+def test_cut_off_and_lost_files_are_named(saved, capsys, name):
+    path = saved[0] / name
+    path.write_bytes(path.read_bytes()[:-1])
+    code, _, err = run(capsys, "verify", saved[0])
+    assert code == 2 and err.startswith(f"ERROR {path}: has ") and len(err.splitlines()) == 1
+    path.unlink()
+    assert run(capsys, "merge", saved[0], "--output", saved[0].parent / "m")[2] == (
+        f"ERROR {path}: is not there\n"
+    )
+
+
+def test_merge_split_reshard(saved, capsys):
+    folder, everything = saved
+    one, three, two = (folder.parent / name for name in ("one", "three", "two"))
+    code, out, _ = run(capsys, "merge", folder, "--output", one)
+    assert (code, out) == (0, f"{one}: 11 classes in 1 head file, from 2 head files\n")
+    code, out, _ = run(capsys, "split", one, "--ranks", 3, "--output", three)
+    assert (code, out) == (0, f"{three}: 11 classes in 3 head files, from 1 head file\n")
+    assert run(capsys, "reshard", three, "--ranks", 2, "--output", two)[0] == 0
+    assert_holds(three, everything)
+    assert Checkpoint.open(one).manifest.world_size == 1
+    assert {path.name: path.read_bytes() for path in two.iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    }
+
+
+def test_mistakes(saved, capsys):
+    folder, out = saved[0], saved[0].parent / "out"
+    for args, said in (
+        (
+            ("split", folder, "--ranks", 3),
+            f"{folder}: has 2 head files already; reshard --ranks 3 cuts them anew",
+        ),
+        (("reshard", folder, "--ranks", 0), "--ranks: must be an integer in [1, 99999] (got 0)"),
+        (("merge", f"{folder}x"), f"{folder}x: there is no such checkpoint folder"),
+    ):
+        assert run(capsys, *args, "--output", out)[::2] == (2, f"ERROR {said}\n")
+    assert not out.exists()
+    with pytest.raises(SystemExit):
+        run(capsys, "melt", folder)
+
+
+def test_export_centres_without_paddle(saved):
+    """Also: the modules that it takes do not import Paddle."""
+    script = (
+        "import sys\nfrom plsc.cli.commands import ckpt\n"
+        "ckpt.main(['export-centres', sys.argv[1], '--output', 'c.npy', '--normalise'])\n"
+        "assert 'paddle' not in sys.modules"
+    )
+    done = run_python("-c", script, str(saved[0]), cwd=saved[0].parent)
+    assert done.stdout == "c.npy: 11 centres of 4 numbers, of length 1\n"
+
+
+def test_the_tool_is_the_verb(tmp_path):
+    done = run_python(ROOT / "tools" / "ckpt.py", "--help", cwd=tmp_path)
+    assert done.stdout.startswith("usage: plsc-ckpt ")

@@ -1,0 +1,252 @@
+"""The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of their own."""
+
+import re
+import resource
+
+import pytest
+
+import plsc
+from plsc import cli
+from plsc.distributed import guard
+from plsc.errors import UserError
+from tests.launch import ROOT, run_python
+from tests.tiny_runs import TINY
+
+KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
+WRONG = {  # name -> the file, its overrides, the line
+    "unknown section": ("Glob:\n  epochs: 1", [], "a.yaml:1: Glob: unknown section, did you mean 'Global'?"),
+    "unknown key": ("Head:\n  marge: 1", [], "a.yaml:2: Head.marge: unknown key, did you mean 'margin'?"),
+    "wrong type": (
+        "Global:\n  epochs: ten",
+        [],
+        "a.yaml:2: Global.epochs: must be an integer >= 1 or null (got 'ten')",
+    ),
+    "duplicate key": (
+        "Head:\n  margin: 0.3\n  scale: 3.0\n  margin: 0.4",
+        [],
+        "a.yaml:4: Head.margin: given twice (first on line 2)",
+    ),
+    "bad override": (
+        "",
+        ["-o", "Head.margin"],
+        "-o Head.margin: an override must be Section.key=value (it has no '=')",
+    ),
+    "missing file": (None, [], "a.yaml: no such config file"),
+    "missing data": (
+        "DataLoader:\n  Train:\n    dataset: {name: ImageList, list: faces/list.txt}",
+        [],
+        "a.yaml:3: DataLoader.Train.dataset.list: file 'faces/list.txt' does not exist (looked in {cwd})",
+    ),
+    "epochs and steps": (
+        "Global:\n  epochs: 1\n  max_steps: 2",
+        [],
+        "a.yaml:3: Global.max_steps: cannot be given together with epochs (a.yaml:2), keep one",
+    ),
+    "unknown head": (
+        "Head:\n  name: archface",
+        [],
+        (
+            f"a.yaml:2: Head.name: must be one of {HEADS}, or your own as package.module:Class, "
+            "did you mean 'arcface'? (got 'archface')"
+        ),
+    ),
+    "sample rate": (
+        "Head:\n  sample_rate: 1.5",
+        [],
+        "a.yaml:2: Head.sample_rate: must be a number in (0, 1] (got 1.5)",
+    ),
+}
+# As one rank of two sees it; its peer does not exist, so a process group could never start.
+RANK = {
+    "PADDLE_TRAINER_ID": "0",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_LOCAL_SIZE": "2",
+    "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:1",
+    "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2",
+    "PADDLE_MASTER": "127.0.0.1:1",
+}
+
+
+def processor_seconds():
+    """Of all child processes so far: a busy machine does not stretch it as it does the clock."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_config_is_one_line_and_exit_code_2_before_any_group_starts(case, tmp_path):
+    text, overrides, line = WRONG[case]
+    if text is not None:
+        (tmp_path / "a.yaml").write_text(text)
+    began = processor_seconds()
+    command = [ROOT / "tools/train.py", "-c", "a.yaml", *overrides]
+    done = run_python(*command, cwd=tmp_path, check=False, timeout=60, **RANK)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"ERROR {line.format(cwd=tmp_path)}\n"
+    assert processor_seconds() - began < 5
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"] * (text is not None)
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path, capsys):
+    (tmp_path / "a.yaml").write_text("Head: {marge: 1}\nGlobal: {epochs: 0}")
+    assert cli.run("train", ["-c", str(tmp_path / "a.yaml"), "-o", "Model.embedding_size=x"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(r"ERROR .*a.yaml:1: .*\nERROR .*a.yaml:2: .*\nERROR -o Model.*\n", said.err)
+
+
+def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
+    command = [ROOT / "tools/train.py", "-c", TINY, "--dry-run", "-o", "Head.margin=0.3"]
+    done = run_python(*command, cwd=tmp_path, **RANK)
+    assert done.stderr == "", "what others say at every start is silenced before the config imports Paddle"
+    for key, value, source in [
+        ("max_steps", "12", f"{TINY}:3"),
+        ("learning_rate", "0.05", f"{TINY}:6"),
+        ("margin", "0.3", "-o"),
+        ("momentum", "0.9", "default"),
+    ]:
+        assert re.search(rf"^  {key}: {value} +# {source}$", done.stdout, re.MULTILINE), key
+    *plan, head = done.stdout.splitlines()[-5:]
+    assert plan == [
+        "plan: ranks    2, global batch 24 (12 each)",
+        "plan: data     115 images of 23 classes, shape [1, 12, 10]",
+        "plan: steps    12, 5 an epoch",
+        "plan: backbone SmallResNet, 1,392 parameters",
+    ]
+    assert head.startswith("plan: head     dist_arcface, 12 or 11 classes per rank, 0.0 MB for centres, ")
+    assert not list(tmp_path.iterdir())
+
+
+class Recorder:
+    """Stands for Entry: remembers how it was made and called."""
+
+    calls: list
+
+    def __init__(self, config, overrides):
+        Recorder.calls = [(config, overrides)]
+
+    def __getattr__(self, verb):
+        return lambda *arguments, **given: Recorder.calls.append((verb, *arguments, *given.items()))
+
+
+@pytest.mark.parametrize(
+    "verb, arguments, made, called",
+    [
+        ("train", [], (None, []), ("train",)),
+        (
+            "train",
+            ["-c", "a", "-o", "A.b=1", "C.d=2", "-o", "E.f=3"],
+            ("a", ["A.b=1", "C.d=2", "E.f=3"]),
+            ("train",),
+        ),
+        ("eval", ["--config", "a"], ("a", []), ("test", ("set_threshold", False), ("compare", None))),
+        (
+            "eval",
+            ["--set-threshold", "--compare", "other"],
+            (None, []),
+            ("test", ("set_threshold", True), ("compare", "other")),
+        ),
+        ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
+        ("predict", ["list.txt"], (None, []), ("predict", "list.txt", None)),
+        ("predict", ["a.png"], (None, []), ("predict", ["a.png"], None)),
+        ("predict", ["a.txt", "b.txt", "--output", "o"], (None, []), ("predict", ["a.txt", "b.txt"], "o")),
+    ],
+)
+def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
+    monkeypatch.setattr("plsc.training.entry.Entry", Recorder)
+    assert cli.main([verb, *arguments]) == 0
+    assert Recorder.calls == [made, called]
+
+
+@pytest.mark.parametrize("error, code", [(UserError("one\ntwo"), 2), (RuntimeError("a defect"), None)])
+def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, capsys, error, code):
+    class Fails(Recorder):
+        def train(self):
+            raise error
+
+    monkeypatch.setattr("plsc.training.entry.Entry", Fails)
+    if code is None:
+        with pytest.raises(RuntimeError, match="a defect"):
+            cli.run("train", [])
+        return
+    assert cli.run("train", []) == code
+    assert capsys.readouterr().err == "ERROR one\nERROR two\n"
+    with pytest.raises(UserError):
+        cli.run("train", ["--debug"])
+
+
+@pytest.mark.parametrize("arguments, code", [([], 0), (["--help"], 0), (["trane"], 2)])
+def test_without_a_verb_there_is_help(capsys, arguments, code):
+    assert cli.main(arguments) == code
+    said, mistake = capsys.readouterr()
+    said = said.splitlines()
+    assert mistake == ("ERROR unknown verb 'trane', did you mean 'train'?\n" if code else "")
+    assert said[0].startswith("usage: plsc VERB ...")
+    assert [tuple(line.split(maxsplit=1)) for line in said[1:]] == [
+        (verb, command.help) for verb, command in cli.COMMANDS.items()
+    ]
+
+
+def test_each_console_script_is_a_command():
+    """And each command is one; tools/benchmark.py is that of benchmark."""
+    scripts = dict(re.findall(r'"plsc-(\w+) = plsc\.cli:(\w+)"', (ROOT / "setup.py").read_text()))
+    expected = {verb: command.call.__name__ for verb, command in cli.COMMANDS.items() if verb != "benchmark"}
+    assert scripts == expected
+    assert '"plsc = plsc.cli:main"' in (ROOT / "setup.py").read_text()
+
+
+def test_the_version_needs_no_verb(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plsc {plsc.__version__}\n"
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "predict", "export"])
+def test_help_has_an_example(capsys, verb):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([verb, "--help"])
+    assert re.search(rf"example: plsc-{verb} -c ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name, code", [(None, 0), ("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
+    """But not a rank of plsc-run, for which it is no failure."""
+
+    class Stops(Recorder):
+        def train(self):
+            return {"stopped": name} if name else {"accuracy": 1.0}
+
+    monkeypatch.setattr("plsc.training.entry.Entry", Stops)
+    monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
+    assert cli.main(["train", "-c", "a"]) == code
+    monkeypatch.setenv(guard.SUPERVISOR, "1")
+    assert cli.main(["train", "-c", "a"]) == 0
+
+
+@pytest.mark.parametrize("module", ["numpy", "paddle"])
+def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
+    """A module of that name that is interrupted while it is imported."""
+    (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = "import sys;  from plsc.cli import train; sys.exit(train())"
+    done = run_python("-c", code, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (130, "ERROR interrupted\n")
+
+
+def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("plsc.training.entry.Entry", Recorder)
+    monkeypatch.chdir(tmp_path)
+    cli.main(["train", "-c", "a"])
+    assert capsys.readouterr().out == ""
+    cli.main(["train"])
+    assert "no -c: training with the built-in defaults" in capsys.readouterr().out
+    (tmp_path / "configs").mkdir()
+    cli.main(["train"])
+    assert "configs/ has other settings: plsc-train -c configs/" in capsys.readouterr().out
+
+
+def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):
+    """As a file its folder must not lead the import path: plsc/utils/log.py would be everybody's `log`."""
+    (tmp_path / "a.yaml").write_text("Head: {name: x}")
+    for program in (["-m", "plsc"], [ROOT / "plsc/__main__.py"]):
+        done = run_python(*program, "train", "-c", "a.yaml", cwd=tmp_path, check=False)
+        assert done.returncode == 2 and done.stderr.startswith("ERROR a.yaml:1: Head.name: must be one of")

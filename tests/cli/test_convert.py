@@ -1,0 +1,190 @@
+import os
+
+import numpy as np
+import pytest
+
+from plsc import cli
+from plsc.cli.commands.convert import convert
+from plsc.data.bin_packs import BinPairs
+from plsc.data.folder import ImageFolder
+from plsc.data.image_list import ImageList
+from plsc.data.pairs import ImagePairs
+from plsc.data.rec import RecImages
+from plsc.data.recordio import RecordFile
+from plsc.errors import UserError
+from tests.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder, write_rec
+
+
+def content(images):
+    """(label, bytes) of each image, sorted: what a conversion must not change."""
+    return sorted(
+        (int(images.labels[index]), images.encoded(index).tobytes()) for index in range(len(images))
+    )
+
+
+@pytest.fixture
+def faces(tmp_path):
+    return write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 3, "Cy": 1})
+
+
+def test_there_and_back_again(faces, tmp_path):
+    said = convert(str(faces), str(tmp_path / "a.rec"))
+    assert said == f"{tmp_path}/a.rec: 6 images of 3 identities"
+    rec = RecImages(str(tmp_path / "a.rec"))
+    assert content(rec) == content(ImageFolder(str(faces))) and rec.labels.tolist() == [0, 0, 1, 1, 1, 2]
+    convert(str(tmp_path / "a.rec"), str(tmp_path / "numbered"))
+    numbered = ImageFolder(str(tmp_path / "numbered"))
+    assert content(numbered) == content(rec) and numbered.folders == ["0", "1", "2"]
+    convert(str(tmp_path / "numbered"), str(tmp_path / "b.rec"))
+    for name in ("rec", "idx"):
+        assert (tmp_path / f"a.{name}").read_bytes() == (tmp_path / f"b.{name}").read_bytes()
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+
+
+def test_names_of_identities_are_kept(faces, tmp_path):
+    convert(str(faces), str(tmp_path / "copy"))
+    assert ImageFolder(str(tmp_path / "copy")).folders == ["Ann", "Bob", "Cy"]
+    assert sorted(os.listdir(tmp_path / "copy" / "Bob")) == ["0001.png", "0002.png", "0003.png"]
+    (tmp_path / "list.txt").write_text("Bob/Bob_0002.png\t0\nAnn/Ann_0001.png\t1\nBob/Bob_0001.png\t0\n")
+    convert(str(tmp_path / "list.txt"), str(tmp_path / "some"), root=str(faces))
+    assert content(ImageFolder(str(tmp_path / "some"))) == [(0, png(0)), (1, png(2)), (1, png(3))]
+    write_rec(tmp_path / "a.rec", list(range(11)))
+    convert(str(tmp_path / "a.rec"), str(tmp_path / "eleven"))
+    assert ImageFolder(str(tmp_path / "eleven")).folders[:3] == ["00", "01", "02"]
+
+
+def test_labels_out_of_order_are_sorted_in_a_rec(tmp_path):
+    for number in range(4):
+        (tmp_path / f"{number}.png").write_bytes(png(number))
+    (tmp_path / "list.txt").write_text("0.png\t1\n1.png\t0\n2.png\t1\n3.png\t0\n")
+    convert(str(tmp_path / "list.txt"), str(tmp_path / "a.rec"))
+    rec = RecImages(str(tmp_path / "a.rec"))
+    assert content(rec) == content(ImageList(str(tmp_path / "list.txt"))) and rec.labels.tolist() == [
+        0,
+        0,
+        1,
+        1,
+    ]
+    headers = RecordFile(str(tmp_path / "a.rec")).headers()
+    ranges = [*zip(headers.labels.tolist(), headers.second.tolist())]
+    assert ranges[0] == (5, 7) and ranges[-2:] == [(1, 3), (3, 5)], (
+        "as InsightFace finds an identity's images"
+    )
+
+
+def test_pairs_become_a_pack(faces, tmp_path):
+    (tmp_path / "pairs.csv").write_text(
+        "Ann/Ann_0001.png,Ann/Ann_0002.png,1\nAnn/Ann_0001.png,Cy/Cy_0001.png,0\n"
+    )
+    said = convert(str(tmp_path / "pairs.csv"), str(tmp_path / "a.bin"), root=str(faces))
+    assert said == f"{tmp_path}/a.bin: 2 pairs, 1 of them positive"
+    pack = BinPairs(str(tmp_path / "a.bin"))
+    assert [pack.encoded(index).tobytes() for index in range(4)] == [png(0), png(1), png(0), png(5)]
+    assert pack.same.tolist() == [True, False]
+    convert(str(tmp_path / "a.bin"), str(tmp_path / "b.bin"))
+    assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+    convert(str(faces), str(tmp_path / "drawn.bin"), num_pairs=4, classes=(0, 2))
+    drawn, wanted = BinPairs(str(tmp_path / "drawn.bin")), ImagePairs(str(faces), num_pairs=4, classes=(0, 2))
+    assert np.array_equal(drawn.same, wanted.same)
+    assert [drawn.encoded(n).tobytes() for n in range(8)] == [
+        wanted.encoded(n).tobytes() for n in wanted.pairs.ravel()
+    ]
+
+
+@pytest.mark.parametrize(
+    "paths, names",
+    [
+        (["0.png", "sub/1.png"], ["faces", "sub"]),  # beside the list, and in a folder
+        (["sub/../0.png", "sub/1.png"], ["faces", "sub"]),
+        (["../0.png", "../faces/1.png"], ["faces", None]),
+        (["0.png", ".hidden/1.png"], ["0", "1"]),  # a hidden folder would not be read
+        (["Ann/0.png", "ann/1.png"], ["0", "1"]),  # one folder for a Mac
+        (["\u00e9/0.png", "e\u0301/1.png"], ["0", "1"]),
+        (["a/Ann/0.png", "b/Ann/1.png"], ["0", "1"]),
+    ],
+)
+def test_every_identity_gets_a_folder_of_its_own_within_the_target(tmp_path, monkeypatch, paths, names):
+    """Whatever their folders are called: none is lost, none merged, nothing lands beside the target."""
+    (tmp_path / "faces" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "faces")
+    for number, path in enumerate(paths):
+        (tmp_path / "faces" / path).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "faces" / path).write_bytes(png(number))
+    (tmp_path / "faces" / "list.txt").write_text("".join(f"{path}\t{n}\n" for n, path in enumerate(paths)))
+    (tmp_path / "out").mkdir()
+    convert("list.txt", str(tmp_path / "out" / "copy"))
+    assert os.listdir(tmp_path / "out") == ["copy"]
+    copy = ImageFolder(str(tmp_path / "out" / "copy"))
+    assert copy.folders == sorted(name or tmp_path.name for name in names)
+    assert sorted(data for _, data in content(copy)) == sorted([png(0), png(1)])
+
+
+def test_nothing_is_overwritten_and_no_label_rounded(faces, tmp_path, monkeypatch):
+    (tmp_path / "a.idx").write_text("mine")
+    assert refusal(faces, tmp_path / "a.rec").startswith(f"{tmp_path}/a.idx: exists already")
+    assert (tmp_path / "a.idx").read_text() == "mine"
+    (tmp_path / "b").symlink_to(tmp_path / "nowhere")
+    assert refusal(faces, tmp_path / "b").startswith(f"{tmp_path}/b: exists already")
+    monkeypatch.setattr("plsc.cli.commands.convert._LARGEST_LABEL", 9)
+    assert "a .rec counts images and identities in float32" in refusal(faces, tmp_path / "c.rec")
+    assert not list(tmp_path.glob("c.*"))
+
+
+def refusal(*arguments, **options):
+    with pytest.raises(UserError) as raised:
+        convert(*map(str, arguments), **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
+    assert refusal(faces, faces) == f"{faces}: exists already; remove it, or name another target"
+    assert refusal(faces, tmp_path / "a.rec", num_pairs=3).startswith(
+        "--num-pairs, --classes: draw pairs, which go to a .bin"
+    )
+    assert refusal(faces, tmp_path / "a.bin", classes=(0, 1)).startswith(
+        "--classes: says which classes pairs are drawn from"
+    )
+    (faces / "Cy" / "Cy_0001.png").write_bytes(b"")
+    (faces / "Bob" / "Bob_0001.png").write_bytes(b"what")
+    before = sorted(os.listdir(tmp_path))
+    assert (
+        refusal(faces, tmp_path / "a.rec")
+        == f"{faces}/Cy/Cy_0001.png: is empty; remove it from the set first"
+    )
+    said = refusal(faces, tmp_path / "copy")
+    assert (
+        said
+        == f"{faces}/Bob/Bob_0001.png: is no image of a known kind (begins with 0x77686174); it cannot be named"
+    )
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_folder_may_be_written_with_a_slash_at_its_end(faces, tmp_path):
+    assert convert(str(faces), f"{tmp_path}/copy/") == f"{tmp_path}/copy: 6 images of 3 identities"
+    assert sorted(os.listdir(tmp_path / "copy")) == ["Ann", "Bob", "Cy"]
+
+
+def test_what_is_missing_of_a_target_or_of_its_pairs_is_said(faces, tmp_path):
+    assert refusal(faces, tmp_path / "none" / "a.rec") == (
+        f"{tmp_path}/none/a.rec: there is no folder {tmp_path}/none; make it first"
+    )
+    assert refusal(faces, tmp_path / "a.bin") == (
+        f"{faces}: has labelled images, no pairs; give --num-pairs to draw so many from them"
+    )
+
+
+def test_the_console_script(faces, tmp_path, capsys):
+    assert cli.convert([str(faces), str(tmp_path / "a.rec")]) == 0
+    assert capsys.readouterr().out.endswith("a.rec: 6 images of 3 identities\n")
+    assert cli.main(["convert", "none", str(tmp_path / "b.rec")]) == 2
+    assert capsys.readouterr().err.startswith("ERROR 'none' does not exist (looked in ")
+
+
+@needs_insightface_files
+def test_mxnets_own_file_is_made_again_byte_for_byte(tmp_path):
+    source = INSIGHTFACE / "lfw_mxnet" / "train.rec"
+    convert(str(source), str(tmp_path / "folder"))
+    convert(str(tmp_path / "folder"), str(tmp_path / "train.rec"))
+    assert (tmp_path / "train.rec").read_bytes() == source.read_bytes()
+    assert (tmp_path / "train.idx").read_bytes() == source.with_suffix(".idx").read_bytes()

@@ -1,0 +1,236 @@
+"""plsc-import: weights of torch, safetensors and PLSC 2.4 give the network that they came from, and nothing is passed over."""
+
+import json
+import pickle
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.numpy import save_file
+
+from plsc import cli
+from plsc.backbones.mobilefacenet import MobileFaceNet
+from plsc.checkpoint.store import Checkpoint
+from plsc.cli.commands.import_weights import import_weights, match, read_weights
+from plsc.config import load
+from plsc.data.dataset import preprocessing
+from plsc.errors import UserError
+from plsc.training.entry import Entry
+from tests.backbones.numpy_layers import scatter
+from tests.torch_files import numbers, write_torch
+
+MODEL = ["Model.name=MobileFaceNet", "Model.embedding_size=6", "Model.scale=1", "Model.blocks=[1,1,1,1]"]
+CONTRACT = preprocessing((3, 20, 16))
+
+
+@pytest.fixture(scope="module")
+def net():
+    """Random weights and statistics, each tensor another."""
+    net = MobileFaceNet(6, (3, 20, 16), scale=1, blocks=[1, 1, 1, 1])
+    scatter(net)
+    return net
+
+
+def plain(net):
+    return {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+
+
+def of_torch(net):
+    """The state dict as torch would have it: its names, linear weights [outputs, inputs], and its counters."""
+    state = {}
+    for name, value in plain(net).items():
+        place, _, part = name.rpartition(".")
+        part = {"_mean": "running_mean", "_variance": "running_var", "_weight": "weight"}.get(part, part)
+        state[f"{place}.{part}"] = value.T if value.ndim == 2 else value
+        if part == "running_var":
+            state[f"{place}.num_batches_tracked"] = np.array(7, np.int64)
+    return state
+
+
+def write(path, state):
+    if path.suffix == ".pt":
+        return write_torch(path, state)
+    if path.suffix == ".safetensors":
+        save_file({name: np.ascontiguousarray(value) for name, value in state.items()}, path)
+    else:
+        path.write_bytes(pickle.dumps(state, 2))
+    return str(path)
+
+
+def run(tmp_path, weights, *overrides, contract=CONTRACT):
+    return import_weights(weights, load(None, [*MODEL, *overrides]), tmp_path / "out", contract)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("change", [lambda name: name, lambda name: f"module.{name}"])
+def test_weights_of_torch_become_the_network(tmp_path, net, suffix, change):
+    state = {change(name): value for name, value in of_torch(net).items()}
+    rows = run(tmp_path, write(tmp_path / f"a{suffix}", state))
+    saved = Checkpoint.open(tmp_path / "out")
+    found, wanted = saved.backbone(), plain(net)
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert {row.name for row in rows} == state.keys()
+    done = {
+        name: [row for row in rows if row.done.startswith(name)]
+        for name in ("loaded", "transposed", "skipped")
+    }
+    assert [row.to for row in done["transposed"]] == ["features.layers.2.weight"]
+    assert {row.done for row in done["skipped"]} == {"skipped: torch counts batches there; nothing reads it"}
+    assert all(row.name.endswith("num_batches_tracked") and not row.to for row in done["skipped"])
+    assert sum(map(len, done.values())) == len(rows) and len(done["loaded"]) + 1 == len(wanted)
+    assert (saved.num_classes, saved.embedding_size, saved.contract) == (0, 6, CONTRACT)
+    assert saved.head(0, 0)["centres"].shape == (0, 6)
+    report = json.loads((tmp_path / "out" / "import.json").read_text())
+    assert report["tensors"] == [row._asdict() for row in rows] and report["model"] == "MobileFaceNet"
+
+
+def test_a_square_linear_weight_is_transposed_by_its_origin_not_its_shape():
+    net = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.BatchNorm1D(3))
+    square, ours = numbers(3, 3), plain(net)
+    paddle_file = {**ours, "0.weight": square}
+    torch_file = {name: paddle_file[name] for name in ("0.weight", "0.bias", "1.weight", "1.bias")}
+    torch_file.update({"1.running_mean": ours["1._mean"], "1.running_var": ours["1._variance"]})
+    assert np.array_equal(match(torch_file, net, "a")[0]["0.weight"], square.T)
+    assert np.array_equal(match(paddle_file, net, "a")[0]["0.weight"], square)
+
+
+def test_weights_of_plsc_2_4(tmp_path, net):
+    names = {name: f"param_{number}" for number, name in enumerate(plain(net))}
+    state = {**plain(net), "head.weight": numbers(6, 50), "StructuredToParameterName@@": names}
+    rows = run(tmp_path, write(tmp_path / "a.pdparams", state))
+    found = Checkpoint.open(tmp_path / "out").backbone()
+    assert all(np.array_equal(found[name], value) for name, value in plain(net).items())
+    assert [row[3] for row in rows if not row.to] == [
+        "skipped: the class centres of PLSC 2.4; the head is not imported",
+        "skipped: Paddle's own names of the tensors",
+    ]
+
+
+def test_half_precision_and_other_shapes_of_the_same_numbers(tmp_path):
+    slopes = paddle.nn.Sequential(paddle.nn.PReLU(4))
+    for given, done in (
+        (np.float16([[[1]], [[2]], [[3]], [[4]]]), "reshaped"),
+        (np.float16([1, 2, 3, 4]), "loaded"),
+    ):
+        found, rows = match({"0.weight": given}, slopes, "a")
+        assert found["0._weight"].dtype == np.float32 and rows[0].done == done
+        assert found["0._weight"].tolist() == [1, 2, 3, 4]
+    bits = write_torch(tmp_path / "a.pt", {"a": np.array([0x3F80, 0xC000], np.uint16)})
+    assert read_weights(bits)["a"].tolist() == [1.0, -2.0]
+
+
+def test_a_state_dict_inside_a_training_checkpoint(tmp_path, net):
+    state = of_torch(net)
+    path = write_torch(tmp_path / "a.pt", state, wrap=lambda made: {"epoch": 3, "state_dict_backbone": made})
+    assert read_weights(path).keys() == state.keys()
+
+
+def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
+    weights = write(tmp_path / "a.pt", of_torch(net))
+    arguments = [
+        weights,
+        "-o",
+        *MODEL,
+        "--model",
+        "MobileFaceNet",
+        "--embedding-size",
+        "6",
+        "--size",
+        "20",
+        "16",
+    ]
+    assert cli.import_weights([*arguments, "--output", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["tensor", "to", "shape", "done"]
+    assert said[-1] == f"done: {len(plain(net))} of {len(of_torch(net))} tensors in {tmp_path / 'out'}"
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 20, 16), np.uint8)
+    monkeypatch.chdir(tmp_path)
+    entry = Entry(tmp_path / "out" / "config.yaml", ["Export.formats=[paddle]"])
+    found, _ = entry.predict(pixels)
+    net.eval()
+    want = net(paddle.to_tensor((pixels.astype(np.float32) - 127.5) / 127.5)).numpy()
+    assert np.abs(found - want / np.linalg.norm(want, axis=1, keepdims=True)).max() < 1e-5
+    assert entry.export()["embedding_size"] == 6
+
+
+def broken(net, **changes):
+    state = {**of_torch(net), **changes}
+    return {name: value for name, value in state.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"conv_sep.layers.0.weight": None}, "conv_sep.layers.0.weight is not in the file"),
+        ({"more.weight": np.zeros(3, np.float32)}, "more.weight is not in MobileFaceNet"),
+        (
+            {"conv_sep.layers.1.bias": np.zeros(7, np.float32)},
+            "conv_sep.layers.1.bias is [7] in the file, [512] in MobileFaceNet",
+        ),
+        (
+            {"module.conv_sep.layers.1.bias": np.zeros(512, np.float32)},
+            "module.conv_sep.layers.1.bias is not in MobileFaceNet",
+        ),
+    ],
+)
+def test_each_difference_is_named(tmp_path, net, changes, said):
+    with pytest.raises(UserError) as raised:
+        run(tmp_path, write(tmp_path / "a.pt", broken(net, **changes)))
+    assert str(raised.value) == f"{tmp_path / 'a.pt'}: {said}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt"]
+
+
+def test_of_many_differences_the_first_ten_are_named(tmp_path, net):
+    state = dict(list(of_torch(net).items())[:9])
+    with pytest.raises(UserError) as raised:
+        run(tmp_path, write(tmp_path / "a.pt", state))
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 11 and lines[0].endswith("is not in the file")
+    assert lines[-1] == f"{tmp_path / 'a.pt'}: and {len(plain(net)) - 8 - 10} tensors more"
+
+
+def test_a_file_of_another_network(tmp_path):
+    with pytest.raises(UserError) as raised:
+        run(tmp_path, write(tmp_path / "a.pt", {"conv9.weight": numbers(3), "conv9.bias": numbers(3)}))
+    assert str(raised.value) == (
+        f"{tmp_path / 'a.pt'}: none of its 2 tensors is one of MobileFaceNet's (the first is conv9.weight); "
+        "give the model that they are of"
+    )
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        (pickle.dumps([1, 2]), "holds no tensors by name; torch's format before 1.6 is not read"),
+        (pickle.dumps(print), "refused: the file asks for builtins.print; nothing of it was run"),
+        (b"", "is no pickle, or is damaged or cut off"),
+    ],
+)
+def test_files_that_hold_no_weights(tmp_path, data, said):
+    (tmp_path / "a.pdparams").write_bytes(data)
+    with pytest.raises(UserError) as raised:
+        run(tmp_path, str(tmp_path / "a.pdparams"))
+    assert said in str(raised.value) and len(str(raised.value).splitlines()) == 1
+
+
+def test_damaged_safetensors(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"123")
+    with pytest.raises(UserError, match="the file is damaged; fetch it again"):
+        run(tmp_path, str(tmp_path / "a.safetensors"))
+
+
+def test_what_is_there_is_not_replaced_and_the_network_has_to_be_given(tmp_path, net, capsys):
+    weights = write(tmp_path / "a.pt", of_torch(net))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("")
+    with pytest.raises(UserError) as raised:
+        run(tmp_path, weights)
+    assert (
+        str(raised.value) == f"{tmp_path / 'out'}: is there already; name a new folder for what is imported"
+    )
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):
+        import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", CONTRACT)
+    assert cli.main(["import", weights, "--output", str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err == "ERROR plsc-import: give the network, by --model NAME or by -c FILE\n"

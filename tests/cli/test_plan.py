@@ -1,0 +1,272 @@
+"""The planner: shards and lines by hand, what fits and what pays, and the command with its calibration on one process."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from plsc.cli.commands.plan import plan
+from plsc.cli.commands.plan.calibration import SMALLEST
+from plsc.cli.commands.plan.cost import memory
+from plsc.config import load
+from plsc.errors import UserError
+from tests.tiny_runs import TINY
+
+MB = 2**20
+
+
+def case(classes=1001, ranks=2, batch=8, *overrides):
+    return plan.Case(load(None, ["Model.embedding_size=16", *overrides]), classes, ranks, batch)
+
+
+@pytest.mark.parametrize("x, y", [(10, 2.0), (5, 2.0), (15, 3.0), (20, 4.0), (60, 44 / 3 + 4)])
+def test_a_line_through_the_points(x, y):
+    """Between points on straight lines, before the first its own value, after the last on the line from the first."""
+    assert plan.along([(10, 2.0), (20, 4.0), (40, 8 + 4 / 3 - 4 / 3)], x) == pytest.approx(
+        {60: 12.0}.get(x, y)
+    )
+
+
+def test_one_point_is_a_line_through_nothing():
+    assert plan.along([(10, 2.0)], 30) == pytest.approx(6.0)
+
+
+FREE = {"bank": 10**9, "checkpoints": 10**9, "one": True}
+FOUND = {
+    "base": 300 * MB,
+    "head": {"full": [[1000, 0.01], [2000, 0.02]], "sampled": [[100, 0.002], [1000, 0.011]]},
+    "backbone": [[4, 0.4, 30 * MB], [8, 0.8, 50 * MB]],
+    "parameters": 1_000_000,
+    "ranks": 1,
+    "threads": 2,
+}
+
+
+def test_the_plan_by_hand():
+    planned = plan.plan(case(100_000, 1, 16), FOUND, 1000 * MB, FREE)
+    assert planned["head_seconds"] == pytest.approx(1.0)
+    assert planned["backbone_seconds"] == pytest.approx(1.6)
+    sizes = planned["bytes"]
+    assert sizes["Paddle"] == 300 * MB and sizes["backbone"] == 12_000_000
+    assert sizes["activations"] == 90 * MB - 8_000_000  # weights and gradient are in what was measured
+    assert sizes["centres"] == sizes["momentum"] == sizes["gradient"] == 4 * 100_000 * 16
+    tenth = next(row for row in planned["rates"] if row["rate"] == 0.1)
+    assert tenth["selected"] == 10_000 + 14 and tenth["head_seconds"] == pytest.approx(
+        0.001 + 10.014e-3 + 90.126e-3 - 0.00014, rel=0.01
+    )
+    assert tenth["bytes"] < sum(sizes.values())
+    assert plan.verdict(planned) == "a rate of 0.2 saves 31% of a step"
+    said = plan.show(planned)
+    assert (
+        "100,000 classes on 1 rank, 16 samples each, rate 1, bank device, float32\n" in said
+        and "does NOT fit" not in said
+    )
+    assert (
+        "2 threads a rank), not of a GPU or another machine: the one rank; measured up to 2,000 classes"
+        in said
+    )
+    said = plan.show(plan.plan(case(100_000, 32, 16), FOUND, 1000 * MB, FREE))
+    assert "1 process in place of each of the 32 ranks" in said
+
+
+def test_what_does_not_fit_is_said():
+    planned = plan.plan(case(100_000, 1, 16), FOUND, 400 * MB, FREE)
+    assert (
+        "it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank"
+        in plan.show(planned)
+    )
+
+
+def test_where_the_backbone_takes_the_time_a_lower_rate_does_not_pay():
+    planned = plan.plan(case(1000, 1, 16), FOUND, 1000 * MB, FREE)
+    assert plan.verdict(planned) == "a lower rate does not pay: it saves less than 10% of a step"
+
+
+def test_a_head_on_every_rank_knows_no_rates():
+    found = {**FOUND, "head": {"full": [[1000, 0.01]]}, "backbone": []}
+    planned = plan.plan(case(1000, 1, 16, "Head.name=arcface"), found, 1000 * MB, FREE)
+    assert [row["rate"] for row in planned["rates"]] == [1.0] and planned["backbone_seconds"] is None
+    assert "activations" not in planned["bytes"]
+
+
+@pytest.mark.parametrize("ranks, rate", [(1, 1.0), (2, 0.1)])
+def test_one_class_more_than_the_largest_number_does_not_fit(ranks, rate):
+    asked = case(10, ranks, 8, f"Head.sample_rate={rate}", "Head.logits_budget_mb=64")
+    most = plan.largest(asked, others=10 * MB, memory=100 * MB)
+
+    def bytes_of(classes):
+        there = plan.Case(asked.cfg, classes, ranks, 8)
+        parts = memory(asked.cfg.Head, there.shard, there.selected(rate), 16, there.samples)
+        return sum({**parts, "blocks": 64 * MB}.values())
+
+    assert bytes_of(most) <= 90 * MB < bytes_of(most + 2 * ranks)
+
+
+# ---- a bank on disk
+
+
+ON_DISK = ["Head.bank=disk", "Head.sample_rate=0.01", "Head.bank_dtype=bfloat16"]
+SECONDS = [[100, 0.2, 0.3, 0.1], [1000, 0.2, 1.2, 1.0]]
+
+
+def test_what_the_disk_has_to_do_follows_from_what_the_page_cache_holds():
+    asked = case(1_000_000, 1, 16, *ON_DISK)  # 64 MB
+    assert plan.disk_of(asked, 100 * MB, 30 * MB) == (0, pytest.approx(1 - 0.2 * 70 * MB / 64e6))
+    assert plan.disk_of(asked, 500 * MB, 30 * MB) == (0, 0)
+    assert plan.disk_of(asked, 10 * MB, 30 * MB) == (1, 1)
+    half = plan.disk_of(asked, 32e6 + 1, 1)
+    assert half == pytest.approx((0.5, 0.9))
+    found = {"head": {"sampled": SECONDS, "full": SECONDS}}
+    assert asked.selected(0.0985) == 98_514 and plan.head_seconds(asked, found, 0.01) == pytest.approx(0.2)
+    small = case(100_000, 1, 0, *ON_DISK)
+    assert plan.head_seconds(small, found, 0.01, plan.Disk(0.5, 0.1)) == pytest.approx(0.5 * 1.0 + 0.2)
+    assert plan.head_seconds(small, found, 0.01, plan.Disk(0.5, 0.9)) == pytest.approx(0.5 * 1.0 + 0.9 * 1.0)
+    assert plan.disk_of(case(), 1, 2) == (0, 0)
+
+
+def test_the_disk_holds_the_bank_and_as_many_checkpoints_as_there_are_at_a_time():
+    asked = case(1_000_000, 1, 16, *ON_DISK, "Checkpoint.keep=2", "DataLoader.Eval.dataset=null")
+    needs = plan.disk_needs(asked, parameters=1000)
+    assert needs == {"bank": 64_000_000, "checkpoint": 64_008_000, "checkpoints": 3}
+    whole = 64_000_000 + 3 * 64_008_000
+    for most, fits in ((whole, True), (whole - 1, False)):
+        assert plan.fits_disk(needs, {"bank": 0, "checkpoints": most, "one": True}) == fits
+    apart = {"bank": 64_000_000, "checkpoints": 3 * 64_008_000, "one": False}
+    assert plan.fits_disk(needs, apart)
+    for place in ("bank", "checkpoints"):
+        assert not plan.fits_disk(needs, {**apart, place: apart[place] - 1})
+    with_best = plan.disk_needs(case(10, 1, 16, "Checkpoint.keep=2"), 0)
+    assert (with_best["bank"], with_best["checkpoints"]) == (0, 4)
+
+
+def test_a_plan_for_the_disk_by_hand():
+    asked = case(1_000_000, 1, 16, *ON_DISK, "Checkpoint.keep=1", "DataLoader.Eval.dataset=null")
+    found = {**FOUND, "head": {"full": SECONDS, "sampled": SECONDS}, "backbone": [], "parameters": 0}
+    planned = plan.plan(asked, found, 400 * MB, {**FREE, "checkpoints": 200_000_000})
+    assert planned["bytes"]["centres"] == planned["bytes"]["momentum"] == 0 < planned["bytes"]["window"]
+    assert planned["disk"]["fits"] and planned["largest_classes_on_disk"] == 200_000_000 // (3 * 64)
+    said = plan.show(planned)
+    assert "rate 0.01, bank disk, bfloat16\n" in said and "NOT fit" not in said
+    assert (
+        "disk: at most 2 checkpoints of 61 MB, bank 61 MB, of 191 MB free; up to 1,041,666 classes fit\n"
+        in said
+    )
+    assert "\nof a step's rows the disk reads 0% and writes " in said
+    little = plan.plan(asked, found, 400 * MB, {"bank": 10**6, "checkpoints": 10**9, "one": False})
+    said = plan.show(little)
+    assert "2 checkpoints of 61 MB of 954 MB free, bank 61 MB of 1 MB free; up to 15,625 classes fit" in said
+    assert said.endswith(
+        "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
+    )
+
+
+def test_where_the_run_would_write_is_looked_at(tmp_path):
+    cfg = load(None, [f"Global.output_dir={tmp_path}/new/run", "Head.bank=disk", "Head.bank_folder=/dev/shm"])
+    free = plan.disk_free(cfg)
+    assert free["one"] == (tmp_path.stat().st_dev == Path("/dev/shm").stat().st_dev)
+    assert free["bank"] > 0 < free["checkpoints"] and not (tmp_path / "new").exists()
+    assert plan.disk_free(load(None, [f"Global.output_dir={tmp_path}"]))["one"]
+
+
+def test_the_command_plans_a_bank_on_disk_and_leaves_nothing_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "--classes 3000 --batch 4 --rate 0.5 --bank disk --bank-dtype bfloat16 --memory 2 --disk 0.001 --seconds 1"
+    assert (
+        plan.main(["-c", str(TINY), *words.split(), "--json", "plan.json", "-o", "Head.bank_folder=rows/a"])
+        == 0
+    )
+    planned = json.loads((tmp_path / "plan.json").read_text())
+    assert planned["bank"] == ["disk", "bfloat16"] and planned["disk"]["bank"] == 3000 * 2 * 8 * 2
+    assert all(len(point) == 4 and min(point) > 0 for point in planned["calibration"]["head"]["sampled"])
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    said = capsys.readouterr().out
+    assert "bank disk, bfloat16\n" in said and "of 1 MB free" in said
+
+
+def test_a_folder_that_can_hold_no_bank_is_told():
+    asked = ["-c", str(TINY), "--bank", "disk", "-o", "Head.bank_folder=/proc/nowhere"]
+    with pytest.raises(
+        UserError, match=r"^Head\.bank_folder: /proc: cannot hold the class centres: .*; name another folder$"
+    ):
+        plan.main(asked)
+
+
+def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = [
+        "-c",
+        str(TINY),
+        "--classes",
+        "3000",
+        "--batch",
+        "4",
+        "--rate",
+        "0.5",
+        "--memory",
+        "2",
+        "--seconds",
+        "1",
+    ]
+    assert plan.main([*asked, "--json", "plan.json"]) == 0
+    planned = json.loads((tmp_path / "plan.json").read_text())
+    assert (planned["classes"], planned["batch"], planned["rate"], planned["memory"]) == (
+        3000,
+        4,
+        0.5,
+        2 * 2**30,
+    )
+    found = planned["calibration"]
+    assert found["head"].keys() == {"full", "sampled"} and found["parameters"] > 0 and found["backbone"]
+    assert found["head"]["full"][0][0] == SMALLEST and all(y > 0 for _, y in found["head"]["full"])
+    assert capsys.readouterr().out.startswith(
+        "3,000 classes on 1 rank, 4 samples each, rate 0.5, bank device, float32\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        (["--ranks", "0"], r"--ranks: must be 1 or more \(got 0\)"),
+        (["--classes", "-3"], r"--classes: must be 1 or more \(got -3\)"),
+        (["--rate", "2"], r"Head\.sample_rate"),
+        (["--bank", "attic"], r"Head\.bank"),
+        (["--bank-dtype", "bfloat16"], r"Head\.bank_dtype: has no meaning with the bank device"),
+    ],
+)
+def test_what_it_refuses(asked, said):
+    with pytest.raises(UserError, match=said):
+        plan.main(["-c", str(TINY), *asked])
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("10M", 10**7),
+        ("1.5e6", 1_500_000),
+        ("100k", 10**5),
+        ("1,000,000", 10**6),
+        ("0.5M", 500_000),
+        ("7", 7),
+    ],
+)
+def test_large_numbers_may_be_written_short(text, number):
+    assert plan.whole_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["1.5", "many", "", "k", "nan", "inf", "1e-3"])
+def test_what_is_no_whole_number_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"must be a whole number, .* \(got '.*'\)"):
+        plan.whole_number(text)
+
+
+def test_without_a_config_it_says_what_it_plans(capsys, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "calibrate", lambda case, *_: asked.append(case) or FOUND)
+    assert plan.main(["--classes", "10M", "--ranks", "1", "--memory", "100", "--disk", "100"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("no config given (-c): planned are the defaults") and asked[0].classes == 10**7
+    assert "the network SmallResNet on images of 1 x 32 x 32 from Glyphs" in said
+    plan.main(["-c", str(TINY), "--memory", "100", "--disk", "100"])
+    assert "no config" not in capsys.readouterr().out

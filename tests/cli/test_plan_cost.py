@@ -1,0 +1,110 @@
+"""What a head costs: the computed memory against what the bank holds, and a trial's steps that train."""
+
+import os
+
+import numpy as np
+import pytest
+
+from plsc.cli.commands.plan.cost import Trial, bank_bytes, memory
+from plsc.config import load
+from plsc.heads import kernels
+from plsc.heads.blocks import plan_blocks
+from plsc.heads.kernels import softmax
+
+DIM = "Model.embedding_size=16"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "{name: dist_arcface}",
+        "{name: dist_softmax, bias: true}",
+        "{name: arcface, sub_centres: 3}",
+        "{name: dist_cosface, sample_rate: 0.2}",
+    ],
+)
+def test_what_rests_and_the_gradient_are_as_large_as_computed(head):
+    cfg = load(None, [f"Head={head}", DIM])
+    trial = Trial(cfg, 300, 8)
+    trial.step()
+    bank = trial.head.bank
+    found = memory(cfg.Head, 300, bank.selected, 16, 8)
+    at_rest = sum(array.nbytes for array in bank.state().values())
+    assert at_rest == found["centres"] + found["momentum"]
+    assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bank", ["host", "disk"])
+def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, tmp_path):
+    keys = [f"Head.bank={bank}", f"Head.bank_dtype={dtype}", "Head.sample_rate=0.2"]
+    cfg = load(None, [*keys, DIM, *([f"Head.bank_folder={tmp_path}"] if bank == "disk" else [])])
+    trial = Trial(cfg, 300, 8)
+    trial.step()
+    found = memory(cfg.Head, 300, trial.head.bank.selected, 16, 8)
+    state = trial.head.bank.state().values()
+    at_rest = sum(np.prod(array.shape) * array.dtype.itemsize for array in state)
+    assert at_rest == bank_bytes(cfg.Head, 300, 16)
+    assert found["centres"] + found["momentum"] == (0 if bank == "disk" else at_rest)
+    if bank == "disk":
+        assert os.fstat(trial.head.bank._storage._file.fileno()).st_size == at_rest
+    if (bank, dtype) != ("host", "float32"):
+        windows = trial.head.bank._buffer, trial.head.bank._next_buffer
+        rows = found["window"] // 2 // (2 * 16 * 4)
+        assert rows == trial.head.bank.selected and all(len(w.arrays["centres"]) >= rows for w in windows)
+        assert found["gradient"] == rows * 16 * 4
+
+
+def test_memory_does_not_grow_with_the_classes_on_disk():
+    cfg = load(None, ["Head.bank=disk", "Head.sample_rate=0.01"]).Head
+    assert memory(cfg, 10**6, 10_000, 128, 64) == memory(cfg, 10**8, 10_000, 128, 64)
+    everything = memory(cfg, 10**6, 10**6, 128, 64)  # without sampling: the gradient, and windows of a block
+    assert everything["gradient"] == 4 * 128 * 10**6 and everything["window"] == 8192 * 2 * 128 * 4
+    assert everything["blocks"] > memory(cfg, 10**6, 10**6 - 1, 128, 64)["blocks"] or not kernels.multiplies()
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_a_step_from_the_disk_is_timed_in_two_parts(rate, tmp_path):
+    keys = ["Head.bank=disk", f"Head.bank_folder={tmp_path}", f"Head.sample_rate={rate}"]
+    trial = Trial(load(None, [*keys, DIM]), 300, 8)
+    before = trial.number
+    reading, writing = trial.seconds_on_disk()
+    assert reading > 0 < writing and trial.number == before + (2 if rate < 1 else 1)
+
+
+@pytest.mark.parametrize("budget", [0.1, 64])
+def test_the_blocks_stay_within_the_budget(budget, monkeypatch):
+    cfg = load(None, [f"Head.logits_budget_mb={budget}"]).Head
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    found = memory(cfg, 100_000, 100_000, 512, 64)["blocks"]
+    block, kept = plan_blocks(64, 100_000, 512, 1, int(budget * 2**20))
+    assert found == 4 * block * (3 * 64 + 4 * 512) + 4 * 64 * 100_000 * kept <= budget * 2**20
+
+
+def test_with_kernels_each_thread_has_blocks_and_a_margin_that_hooks_in_has_none():
+    if not kernels.multiplies():
+        pytest.skip("there are no kernels with products here")
+
+    def blocks(threads, **keys):
+        cfg = load(
+            None, [f"Head={{logits_budget_mb: 1, {', '.join(f'{k}: {v}' for k, v in keys.items())}}}"]
+        ).Head
+        return memory(cfg, 100_000, 2000, 64, 32, threads)["blocks"]
+
+    of_thread = 4 * (softmax.BLOCK * (64 + 32) + 32 * 64)
+    assert blocks(1) == 4 * 32 * 2000 + of_thread and blocks(3) - blocks(1) == 2 * of_thread
+    assert blocks(3, filter_above=0.4) == blocks(1, filter_above=0.4) != blocks(1)
+    assert blocks(1, compute_dtype="bfloat16") - blocks(1) == 4 * softmax.BLOCK * (
+        64 + 32
+    )  # blocks of twice as many classes
+
+
+def test_a_trial_trains():
+    trial = Trial(load(None, [DIM, "Head.scale=8.0"]), 40, 8)
+    before = trial.head.bank.state()["centres"].copy()
+    first = trial.head(trial.emb, trial.label).loss.item()
+    for _ in range(5):
+        trial.step()
+    assert trial.number == 5 and trial.head(trial.emb, trial.label).loss.item() < first
+    assert not np.array_equal(trial.head.bank.state()["centres"], before)
+    assert not trial.emb.grad.numpy().any()

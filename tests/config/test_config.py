@@ -1,0 +1,380 @@
+"""The whole way: file and overrides in, a Config or the exact error lines out."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plsc.config import ConfigError, load, schema, to_markdown
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.registry import BACKBONES, DATASETS
+
+REPO = Path(__file__).parents[2]
+
+
+class DummyNet:
+    def __init__(self, embedding_size: int, widths: tuple[int, ...] = (8,), norm: str = "batch"):
+        self.widths = widths
+
+
+class DummyImages:
+    def __init__(self, root: str, size: int = 32, seed: int = 0):
+        self.root, self.seed = root, seed
+
+    @classmethod
+    def check(cls, **kwargs):
+        if not os.path.isdir(kwargs["root"]):
+            raise MissingFileError(f"root: no such folder (got '{kwargs['root']}')")
+        if kwargs.get("size") == 13:
+            raise UserError("13 is an unlucky size")
+
+
+class DummyPairs:
+    def __init__(self, count: int = 10):
+        self.count = count
+
+
+@pytest.fixture(autouse=True)
+def dummies(monkeypatch):
+    monkeypatch.setattr(BACKBONES, "_classes", {"DummyNet": DummyNet})
+    monkeypatch.setattr(DATASETS, "_classes", {"DummyImages": DummyImages, "DummyPairs": DummyPairs})
+
+
+def errors(path=None, overrides=()):
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    assert str(caught.value) == "\n".join(caught.value.errors)
+    return caught.value.errors
+
+
+# ---- defaults, files, overrides
+
+
+def test_defaults():
+    cfg = load()
+    assert (cfg.Global.epochs, cfg.Global.max_steps, cfg.Global.output_dir) == (10, None, "output")
+    assert (cfg.Head.name, cfg.Head.margin, cfg.Head.scale, cfg.Head.sample_rate) == (
+        "dist_arcface",
+        None,
+        64.0,
+        1.0,
+    )
+    assert (cfg.Model.name, cfg.Model.embedding_size, cfg.Model.keywords) == ("SmallResNet", 128, {})
+    assert (cfg.DataLoader.Train.dataset.name, cfg.DataLoader.Eval.dataset.name) == ("Glyphs", "GlyphPairs")
+
+
+def test_a_file_states_what_differs(write):
+    cfg = load(write("Head:\n  margin: 3e-1\nLRScheduler: {name: step, milestones: [1, 2.5]}\n"))
+    assert cfg.Head.margin == 0.3
+    assert cfg.LRScheduler.milestones == [1.0, 2.5]
+    assert (cfg.source("Head.margin"), cfg.source("Head.name")) == ("a.yaml:2", "default")
+    assert cfg.source("LRScheduler.milestones") == "a.yaml:3"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "Head:\nGlobal:\nDataLoader:\n  Train:\n"])
+def test_nothing_written_means_the_defaults(write, text):
+    assert load(write(text)) == load()
+
+
+def test_a_byte_order_mark_and_windows_line_ends(write):
+    assert load(write(b"\xef\xbb\xbfHead:\r\n  margin: 0.3\r\n")).Head.margin == 0.3
+
+
+def test_a_folder_means_its_default_yaml(write):
+    write("Global: {seed: 7}", "default.yaml")
+    assert load(".").Global.seed == 7
+    assert load(Path.cwd()).source("Global.seed") == f"{Path.cwd() / 'default.yaml'}:1"
+
+
+def test_overrides_win_and_the_last_one_most(write):
+    cfg = load(
+        write("Head: {margin: 0.1, scale: 32}"),
+        ["Head.margin=0.2", " Head.margin = 3e-1", "Global.output_dir=a=b"],
+    )
+    assert (cfg.Head.margin, cfg.Head.scale, cfg.Global.output_dir) == (0.3, 32.0, "a=b")
+    assert (cfg.source("Head.margin"), cfg.source("Head.scale")) == ("-o", "a.yaml:1")
+
+
+def test_override_values_are_yaml():
+    cfg = load(None, ["LRScheduler.name=step", "LRScheduler.milestones=[1, 2]", "Global.output_dir='5e-4'"])
+    assert (cfg.LRScheduler.milestones, cfg.Global.output_dir) == ([1.0, 2.0], "5e-4")
+    assert load(None, "Global.seed=3").Global.seed == 3
+
+
+def test_an_override_of_a_section_replaces_it(write):
+    path = write("DataLoader:\n  Train:\n    dataset: {name: DummyImages, root: here}\n")
+    cfg = load(path, ["DataLoader.Train.dataset={name: DummyPairs, count: 3}"])
+    assert cfg.DataLoader.Train.dataset.keywords == {"count": 3}
+    assert cfg.source("DataLoader.Train.dataset.count") == "-o"
+    assert load(path, ["DataLoader.Train="]).DataLoader.Train.dataset.name == "Glyphs"
+
+
+def test_no_verification(write):
+    path = write("DataLoader:\n  Eval: {dataset: null}\n")
+    assert load(path).DataLoader.Eval.dataset is None
+    assert load(path, ["DataLoader.Eval.dataset.name=DummyPairs"]).DataLoader.Eval.dataset.build().count == 10
+
+
+# ---- keys that hang together
+
+
+def test_epochs_and_max_steps_over_the_layers(write):
+    assert load(write("Global: {max_steps: 5}")).Global.epochs is None
+    cfg = load(write("Global: {epochs: 3}"), ["Global.max_steps=5"])
+    assert (cfg.Global.epochs, cfg.Global.max_steps) == (None, 5)
+    cfg = cfg.edit({"Global.epochs": 2})
+    assert (cfg.Global.epochs, cfg.Global.max_steps) == (2, None)
+    cfg = cfg.edit({"Global.max_steps": 4})
+    assert (cfg.Global.epochs, cfg.Global.max_steps) == (None, 4)
+
+
+def test_warmup_epochs_and_steps_over_the_layers(write):
+    path = write("LRScheduler: {warmup_steps: 100}")
+    assert load(path).LRScheduler.warmup_steps == 100
+    assert load(path, ["LRScheduler.warmup_epochs=0"]).LRScheduler.warmup_steps is None
+    epochs, steps = "LRScheduler.warmup_epochs=1", "LRScheduler.warmup_steps=5"
+    rule = f"cannot be given together with warmup_epochs (-o {epochs}), keep one"
+    assert errors(path, [epochs, steps]) == [f"-o {steps}: LRScheduler.warmup_steps: {rule}"]
+
+
+def test_a_name_from_above_drops_what_has_no_meaning_with_it(write):
+    path = write("Head: {name: arcface, margin: 0.4, scale: 32}\nLRScheduler: {name: step, milestones: [2]}")
+    cfg = load(path, ["Head.name=softmax", "LRScheduler.name=poly"])
+    assert (cfg.Head.margin, cfg.Head.scale, cfg.LRScheduler.milestones) == (None, 64.0, [])
+    cfg = load(path).edit({"Head.name": "cosface"})
+    assert (cfg.Head.margin, cfg.Head.scale) == (0.4, 32.0)
+
+
+# ---- registered classes
+
+
+def test_keywords_of_classes(write):
+    cfg = load(
+        write(
+            "Model: {name: DummyNet, widths: [1, 2]}\n"
+            "DataLoader:\n  Train:\n    dataset: {name: DummyImages, root: here}\n"
+        )
+    )
+    assert cfg.Model.keywords == {"widths": (1, 2)}
+    assert cfg.Model.build(embedding_size=cfg.Model.embedding_size).widths == (1, 2)
+    images = cfg.DataLoader.Train.dataset.build(seed=7)
+    assert (images.root, images.seed) == ("here", 7)
+    assert DATASETS.build("DummyPairs", **load().DataLoader.Eval.dataset.keywords).count == 10
+
+
+def test_supplied_arguments_go_only_to_classes_that_take_them():
+    cfg = load(None, ["DataLoader.Train.dataset.name=DummyPairs"])
+    assert cfg.DataLoader.Train.dataset.build(seed=7).count == 10
+
+
+def test_an_evaluation_set_may_have_a_seed_of_its_own():
+    name = "DataLoader.Eval.dataset={name: DummyImages, root: here"
+    for written, seed in (("}", 7), (", seed: 3}", 3)):
+        assert load(None, [name + written]).DataLoader.Eval.dataset.build(seed=7).seed == seed
+
+
+def test_wrong_keywords(write):
+    path = write(
+        "Model:\n  name: DummyNet\n  widths: 8\n  depht: 3\n"
+        "DataLoader:\n  Train:\n    dataset:\n      name: DummyImages\n      seed: 3\n"
+        "  Eval:\n    dataset: {name: DummyPiars}\n"
+    )
+    with pytest.raises(
+        UserError, match="^unknown dataset 'DummyPiars', did you mean 'DummyPairs'"
+    ) as unknown:
+        DATASETS.get("DummyPiars")
+    assert errors(path, ["Model.embedding_size=x"]) == [
+        "a.yaml:3: Model.widths: must be a list, each an integer (got 8)",
+        "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, widths, norm)",
+        "a.yaml:9: DataLoader.Train.dataset.seed: comes from Global.seed, set that (got 3)",
+        f"a.yaml:11: DataLoader.Eval.dataset.name: {unknown.value}",
+        "-o Model.embedding_size=x: Model.embedding_size: must be an integer >= 1 (got 'x')",
+    ]
+
+
+def test_a_missing_argument_points_at_the_section(write):
+    path = write("DataLoader:\n  Train:\n    dataset:\n      name: DummyImages\n")
+    assert errors(path) == ["a.yaml:3: DataLoader.Train.dataset.root: is required"]
+
+
+# ---- what a Config can do
+
+
+def test_to_yaml_reloads_to_an_equal_config(write):
+    overrides = [
+        "Head={name: softmax, bias: true}",
+        "Global.output_dir='a: b # c'",
+        "LRScheduler.warmup_steps=9",
+    ]
+    overrides += ["Model={name: DummyNet, widths: [1, 2], norm: '1e5'}", "DataLoader.Eval.dataset=null"]
+    for cfg in (
+        load(),
+        load(None, overrides),
+        load(None, ["Global.max_steps=3", "Optimizer.weight_decay=1e-5"]),
+    ):
+        for sources in (False, True):
+            again = load(write(cfg.to_yaml(sources)))
+            assert again == cfg and again.to_yaml() == cfg.to_yaml()
+
+
+def test_configs_differ_by_value_not_by_source(write):
+    assert load(write("Head: {scale: 64}")) == load()
+    assert load(write("Head: {scale: 32}")) != load()
+
+
+def test_to_yaml_shows_sources_in_a_column(write):
+    cfg = load(write("Head:\n  margin: 0.3\n"), ["DataLoader.Train.batch_size=8"])
+    text = cfg.edit({"Global.seed": 3}, source="set_seed").to_yaml(sources=True)
+    lines = text.splitlines()
+    assert "  margin: 0.3              # a.yaml:2" in lines
+    assert "    batch_size: 8          # -o" in lines
+    assert "  seed: 3                  # set_seed" in lines
+    assert "  scale: 64.0              # default" in lines
+    assert lines[lines.index("Head:") - 1] == ""
+    assert {line.index("#") for line in lines if "#" in line} == {27}
+    assert "bias" not in text and "milestones" not in text
+
+
+def test_edit_makes_a_new_config():
+    cfg = load(None, ["Head.margin=0.3"])
+    edited = cfg.edit({"Head.margin": np.float32(0.25)}).edit({"Global.output_dir": Path("out")})
+    assert (cfg.Head.margin, edited.Head.margin, edited.Global.output_dir) == (0.3, 0.25, "out")
+    assert edited.source("Head.margin") == "edit"
+    assert edited.edit({"DataLoader.Eval.dataset": None}).DataLoader.Eval.dataset is None
+
+
+def test_wrong_edits():
+    with pytest.raises(
+        ConfigError, match=r"^set_margin: Head.margin: must be a number in \[0, 4\] or null \(got 28.6\)$"
+    ):
+        load().edit({"Head.margin": 28.6}, source="set_margin")
+    with pytest.raises(UserError, match=r"^a config holds plain values, not object \(got <object"):
+        load().edit({"Head.margin": object()})
+
+
+def test_configs_are_immutable():
+    with pytest.raises(ValueError, match="frozen"):
+        load().Head.margin = 0.3
+
+
+def test_source_of_an_unknown_key():
+    for key in ("Head.marign", "Head.bias", "Head"):
+        with pytest.raises(KeyError):
+            load().source(key)
+
+
+def test_check_data(write, tmp_path):
+    text = (
+        "DataLoader:\n  Train:\n    dataset:\n      name: DummyImages\n      root: {}\n      size: {}\n"
+        "  Eval: {{dataset: null}}\n"
+    )
+    load(write(text.format(tmp_path, 32))).check_data()
+    override = "DataLoader.Eval.dataset={name: DummyImages, root: x}"
+    with pytest.raises(ConfigError) as error:
+        load(write(text.format(".", 13)), [override]).check_data()
+    assert error.value.errors == [
+        "a.yaml:3: DataLoader.Train.dataset: 13 is an unlucky size",
+        f"-o {override}: DataLoader.Eval.dataset.root: no such folder (got 'x')",
+    ]
+
+
+# ---- what is refused; more in test_config_sections.py and test_config_layers.py
+
+KINDS = ("softmax", "arcface", "cosface", "sphereface", "combined", "adaface", "magface", "curricularface")
+HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    "text, overrides, line",
+    [
+        ("Global: {}\nHaed: {}", (), "a.yaml:2: Haed: unknown section, did you mean 'Head'?"),
+        ("Head:\n  sacle: 64", (), "a.yaml:2: Head.sacle: unknown key, did you mean 'scale'?"),
+        ("Global: {log_every: ten}", (), "a.yaml:1: Global.log_every: must be an integer >= 1 (got 'ten')"),
+        ("Head:\n  scale: 1\n  scale: 2", (), "a.yaml:3: Head.scale: given twice (first on line 2)"),
+        ("", ["Head.margin"], "-o Head.margin: an override must be Section.key=value (it has no '=')"),
+        (
+            "Global:\n  max_steps: 9\n  epochs: 1",
+            (),
+            "a.yaml:3: Global.epochs: cannot be given together with max_steps (a.yaml:2), keep one",
+        ),
+        (
+            "Head: {name: dist_arcfase}",
+            (),
+            (
+                f"a.yaml:1: Head.name: must be one of {HEADS}, or your own as package.module:Class, "
+                "did you mean 'dist_arcface'? (got 'dist_arcfase')"
+            ),
+        ),
+        ("Head: {sample_rate: 1.5}", (), "a.yaml:1: Head.sample_rate: must be a number in (0, 1] (got 1.5)"),
+    ],
+)
+def test_eight_of_the_ten_wrong_configs(write, text, overrides, line):
+    assert errors(write(text), overrides) == [line]
+
+
+def test_a_missing_file(write):
+    write("", "default.yaml")
+    with pytest.raises(MissingFileError) as error:
+        load("defualt.yaml")
+    assert str(error.value) == "defualt.yaml: no such config file, did you mean 'default.yaml'?"
+
+
+def test_a_missing_data_folder(write):
+    text = (
+        "DataLoader:\n  Train:\n    dataset:\n      name: DummyImages\n      root: nowhere\n"
+        "  Eval: {dataset: null}\n"
+    )
+    with pytest.raises(MissingFileError) as error:
+        load(write(text)).check_data()
+    assert str(error.value) == "a.yaml:5: DataLoader.Train.dataset.root: no such folder (got 'nowhere')"
+
+
+def test_everything_at_once_in_the_order_of_the_file(write):
+    text = "Head: {marign: 1}\nGlobal:\n  seed: x\n  seed: 4\nModel: {name: DummyNet, widths: 1}\nHed: {}"
+    overrides = ["Zzz", "Optimizer.name=Adam", "Optimizer.momentum=x", "Optimizer.momentum=0.5"]
+    assert [line.split(": ")[0] for line in errors(write(text), overrides)] == [
+        "a.yaml:1",
+        "a.yaml:3",
+        "a.yaml:4",
+        "a.yaml:5",
+        "a.yaml:6",
+        "-o Zzz",
+        "-o Optimizer.name=Adam",
+    ]
+
+
+# ---- the page, and what reading a config may cost
+
+
+def test_docs_are_fresh():
+    page = (REPO / "docs" / "config.md").read_text(encoding="utf-8")
+    assert page == to_markdown(), "run: python -m plsc.config > docs/config.md"
+
+
+def test_docs_name_every_key_and_every_builtin_class():
+    page = to_markdown()
+    sections = [cls for _, cls in inspect.getmembers(schema, inspect.isclass) if cls.__name__.endswith("Cfg")]
+    assert len(sections) >= 8
+    for section in sections:
+        for key, field in section.model_fields.items():
+            if key[0].islower() and key != "dataset":
+                assert field.description, (section, key)
+                assert f"| `{key}` |" in page
+    for name in (*BACKBONES.builtin, *DATASETS.builtin):
+        assert f"`{name}`" in page
+
+
+def test_reading_a_config_imports_no_paddle(write):
+    path = write("Global: {epochs: 2}\nModel: {embedding_size: 64}\nHead: {margin: 0.4}\n")
+    code = (
+        f"import sys;  from plsc.config import load; load({path!r}).to_yaml(); print('paddle' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

@@ -1,0 +1,158 @@
+"""A margin in a config: a user's own by its import path or registered, its options by its annotations, and what is refused."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.config import ConfigError, load
+from plsc.heads import build_head, build_margin, changes_others
+from plsc.training.entry import Entry
+from plsc.utils.registry import MARGINS
+
+MODULE = """
+from __future__ import annotations
+from plsc.heads.margins import CosFace, Margin, Target
+
+class Cut(CosFace):
+    def __init__(self, margin: float = 0.1, power: float = 1.0, steps: int = 1, sides: tuple[int, ...] = ()):
+        super().__init__(margin)
+        self.power, self.steps, self.sides = power, steps, sides
+
+class Needy(Cut):
+    def __init__(self, depth: float):
+        super().__init__(depth)
+
+class Others(Cut):
+    has_others = True
+
+class Empty(Margin):
+    pass
+
+class Stranger:
+    def __init__(self):
+        raise AssertionError("a class that is no margin was called")
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "plsc_own_margin.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(MARGINS, "_classes", {})
+
+
+def refused(*overrides):
+    with pytest.raises(ConfigError) as error:
+        load(None, list(overrides))
+    return error.value.errors
+
+
+def test_a_users_class_is_built_with_its_options_as_annotated():
+    options = "Head.options={power: 2, steps: 3, sides: [1, 2]}"
+    cfg = load(None, ["Head.name=plsc_own_margin:Cut", "Head.margin=0.2", options]).Head
+    margin = build_margin(cfg)
+    assert (margin.margin, margin.power, margin.steps, margin.sides) == (0.2, 2.0, 3, (1, 2))
+    assert cfg.sharded and cfg.kind == "plsc_own_margin:Cut" and not changes_others(cfg)
+
+
+def test_its_config_is_printed_and_read_again(tmp_path):
+    cfg = load(
+        None, ["Head.name=plsc_own_margin:Cut", "Head.options={sides: [1, 2]}", "Head.sample_rate=0.5"]
+    )
+    (tmp_path / "again.yaml").write_text(cfg.to_yaml())
+    again = load(tmp_path / "again.yaml")
+    assert again == cfg and build_margin(again.Head).sides == (1, 2)
+    assert "head     plsc_own_margin:Cut, " in Entry(cfg).dry_run()
+
+
+def test_its_head_trains():
+    cfg = load(None, ["Head.name=plsc_own_margin:Cut", "Head.scale=16.0"])
+    head = build_head(cfg.Head, cfg.Optimizer, 20, 8, seed=0)
+    emb = paddle.to_tensor(np.random.default_rng(0).standard_normal((6, 8)), dtype="float32")
+    emb.stop_gradient = False
+    losses = []
+    for number in range(5):
+        out = head(emb, paddle.arange(6), number)
+        out.loss.backward()
+        head.step(0.1)
+        losses.append(out.loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_a_registered_class_has_a_short_name_sharded_or_not():
+    MARGINS.register(MARGINS.get("plsc_own_margin:Cut"))
+    for name, sharded in (("Cut", False), ("dist_Cut", True)):
+        cfg = load(None, [f"Head.name={name}", "Head.options={steps: 4}"]).Head
+        assert cfg.sharded == sharded and cfg.kind == "Cut" and build_margin(cfg).steps == 4
+    assert "did you mean 'dist_Cut'?" in refused("Head.name=dist_Cot")[0]
+
+
+@pytest.mark.parametrize(
+    "overrides, line",
+    [
+        (["Head.options={powr: 1}"], "Head.options.powr: unknown key, did you mean 'power'?"),
+        (["Head.options={steps: 1.5}"], "Head.options.steps: must be an integer (got 1.5)"),
+        (["Head.options={power: big}"], "Head.options.power: must be a number (got 'big')"),
+        (
+            ["Head.options={margin: 1}"],
+            "Head.options: 'margin' is a key of its own: set Head.margin (got {margin: 1})",
+        ),
+        (["Head.name=plsc_own_margin:Needy"], "Head.options.depth: is required"),
+        (
+            ["Head.name=plsc_own_margin:Needy", "Head.options={depth: 1}", "Head.margin=0.3"],
+            "Head.margin: has no meaning with plsc_own_margin:Needy, whose class takes no 'margin' (got 0.3)",
+        ),
+        (
+            ["Head.name=plsc_own_margin:Others", "Head.filter_above=0.4"],
+            (
+                "Head.filter_above: has no meaning with plsc_own_margin:Others, which changes the other classes' logits "
+                "itself (got 0.4)"
+            ),
+        ),
+        (
+            ["Head.name=plsc_own_margin:Stranger"],
+            "Head.name: margin 'plsc_own_margin:Stranger': Stranger must derive from plsc.heads.margins.Margin",
+        ),
+        (
+            ["Head.name=plsc_own_margin:Empty"],
+            "Head.name: margin 'plsc_own_margin:Empty': Empty must define __call__",
+        ),
+        (
+            ["Head.name=plsc_own_margin:Cat"],
+            "Head.name: margin 'plsc_own_margin:Cat': module plsc_own_margin has no class Cat, did you mean 'Cut'?",
+        ),
+        (
+            ["Head.name=plsc_no_such_margin:Cut"],
+            (
+                "Head.name: margin 'plsc_no_such_margin:Cut': cannot import plsc_no_such_margin: No module named "
+                "'plsc_no_such_margin'; is its folder on PYTHONPATH?"
+            ),
+        ),
+        (
+            ["Head.name=dist_plsc_own_margin:Cut"],
+            (
+                "Head.name: margin 'dist_plsc_own_margin:Cut': cannot import dist_plsc_own_margin: No module named "
+                "'dist_plsc_own_margin'; is its folder on PYTHONPATH?; a class by its import path is sharded without 'dist_'"
+            ),
+        ),
+    ],
+)
+def test_refused(overrides, line):
+    if not any("name=" in override for override in overrides):
+        overrides = ["Head.name=plsc_own_margin:Cut", *overrides]
+    (found,) = refused(*overrides)
+    assert found.endswith(f": {line}")
+
+
+def test_options_of_a_file_fall_away_with_a_name_by_override_whose_class_has_none(tmp_path):
+    (tmp_path / "a.yaml").write_text("Head: {name: magface, options: {low: 5}}")
+    assert load(tmp_path / "a.yaml", ["Head.name=arcface"]).Head.options == {}
+    with pytest.raises(ConfigError, match=r"a.yaml:1: Head.options.low: unknown key"):
+        load(tmp_path / "a.yaml", ["Head.name=adaface"])
+
+
+def test_set_model_parallel_leaves_an_import_path_alone():
+    entry = Entry(None, ["Head.name=plsc_own_margin:Cut"]).set_model_parallel(True)
+    assert entry.config.Head.name == "plsc_own_margin:Cut"
+    with pytest.raises(Exception, match="set_model_parallel: plsc_own_margin:Cut is always spread"):
+        entry.set_model_parallel(False)

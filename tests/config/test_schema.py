@@ -1,0 +1,224 @@
+"""What the sections refuse, word for word: every rule of a field and between fields."""
+
+import os
+
+import pytest
+
+from plsc.config import Config, ConfigError, format_rows, load
+from plsc.config.schema import EvalCfg, Section, TrainCfg
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        # unknown names
+        ("epochs: 3", "epochs: unknown section, did you mean 'Global.epochs'?"),
+        (
+            "Head: {embedding_size: 3}",
+            "Head.embedding_size: unknown key, did you mean 'Model.embedding_size'?",
+        ),
+        ("DataLoader: {Tain: {}}", "DataLoader.Tain: unknown section, did you mean 'Train'?"),
+        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset)"),
+        ("Zzz: {a: 1}", f"Zzz: unknown section (one of {', '.join(Config.model_fields)})"),
+        # types are strict
+        ("Global: {epochs: '10'}", "Global.epochs: must be an integer >= 1 or null (got '10')"),
+        ("Global: {seed: true}", "Global.seed: must be an integer in [0, 2147483647] (got true)"),
+        ("Global: {log_every: 3.0}", "Global.log_every: must be an integer >= 1 (got 3.0)"),
+        ("Global: {resume: yes}", "Global.resume: must be true or false (got 'yes')"),
+        ("Global: {resume: 1}", "Global.resume: must be true or false (got 1)"),
+        ("Global: {output_dir: 3}", "Global.output_dir: must be text (not empty) (got 3)"),
+        (
+            "Global: {device: xpu}",
+            "Global.device: must be one of auto, cpu, gpu (got 'xpu'), did you mean 'gpu'?",
+        ),
+        ("Head: {scale: true}", "Head.scale: must be a number > 0 (got true)"),
+        ("Head: {scale: null}", "Head.scale: must be a number > 0 (got null)"),
+        ("Model: {name: 3}", "Model.name: must be text (got 3)"),
+        # numbers are finite and bounded
+        ("Head: {scale: .nan}", "Head.scale: must be a number > 0 (got .nan)"),
+        ("Head: {scale: 1e999}", "Head.scale: must be a number > 0 (got .inf)"),
+        ("Head: {margin: 28.6}", "Head.margin: must be a number in [0, 4] or null (got 28.6)"),
+        ("Head: {logits_budget_mb: 0}", "Head.logits_budget_mb: must be a number > 0 (got 0)"),
+        ("Optimizer: {momentum: 1}", "Optimizer.momentum: must be a number in [0, 1) (got 1)"),
+        ("LRScheduler: {warmup_epochs: -1}", "LRScheduler.warmup_epochs: must be a number >= 0 (got -1)"),
+        ("Checkpoint: {keep: 0}", "Checkpoint.keep: must be an integer >= 1 (got 0)"),
+        ("Export: {opset: 22}", "Export.opset: must be an integer in [7, 21] (got 22)"),
+        # shapes
+        ("Global: {output_dir: ''}", "Global.output_dir: must be text (not empty) (got '')"),
+        ("Head: arcface", "Head: must be a mapping of keys (got 'arcface')"),
+        ("Global: [1]", "Global: must be a mapping of keys (got [1])"),
+        ("Model: 3", "Model: must be a mapping of keys (got 3)"),
+        (
+            "DataLoader: {Train: {dataset: null}}",
+            "DataLoader.Train.dataset: must be a mapping of keys (got null)",
+        ),
+        ("Export: {formats: [onnx, tflite]}", "Export.formats.1: must be one of paddle, onnx (got 'tflite')"),
+        (
+            "Export: {formats: []}",
+            "Export.formats: must be a list (not empty), each one of paddle, onnx (got [])",
+        ),
+        (
+            "Export: {formats: onnx}",
+            "Export.formats: must be a list (not empty), each one of paddle, onnx (got 'onnx')",
+        ),
+        # combinations
+        ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
+        (
+            "Head: {name: arcface, sample_rate: 0.1}",
+            "Head.sample_rate: has no meaning with arcface, only with a sharded head (dist_...) (got 0.1)",
+        ),
+        (
+            "Head: {name: softmax, margin: 0.5}",
+            (
+                "Head.margin: has no meaning with softmax, only with a margin other than combined and magface "
+                "(got 0.5)"
+            ),
+        ),
+        (
+            "Head: {name: dist_softmax, scale: 64}",
+            "Head.scale: has no meaning with dist_softmax, only with a margin (got 64)",
+        ),
+        (
+            "Head: {bias: true}",
+            "Head.bias: has no meaning with dist_arcface, only with softmax and dist_softmax (got true)",
+        ),
+        (
+            "Head: {name: magface, options: {lo: 3}}",
+            "Head.options.lo: unknown key, did you mean 'low'?",
+        ),
+        (
+            "Head: {name: cosface, options: {h: 3}}",
+            "Head.options: has no meaning with cosface, which has none (got {h: 3})",
+        ),
+        (
+            "Head: {bank_dtype: bfloat16}",
+            "Head.bank_dtype: has no meaning with the bank device, only with host and disk (got 'bfloat16')",
+        ),
+        (
+            "Head: {bank: host, bank_folder: /fast}",
+            "Head.bank_folder: has no meaning with the bank host, only with disk (got '/fast')",
+        ),
+        (
+            "LRScheduler: {gamma: 0.1}",
+            "LRScheduler.gamma: has no meaning with cosine, only with step (got 0.1)",
+        ),
+        (
+            "LRScheduler: {name: constant, min_factor: 0.1}",
+            "LRScheduler.min_factor: has no meaning with constant, only with poly, cosine (got 0.1)",
+        ),
+        (
+            "LRScheduler: {name: step}",
+            "LRScheduler: step needs milestones, for example [10, 16, 18], or boundaries (got {name: step})",
+        ),
+        (
+            "LRScheduler: {name: step, milestones: [2, 2]}",
+            "LRScheduler.milestones: must be in rising order (got [2, 2])",
+        ),
+        (
+            "LRScheduler: {name: step, milestones: [0]}",
+            "LRScheduler.milestones.0: must be a number > 0 (got 0)",
+        ),
+    ],
+)
+def test_refused(text, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load("a.yaml")
+    assert error.value.errors == [f"a.yaml:1: {line}"]
+
+
+def test_an_integer_may_stand_for_a_number():
+    assert load(None, ["Head.scale=32", "LRScheduler.warmup_epochs=1"]).Head.scale == 32.0
+
+
+def test_a_margin_of_null_may_stand_beside_softmax():
+    assert load(None, ["Head={name: softmax, margin: null}"]).Head.margin is None
+
+
+def sections(section: type[Section]):
+    for key, field in section.model_fields.items():
+        if key[0].isupper():
+            yield from [field.annotation, *sections(field.annotation)]
+
+
+def test_capital_letters_mark_sections_and_rules_name_real_keys():
+    found = list(sections(Config))
+    assert {TrainCfg, EvalCfg} <= set(found) and len(found) == 10
+    for section in found:
+        assert issubclass(section, Section)
+        assert {*section.only_with, *sum(section.exclusive, ())} <= set(section.model_fields)
+
+
+# ---- further sets: sections under titles that the user chooses
+
+MORE = """
+DataLoader:
+  Eval:
+    more:
+      clean: {name: GlyphPairs, augment: 0.0}
+      four faces: {faces: 4}
+"""
+
+
+def test_further_sets_have_titles_and_the_keys_of_a_set(write):
+    path = write(MORE)
+    config = load(path, ["DataLoader.Eval.more.clean.num_pairs=50", "DataLoader.Eval.more.tiny.num_pairs=2"])
+    more = config.DataLoader.Eval.more
+    assert list(more) == ["clean", "four faces", "tiny"] and more["four faces"].name == "GlyphPairs"
+    assert more["clean"].keywords == {"augment": 0.0, "num_pairs": 50}
+    assert config.source("DataLoader.Eval.more.clean.augment") == f"{path}:5"
+    assert config.source("DataLoader.Eval.more.tiny.num_pairs") == "-o"
+    assert load(write(config.to_yaml())) == config
+    assert load().DataLoader.Eval.more == {} and load(write(load().to_yaml())) == load()
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        ("more=5", "more: must be a mapping of keys (got 5)"),
+        ("more.x=null", "more.x: must be a mapping of keys (got null)"),
+        ("more.x.num_pairs=a", "more.x.num_pairs: must be an integer (got 'a')"),
+        ("more.x.nume=Glyphs", "more.x.nume: unknown key, did you mean 'name'?"),
+        ("more.x.name=Glyp", "more.x.name: unknown dataset 'Glyp', did you mean 'Glyphs'? (one of "),
+    ],
+)
+def test_wrong_further_sets_are_named_by_their_full_key(override, line):
+    with pytest.raises(ConfigError) as raised:
+        load(None, [f"DataLoader.Eval.{override}"])
+    assert str(raised.value).startswith(f"-o DataLoader.Eval.{override}: DataLoader.Eval.{line}")
+
+
+def test_further_sets_need_a_main_one(write):
+    with pytest.raises(ConfigError) as raised:
+        load(write(MORE), ["DataLoader.Eval.dataset=null"])
+    assert "DataLoader.Eval: more needs a main set in dataset, which is null; name one there, or set " in str(
+        raised.value
+    )
+
+
+def test_the_data_of_further_sets_is_checked(write):
+    with pytest.raises(ConfigError) as raised:
+        load(write(MORE), ["DataLoader.Eval.more.clean.num_pairs=0"]).check_data()
+    assert str(raised.value) == (
+        "-o DataLoader.Eval.more.clean.num_pairs=0: DataLoader.Eval.more.clean.num_pairs: must be at least 1, got 0"
+    )
+
+
+def test_the_head_tells_what_its_rows_take_and_where():
+    million = 2**20
+    assert format_rows(load(None, []).Head, million, 128) == "1536.0 MB for centres, momentum and gradient"
+    head = load(None, ["Head={bank: disk, sub_centres: 3}"]).Head
+    assert format_rows(head, million, 128) == "3072.0 MB on the disk for centres and momentum"
+    head = load(None, ["Head={name: softmax, bank: host, bank_dtype: bfloat16, bias: true}"]).Head
+    assert format_rows(head, million, 128) == "516.0 MB in host memory for centres and momentum"
+
+
+@pytest.mark.parametrize("key", ["Global.threads", "DataLoader.Train.num_workers"])
+def test_threads_and_processes_are_bounded_by_the_machine(monkeypatch, key):
+    monkeypatch.setattr(os, "cpu_count", lambda: 100)
+    load(None, [f"{key}=800"])
+    with pytest.raises(
+        ConfigError, match=f"{key}: must be at most 800 on this machine of 100 processors .got 801."
+    ):
+        load(None, [f"{key}=801"])

@@ -1,0 +1,82 @@
+import base64
+import os
+
+import pytest
+
+from plsc.data.autodetect import open_any, open_images
+from plsc.data.base64_parts import Base64Parts
+from plsc.data.bin_packs import write_pack
+from plsc.errors import MissingFileError, UserError
+from tests.image_files import png, write_folder, write_rec
+
+
+def line(number, first):
+    data = base64.b64encode(png(number)).decode()
+    return f"{number}\t{data}\n" if first else f"{data}\t{number}\n"
+
+
+def test_formats_are_recognised_by_looking(tmp_path):
+    faces = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
+    (tmp_path / "rec").mkdir()
+    rec = write_rec(tmp_path / "rec" / "train.rec", [0, 1])
+    (tmp_path / "parts").mkdir()
+    for number in (0, 1):
+        (tmp_path / "parts" / f"part-{number}").write_text(line(number, number == 0))
+    (tmp_path / "list.txt").write_text("Ann/Ann_0001.png\t0\nBob/Bob_0001.png\t1\n")
+    (tmp_path / "no_dot.txt").write_text("a" * 70 + "\t0\n")  # good base64 too
+    for path, kind in (
+        (faces, "ImageFolder"),
+        (rec, "RecImages"),
+        (rec.parent, "RecImages"),
+        (tmp_path / "parts", "Base64Parts"),
+        (tmp_path / "parts" / "part-0", "Base64Parts"),
+    ):
+        data = open_images(str(path), size=(12, 10))
+        assert (
+            type(data).__name__ == kind
+            and data.image_shape == (3, 12, 10)
+            and data.encoded(0).tobytes() == png(0)
+        )
+    data = open_images(str(tmp_path / "list.txt"), root=str(faces))
+    assert type(data).__name__ == "ImageList" and data.encoded(1).tobytes() == png(1)
+    write_pack(str(tmp_path / "a.bin"), [png(0), png(1)], [True])
+    assert type(open_any(str(tmp_path / "a.bin"))).__name__ == "BinPairs"
+    assert type(open_any(str(faces))).__name__ == "ImageFolder"
+
+
+def test_what_is_not_recognised_is_refused(tmp_path):
+    with pytest.raises(MissingFileError, match=r"^'none' does not exist \(looked in "):
+        open_images("none")
+    (tmp_path / "a.jpg").write_bytes(png(0))
+    with pytest.raises(
+        UserError,
+        match=r"a.jpg: is neither a .rec file nor text; give a .rec, a list of images, base64 parts or a",
+    ):
+        open_images(str(tmp_path / "a.jpg"))
+    rec = write_rec(tmp_path / "one.rec", [0])
+    with pytest.raises(UserError, match="^root: only a list of images has one, and .*one.rec is none$"):
+        open_images(str(rec), root=str(tmp_path))
+    write_rec(tmp_path / "two.rec", [0])
+    with pytest.raises(UserError, match=r": has 2 .rec files; name one of them$"):
+        open_images(str(tmp_path))
+
+
+def test_folders_without_identities_say_what_is_missing(tmp_path):
+    with pytest.raises(
+        UserError, match=r"flat: is empty; give a folder with a folder for each identity, or with a .rec or "
+    ):
+        (tmp_path / "flat").mkdir()
+        open_images(str(tmp_path / "flat"))
+    (tmp_path / "flat" / "a.PNG").touch()
+    with pytest.raises(
+        UserError, match="flat: has images, but none in a folder of its identity; make a folder for each "
+    ):
+        open_images(str(tmp_path / "flat"))
+
+
+def test_a_pipe_is_no_set_of_images(tmp_path):
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(UserError, match=r"x: is a pipe, no regular file"):
+        open_images(str(tmp_path / "x"))
+    with pytest.raises(UserError, match=r"x: is a pipe, no regular file"):
+        Base64Parts(str(tmp_path / "x"))

@@ -1,0 +1,218 @@
+import os
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc.data import image_list
+from plsc.data.image_list import ImageList, Paths, identity_names, read_list
+from plsc.errors import MissingFileError, UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three images of 12 x 16 (height x width), red at the left and green at the right; and one file that is
+    none."""
+    picture = np.zeros((12, 16, 3), np.uint8)
+    picture[:, :8, 2] = 255  # OpenCV writes BGR
+    picture[:, 8:, 1] = 255
+    for name in ("a.png", "b c.png", "ä.png"):
+        (tmp_path / name).write_bytes(cv2.imencode(".png", picture)[1].tobytes())
+    (tmp_path / "broken.jpg").write_bytes(b"not an image")
+    return tmp_path
+
+
+def write(folder, text):
+    path = folder / "list.txt"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def test_tabs_spaces_crlf_and_byte_order_mark_are_read(folder):
+    paths, labels = read_list(
+        write(folder, b"\xef\xbb\xbfa.png\t0\r\nb c.png\t1\r\nb c.png 1\n\xc3\xa4.png  0")
+    )
+    assert labels.tolist() == [0, 1, 1, 0] and labels.dtype == np.int64
+    assert list(paths) == [str(folder / name) for name in ("a.png", "b c.png", "b c.png", "ä.png")]
+    assert paths[-1] == paths[3] and len(paths) == 4
+    with pytest.raises(IndexError):
+        paths[4]
+
+
+def test_paths_start_at_the_root(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("lists")
+    paths, _ = read_list(write(elsewhere, "a.png\t0\n/b.png\t0\n"), root=str(folder))
+    assert list(paths) == [str(folder / "a.png"), "/b.png"]
+
+
+def test_a_list_for_prediction_needs_no_labels(folder):
+    paths, labels = read_list(write(folder, "a.png\nb c.png\nä.png\t7\n"), labelled=False)
+    assert [path.rsplit("/", 1)[1] for path in paths] == ["a.png", "b c.png", "ä.png"]
+    assert labels.tolist() == [-1, -1, 7]
+
+
+def test_bad_lines_are_all_reported(folder):
+    path = write(folder, "a.png\t0\na.png\ta b\n\na.png\na.png\t-1\n")
+    with pytest.raises(UserError) as raised:
+        read_list(path)
+    assert str(raised.value) == (
+        f"{path}: each line must be 'path<TAB>label'; line 2: label 'a b' is not a whole number from 0 up; "
+        "line 3: empty; line 4: 'a.png' is not both a path and a label; "
+        "line 5: label '-1' is not a whole number from 0 up"
+    )
+    with pytest.raises(UserError, match=r"line 5: .*'e'.*; 7 bad lines in all$") as raised:
+        read_list(write(folder, "\n".join("abcdefg")))
+    assert "line 6" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_empty_list_is_refused(folder):
+    with pytest.raises(UserError, match="list.txt: the list is empty; it needs one image a line$"):
+        read_list(write(folder, ""))
+
+
+def test_missing_files_are_named(folder):
+    with pytest.raises(MissingFileError, match=r"^list: file 'no.txt' does not exist \(looked in "):
+        ImageList.check(list="no.txt")
+    with pytest.raises(MissingFileError, match=r"^root: folder 'nowhere' does not exist \(looked in "):
+        ImageList.check(list=write(folder, "a.png\t0\n"), root="nowhere")
+
+
+def test_image_list_is_a_data_set(folder):
+    data = ImageList(write(folder, "a.png\t0\nb c.png\t1\nä.png\t1\n"), size=(12, 16), channels="grey")
+    assert len(data) == 3 and data.num_classes == 2 and data.labels.tolist() == [0, 1, 1]
+    assert data.image_shape == (1, 12, 16) and data.sample(1, 0).shape == (1, 12, 16)
+    assert data.name(1) == str(folder / "b c.png")
+
+
+def test_gaps_between_labels_are_refused(folder):
+    with pytest.raises(
+        UserError, match=r"list.txt: no image has label 1 \(2 of the labels 0 to 3 are missing\)"
+    ):
+        ImageList(write(folder, "a.png\t0\na.png\t3\n"))
+
+
+def slow_reading(text):
+    """What read_list's docstring says, line by line."""
+    found = []
+    for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        line = line.strip(b"\r")
+        image, _, label = line.rpartition(b"\t" if b"\t" in line else b" ")
+        found.append((image.strip().decode(), int(label)))
+    return found
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 2**24])
+def test_any_mixture_of_lines_is_read_alike(folder, chunk, monkeypatch):
+    monkeypatch.setattr(image_list, "_CHUNK", chunk)
+    rng = np.random.default_rng(chunk)
+    forms = [
+        "{0}.png\t{1}",
+        "{0}.png\t{1}\r",
+        "{0} b.png\t{1}",
+        "{0}.png {1}",
+        " {0}.png\t {1} ",
+        "{0}\tb.png\t{1}",
+        "{0}.png  {1}",
+    ]
+    for _ in range(20):
+        numbers = rng.integers(0, 10 ** rng.integers(1, 18), (30, 2))
+        text = "\n".join(
+            forms[number % 7].format(*pair) for number, pair in zip(rng.integers(0, 7, 30), numbers.tolist())
+        )
+        text = b"\xef\xbb\xbf" * int(rng.integers(0, 2)) + text.encode()
+        paths, labels = read_list(write(folder, text + b"\n" * int(rng.integers(0, 2))))
+        assert [*zip(map(paths.written, range(30)), labels.tolist())] == slow_reading(text)
+
+
+def test_some_of_many_paths():
+    names = ["a", "", "bcd", "ä", "e"]
+    some = Paths.of("root", names).where(np.array([True, False, True, True, False]))
+    assert list(some) == ["root/a", "root/bcd", "root/ä"] and some.written(1) == "bcd"
+
+
+def test_missing_images_are_counted_and_named_before_the_first_step(folder):
+    path = write(folder, "a.png\t0\nx.png\t0\n" + "".join(f"y{n}.png\t0\n" for n in range(3)))
+    with pytest.raises(MissingFileError) as raised:
+        ImageList(path)
+    assert str(raised.value) == (
+        f"{path}: line 2: x.png does not exist; line 3: y0.png does not exist; line 4: y1.png does not exist; "
+        f"line 5: y2.png does not exist; 4 missing images in all (relative paths start at {folder})"
+    )
+    with pytest.raises(MissingFileError, match="line 5: n does not exist; 7 missing images in all"):
+        ImageList(write(folder, "n\t0\n" * 7))
+
+
+def test_of_very_many_images_some_are_looked_for(folder, monkeypatch, capsys):
+    monkeypatch.setattr(image_list, "CHECKED", 3)
+    path = write(folder, "a.png\t0\nno.png\t0\na.png\t0\na.png\t0\na.png\t0\n")
+    data = ImageList(path)
+    assert len(data) == 5 and data.identities is None
+    assert f"{path}: 5 images; looked for 3 of them, evenly spaced\n" in capsys.readouterr().out
+    with pytest.raises(
+        MissingFileError, match=r"list.txt: line 5: no.png does not exist; 1 missing images in all"
+    ):
+        ImageList(write(folder, "a.png\t0\n" * 4 + "no.png\t0"))
+
+
+def test_a_range_of_the_classes(folder):
+    path = write(folder, "a.png\t0\nb c.png\t1\nä.png\t2\na.png\t3\nä.png\t1\n")
+    data = ImageList(path, classes=(1, 3))
+    assert data.labels.tolist() == [0, 1, 0] and data.num_classes == 2
+    assert [data.name(index).rpartition("/")[2] for index in range(3)] == ["b c.png", "ä.png", "ä.png"]
+    for classes in ((1, 1), (-1, 2), (1,), (0, 1, 2)):
+        with pytest.raises(
+            UserError, match=r"^classes: must be \[start, stop\] with 0 <= start < stop, got \["
+        ):
+            ImageList.check(classes=classes)
+    with pytest.raises(
+        UserError,
+        match=r"^classes: must be \[start, stop\] with stop <= 4, the classes of .*list.txt, got \[2, 5\]$",
+    ):
+        ImageList(path, classes=(2, 5))
+
+
+def test_folders_are_the_identities_where_each_class_has_its_own(folder):
+    for name in ("Ann", "Bob"):
+        (folder / name).mkdir()
+        for number in (1, 2):
+            (folder / name / f"{number}.png").write_bytes((folder / "a.png").read_bytes())
+    own = write(folder, "Bob/1.png\t0\nAnn/1.png\t1\nBob/2.png\t0\n")
+    assert ImageList(own).identities.tolist() == ["Bob", "Ann"]
+    assert ImageList(own, classes=(1, 2)).identities.tolist() == ["Ann"]
+    assert ImageList(write(folder, "Bob/1.png\t0\nAnn/1.png\t0\n")).identities is None
+    assert ImageList(write(folder, "Bob/1.png\t0\nBob/2.png\t1\n")).identities is None
+
+
+def test_numbered_folders_are_identities_of_their_own_set_only():
+    assert identity_names(["/a/Ann_1", "/a/Bob_2"]).tolist() == ["Ann_1", "Bob_2"]
+    assert identity_names(["/a/0001", "/a/0002"]).tolist() == ["/a/0001", "/a/0002"]
+    assert identity_names(["/a/id7"]).tolist() == ["/a/id7"]
+
+
+def test_a_list_that_is_no_text_is_refused_in_printable_words(folder):
+    with pytest.raises(UserError) as raised:
+        read_list(write(folder, (folder / "a.png").read_bytes()))
+    assert (
+        "line 1: '\\x89PNG' is not both a path and a label" in str(raised.value)
+        and str(raised.value).isprintable()
+    )
+    with pytest.raises(MissingFileError) as raised:
+        ImageList(write(folder, b"\xff.png\t0\n"))
+    assert r"line 1: \xff.png does not exist" in str(raised.value)
+
+
+def test_an_empty_line_alone_is_a_bad_line(folder):
+    with pytest.raises(UserError, match="line 1: empty$"):
+        read_list(write(folder, "\n"))
+
+
+def test_paths_with_a_zero_byte_and_pipes_are_named(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_bytes(b"a\0b.png\t0\n\x1b[2J.png\t1\n")
+    with pytest.raises(
+        MissingFileError, match=r"line 1: a\\x00b.png does not exist; line 2: \\x1b\[2J.png does"
+    ):
+        ImageList(str(path))
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(UserError, match=r"pipe.txt: is a pipe, no regular file"):
+        ImageList(str(tmp_path / "pipe.txt"))

@@ -1,0 +1,64 @@
+"""The lock of an output folder, against another process that holds it, and against one that held it and is dead."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from plsc.distributed.lock import hold
+from plsc.errors import UserError
+from tests.structure import ROOT
+
+HOLD = "import sys, time; from plsc.distributed.lock import hold; held = hold(sys.argv[1]); print('held', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "out")], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_second_run_is_refused_by_name_and_a_killed_one_is_no_obstacle(tmp_path, holder):
+    with pytest.raises(UserError) as raised:
+        hold(tmp_path / "out")
+    who = f"pid {holder.pid} on host {socket.gethostname()}"
+    assert str(raised.value) == (
+        f"{tmp_path}/out/ is in use by {who}: wait until it ends, stop it, or set another Global.output_dir"
+    )
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    with hold(tmp_path / "out"):
+        text = (tmp_path / "out/.lock").read_text()
+        assert text == f"pid {os.getpid()} on host {socket.gethostname()}\n"
+    with hold(tmp_path / "out"):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_lock_that_is_no_plain_file_is_refused_and_what_it_points_to_left(tmp_path, kind):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "letters").write_text("precious")
+    place = tmp_path / "out/.lock"
+    {
+        "link": lambda: place.symlink_to(tmp_path / "letters"),
+        "pipe": lambda: os.mkfifo(place),
+        "folder": place.mkdir,
+    }[kind]()
+    with pytest.raises(UserError, match=r"/out/.lock: is no plain file; remove it, or name another folder"):
+        hold(tmp_path / "out")
+    assert (tmp_path / "letters").read_text() == "precious"
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^Global.output_dir: cannot make .*/file/out: Not a directory"):
+        hold(tmp_path / "file/out")

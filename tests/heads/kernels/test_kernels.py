@@ -1,0 +1,62 @@
+"""Finding the library: the switch, the line in the log where there is none, threads that follow Paddle's."""
+
+import logging
+
+import paddle
+import pytest
+
+from plsc.heads import kernels
+from tests.heads.kernels.conftest import BUILT
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("plsc")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def test_a_missing_library_is_said_once(monkeypatch, tmp_path, said):
+    monkeypatch.delenv("PLSC_KERNELS", raising=False)
+    monkeypatch.setattr(kernels, "_FILE", tmp_path / "_native.so")
+    kernels._load.cache_clear()
+    assert kernels.library() is None and kernels.library() is None
+    kernels._load.cache_clear()
+    assert said == ["kernels: none (not built); the head runs on Paddle's ops, several times slower on a CPU"]
+
+
+def test_a_broken_library_is_said(monkeypatch, tmp_path, said):
+    monkeypatch.delenv("PLSC_KERNELS", raising=False)
+    (tmp_path / "_native.so").write_bytes(b"no library")
+    monkeypatch.setattr(kernels, "_FILE", tmp_path / "_native.so")
+    kernels._load.cache_clear()
+    assert kernels.library() is None
+    kernels._load.cache_clear()
+    assert len(said) == 1 and "_native.so" in said[0]
+
+
+@pytest.mark.skipif(not BUILT, reason="the kernels are not built")
+def test_a_library_of_other_sources_is_not_called(monkeypatch, said):
+    monkeypatch.delenv("PLSC_KERNELS", raising=False)
+    monkeypatch.setattr(kernels, "_VERSION", 0)
+    kernels._load.cache_clear()
+    assert kernels.library() is None
+    kernels._load.cache_clear()
+    assert "(built from other sources; build them again)" in said[0]
+
+
+def test_the_switch_turns_them_off(monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    assert kernels.library() is None
+
+
+@pytest.mark.skipif(not BUILT, reason="the kernels are not built")
+def test_threads_are_those_of_paddle(two_threads):
+    assert kernels.library().plsc_threads() == 2
+    paddle.base.core.set_num_threads(1)
+    assert kernels.library().plsc_threads() == 1

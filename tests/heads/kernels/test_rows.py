@@ -1,0 +1,101 @@
+"""Each function of rows.py, by kernel and by numpy, against float64."""
+
+import numpy as np
+import pytest
+
+from plsc.heads.kernels import rows
+
+INDEX = np.array([0, 3, 4, 10, 22])
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def unit_rows(matrix):
+    unit, inverse = np.empty_like(matrix), np.empty(len(matrix), np.float32)
+    rows.unit_rows(matrix, unit, inverse)
+    return unit, inverse
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 33, 512])
+def test_unit_rows(path, two_threads, width):
+    matrix = drawn(23, width)
+    matrix[4] = 0
+    unit, inverse = unit_rows(matrix)
+    lengths = np.linalg.norm(matrix.astype(np.float64), axis=1)
+    assert inverse[4] == 0 and np.allclose(np.delete(inverse * lengths, 4), 1, atol=3e-7)
+    assert np.abs(unit - matrix / np.where(lengths, lengths, 1)[:, None]).max() < 3e-7
+
+
+def test_unit_rows_show_a_nan(path):
+    matrix = drawn(5, 8)
+    matrix[2, 3] = np.nan
+    assert [np.isnan(found).any() for found in unit_rows(matrix)[0]] == [False, False, True, False, False]
+    assert np.isnan(unit_rows(matrix)[1]).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("width", [1, 19, 512])
+def test_turn_units(path, two_threads, width):
+    unit, inverse = unit_rows(drawn(23, width))
+    grad, got = drawn(23, width, seed=1), np.empty((23, width), np.float32)
+    rows.turn_units(grad, unit, inverse, got)
+    g, u = grad.astype(np.float64), unit.astype(np.float64)
+    want = (g - (g * u).sum(axis=1, keepdims=True) * u) * inverse[:, None]
+    assert np.abs(got - want).max() <= 1e-6 * np.abs(g * inverse[:, None]).max()
+
+
+def test_gather(path, two_threads):
+    matrix, picked = drawn(23, 9), np.empty((5, 9), np.float32)
+    rows.gather(matrix, INDEX, picked)
+    assert np.array_equal(picked, matrix[INDEX])
+    numbers, few = drawn(23), np.empty(5, np.float32)
+    rows.gather(numbers, INDEX, few)
+    assert np.array_equal(few, numbers[INDEX])
+
+
+@pytest.mark.parametrize("index", [None, INDEX], ids=["all", "sampled"])
+@pytest.mark.parametrize("width", [1, 19, 64])
+def test_momentum(path, two_threads, index, width):
+    value, momentum = drawn(23, width), drawn(23, width, seed=1)
+    before, chosen = value.copy(), slice(None) if index is None else index
+    want, velocity = value.astype(np.float64), momentum.astype(np.float64)
+    for step in range(3):
+        grad = drawn(23 if index is None else 5, width, seed=2 + step)
+        rows.momentum(value, momentum, index, grad, 0.1, 0.9, 0.01)
+        velocity[chosen] = 0.9 * velocity[chosen] + grad + 0.01 * want[chosen]
+        want[chosen] -= 0.1 * velocity[chosen]
+    assert np.abs(value - want).max() < 1e-6 and np.abs(momentum - velocity).max() < 2e-6
+    if index is not None:
+        assert np.array_equal(np.delete(value, index, axis=0), np.delete(before, index, axis=0))
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("width", [1, 19, 512])
+def test_pair_products(path, two_threads, width, unit):
+    x, matrix = drawn(5, width), drawn(23, width, seed=1)
+    matrix[9] = 0
+    left, right = np.array([4, 0, 0, 2, 3, 1]), np.array([22, 9, 7, 7, 0, 3])
+    got = rows.pair_products(x, left, matrix, right, unit)
+    pairs = x.astype(np.float64)[left], matrix.astype(np.float64)[right]
+    lengths = np.linalg.norm(pairs[1], axis=1)
+    want = (pairs[0] * pairs[1]).sum(axis=1) / (np.where(lengths > 0, lengths, 1) if unit else 1)
+    assert got[1] == 0 and np.abs(got - want).max() < 1e-6 * width**0.5 * 4
+    assert rows.pair_products(x, left[:0], matrix, right[:0], unit).shape == (0,)
+
+
+def test_a_row_beyond_the_matrix_is_not_walked_into(path):
+    with pytest.raises((AssertionError, IndexError)):
+        rows.gather(drawn(4, 3), np.array([1, 4]), np.empty((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4095, 20_001])
+def test_sum_of_squares(path, two_threads, count):
+    numbers = drawn(count)
+    want = float((numbers.astype(np.float64) ** 2).sum())
+    assert abs(rows.sum_of_squares(numbers) - want) <= 1e-5 * want
+    for place in {0, count // 2, count - 1} if count else ():
+        for bad in (np.nan, np.inf, 1e30):
+            spoiled = numbers.copy()
+            spoiled[place] = bad
+            assert not np.isfinite(rows.sum_of_squares(spoiled))

@@ -1,0 +1,93 @@
+"""The two kernels of the softmax against a dense float64 computation, at every instruction set, in float32 and bfloat16."""
+
+import numpy as np
+import pytest
+
+from plsc.heads import kernels
+from plsc.heads.kernels import softmax
+
+S, K, D, N = 70, 41, 33, 9  # none of them a multiple of a vector
+
+
+def drawn(seed=0):
+    rng = np.random.default_rng(seed)
+    rows, bias = rng.standard_normal((S, D)).astype(np.float32), rng.standard_normal(S).astype(np.float32)
+    x = rng.standard_normal((N, D)).astype(np.float32)
+    index = np.sort(rng.choice(S, K, replace=False))
+    sample = rng.permutation(N)[:6]  # three samples' classes are in another shard
+    return x, rows, bias, index, np.sort(rng.integers(0, K, 6)), sample
+
+
+def dense(x, rows, bias, target_class, sample, factor, cosine):
+    """Loss summed over the samples, and its gradients; the targets' logits are given a gradient of their own."""
+    x, rows, bias = (array.astype(np.float64) for array in (x, rows, bias))
+    length = np.linalg.norm(rows, axis=1, keepdims=True) if cosine else np.ones((len(rows), 1))
+    unit = rows / length
+    logit = x @ unit.T + bias
+    logit[sample, target_class] = -np.inf
+    largest = logit.max(axis=1)
+    lse = (
+        np.log(np.exp(logit - largest[:, None]).sum(axis=1)) + largest + 0.3
+    )  # as if other shards had classes too
+    dlogit = np.exp(logit - lse[:, None])
+    dtarget = np.linspace(-1, -0.1, len(sample))
+    dlogit[sample, target_class] = dtarget
+    dunit = dlogit.T @ x * factor
+    drows = (dunit - (dunit * unit).sum(axis=1, keepdims=True) * unit) / length if cosine else dunit
+    return largest, lse, dtarget, dlogit @ unit, drows, dlogit.sum(axis=0)
+
+
+# Of block, sampled, cosine, kept and bfloat16 each two take every pair of values.
+PAIRWISE = [
+    (1, False, False, False, False),
+    (1, True, True, True, True),
+    (16, False, True, False, True),
+    (16, True, False, True, False),
+    (512, False, True, True, False),
+    (512, True, False, False, True),
+]
+
+
+@pytest.mark.parametrize("path", kernels.LEVELS, indirect=True)
+@pytest.mark.parametrize("block,sampled,cosine,kept,bfloat16", PAIRWISE)
+def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat16, monkeypatch):
+    if not kernels.multiplies() or (bfloat16 and not kernels.has_bfloat16()):
+        pytest.skip("no such matrix product on this machine")
+    monkeypatch.setattr(softmax, "BLOCK", block)
+    x, rows, bias, index, target_class, sample = drawn()
+    index = index if sampled else None
+    chosen = slice(None) if index is None else index
+    count = len(rows[chosen])
+    bias = np.zeros_like(bias) if cosine else bias
+    largest, lse, dtarget, dx, drows, dbias = dense(
+        x, rows[chosen], bias[chosen], target_class, sample, 0.5, cosine
+    )
+
+    problem = softmax.Problem(
+        x, rows, None if cosine else bias, index, target_class, sample, cosine, bfloat16
+    )
+    one = softmax.Softmax(problem, np.empty((count, N), np.float32) if kept else None)
+    max_bN, sum_bN = one.forward()
+    got_drows, got_dbias = np.empty((count, D), np.float32), None if cosine else np.empty(count, np.float32)
+    got_dx = one.backward(
+        lse.astype(np.float32), dtarget.astype(np.float32), x * np.float32(0.5), got_drows, got_dbias
+    )
+    got_lse = np.log((sum_bN * np.exp(max_bN - max_bN.max(0))).sum(0)) + max_bN.max(0) + 0.3
+    bound = 0.04 if bfloat16 else 2e-5
+    assert np.abs(got_lse - lse).max() < bound and np.abs(max_bN.max(0) - largest).max() < bound
+    for got, want in ((got_dx, dx), (got_drows, drows), (got_dbias, dbias)):
+        assert got is None or np.abs(got - want).max() < bound * np.abs(want).max()
+
+
+@pytest.mark.parametrize("path", kernels.LEVELS, indirect=True)
+def test_numbers_that_are_not_finite_come_through(path):
+    if not kernels.multiplies():
+        pytest.skip("no matrix product on this machine")
+    x, rows, _, _, target_class, sample = drawn()
+    for value in (np.nan, np.inf):
+        bad = x.copy()
+        bad[2, 5] = value
+        _, sum_bN = softmax.Softmax(
+            softmax.Problem(bad, rows, None, None, target_class, sample, False, False), None
+        ).forward()
+        assert np.isfinite(sum_bN.sum(axis=0)).tolist() == [n != 2 for n in range(N)]

@@ -1,0 +1,205 @@
+"""Rows that rest elsewhere: the same numbers as in memory, bit for bit; read ahead or not; there and back through a checkpoint."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.checkpoint.store import Checkpoint, Content, save
+from plsc.checkpoint.train_state import TrainState
+from plsc.errors import UserError
+from plsc.heads import kernels, make_head
+from plsc.heads import offloaded_bank as window_module
+from plsc.heads.bank import BANKS
+from plsc.heads.margins import ArcFace
+from plsc.heads.offloaded_bank import build_bank
+from plsc.heads.optimizer import Momentum
+from plsc.utils import bfloat16, log
+from plsc.utils.sharding import ClassShard
+
+KINDS = [("host", "bfloat16"), ("disk", "float32"), ("disk", "bfloat16")]
+C, D = 60, 8
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(window_module, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(window_module, "_SPARE", 3)
+
+
+def make(kind, dtype, folder, shard=None, **options):
+    options = {"bias": True, "std": 0.5, "seed": 1, "rule": Momentum(0.9, 1e-2), **options}
+    return build_bank(kind, dtype, folder, shard or ClassShard.whole(C), D, **options)
+
+
+def train(
+    folder, kind, dtype, rate=0.3, steps=8, plain=False, state=None, start=0, skip=None, ahead=True, seed=4
+):
+    """-> losses and the head."""
+    options = {"bias": True} if plain else {"margin": ArcFace(0.3), "scale": 16.0}
+    options = {**options, "sample_rate": rate, "weight_decay": 1e-3, "seed": seed}
+    head = make_head(C, D, bank=kind, bank_dtype=dtype, bank_folder=folder, **options)
+    if not ahead:
+        head.bank.prefetch = lambda draw: None
+    for low in range(0, C if state else 0, 25):
+        head.bank.load_rows(low, {name: rows[low : low + 25] for name, rows in state.items()})
+    losses = []
+    for step in range(start, steps):
+        rng = np.random.default_rng(step)
+        emb = paddle.to_tensor(rng.standard_normal((6, D)), dtype="float32", stop_gradient=False)
+        out = head(emb, paddle.to_tensor(rng.integers(0, 12, 6)), step)
+        out.loss.backward()
+        if step != skip:
+            head.step(0.1, step)
+        losses.append(out.loss.item())
+    return losses, head
+
+
+def bits(head):
+    return {name: np.array(rows[:]).tobytes() for name, rows in head.bank.state().items()}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_a_float32_bank_on_disk_is_the_host_bank_bit_for_bit(rate, plain, tmp_path, monkeypatch):
+    if rate == 1:
+        monkeypatch.setenv(
+            "PLSC_KERNELS", "0"
+        )  # they take rows in memory, and without sampling those on disk are not
+    losses, host = train(tmp_path, "host", "float32", rate, plain=plain, skip=5)
+    found, disk = train(tmp_path, "disk", "float32", rate, plain=plain, skip=5)
+    assert found == losses and bits(disk) == bits(host)
+    if kernels.library() and rate < 1:
+        found, device = train(tmp_path, "device", "float32", rate, plain=plain, skip=5)
+        assert found == losses and bits(device) == bits(host)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+@pytest.mark.parametrize("skip", [None, 3])
+def test_reading_ahead_changes_nothing(kind, dtype, skip, tmp_path):
+    losses, head = train(tmp_path, kind, dtype, skip=skip)
+    found, without = train(tmp_path, kind, dtype, skip=skip, ahead=False)
+    assert found == losses and bits(without) == bits(head)
+
+
+def test_rows_of_the_next_step_are_read_before_it_begins(tmp_path):
+    _, head = train(tmp_path, "disk", "float32")
+    read, bank = [], head.bank
+    bank._wait()
+    load = bank._load
+    bank._load = lambda rows, *args: (read.append(len(rows)), load(rows, *args))
+    emb = paddle.to_tensor(np.ones((2, D)), dtype="float32", stop_gradient=False)
+    head(emb, paddle.to_tensor([1, 1]), 8)
+    assert read[0] <= 1  # the positive at most; the rest has been there
+    bank._wait()
+    assert len(read) == 2 and read[1] > 5  # of step 9
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_bfloat16_does_not_depend_on_where_it_rests(rate, tmp_path):
+    losses, host = train(tmp_path, "host", "bfloat16", rate)
+    found, disk = train(tmp_path, "disk", "bfloat16", rate)
+    plain, _ = train(tmp_path, "host", "float32", rate)
+    assert found == losses and bits(disk) == bits(host)
+    assert losses != plain and losses == pytest.approx(plain, rel=2e-2)
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, dtype, rate, tmp_path):
+    losses, whole = train(tmp_path, kind, dtype, rate)
+    _, half_way = train(tmp_path, kind, dtype, rate, steps=5)
+    saved = checkpoint_of(half_way, tmp_path)
+    resumed, head = train(tmp_path, kind, dtype, rate, state=saved.head(0, C), start=5, seed=4)
+    assert resumed == losses[5:] and bits(head) == bits(whole)
+
+
+def checkpoint_of(head, folder):
+    content = Content(
+        5, 1, backbone={}, optimizer={}, head=head.bank.state(), shard=ClassShard.whole(C), state=TrainState(), config_yaml="",
+        contract={},
+    )  # fmt: skip
+    return Checkpoint.open(save(folder / "checkpoints", content))
+
+
+def test_checkpoints_of_all_float32_banks_have_the_same_bytes(tmp_path):
+    for kind in ("host", "disk"):
+        checkpoint_of(train(tmp_path, kind, "float32", plain=True)[1], tmp_path / kind)
+    files = [
+        (tmp_path / kind / "checkpoints/step-00000005/head-00000-of-00001.safetensors").read_bytes()
+        for kind in ("host", "disk")
+    ]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("to", [("device", "float32"), ("host", "float32"), *KINDS])
+@pytest.mark.parametrize("since", [("device", "float32"), *KINDS])
+def test_a_checkpoint_of_any_bank_goes_into_any_other(since, to, tmp_path):
+    saved = checkpoint_of(train(tmp_path, *since)[1], tmp_path)
+    bank = make(*to, tmp_path, bias=False)
+    for start, stop in ((0, 25), (25, 60)):
+        bank.load_rows(start, saved.head(start, stop))
+    for name, rows in bank.state().items():
+        want, found = bfloat16.float32_of(saved.rows(name, 0, C)), bfloat16.float32_of(np.asarray(rows[:]))
+        if to[1] == "bfloat16":
+            want = bfloat16.float32_of(bfloat16.nearest(want))
+        assert np.array_equal(found, want)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_rows_that_no_checkpoint_brought_have_their_initial_values(kind, dtype, tmp_path):
+    shard = ClassShard(100, 30, 70)
+    want = BANKS["host"](shard, D, bias=True, std=0.5, seed=1, rule=Momentum(0.9, 0.0)).state()
+    if dtype == "bfloat16":
+        want = {name: bfloat16.nearest(rows) for name, rows in want.items()}
+    new = {name: np.ones((20, *rows.shape[1:]), np.float32) for name, rows in want.items()}
+    first, second = make(kind, dtype, tmp_path, shard), make(kind, dtype, tmp_path, shard)
+    first.load_rows(0, new)
+    second.load_rows(15, new)
+    for bank, start in ((first, 0), (second, 15)):
+        for name, rows in bank.state().items():
+            found = np.array(rows[:])
+            assert (bfloat16.float32_of(found[start : start + 20]) == 1).all(), name
+            found[start : start + 20] = want[name][start : start + 20]
+            assert np.array_equal(found, want[name]), name
+
+
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_finite_says_what_is_there(kind, dtype, tmp_path):
+    bank = make(kind, dtype, tmp_path, bias=False)
+    good = {name: np.zeros((C, D), np.float32) for name in ("centres", "momentum")}
+    assert bank.state()["centres"].finite
+    bank.load_rows(0, {**good, "centres": good["centres"] * np.nan})
+    assert not bank.state()["centres"].finite
+    bank.load_rows(1, {name: rows[1:] for name, rows in good.items()})
+    assert not bank.state()["centres"].finite  # row 0 is still there
+    bank.load_rows(0, good)
+    assert bank.state()["centres"].finite
+
+
+def test_a_failure_of_the_thread_reaches_the_step(tmp_path):
+    _, head = train(tmp_path, "disk", "float32")
+    head.bank._wait()
+    head.bank._storage._file.truncate(100)
+    with pytest.raises(UserError, match="became shorter than it was made"):
+        for step in range(9, 12):
+            emb = paddle.to_tensor(np.ones((6, D)), dtype="float32", stop_gradient=False)
+            head(emb, paddle.to_tensor([1] * 6), step).loss.backward()
+            head.step(0.1, step)
+
+
+def test_a_shard_without_classes(tmp_path):
+    bank = make("disk", "bfloat16", tmp_path, ClassShard(2, 2, 2))
+    bank.update(0.1)
+    bank.select(np.empty(0, np.int64))
+    assert bank.state()["centres"][:].shape == (0, D) and bank.selected == 0
+
+
+def test_writing_the_initial_rows_is_logged_where_it_takes_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(window_module, "_LOGGED_BYTES", 100)
+    log.setup(0)
+    bank = make("disk", "float32", tmp_path, bias=False)
+    bank.write_initial_rows()
+    assert "INFO writing the initial rows of 60 classes, 0 MB" in capsys.readouterr().out
+    bank.write_initial_rows()
+    bank.select(np.array([1]))
+    assert capsys.readouterr().out == ""

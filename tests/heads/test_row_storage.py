@@ -1,0 +1,112 @@
+"""Records in memory and in a file are the same to whoever reads and writes them; what is wrong with a disk is told in one line."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from plsc.errors import UserError
+from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
+
+
+@pytest.fixture(params=["memory", "file"])
+def made(request, tmp_path):
+    return (
+        MemoryRowStorage(50, 6, np.float32)
+        if request.param == "memory"
+        else FileRowStorage(tmp_path, 50, 6, np.float32)
+    )
+
+
+def test_what_is_written_is_read(made):
+    assert not made.read(slice(0, 50)).any()
+    want = np.zeros((50, 6), np.float32)
+    rng = np.random.default_rng(0)
+    for rows in (slice(10, 31), np.array([0, 12, 13, 14, 15, 16, 40, 49]), np.array([], int), slice(7, 7)):
+        numbers = rng.standard_normal(want[rows].shape).astype(np.float32)
+        made.write(rows, numbers)
+        want[rows] = numbers
+        assert np.array_equal(made.read(rows), numbers)
+    assert np.array_equal(made.read(slice(0, 50)), want)
+    assert np.array_equal(made.read(np.array([49, 3, 3, 12])), want[[49, 3, 3, 12]])
+    made.read(slice(0, 5))[...] = 7  # a copy
+    assert np.array_equal(made.read(slice(0, 50)), want)
+
+
+def test_the_file_has_no_name_and_all_its_space(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    made = FileRowStorage(tmp_path / "new", 1000, 64, np.uint16)
+    assert list((tmp_path / "new").iterdir()) == []
+    status = os.fstat(made._file.fileno())
+    assert status.st_size == 1000 * 64 * 2 and status.st_blocks * 512 >= status.st_size
+    del made
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_what_was_synced_is_still_there(tmp_path, drop):
+    made = FileRowStorage(tmp_path, 10, 8, np.float32)
+    made.write(slice(2, 4), np.ones((2, 8), np.float32))
+    assert made.sync(drop) >= 0
+    assert made.read(slice(0, 10)).sum() == 16
+
+
+def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    usage = shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError) as caught:
+        FileRowStorage(tmp_path / "new", 10**6, 8, np.float32)
+    assert str(caught.value) == (
+        f"Head.bank_folder: {tmp_path}/new: no space for the class centres and their momentum (need 32 MB, free 1 MB); make room, "
+        "name another folder, or halve it with Head.bank_dtype=bfloat16"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_that_fills_up_meanwhile_is_told_alike(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match=r"no space for the class centres .*need 3.2e-05 MB"):
+        FileRowStorage(tmp_path, 1, 8, np.float32)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError,
+        match=r"^Head.bank_folder: .*/file/sub: cannot hold the class centres: Not a directory; name another",
+    ):
+        FileRowStorage(tmp_path / "file" / "sub", 1, 8, np.float32)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 10), np.array([1, 9])])
+def test_a_cut_file_is_told(rows, tmp_path):
+    made = FileRowStorage(tmp_path, 10, 8, np.float32)
+    os.ftruncate(made._file.fileno(), 9 * 32 + 5)
+    with pytest.raises(UserError) as caught:
+        made.read(rows)
+    assert str(caught.value) == (
+        f"{tmp_path}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
+    )
+
+
+def test_a_disk_that_fails_is_told(tmp_path, monkeypatch):
+    made = FileRowStorage(tmp_path, 10, 8, np.float32)
+
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    monkeypatch.setattr(os, "preadv", broken)
+    for use in (
+        lambda: made.write(slice(0, 1), np.zeros((1, 8), np.float32)),
+        lambda: made.read(slice(0, 1)),
+    ):
+        with pytest.raises(
+            UserError,
+            match=r": class centres cannot be (written|read): Input/output error; resume from the newest",
+        ):
+            use()

@@ -1,0 +1,174 @@
+"""A training of a few steps (tiny.yaml), and what it leaves behind in a form that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+from safetensors import deserialize
+
+from plsc import distributed
+from plsc.config import load
+from plsc.data.dataset import PairSet
+from plsc.data.synthetic import Synthetic
+from plsc.errors import CorruptImageError, UserError
+from plsc.training.build import build_trainer
+from plsc.training.trainer import Trainer
+from plsc.utils import log
+
+TINY = Path(__file__).with_name("tiny.yaml")
+DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BF16": np.uint16}
+IMAGE_SHAPE = (1, 12, 10)
+
+
+class NoisePairs(PairSet):
+    """Pairs of synthetic images, every other one of one class."""
+
+    name = "noise pairs"
+
+    def __init__(self, num_pairs: int = 40, image_shape: tuple[int, int, int] = IMAGE_SHAPE):
+        self.source = Synthetic(num_pairs, 2, image_shape, seed=99)
+        self.image_shape, self.num_images = image_shape, 2 * num_pairs
+        self.same = np.arange(num_pairs) % 2 == 0
+        first = np.arange(0, self.num_images, 2)
+        self.pairs = np.stack([first, np.where(self.same, first + 1, (first + 2) % self.num_images)], axis=1)
+
+    def image(self, index: int) -> np.ndarray:
+        return self.source.sample(index, epoch=0)
+
+
+class OneBadSample(Synthetic):
+    """Its sample 7 cannot be read; in a step of several ranks that is one rank's trouble."""
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        if index == 7:
+            raise UserError("sample 7: the picture is broken")
+        return super().sample(index, epoch)
+
+
+class DamagedSynthetic(Synthetic):
+    """The images of tiny.yaml; the first `damaged` cannot be decoded."""
+
+    def __init__(self, damaged: int, seed: int = 0):
+        super().__init__(23, 5, IMAGE_SHAPE, seed)
+        self.damaged = damaged
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        if index < self.damaged:
+            raise CorruptImageError(f"{self.name(index)}: not an image")
+        return super().sample(index, epoch)
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
+
+class People(Synthetic):
+    """The images of tiny.yaml by people who have names; the pictures of `damaged` cannot be decoded."""
+
+    def __init__(
+        self, people: list[str], damaged: Sequence[str] = (), images_per_class: int = 5, seed: int = 0
+    ):
+        super().__init__(len(people), images_per_class, IMAGE_SHAPE, seed)
+        self.identities, self.damaged = np.array(people), damaged
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        if self.identities[self.labels[index]] in self.damaged:
+            raise CorruptImageError(f"{self.name(index)}: not an image")
+        return super().sample(index, epoch)
+
+
+class Linear(paddle.nn.Layer):
+    """A backbone without batch norm: training it does not depend on how a global batch is spread over ranks."""
+
+    def __init__(self, embedding_size: int = 8, image_shape: tuple[int, int, int] = IMAGE_SHAPE):
+        super().__init__()
+        self.flat, self.linear = (
+            paddle.nn.Flatten(),
+            paddle.nn.Linear(np.prod(image_shape).item(), embedding_size),
+        )
+
+    def forward(self, images):
+        return self.linear(self.flat(images))
+
+
+def make_trainer(output: Path, *overrides: str, **parts) -> Trainer:
+    return build_trainer(load(TINY, [f"Global.output_dir={output}", *overrides]), **parts)
+
+
+def train(output: Path, *overrides: str, resume: Path | None = None, **parts) -> Trainer:
+    """A whole training by the Trainer alone, on one process or, called by every rank, on several."""
+    trainer = make_trainer(output, *overrides, **parts)
+    if resume:
+        trainer.resume(resume)
+    metrics = log.Metrics(output) if distributed.rank() == 0 else None
+    trainer.train(metrics)
+    if metrics:
+        metrics.close()
+    return trainer
+
+
+def train_linear(output: Path, head: str, batch_size: int) -> None:
+    """Three steps that come out the same, but for rounding, on any number of ranks with the same global batch."""
+    paddle.seed(0)
+    overrides = [f"Head.name={head}", f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3"]
+    train(output, *overrides, "DataLoader.Eval.dataset=null", backbone=Linear())
+
+
+def assert_takes_over(trainer: Trainer, path: Path) -> None:
+    """Right after `resume`, this rank holds exactly its classes' rows of the checkpoint, the backbone and the step."""
+    trainer.resume(path)
+    saved, shard = arrays(path), trainer.head.shard
+    assert trainer.step == int(path.name[5:]) and shard.num_classes == len(saved["head: centres"])
+    for name, rows_of_rank in trainer.head.bank.state().items():
+        assert rows_of_rank.tobytes() == saved[f"head: {name}"][shard.start : shard.stop].tobytes(), name
+    for name, value in trainer.backbone.state_dict().items():
+        assert value.numpy().tobytes() == saved[f"backbone: {name}"].tobytes(), name
+
+
+def rows(output: Path, evaluations: bool = False) -> list[dict]:
+    """The rows of the steps, less their speed and waits, which no two runs share; or those of the evaluations."""
+    found = [row for row in log.read_metrics(output / "metrics.jsonl") if ("eval" in row) == evaluations]
+    assert all(row.pop("images_per_second", 1.0) > 0 and 0 <= row.pop("data_wait", 0.0) <= 1 for row in found)
+    return found
+
+
+def steps(found: list[dict]) -> list[int]:
+    return [row["step"] for row in found]
+
+
+def checkpoint(output: Path, step: int = 12) -> Path:
+    return output / "checkpoints" / f"step-{step:08d}"
+
+
+def checkpoints(output: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (output / "checkpoints").iterdir())
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a checkpoint, "backbone: name" and so on, those of the head's shards joined. Not by our own reader."""
+    found: dict[str, list[np.ndarray]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        for name, entry in deserialize(file.read_bytes()):
+            array = np.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            found.setdefault(f"{file.stem.split('-')[0]}: {name}", []).append(np.atleast_1d(array))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def assert_same_arrays(one: Path, other: Path) -> None:
+    """Two checkpoints hold the same, bit for bit."""
+    first, second = arrays(one), arrays(other)
+    assert {name.split(":")[0] for name in first} == {"backbone", "optimizer", "head"}
+    assert first.keys() == second.keys()
+    assert not [name for name in first if first[name].tobytes() != second[name].tobytes()]
+
+
+def assert_equal_runs(output: Path, expected: Path) -> None:
+    """Every row once, the loss of every step to the bit, weights and momentum of backbone and head to the byte."""
+    found, wanted = rows(output), rows(expected)
+    last = wanted[-1]["step"]
+    assert steps(found) == list(range(1, last + 1))
+    assert [row["loss"].hex() for row in found] == [row["loss"].hex() for row in wanted]
+    assert found == wanted and rows(output, evaluations=True) == rows(expected, evaluations=True)
+    assert_same_arrays(checkpoint(output, last), checkpoint(expected, last))

@@ -1,0 +1,217 @@
+"""A step that is not finite is skipped, bit for bit, named, and kept; too many in a row end the run; on one process."""
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.training import divergence
+from plsc.training.divergence import DivergedError, finite, finite_arrays
+from plsc.training.dump import DUMPS
+from plsc.utils import log
+from plsc.utils.bfloat16 import nearest
+from tests.poison import everything, poisoned
+from tests.tiny_runs import checkpoints, rows, train
+
+NO_PAIRS = "DataLoader.Eval.dataset=null"
+
+
+def run(trainer, output):
+    """Train; the state before each step, and at the end."""
+    states, step = [], trainer.train_step
+
+    def watched(*args):
+        states.append(everything(trainer))
+        return step(*args)
+
+    trainer.train_step = watched
+    metrics = log.Metrics(output)
+    try:
+        trainer.train(metrics)
+    finally:
+        metrics.close()
+    return [*states, everything(trainer)]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("bad", ["embedding", "gradient", "centres"])
+@pytest.mark.parametrize("head", ["dist_adaface", "dist_curricularface", "arcface"])
+def test_a_bad_step_changes_nothing_and_training_goes_on(tmp_path, head, bad, value):
+    trainer = poisoned(tmp_path, {3: bad}, NO_PAIRS, f"Head.name={head}", "Global.max_steps=5", value=value)
+    states = run(trainer, tmp_path)
+    assert states[2] == states[3], [name for name in states[2] if states[2][name] != states[3][name]]
+    assert states[1] != states[2] and states[3] != states[4] != states[5]
+    assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1, 1]
+    assert trainer.step == 5 and (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "bad, value, what",
+    [
+        ("gradient", "nan", "gradient of linear.bias is NaN on rank 0"),
+        ("centres", "nan", "gradient of head.centres is NaN on rank 0"),
+        ("embedding", "nan", "embedding of synthetic class 5, sample 29 is NaN on rank 0"),
+    ],
+)
+def test_one_line_says_what_where_and_at_which_rate(tmp_path, capsys, bad, value, what):
+    trainer = poisoned(tmp_path, {2: bad}, NO_PAIRS, "Global.max_steps=2", value=value)
+    run(trainer, tmp_path)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    (line,) = [line for line in warnings if "step 2" in line]
+    assert line.endswith(f"WARNING step 2: {what} (learning rate 0.05); step skipped (1 of 10 in a row)")
+
+
+def test_weights_that_are_not_finite_are_named_before_what_follows_from_them(tmp_path, capsys):
+    trainer = poisoned(tmp_path, {}, NO_PAIRS, "Global.max_steps=1")
+    for parameter in (trainer.backbone.linear.bias, trainer.backbone.linear.weight):
+        parameter.set_value(paddle.full_like(parameter, float("inf")))
+    trainer.train(None)
+    assert "step 1: weight linear.weight is inf on rank 0 (" in capsys.readouterr().out
+
+
+def test_the_batch_is_kept(tmp_path):
+    trainer = poisoned(tmp_path, {2: "embedding"}, NO_PAIRS, "Global.max_steps=2")
+    batches, step = [], trainer.train_step
+
+    def seen(*args):
+        batches.append(args)
+        return step(*args)
+
+    trainer.train_step = seen
+    trainer.train(None)
+    images, labels, indices, rate = batches[1]
+    folder = tmp_path / "diverged"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step-00000002-rank0.json",
+        "step-00000002-rank0.npz",
+    ]
+    kept = np.load(folder / "step-00000002-rank0.npz")
+    for name, array in {"images": images, "labels": labels, "indices": indices}.items():
+        assert kept[name].dtype == array.dtype and np.array_equal(kept[name], array)
+    told = json.loads((folder / "step-00000002-rank0.json").read_text())
+    assert (told["step"], told["rank"], told["learning_rate"], told["loss"]) == (2, 0, rate, "nan")
+    assert told["what"] == f"embedding of {trainer.dataset.name(indices[0])} is NaN"
+    assert told["pixels"]["max"] == images.max() and told["pixels"]["mean"] == pytest.approx(images.mean())
+    assert [sample["name"] for sample in told["samples"]] == [trainer.dataset.name(i) for i in indices]
+    assert [sample["label"] for sample in told["samples"]] == labels.tolist()
+    bad, *good = told["samples"]
+    assert (bad["loss"], bad["embedding_norm"]) == ("nan", "nan")
+    assert all(sample["loss"] > 0 and sample["embedding_norm"] > 0 for sample in good)
+
+
+def test_too_many_in_a_row_end_the_run_and_leave_the_checkpoints(tmp_path):
+    bad = dict.fromkeys(range(6, 13), "gradient")
+    trainer = poisoned(tmp_path, {2: "centres", **bad}, NO_PAIRS, "Global.max_skipped=3")
+    with pytest.raises(DivergedError) as raised:
+        run(trainer, tmp_path)
+    assert str(raised.value) == (
+        "gradient of linear.bias is NaN on rank 0 at step 8 (learning rate 0.05), step 3 in a row that had to be skipped; the "
+        f"checkpoints are as they were, the batches in {tmp_path}/diverged: lower LRScheduler.learning_rate, lengthen its "
+        "warm-up, or set Optimizer.clip_norm"
+    )
+    assert checkpoints(tmp_path) == [4]
+    assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 1, 1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "bad, rate, why",
+    [(range(1, 9), 0.05, "no step has been finite yet"), (range(6, 13), 0.0025, "the learning rate is low")],
+)
+def test_a_network_that_gives_nan_by_itself_is_not_blamed_on_the_rate(tmp_path, bad, rate, why):
+    keys = ("Global.max_skipped=3", f"LRScheduler.learning_rate={rate}")
+    trainer = poisoned(tmp_path, dict.fromkeys(bad, "embedding"), NO_PAIRS, *keys)
+    with pytest.raises(DivergedError, match=f"{why}, so a lower learning rate will hardly help") as raised:
+        run(trainer, tmp_path)
+    assert "lower LRScheduler" not in str(raised.value)
+
+
+def test_skipped_steps_stand_in_the_checkpoint(tmp_path):
+    poisoned(tmp_path, {2: "gradient"}, NO_PAIRS, "Global.max_steps=4").train(None)
+    later = poisoned(tmp_path, {}, NO_PAIRS)
+    later.resume(tmp_path / "checkpoints/step-00000004")
+    assert later.nonfinite.skipped == 1
+
+
+def test_a_rate_that_is_too_high_ends_the_run(tmp_path):
+    overrides = ["LRScheduler.learning_rate=1e30", "Global.max_skipped=2"]
+    with pytest.raises(DivergedError, match=r"\(learning rate 1e\+30\), step 2 in a row"):
+        train(tmp_path, NO_PAIRS, *overrides)
+
+
+@pytest.mark.parametrize("where", ["backbone", "centres"])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, capsys, where):
+    trainer = poisoned(tmp_path, {}, NO_PAIRS)
+    if where == "backbone":
+        trainer.backbone.linear.bias.set_value(paddle.full([8], float("inf")))
+    else:
+        rows_of_one = {name: array[:1] * np.nan for name, array in trainer.head.bank.state().items()}
+        trainer.head.bank.load_rows(5, rows_of_one)
+    trainer.save(1)
+    assert "ERROR checkpoint of step 0 not written: its weights are not finite" in capsys.readouterr().out
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_full_disk_for_the_batch_is_said_and_training_goes_on(tmp_path, capsys):
+    (tmp_path / "diverged").write_text("a file where the folder should be")
+    trainer = poisoned(tmp_path, {2: "gradient"}, NO_PAIRS, "Global.max_steps=3")
+    run(trainer, tmp_path)
+    assert trainer.step == 3
+    assert "step-00000002-rank0.json: the batch is not written (" in capsys.readouterr().out
+
+
+def test_only_the_first_batches_are_kept(tmp_path):
+    bad = dict.fromkeys(range(1, DUMPS + 3), "gradient")
+    trainer = poisoned(
+        tmp_path, bad, NO_PAIRS, "Global.max_skipped=99", f"Global.max_steps={DUMPS + 2}", "Checkpoint.keep=1"
+    )
+    trainer.train(None)
+    assert len(list((tmp_path / "diverged").glob("*.json"))) == DUMPS
+
+
+@pytest.mark.parametrize(
+    "values, expected",
+    [
+        ([], True),
+        ([[1.0, -2.0], [[0.0]]], True),
+        ([[1e30], [1e30]], True),  # whose squares are infinite
+        ([[1.0], [2.0, float("nan")]], False),
+        ([[float("inf")], [1.0]], False),
+        ([[float("inf"), float("-inf")]], False),
+    ],
+)
+def test_finite(values, expected):
+    assert finite([paddle.to_tensor(value) for value in values]) is expected
+    assert finite_arrays([np.array(value, np.float32) for value in values]) is expected
+
+
+def test_rows_that_are_not_in_memory(monkeypatch):
+    monkeypatch.setattr(divergence, "_BLOCK", 2)
+    rows = np.zeros((5, 3), np.float32)
+    assert finite_arrays([Resting(rows, False), Resting(nearest(rows), False)])
+    rows[4, 1] = np.inf
+    assert finite_arrays([Resting(rows, True)])  # what its bank says is believed
+    assert not finite_arrays([Resting(rows, False)]) and not finite_arrays([Resting(nearest(rows), False)])
+
+
+class Resting:
+    def __init__(self, rows, finite):
+        self.rows, self.finite = rows, finite
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, part):
+        return self.rows[part]
+
+
+@pytest.mark.parametrize("bank", [["host", "bfloat16"], ["disk", "float32"], ["disk", "bfloat16"]])
+def test_a_bad_step_leaves_no_trace_at_rest(tmp_path, bank):
+    head = [f"Head={{sample_rate: 0.3, bank: {bank[0]}, bank_dtype: {bank[1]}}}"]
+    trainer = poisoned(tmp_path, {3: "gradient"}, NO_PAIRS, *head, "Global.max_steps=5", value="nan")
+    states = run(trainer, tmp_path)
+    assert states[2] == states[3] and states[3] != states[4]
+
+
+def test_empty_tensors_are_finite():
+    assert finite([paddle.zeros([0, 4])]) and finite_arrays([np.zeros((0, 4), np.float32)])

@@ -1,0 +1,511 @@
+"""The verbs on one process after one small training: what they return, print, write and refuse."""
+
+import contextlib
+import errno
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+
+import cv2
+import numpy as np
+import paddle
+import pytest
+from paddle import inference
+
+from plsc import cli
+from plsc.checkpoint.reshard import reshard
+from plsc.checkpoint.store import Checkpoint
+from plsc.config import load
+from plsc.distributed import launcher
+from plsc.errors import MissingFileError, UserError
+from plsc.training.entry import RUN_FILES, Entry
+from plsc.utils import log
+from tests.tiny_runs import TINY, Linear, arrays, assert_same_arrays, checkpoint, checkpoints, rows, steps
+
+SHAPE = (1, 12, 10)
+PIXELS = np.random.default_rng(0).integers(0, 256, (5, *SHAPE), np.uint8)
+CAN_ONNX = paddle.__version__.startswith("3") and all(
+    importlib.util.find_spec(name) for name in ("paddle2onnx", "onnx", "onnxruntime")
+)
+FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
+WRITTEN = {"config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "report.html"}
+VERIFIED = {"roc.png", "det.png", "histogram.png", "worst_pairs.png"}
+WRITTEN |= {"results.json", "curves.png", *VERIFIED}
+
+
+def entry(output, *overrides):
+    return Entry(TINY, [f"Global.output_dir={output}", f"Export.formats={FORMATS}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Output folder, what train() returned and what it printed."""
+    folder = tmp_path_factory.mktemp("run")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        result = entry(folder).train()
+    log.setup()  # closes train.log
+    return folder, result, said.getvalue()
+
+
+@pytest.fixture
+def trained(run):
+    return run[0]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """PIXELS as files, and a list of them."""
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = [str(folder / f"{number}.png") for number in range(len(PIXELS))]
+    for path, pixels in zip(paths, PIXELS):
+        cv2.imwrite(path, pixels[0])
+    (folder / "list.txt").write_text("".join(f"{number}.png\t0\n" for number in range(len(PIXELS))))
+    return paths, folder / "list.txt"
+
+
+# ---- train
+
+
+def test_training_leaves_its_files(trained):
+    # The lock's file stays: who removed it could take it away from a run that has just opened it.
+    assert {path.name for path in trained.iterdir()} == WRITTEN | {".lock"} and set(RUN_FILES) > WRITTEN
+    assert steps(rows(trained)) == list(range(1, 13)) and checkpoints(trained) == [8, 10, 12]
+    resolved = (trained / "config.yaml").read_text()
+    assert load(trained / "config.yaml") == entry(trained).config
+    assert re.search(rf"max_steps: 12 +# {TINY}:3\n", resolved) and re.search(
+        r"momentum: .* # default\n", resolved
+    )
+    logged = (trained / "train.log").read_text()
+    assert "plan: data     115 images of 23 classes" in logged and "epoch 2/2 step 12/12 loss " in logged
+
+
+def test_training_returns_and_prints_the_last_verification(run):
+    folder, result, said = run
+    (last,) = rows(folder, evaluations=True)
+    assert {name: result[name] for name in last.keys() & result.keys()}.items() <= last.items()
+    assert {"accuracy", "std", "threshold", "auc", "eer", "pairs"} <= last.keys() & result.keys()
+    assert result["output_dir"] == str(folder) and result["seconds"] > 0 and 0 <= result["accuracy"] <= 1
+    accuracy = f"accuracy {100 * result['accuracy']:.2f} % ± {100 * result['std']:.2f}"
+    assert re.search(r"^pairs +40 \(20 same, 20 different\)$", said, re.MULTILINE)
+    checkpoints = f"newest checkpoint step 12, best step 12 (accuracy {result['accuracy']:.4f})"
+    last_line = (
+        f"done: {accuracy} on noise pairs, {checkpoints}, results in {folder}, report {folder}/report.html\n"
+    )
+    assert said.endswith(last_line)
+
+
+def test_the_report_stands_alone_and_shows_the_run(trained):
+    page = (trained / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 5 and "<script" not in page and "http" not in page
+    assert "dist_arcface" in page and "max_steps: 12" in page
+    assert "best and last step, 12: verification on noise pairs" in page
+    for fact in ("date", "command", "version", "trained on", "Synthetic", "23 classes", trained.name):
+        assert fact in page
+
+
+def test_an_earlier_run_is_set_aside(tmp_path, capsys):
+    short = entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null")
+    (tmp_path / "notes.txt").write_text("mine")
+    for number in (1, 2, 3):
+        short.train()
+        (tmp_path / "config.yaml").write_text(f"run {number}")
+    kept = WRITTEN - VERIFIED
+    for number in (1, 2):
+        aside = tmp_path / f"previous-{number}"
+        assert {path.name for path in aside.iterdir()} == kept
+        assert (aside / "config.yaml").read_text() == f"run {number}"
+    assert (tmp_path / "notes.txt").read_text() == "mine" and checkpoints(tmp_path) == [1]
+    assert f"{tmp_path} held an earlier run; its files are now in {aside}" in capsys.readouterr().out
+
+
+def test_a_stopped_run_goes_on_where_it_was(trained, tmp_path):
+    entry(tmp_path, "Global.max_steps=8").train()
+    result = entry(tmp_path, "Global.resume=true").train()
+    assert rows(tmp_path) == rows(trained)
+    assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [8, 12]
+    assert rows(tmp_path, evaluations=True)[-1] == rows(trained, evaluations=True)[-1]
+    assert_same_arrays(checkpoint(trained), checkpoint(tmp_path))
+    assert not list(tmp_path.glob("previous-*"))
+    assert "resuming at step 8 from " in (tmp_path / "train.log").read_text()
+    again = entry(tmp_path, "Global.resume=true").train()  # nothing is left: the same result, no second row
+    assert {**again, "seconds": 0} == {**result, "seconds": 0}
+    assert [row["step"] for row in rows(tmp_path, evaluations=True)] == [8, 12]
+
+
+def test_rows_after_the_checkpoint_are_written_anew(trained, tmp_path):
+    """As after a kill between step 8's checkpoint and the end."""
+    entry(tmp_path, "Global.max_steps=11", "Checkpoint.keep=9").train()
+    for step in (10, 11):
+        checkpoint(tmp_path, step).rename(tmp_path / f"lost-{step}")
+    entry(tmp_path, "Global.resume=true").train()
+    assert rows(tmp_path) == rows(trained)
+
+
+def test_resuming_where_nothing_is_starts_at_the_beginning(tmp_path, capsys):
+    entry(tmp_path, "Global.resume=true", "Global.max_steps=1").train()
+    assert f"nothing to resume in {tmp_path}, starting at step 0" in capsys.readouterr().out
+    assert steps(rows(tmp_path)) == [1]
+
+
+def test_a_model_and_an_optimizer_of_the_users(tmp_path):
+    made = []
+
+    def sgd(backbone):
+        made.append(backbone)
+        return paddle.optimizer.SGD(0.1, parameters=backbone.parameters())
+
+    net = Linear(8, SHAPE)
+    user = (
+        entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null")
+        .set_model(net)
+        .set_optimizer(sgd)
+    )
+    assert user.train() == {
+        "accuracy": None,
+        "seconds": pytest.approx(0, abs=60),
+        "output_dir": str(tmp_path),
+    }
+    assert made == [net] and "backbone: linear.weight" in arrays(checkpoint(tmp_path, 1))
+    expected = (PIXELS.reshape(5, -1) - 127.5) / 127.5 @ net.linear.weight.numpy() + net.linear.bias.numpy()
+    found, _ = user.predict(PIXELS)
+    assert np.allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
+
+
+# ---- test
+
+
+def test_a_checkpoint_tests_as_it_did_in_training(run, capsys):
+    folder, result, _ = run
+    found = entry(folder).test()
+    assert {**result, **found} == result
+    assert (folder / "test" / "report.html").is_file()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("done: accuracy ")
+    page = (folder / "test" / "report.html").read_text().replace("<wbr>", "")
+    assert f"checkpoint {checkpoint(folder)}" in page and "verification on noise pairs, step 12" in page
+
+
+def test_another_checkpoint_can_be_named(trained, tmp_path):
+    entry(tmp_path, f"Global.checkpoint={checkpoint(trained, 8)}").predict(PIXELS)
+    eight = np.load(tmp_path / "predict" / "embeddings.npy")
+    twelve, _ = entry(trained).predict(PIXELS, tmp_path / "twelve")
+    assert eight.shape == twelve.shape and not np.allclose(eight, twelve, atol=1e-3)
+
+
+# ---- predict
+
+
+def test_predict_gives_the_same_for_pixels_paths_and_a_list(trained, pictures, tmp_path):
+    paths, listed = pictures
+    kinds = {"pixels": PIXELS, "paths": paths, "list": listed}
+    found = {kind: entry(trained).predict(images, tmp_path / kind) for kind, images in kinds.items()}
+    emb, names = found["pixels"]
+    assert emb.shape == (5, 8) and emb.dtype == np.float32 and names == ["0", "1", "2", "3", "4"]
+    assert np.allclose(np.linalg.norm(emb, axis=1), 1, atol=1e-5)
+    for kind in ("paths", "list"):
+        assert np.array_equal(found[kind][0], emb) and found[kind][1] == paths
+    for kind, (emb, names) in found.items():
+        assert np.array_equal(np.load(tmp_path / kind / "embeddings.npy"), emb)
+        assert (tmp_path / kind / "names.txt").read_text().split() == names
+        assert {path.name for path in (tmp_path / kind).iterdir()} == {"embeddings.npy", "names.txt"}
+    one, names = entry(trained).predict(paths[3], tmp_path / "one")
+    assert np.allclose(one, emb[3:4], atol=1e-6) and names == [paths[3]]
+
+
+@pytest.mark.parametrize(
+    "images, line",
+    [
+        ([], "predict: no images given, give at least one"),
+        (PIXELS[:0], "predict: no images given, give at least one"),
+        (PIXELS / 1.0, "predict: pixels must be uint8 [n, 1, 12, 10], got float64 [5, 1, 12, 10]"),
+        (PIXELS[:, 0], "predict: pixels must be uint8 [n, 1, 12, 10], got uint8 [5, 12, 10]"),
+        (["no.png"], "no.png: no such image"),
+        ("no.txt", f"list: file 'no.txt' does not exist (looked in {os.getcwd()})"),
+    ],
+)
+def test_predict_refuses_what_is_no_picture(trained, tmp_path, images, line):
+    with pytest.raises(UserError) as raised:
+        entry(trained).predict(images, tmp_path / "out")
+    assert str(raised.value) == line and not (tmp_path / "out").exists()
+
+
+def test_predict_and_export_do_without_the_data(trained, tmp_path):
+    gone = entry(trained, "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}")
+    gone.predict(PIXELS, tmp_path / "out")
+    gone.export()
+    with pytest.raises(MissingFileError, match="gone/list.txt"):
+        gone.train()
+
+
+# ---- export
+
+
+def test_an_export_gives_the_embeddings_of_predict(trained, tmp_path):
+    found = entry(trained).export()
+    assert set(found["files"]) == set(FORMATS) and found["folder"] == str(trained / "export")
+    assert {check["format"] for check in found["checks"]} == set(FORMATS)
+    card = json.loads((trained / "export" / "contract.json").read_text())
+    (last,) = rows(trained, evaluations=True)
+    assert card["threshold"] == last["threshold"] and card["contract"]["size"] == [12, 10]
+    expected, _ = entry(trained).predict(PIXELS, tmp_path)
+    names = found["files"]["paddle"]
+    folder = trained / "export"
+    config = inference.Config(str(folder / names["model"]), str(folder / names["params"]))
+    config.disable_glog_info()
+    predictor = inference.create_predictor(config)
+    predictor.get_input_handle("image").copy_from_cpu(PIXELS.astype(np.float32))
+    predictor.run()
+    assert np.allclose(predictor.get_output_handle(names["output"]).copy_to_cpu(), expected, atol=1e-4)
+
+
+@pytest.mark.skipif(not CAN_ONNX, reason="ONNX export needs Paddle 3 and paddle2onnx, onnx, onnxruntime")
+def test_the_onnx_export_gives_the_embeddings_of_predict(trained, tmp_path):
+    import onnxruntime
+
+    entry(trained).export()
+    expected, _ = entry(trained).predict(PIXELS, tmp_path)
+    session = onnxruntime.InferenceSession(str(trained / "export" / "model.onnx"))
+    (found,) = session.run(["embedding"], {"image": PIXELS.astype(np.float32)})
+    assert np.allclose(found, expected, atol=1e-4)
+
+
+# ---- what they refuse
+
+
+@pytest.mark.parametrize(
+    "verb, overrides, line",
+    [
+        (
+            "test",
+            ["DataLoader.Eval.dataset=null"],
+            "DataLoader.Eval.dataset: is null; name a data set to test on",
+        ),
+        ("test", [], "{folder}/checkpoints: no checkpoint there; train first, or set Global.checkpoint or "),
+        ("export", ["Global.checkpoint=no/such"], "no/such: there is no such checkpoint folder"),
+        ("train", ["Global.output_dir=/dev/null"], "Global.output_dir: cannot make /dev/null: File exists"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
+    with pytest.raises(UserError) as raised:
+        getattr(entry(tmp_path, *overrides), verb)()
+    assert str(raised.value).startswith(line.format(folder=tmp_path)) and "\n" not in str(raised.value)
+
+
+def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):
+    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    (checkpoint(tmp_path, 1) / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="none of the 1 checkpoints is usable"):
+        entry(tmp_path).export()
+    assert checkpoint(tmp_path, 1).exists(), "a verb that only reads has renamed it"
+    with pytest.raises(UserError, match="none of the 1 checkpoints is usable"):
+        entry(tmp_path, "Global.resume=true").train()
+
+
+def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("plsc.evaluation.results.write_report", full)
+    with pytest.raises(
+        UserError, match="the report cannot be written .*; the checkpoints are whole: make room"
+    ):
+        entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    assert checkpoints(tmp_path) == [1]
+
+
+def test_what_diverged_goes_aside_with_its_run(tmp_path):
+    (tmp_path / "diverged").mkdir()
+    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    assert (tmp_path / "previous-1/diverged").is_dir() and not (tmp_path / "diverged").exists()
+
+
+def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictures):
+    """A line each, whatever is in them; the bytes of names as they are but for line breaks."""
+    odd = [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\nlines.png")]
+    for path in odd:
+        shutil.copy(pictures[0][0], path)
+    entry(trained).predict([os.fsdecode(path) for path in odd], tmp_path / "out")
+    names = (tmp_path / "out/names.txt").read_bytes().splitlines()
+    assert names == [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\\nlines.png")]
+
+
+def test_a_launch_that_a_signal_has_stopped_is_no_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr("plsc.distributed.launcher.subprocess.Popen", Started)
+    monkeypatch.setattr(Started, "returncode", 143)
+    assert entry(tmp_path).launch(ranks=2) == {"stopped": "SIGTERM", "output_dir": str(tmp_path)}
+
+
+class Started:
+    """Stands for a process that prints one line and ends well."""
+
+    stdout, returncode = ("hello\n",), 0
+
+    def __init__(self, command, **_):
+        Started.command = command
+
+    def wait(self):
+        return self.returncode
+
+
+@pytest.mark.parametrize("verb, program", [("train", "train"), ("test", "eval"), ("export", "export")])
+def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeypatch, capsys, verb, program):
+    monkeypatch.setattr("plsc.distributed.launcher.subprocess.Popen", Started)
+    assert entry(tmp_path).launch(ranks=3, verb=verb) == {} and capsys.readouterr().out == "hello\n"
+    assert Started.command[1:4] == [str(launcher.STARTER), "--nproc_per_node", "3"]
+    assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli.COMMANDS
+    assert load(tmp_path / "launch.yaml") == entry(tmp_path).config
+
+
+def test_a_launch_cannot_take_objects_along(tmp_path):
+    for user in (entry(tmp_path).set_model(Linear()), entry(tmp_path).set_optimizer(lambda net: None)):
+        with pytest.raises(
+            UserError, match="^launch: set_model and set_optimizer hold objects of this process"
+        ):
+            user.launch(ranks=2)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the plan
+
+
+@pytest.mark.parametrize(
+    "name, ranks, classes", [("dist_arcface", 3, "8 or 7"), ("arcface", 3, "23"), ("dist_softmax", 1, "23")]
+)
+def test_the_plan_says_how_the_classes_are_spread(tmp_path, monkeypatch, name, ranks, classes):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
+    plan = (
+        entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=100000").dry_run().splitlines()[-5:]
+    )
+    assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
+    megabytes = 3 * 4 * max(map(int, classes.split(" or "))) * 100_000 / 2**20
+    assert plan[4].startswith(
+        f"plan: head     {name}, {classes} classes per rank, {megabytes:.1f} MB for centres,"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_starts_with_the_weights_of_init_from_unless_it_resumes(trained, tmp_path, capsys):
+    start = [f"Global.init_from={checkpoint(trained)}", "Global.keep_centres=number", "Global.resume=true"]
+    entry(tmp_path, *start, "Global.max_steps=1").train()
+    assert "starting with the " in capsys.readouterr().out
+    assert "centres: 23 kept by number, 0 new" in (tmp_path / "train.log").read_text()
+    assert json.loads((tmp_path / "identities.json").read_text())["kept"] == 23
+    entry(tmp_path, *start, "Global.max_steps=2").train()
+    assert "starting with the " not in capsys.readouterr().out
+    entry(tmp_path, *start[:1], "Global.max_steps=1").train()
+    assert (tmp_path / "previous-1/identities.json").is_file() and not (tmp_path / "identities.json").exists()
+
+
+# ---- checkpoints called newest and best, several sets, mirror images
+
+
+def test_newest_and_best_are_words_for_checkpoints(tmp_path, capsys):
+    values = ["Global.eval_every_steps=4", "Checkpoint.keep=9", "LRScheduler.learning_rate=0.001"]
+    entry(tmp_path, *values).train()
+    best = json.loads((tmp_path / "results.json").read_text())["best"]
+    for word, step in (("newest", 12), ("best", best["step"])):
+        capsys.readouterr()
+        found = entry(tmp_path, f"Global.checkpoint={word}").test()
+        assert f"reading checkpoint {checkpoint(tmp_path, step)} ({word})" in capsys.readouterr().out
+        content = json.loads((tmp_path / "test" / "results.json").read_text())
+        assert (content["step"], content["checkpoint"]) == (step, str(checkpoint(tmp_path, step)))
+        assert content["sets"]["noise pairs"]["accuracy"] == found["accuracy"]
+    assert found["accuracy"] == best["value"]
+    entry(tmp_path, f"Global.checkpoint={checkpoint(tmp_path, 8)}").predict(PIXELS)
+    assert (
+        f"reading checkpoint {checkpoint(tmp_path, 8)} (as Global.checkpoint says)" in capsys.readouterr().out
+    )
+
+
+def test_best_where_nothing_was_evaluated(tmp_path):
+    entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
+    with pytest.raises(UserError) as raised:
+        entry(tmp_path, "Global.checkpoint=best").predict(PIXELS)
+    assert str(raised.value) == (
+        f"{checkpoint(tmp_path, 1)}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
+    )
+
+
+def test_several_sets_are_tested_together(trained, tmp_path, capsys):
+    more = [
+        'DataLoader.Eval.more.templates={name: "tests.training.test_evaluator:NoiseTemplates"}',
+        'DataLoader.Eval.more.people={name: "tests.training.test_evaluator:NoiseGallery"}',
+        "DataLoader.Eval.more.seen={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}",
+    ]
+    there = [f"Global.checkpoint={checkpoint(trained)}", f"Global.output_dir={tmp_path}", *more]
+    found = entry(trained, *there).test(compare=trained)
+    content = json.loads((tmp_path / "test" / "results.json").read_text())
+    assert list(content["sets"]) == ["noise pairs", "templates", "people", "seen"]
+    assert (
+        content["main"] == "noise pairs" and content["sets"]["noise pairs"]["accuracy"] == found["accuracy"]
+    )
+    said = capsys.readouterr().out
+    assert re.search(r"^verification +noise pairs +templates$", said, re.MULTILINE)
+    page = (tmp_path / "test" / "report.html").read_text()
+    assert f"<th>noise pairs, {trained.name}</th>" in page
+    with pytest.raises(UserError, match="--compare: .*gone: no such file"):
+        entry(trained, *there).test(compare=tmp_path / "gone")
+    assert all(title in page for title in content["sets"]) and (tmp_path / "test" / "cmc.png").is_file()
+
+
+def test_mirror_images_count_for_test_predict_and_the_export(trained, tmp_path):
+    plain, _ = entry(trained).predict(PIXELS, tmp_path / "plain")
+    mirrored, _ = entry(trained).predict(PIXELS[..., ::-1].copy(), tmp_path / "mirrored")
+    entry(tmp_path / "run", "DataLoader.Eval.flip=true").train()
+    both, _ = entry(tmp_path / "run", "DataLoader.Eval.flip=true").predict(PIXELS, tmp_path / "both")
+    assert np.allclose(np.linalg.norm(both, axis=1), 1, atol=1e-5)
+    assert both.shape == plain.shape == mirrored.shape and not np.allclose(both, plain, atol=1e-3)
+    again, _ = entry(tmp_path / "run", "DataLoader.Eval.flip=true").predict(
+        PIXELS[..., ::-1].copy(), tmp_path / "b"
+    )
+    assert np.allclose(again, both, atol=1e-5), "a mirror image has the embedding of its image"
+    cards = [entry(folder).export() for folder in (trained, tmp_path / "run")]
+    assert [card["threshold_of"] for card in cards] == [
+        "image",
+        "image and mirror image, embeddings summed, length 1",
+    ]
+
+
+def test_the_threshold_of_a_later_evaluation_is_exported_when_it_is_asked_for(tmp_path, capsys):
+    entry(tmp_path).train()
+    before = entry(tmp_path).export()
+    other = "DataLoader.Eval.dataset.num_pairs=90"
+    found = entry(tmp_path, other).test()
+    assert found["threshold"] != before["threshold"] == entry(tmp_path).export()["threshold"]
+    assert before["threshold_set"] is None
+    arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other, "DataLoader.Eval.flip=true"]
+    assert cli.run("eval", ["--set-threshold", *arguments]) == 0
+    stored = json.loads((tmp_path / "test" / "results.json").read_text())["sets"]["noise pairs"]["threshold"]
+    card = entry(tmp_path).export()
+    assert (card["threshold"], card["threshold_set"], card["threshold_step"]) == (stored, "noise pairs", 12)
+    assert card["threshold_of"].startswith("image and mirror image")
+    capsys.readouterr()
+    entry(tmp_path).predict(PIXELS)
+    assert "DataLoader.Eval.flip is False, the threshold of step-00000012 is of embeddings with True" in (
+        capsys.readouterr().out
+    )
+    saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
+    assert saved.state.threshold == stored
+    assert Checkpoint.open(reshard(saved, tmp_path / "cut", 2)).state.threshold == stored
+
+
+def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):
+    shutil.copytree(checkpoint(trained), tmp_path / "step-00000012")
+    there = [f"Global.checkpoint={tmp_path}/step-00000012", f"Global.output_dir={tmp_path}"]
+    labelled = "DataLoader.Eval.dataset={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}"
+    with pytest.raises(UserError, match="main set, 'Synthetic', is not of pairs and gives no threshold"):
+        entry(trained, *there, labelled).test(set_threshold=True)
+    for wrong in ("{", "[]", '{"threshold": 7.0, "threshold_set": "a", "threshold_step": 1, "flip": false}'):
+        (tmp_path / "step-00000012" / "threshold.json").write_text(wrong)
+        with pytest.raises(UserError, match=r"threshold.json: is not what plsc-eval --set-threshold writes"):
+            entry(trained, *there).export()
+
+
+def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
+    gone = "DataLoader.Train.dataset={name: ImageList, list: gone/list.txt}"
+    found = entry(trained, gone).test()
+    assert found["accuracy"] is not None
+    with pytest.raises(MissingFileError, match="gone/pairs.txt"):
+        entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").test()

@@ -1,0 +1,300 @@
+"""Mistakes with Entry that would train, resume or judge something else than was meant: each is refused, or said in a line."""
+
+import shutil
+
+import cv2
+import numpy as np
+import paddle
+import pytest
+
+from plsc.errors import UserError
+from plsc.training.entry import Entry
+from plsc.utils import log
+from tests.checkpoints import reseal
+from tests.tiny_runs import TINY, Linear, checkpoint
+
+SHORT = ("Global.max_steps=2", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=null")
+
+
+def entry(output, *overrides):
+    return Entry(TINY, [f"Global.output_dir={output}", *SHORT, *overrides])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    entry(folder).train()
+    log.setup()
+    return folder
+
+
+def refused(act) -> str:
+    with pytest.raises(UserError) as raised:
+        act()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_overrides_win_over_a_config_too():
+    config = Entry(TINY, ["Global.max_steps=2"]).config.edit({"Head.scale": 9.0}, "set_scale")
+    found = Entry(config, ["Global.epochs=7", "Head.scale=5"]).config
+    assert (found.Global.max_steps, found.Global.epochs, found.Head.scale) == (None, 7, 5.0)
+    assert found.source("Head.scale") == "-o" and config.Head.scale == 9.0 and Entry(config).config == config
+
+
+def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
+    line = refused(entry(tmp_path / "out", "Global.checkpoint=old/step-00000008").train)
+    assert line == (
+        "-o: Global.checkpoint: training starts anew without Global.resume=true and would not read old/step-00000008; set that to "
+        "go on from it, or Global.init_from to begin a new run with its weights"
+    )
+    assert not (tmp_path / "out").exists()
+    assert refused(entry(tmp_path).set_checkpoint_dir("old").train).startswith(
+        "set_checkpoint_dir: Global.checkpoint: "
+    )
+    entry(tmp_path, "Global.checkpoint=best").train()  # one of this run, for later
+
+
+def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tmp_path):
+    """As `plsc-ckpt import-centres` makes them."""
+    path = tmp_path / "out" / "checkpoints" / "step-00000002"
+    shutil.copytree(checkpoint(trained, 2), path)
+    reseal(path, lambda fields: fields.update(state={}, contract={}, config=""))
+    line = refused(lambda: entry(tmp_path, f"Global.checkpoint={path}").predict(["a.png"]))
+    assert line.startswith(
+        f"{path}/manifest.json: contract.size: is not said, so this cannot be used as a run's"
+    )
+    line = refused(entry(tmp_path / "out", "Global.resume=true", "Global.max_steps=4").train)
+    assert line.startswith(f"{path}/manifest.json: state.seed: is not said")
+
+
+def test_an_output_folder_that_looks_like_a_date_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entry("2024-02-30", "Global.max_steps=1").train()
+    entry("2024-02-30", "Global.resume=true").train()
+    assert (tmp_path / "2024-02-30" / "checkpoints" / "step-00000002").is_dir()
+
+
+@pytest.mark.parametrize("below", ["", "checkpoints"])
+def test_a_folder_of_checkpoints_is_not_called_damaged(trained, below):
+    folder = trained / below
+    line = refused(lambda: entry(trained, f"Global.checkpoint={folder}").predict(["a.png"]))
+    assert (
+        line
+        == f"{folder}: is no checkpoint but has 1 in it; name one of them, such as {checkpoint(trained, 2)}"
+    )
+
+
+def test_what_a_resumed_run_has_otherwise_is_said(trained, capsys):
+    changed = (
+        "Head.scale=8",
+        "LRScheduler.learning_rate=0.01",
+        "Global.max_steps=3",
+        "DataLoader.Train.num_workers=0",
+    )
+    entry(trained, "Global.resume=true", "Global.log_every=7", *changed).train()
+    said = capsys.readouterr().out
+    assert (
+        "WARNING this run has other keys than the checkpoint's: Global.max_steps 3 (was 2), Head.scale 8.0 (was 16.0), "
+        "LRScheduler.learning_rate 0.01 (was 0.05)\n"
+    ) in said
+    entry(trained, "Global.resume=true", *changed).train()
+    said = capsys.readouterr().out
+    assert (
+        "WARNING nothing is left to train: this run ends at step 3; raise Global.epochs or Global.max_steps\n"
+        in said
+    )
+    assert "other keys" not in said
+
+
+def test_another_network_is_told_the_config_of_the_run(trained):
+    line = refused(lambda: entry(trained, "Model.widths=[4, 7]").predict(np.zeros((1, 1, 12, 10), np.uint8)))
+    assert line.endswith(
+        f": the Model section must be that of the run that made it: -c {trained / 'config.yaml'}"
+    )
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+    line = refused(entry(tmp_path, "DataLoader.Train.dataset.num_classes=1").train)
+    assert line == "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
+
+
+class Twice(Linear):
+    def forward(self, images):
+        return super().forward(images), images
+
+
+class After(Linear):
+    def __init__(self, change):
+        super().__init__(8)
+        self.change = change
+
+    def forward(self, images):
+        return self.change(super().forward(images))
+
+
+class Bare(paddle.nn.Layer):
+    def forward(self, images):
+        return images.flatten(1)[:, :8]
+
+
+@pytest.mark.parametrize(
+    "backbone, line",
+    [
+        (
+            Linear(5),
+            (
+                "the backbone must give embeddings [12, 8] of 12 images, it gave [12, 5]; Model.embedding_size (set_emb_size) says how "
+                "long they are"
+            ),
+        ),
+        (Twice(8), "the backbone must give embeddings [12, 8] of 12 images, it gave tuple"),
+        (
+            After(lambda out: out.astype("float16")),
+            "the backbone must give embeddings of float32, it gave float16; end it with .astype('float32')",
+        ),
+        (
+            After(lambda out: out.astype("int32")),
+            "the backbone must give embeddings of float32, it gave int32; end it with .astype('float32')",
+        ),
+        (
+            After(lambda out: out.detach()),
+            "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()",
+        ),
+        (
+            Bare(),
+            "Model: Bare has no parameters that are trained; give it some, or leave them unfrozen",
+        ),
+    ],
+)
+def test_embeddings_of_another_shape(tmp_path, backbone, line):
+    assert refused(entry(tmp_path).set_model(backbone).train) == line
+
+
+def adam(rate):
+    return lambda net: paddle.optimizer.Adam(rate, parameters=net.parameters())
+
+
+@pytest.mark.parametrize(
+    "make, line",
+    [
+        (
+            lambda net: None,
+            "set_optimizer: the function must return a paddle.optimizer.Optimizer, it returned NoneType",
+        ),
+        (
+            adam(paddle.optimizer.lr.NoamDecay(10, 10)),
+            (
+                "set_optimizer: its learning rate is a NoamDecay; make it with a number, and set the schedule in the section "
+                "LRScheduler, which the class centres follow too"
+            ),
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_be_driven(tmp_path, make, line):
+    assert refused(entry(tmp_path).set_optimizer(make).train) == line
+
+
+def test_a_learning_rate_that_is_not_used_is_said(tmp_path, capsys):
+    entry(tmp_path).set_optimizer(adam(0.001)).train()
+    line = "WARNING set_optimizer: its learning rate 0.001 is not used; LRScheduler.learning_rate, 0.05, is, for backbone and class"
+    assert line in capsys.readouterr().out
+    entry(tmp_path).set_optimizer(adam(0.05)).train()
+    assert "is not used" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "ranks, verb, line",
+    [
+        (0, "train", "launch: ranks must be an integer >= 1 (got 0)"),
+        ("2", "train", "launch: ranks must be an integer >= 1 (got '2')"),
+        (2, "predict", "launch: verb must be one of train, test, export (got 'predict')"),
+    ],
+)
+def test_a_launch_of_nothing(tmp_path, ranks, verb, line):
+    assert (
+        refused(lambda: entry(tmp_path / "out").launch(ranks, verb)) == line
+        and not (tmp_path / "out").exists()
+    )
+
+
+def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path):
+    (tmp_path / "file").touch()
+    pixels = np.zeros((1, 1, 12, 10), np.uint8)
+    line = refused(lambda: entry(trained).predict(pixels, tmp_path / "file"))
+    assert line == f"output: cannot make {tmp_path / 'file'}: File exists; name another folder"
+    line = refused(lambda: entry(trained).predict(tmp_path))
+    assert line == f"predict: {tmp_path} is a folder; name its images, or a list of them"
+
+
+def test_embeddings_for_another_threshold_are_said(tmp_path, capsys):
+    keys = [f"Global.output_dir={tmp_path}", "Global.max_steps=2"]
+    pixels = np.zeros((1, 1, 12, 10), np.uint8)
+    Entry(TINY, [*keys, "DataLoader.Eval.flip=true"]).train()
+    Entry(TINY, keys).predict(pixels)
+    line = (
+        "WARNING DataLoader.Eval.flip is False, the threshold of step-00000002 is of embeddings with True\n"
+    )
+    assert line in capsys.readouterr().out
+    Entry(TINY, [*keys, "DataLoader.Eval.flip=true"]).predict(pixels)
+    assert "Eval.flip" not in capsys.readouterr().out
+
+
+def people(folder, names):
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for number in range(3):
+            cv2.imwrite(str(folder / name / f"{number}.png"), np.full((12, 10), 80 * number, np.uint8))
+    return f"{{name: ImageFolder, folder: {folder}, size: [12, 10], channels: grey}}"
+
+
+def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it(tmp_path):
+    """Their labels would all be those of other people: an accuracy of 0 for a perfect network."""
+    sets = [people(tmp_path / "train", ["Ann", "Bob", "Cy"]), people(tmp_path / "val", ["Bob", "Cy"])]
+    keys = [
+        f"Global.output_dir={tmp_path / 'out'}",
+        "Global.max_steps=2",
+        f"DataLoader.Train.dataset={sets[0]}",
+    ]
+    Entry(TINY, [*keys, "DataLoader.Eval.dataset=null"]).train()
+    fewer = Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[1]}"])
+    for verb in (fewer.test, fewer.train):
+        line = refused(verb)
+        assert line.startswith(
+            "DataLoader.Eval.dataset: its class 0 is 'Bob', the one trained on is 'Ann', so right "
+        )
+    assert Entry(TINY, [*keys, f"DataLoader.Eval.dataset={sets[0]}"]).test()["images"] == 9
+
+
+def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
+    """As many as before, but every centre would be of someone else from then on."""
+    data = people(tmp_path / "train", ["Ann", "Bob", "Cy"])
+    keys = [
+        f"Global.output_dir={tmp_path / 'out'}",
+        "DataLoader.Eval.dataset=null",
+        f"DataLoader.Train.dataset={data}",
+    ]
+    Entry(TINY, [*keys, "Global.max_steps=2"]).train()
+    longer = Entry(TINY, [*keys, "Global.max_steps=3", "Global.resume=true"])
+    (tmp_path / "train" / "Ann").rename(tmp_path / "train" / "Dan")
+    assert refused(longer.train) == (
+        "DataLoader.Train.dataset: its class 0 is 'Bob', the one trained on is 'Ann' in checkpoint step-00000002: resume with the "
+        "same classes, or start a new run with Global.init_from, which finds them by name, in another Global.output_dir"
+    )
+    (tmp_path / "train" / "Dan").rename(tmp_path / "train" / "Ann")
+    longer.train()
+    assert checkpoint(tmp_path / "out", 3).is_dir()
+
+
+def test_a_folder_one_level_too_high_is_told_which_one_was_meant(tmp_path):
+    data = people(tmp_path / "data" / "train", ["Ann", "Bob", "Cy"]).replace("/data/train", "/data")
+    line = refused(entry(tmp_path / "out", f"DataLoader.Train.dataset={data}").train)
+    assert line.endswith(
+        f"3 folders such as train/Ann; if those are the identities, give {tmp_path}/data/train"
+    )
+
+
+def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, monkeypatch):
+    monkeypatch.setattr("plsc.training.dump._last_bad", lambda tensors: None)
+    with pytest.raises(UserError, match="^the loss is not finite in the sum over the ranks"):
+        entry(tmp_path, "Head.scale=1e38", "Global.max_skipped=1").train()

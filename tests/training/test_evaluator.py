@@ -1,0 +1,200 @@
+"""The tester on one process: several sets of every kind, what is logged and recorded, mirror images, and what is refused."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.config import load
+from plsc.data.dataset import IdentificationSet, TemplatePairs
+from plsc.errors import UserError
+from plsc.evaluation import template_features, verify_pairs
+from plsc.training import evaluator
+from plsc.training.embed import embed
+from plsc.utils import log
+from tests.tiny_runs import TINY, Linear, NoisePairs, make_trainer, rows
+
+CONTRACT = NoisePairs().contract
+CLASSES = 23
+
+
+class NoiseTemplates(NoisePairs, TemplatePairs):
+    """Each template is two images of one class in one medium, and one of another."""
+
+    name = "noise templates"
+
+    def __init__(self, templates: int = 30):
+        super().__init__(3 * templates // 2)
+        self.template, self.media = np.arange(self.num_images) // 3, np.arange(self.num_images) // 2
+        self.pairs = np.stack([np.arange(templates - 1), np.arange(1, templates)], axis=1)
+        self.same = np.arange(templates - 1) % 2 == 0
+
+
+class NoiseGallery(NoisePairs, IdentificationSet):
+    """Of each class but the last five one image in the gallery; the other images are probes."""
+
+    name = "noise people"
+
+    def __init__(self, people: int = 30):
+        super().__init__(people)
+        self.identities = np.arange(self.num_images) // 2
+        self.gallery, self.probe = np.arange(0, self.num_images - 10, 2), np.arange(1, self.num_images, 2)
+
+
+SETS = {
+    "templates": '{name: "tests.training.test_evaluator:NoiseTemplates"}',
+    "people": '{name: "tests.training.test_evaluator:NoiseGallery"}',
+    "few": '{name: "tests.tiny_runs:NoisePairs", num_pairs: 1}',
+}
+MORE = [f"DataLoader.Eval.more.{title}={section}" for title, section in SETS.items()]
+
+
+def make(*overrides, **arguments):
+    paddle.seed(0)
+    return evaluator_of(load(TINY, overrides), Linear(), **arguments)
+
+
+def evaluator_of(cfg, backbone, **arguments):
+    sets = evaluator.build_sets(cfg, CONTRACT, CLASSES, **arguments)
+    return evaluator.Evaluator(cfg.DataLoader.Eval, sets, backbone, CLASSES)
+
+
+def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
+    found = make(*MORE)
+    metrics = log.Metrics(tmp_path)
+    found.evaluate(7, epoch=2, metrics=metrics)
+    metrics.close()
+    assert list(found.sets) == ["noise pairs", *SETS] and found.main == "noise pairs"
+    assert {title: result.kind for title, result in found.results.items()} == {
+        "noise pairs": "verification",
+        "templates": "verification",
+        "people": "identification",
+        "few": "verification",
+    }
+    written = {row["eval"]: row for row in rows(tmp_path, evaluations=True)}
+    assert list(written)[-1] == "noise pairs", "the last row is the main set's"
+    for title, row in written.items():
+        assert (row["step"], row["epoch"]) == (7, 2)
+        assert row == {"eval": title, "step": 7, "epoch": 2, **found.rows[title]}
+    assert found.row == found.rows["noise pairs"] and written["few"]["accuracy"] is None
+    said = capsys.readouterr().out
+    assert f"verification: {found.results['noise pairs'].headline} on 40 noise pairs" in said
+    assert "identification: rank-1 " in said and " on 30 probes of people" in said
+    assert " on 29 templates" in said
+
+
+def test_a_set_is_scored_by_its_kind():
+    pairs, rng = NoiseTemplates(), np.random.default_rng(0)
+    embeddings = rng.normal(size=(pairs.num_images, 4))
+    features = template_features(embeddings, pairs.template, pairs.media)
+    assert evaluator.score(pairs, embeddings).row() == verify_pairs(features, pairs.pairs, pairs.same).row()
+    people = evaluator.score(NoiseGallery(), rng.normal(size=(60, 4)))
+    assert (people.probes, people.strangers, people.gallery) == (25, 5, 25)
+
+
+def test_labelled_images_may_be_a_further_set(tmp_path):
+    labelled = "{name: Synthetic, num_classes: 20, images_per_class: 2, image_shape: [1, 12, 10]}"
+    evaluator = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}").evaluator
+    assert evaluator.needs_head(evaluator.sets)
+    evaluator.evaluate()
+    assert evaluator.results["seen"].kind == "classification" and evaluator.rows["seen"]["images"] == 40
+    assert evaluator.results["seen"].num_classes == CLASSES
+
+
+def test_mirror_images_are_embedded_too():
+    plain, both = make(), make("DataLoader.Eval.flip=true")
+    for one in (plain, both):
+        one.evaluate()
+    paddle.seed(0)
+    pairs, net = NoisePairs(), Linear()
+    mirrored = embed(net, lambda start, stop: pairs.images(start, stop)[..., ::-1].copy(), 80, CONTRACT, 7)
+    together = embed(net, pairs.images, 80, CONTRACT, 7) + mirrored
+    expected = verify_pairs(together, pairs.pairs, pairs.same)
+    np.testing.assert_allclose(both.results["noise pairs"].similarity, expected.similarity, atol=1e-6)
+    assert not np.allclose(
+        both.results["noise pairs"].similarity, plain.results["noise pairs"].similarity, atol=1e-3
+    )
+
+
+def test_nothing_to_evaluate_on():
+    found = make("DataLoader.Eval.dataset=null")
+    assert (found.sets, found.main, found.row) == ({}, None, None)
+
+
+class Broken(Linear):
+    def forward(self, images):
+        return super().forward(images) * float("nan")
+
+
+def test_numbers_that_cannot_be_computed_name_the_set():
+    found = evaluator_of(load(TINY, MORE[:1]), Broken())
+    with pytest.raises(UserError) as raised:
+        found.evaluate()
+    assert str(raised.value).startswith("templates: verification: an embedding of pair 0 is not finite; ")
+
+
+WIDE = '{name: "tests.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        (
+            f"DataLoader.Eval.more.wide={WIDE}",
+            "DataLoader.Eval.more.wide: its images have size [12, 12] (trained on [12, 10]); the network needs what it was trained on",
+        ),
+        (
+            "DataLoader.Eval.more.many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",
+            "DataLoader.Eval.more.many: its images are of 24 classes, but the head has learned 23; give images of ",
+        ),
+        (
+            'DataLoader.Eval.more.noise pairs={name: "tests.tiny_runs:NoisePairs"}',
+            "DataLoader.Eval.more.noise pairs: the main set has the title 'noise pairs' too, give this one another",
+        ),
+    ],
+)
+def test_sets_that_do_not_fit_are_named_by_their_key(override, line):
+    with pytest.raises(UserError) as raised:
+        make(override)
+    assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
+
+
+class Known(NoisePairs):
+    identities = np.array(["Anna", "Bert", "Carl"])
+
+
+def test_pairs_of_identities_that_are_trained_on_are_refused():
+    known = 'DataLoader.Eval.more.known={name: "tests.training.test_evaluator:Known"}'
+    assert list(make(known, seen=np.array(["Dora"])).sets) == ["noise pairs", "known"]
+    with pytest.raises(UserError) as raised:
+        make(known, seen=np.array(["Dora", "Bert"]))
+    assert str(raised.value) == (
+        "DataLoader.Eval.more.known: 1 of its classes are trained on (the first is Bert), so the accuracy would be of classes "
+        "seen before; leave them out of one of the two (Glyphs: the same held_out)"
+    )
+
+
+FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.tiny_runs:People", people: %s}'
+
+
+@pytest.mark.parametrize("people", [["Anna", "Bert"], ["/val/Anna", "/val/Bert", "/val/Carl"]])
+def test_labelled_images_of_the_trained_classes_in_their_order_are_taken(people):
+    cfg = load(TINY, [FOLDER % people])
+    trained = ["/train/Anna", "/train/Bert", "/train/Carl"]
+    assert "labelled" in evaluator.build_sets(cfg, CONTRACT, CLASSES, names=trained)
+    assert "labelled" in evaluator.build_sets(cfg, CONTRACT, CLASSES), (
+        "nothing is known of the trained classes"
+    )
+
+
+@pytest.mark.parametrize(
+    "people, number, theirs, ours",
+    [(["Bert", "Carl"], 0, "Bert", "Anna"), (["Anna", "Carl"], 1, "Carl", "Bert")],
+)
+def test_labelled_images_whose_classes_are_numbered_otherwise_are_refused(people, number, theirs, ours):
+    """A folder less, and every label would count for the class before it."""
+    with pytest.raises(UserError) as raised:
+        make(FOLDER % people, names=["Anna", "Bert", "Carl"])
+    assert str(raised.value) == (
+        f"DataLoader.Eval.more.labelled: its class {number} is '{theirs}', the one trained on is '{ours}', so right predictions "
+        "would count as wrong; give it the classes that are trained on, all of them, in the same order"
+    )

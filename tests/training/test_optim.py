@@ -1,0 +1,121 @@
+"""Schedules by formula at their edges, and what one optimizer step does to each kind of parameter."""
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from plsc.config.schema import LRSchedulerCfg, OptimizerCfg
+from plsc.training.optim import build_optimizer, build_schedule
+
+
+def rates(steps_per_epoch=10, total=40, **keys):
+    schedule = build_schedule(LRSchedulerCfg(**keys), steps_per_epoch, total)
+    return [schedule(step) for step in range(total)]
+
+
+def halfway(factor):
+    """Cosine's value at a share of the way, from 1 down to 0."""
+    return 0.5 * (1 + math.cos(math.pi * factor))
+
+
+@pytest.mark.parametrize(
+    "keys, expected",  # step -> share of the learning rate
+    [
+        ({"name": "constant"}, {0: 1, 39: 1}),
+        ({"name": "step", "milestones": [1.5, 3.0]}, {0: 1, 14: 1, 15: 0.1, 29: 0.1, 30: 0.01, 39: 0.01}),
+        ({"name": "step", "boundaries": [3, 4], "gamma": 0.5}, {2: 1, 3: 0.5, 4: 0.25, 39: 0.25}),
+        ({"name": "poly", "power": 3.0}, {0: 1, 20: 0.5**3, 39: (1 / 40) ** 3}),
+        ({"name": "poly", "power": 1.0, "min_factor": 0.2}, {0: 1, 20: 0.6, 39: 0.2 + 0.8 / 40}),
+        ({"name": "cosine"}, {0: 1, 10: halfway(1 / 4), 20: 0.5, 39: halfway(39 / 40)}),
+        ({"name": "cosine", "min_factor": 0.5}, {0: 1, 20: 0.75, 39: 0.5 + 0.5 * halfway(39 / 40)}),
+        # the warm-up's first and last step, the first at the full rate, and the rest over what remains
+        ({"name": "constant", "warmup_steps": 4}, {0: 1 / 5, 3: 4 / 5, 4: 1, 39: 1}),
+        ({"name": "poly", "warmup_steps": 20, "power": 2.0}, {19: 20 / 21, 20: 1, 30: 1 / 4}),
+        ({"name": "cosine", "warmup_epochs": 2.0}, {19: 20 / 21, 20: 1, 30: 0.5}),
+        ({"name": "cosine", "warmup_epochs": 0.25}, {0: 1 / 3, 1: 2 / 3, 2: 1}),  # 2.5 steps are 2
+        ({"name": "step", "boundaries": [2], "warmup_steps": 4}, {3: 4 / 5, 4: 0.1}),
+    ],
+)
+def test_a_schedule_is_its_formula(keys, expected):
+    found = rates(learning_rate=0.4, **keys)
+    for step, share in expected.items():
+        assert found[step] == pytest.approx(0.4 * share, rel=1e-12), step
+
+
+def test_drops_that_never_come_are_said(capsys):
+    rates(name="step", milestones=[2.0, 4.0, 6.0])
+    line = "WARNING LRScheduler: 2 of 3 drops of the learning rate come at or after the run's end (step 40 of 40)\n"
+    assert capsys.readouterr().out.endswith(line)
+    rates(name="step", milestones=[2.0, 3.9])
+    assert "LRScheduler" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["constant", "poly", "cosine"])
+@pytest.mark.parametrize("total", [1, 4, 5])
+def test_a_run_may_end_before_or_with_its_warm_up(name, total):
+    found = rates(name=name, total=total, learning_rate=1.0, warmup_steps=5)
+    assert found == pytest.approx([(step + 1) / 6 for step in range(total)])
+
+
+class Net(nn.Layer):
+    """A matrix, its bias, a norm's gain and shift, slopes, and a matrix that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.slope = nn.Linear(3, 4), nn.BatchNorm1D(4), nn.PReLU(4)
+        self.frozen = nn.Linear(3, 4)
+        for parameter in self.frozen.parameters():
+            parameter.stop_gradient = True
+
+
+def step_with(gradient, **keys):
+    """One step at rate 0.1 with `gradient` everywhere; -> name -> change of the parameter, and before it."""
+    paddle.seed(0)
+    net = Net()
+    for parameter in net.parameters():  # nothing zero, so that a decay would show
+        parameter.set_value(paddle.full_like(parameter, 2.0))
+    optimizer = build_optimizer(OptimizerCfg(**keys), net)
+    optimizer.set_lr(0.1)
+    before = {name: value.numpy() for name, value in net.named_parameters()}
+    (sum(p.sum() for p in net.parameters() if not p.stop_gradient) * gradient).backward()
+    optimizer.step()
+    return {name: value.numpy() - before[name] for name, value in net.named_parameters()}
+
+
+def test_weight_decay_falls_on_matrices_only():
+    change = step_with(0.0, weight_decay=0.5)
+    assert change["linear.weight"] == pytest.approx(-0.1 * 0.5 * 2.0, rel=1e-6)
+    assert len(change) == 9
+    for name in change.keys() - {"linear.weight"}:
+        assert not change[name].any(), name
+
+
+@pytest.mark.parametrize("clip_norm, gradient", [(0.5, 3.0), (2.0, 1e4)])
+def test_clip_norm_bounds_the_length_of_the_whole_step(clip_norm, gradient):
+    change = step_with(gradient, weight_decay=0.0, clip_norm=clip_norm)
+    length = math.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in change.values()))
+    assert length == pytest.approx(0.1 * clip_norm, rel=1e-4)
+    directions = {tuple(np.unique(np.sign(value))) for name, value in change.items() if value.any()}
+    assert directions == {(-1.0,)}
+
+
+def test_a_small_gradient_is_not_clipped():
+    clipped, free = (step_with(0.01, clip_norm=norm) for norm in (100.0, None))
+    for name, value in free.items():
+        assert np.array_equal(value, clipped[name]), name
+
+
+def test_momentum_gathers_the_steps():
+    net = nn.Linear(2, 1, bias_attr=False)
+    before = net.weight.numpy()
+    optimizer = build_optimizer(OptimizerCfg(momentum=0.5, weight_decay=0.0), net)
+    for rate in (0.1, 0.2):
+        optimizer.set_lr(rate)
+        net.weight.sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    # velocities 1 and 0.5 * 1 + 1, at the rates of their steps
+    assert net.weight.numpy() - before == pytest.approx(-(0.1 * 1 + 0.2 * 1.5), rel=1e-6)

@@ -1,0 +1,381 @@
+"""The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it refuses."""
+
+import re
+from itertools import islice
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.checkpoint.store import Checkpoint, SaveError
+from plsc.checkpoint.train_state import Best
+from plsc.data.loader import Loader
+from plsc.data.synthetic import Synthetic
+from plsc.errors import CorruptImageError, UserError
+from plsc.heads import reference
+from plsc.training.evaluator import Evaluator
+from plsc.utils import log
+from plsc.utils.timing import PARTS, timer
+from tests.tiny_runs import (
+    IMAGE_SHAPE,
+    Linear,
+    arrays,
+    assert_same_arrays,
+    checkpoint,
+    checkpoints,
+    make_trainer,
+    rows,
+    steps,
+    train,
+)
+
+NO_PAIRS = "DataLoader.Eval.dataset=null"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run of 12 steps, all its checkpoints kept."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, "Checkpoint.keep=9")
+    return folder
+
+
+def test_a_checkpoint_has_the_names_of_the_classes(tmp_path):
+    trainer = make_trainer(tmp_path, NO_PAIRS)
+    trainer.save(1)
+    assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() is None
+    trainer.dataset.identities = np.array([f"person {number}" for number in range(23)])
+    trainer.save(1)
+    assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() == trainer.dataset.identities.tolist()
+
+
+# ---- the step
+
+
+def test_steps_equal_momentum_sgd_in_float64(tmp_path):
+    """Three steps of a linear backbone and the head, with warm-up, decay and momentum, written out in numpy."""
+    paddle.seed(0)
+    net = Linear()
+    weight, bias = (p.numpy().astype(np.float64) for p in (net.linear.weight, net.linear.bias))
+    overrides = ["Global.max_steps=3", "Optimizer.weight_decay=0.1", "LRScheduler.warmup_steps=2", NO_PAIRS]
+    trainer = make_trainer(tmp_path, *overrides, backbone=net)
+    margin = (reference.arcface, 0.5)
+    dense = reference.DenseHead(trainer.head.bank.state()["centres"], None, margin, 16.0, decay=0.1)
+    metrics = log.Metrics(tmp_path)
+    trainer.train(metrics)
+
+    speed_w, speed_b, losses, accuracies = 0.0, 0.0, [], []
+    data = Synthetic(23, 5, IMAGE_SHAPE, seed=3)
+    for step, (images, labels, _) in enumerate(islice(Loader(data, 12, 0, 1, seed=3).epoch(0), 3)):
+        x = (images.reshape(len(images), -1) - 127.5) / 127.5
+        emb = x @ weight + bias
+        loss, demb, dcentres, _ = dense.loss_and_gradients(emb, labels)
+        losses.append(loss.mean())
+        accuracies.append(dense.correct(emb, labels).mean())
+        speed_w = 0.9 * speed_w + x.T @ demb + 0.1 * weight
+        speed_b = 0.9 * speed_b + demb.sum(0)
+        rate = 0.05 * min(1.0, (step + 1) / 3)
+        weight, bias = weight - rate * speed_w, bias - rate * speed_b
+        dense.step(dcentres, None, rate)
+    found = rows(tmp_path)
+    assert [row["lr"] for row in found] == pytest.approx([0.05 / 3, 0.1 / 3, 0.05])
+    assert [row["loss"] for row in found] == pytest.approx(losses, rel=1e-5)
+    assert [row["accuracy"] for row in found] == pytest.approx(accuracies, rel=1e-6)
+    assert net.linear.weight.numpy() == pytest.approx(weight, rel=1e-4, abs=1e-5)
+    assert net.linear.bias.numpy() == pytest.approx(bias, rel=1e-4, abs=1e-5)
+    assert trainer.head.bank.state()["centres"] == pytest.approx(dense.w, rel=1e-4, abs=1e-5)
+
+
+def test_an_optimizer_of_the_users_moves_the_backbone(tmp_path):
+    def frozen(backbone):
+        return paddle.optimizer.SGD(1.0, parameters=[backbone.linear.bias])
+
+    paddle.seed(0)
+    net = Linear()
+    before = [parameter.numpy() for parameter in net.parameters()]
+    train(tmp_path, "Global.max_steps=2", NO_PAIRS, backbone=net, make_optimizer=frozen)
+    weight, bias = (parameter.numpy() for parameter in net.parameters())
+    assert np.array_equal(weight, before[0]) and not np.array_equal(bias, before[1])
+
+
+# ---- the calendar
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",  # steps and epochs of the verifications; an epoch has 10 steps
+    [
+        (["Global.max_steps=12"], [(12, 2)]),
+        (["Global.max_steps=12", "Global.eval_every=1"], [(10, 1), (12, 2)]),
+        (["Global.epochs=2", "Global.eval_every=2"], [(20, 2)]),
+        (["Global.epochs=2", "Global.eval_every=1"], [(10, 1), (20, 2)]),
+        (["Global.max_steps=12", "Global.eval_every_steps=5"], [(5, 1), (10, 1), (12, 2)]),
+        (
+            ["Global.max_steps=12", "Global.eval_every_steps=5", "Global.eval_every=1"],
+            [(5, 1), (10, 1), (12, 2)],
+        ),
+        (["Global.max_steps=12", NO_PAIRS], []),
+    ],
+)
+def test_when_it_verifies(tmp_path, overrides, expected):
+    train(tmp_path, *overrides)
+    found = rows(tmp_path, evaluations=True)
+    assert [(row["step"], row["epoch"]) for row in found] == expected
+    for row in found:
+        assert row["eval"] == "noise pairs" and row["pairs"] == 40
+        assert 0 <= row["accuracy"] <= 1 and row["std"] >= 0 and -1 <= row["threshold"] <= 1
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        (["Checkpoint.keep=9"], [4, 8, 10, 12]),
+        (["Checkpoint.keep=3"], [8, 10, 12]),
+        (["Checkpoint.keep=1", "Checkpoint.every_steps=null"], [12]),
+        (["Checkpoint.keep=9", "Checkpoint.every_steps=null"], [10, 12]),
+    ],
+)
+def test_when_it_saves(tmp_path, overrides, expected):
+    train(tmp_path, NO_PAIRS, *overrides)
+    assert checkpoints(tmp_path) == expected
+
+
+@pytest.mark.parametrize("every, expected", [(1, range(1, 13)), (5, [5, 10, 12])])
+def test_when_it_writes_a_row(tmp_path, every, expected):
+    train(tmp_path, NO_PAIRS, f"Global.log_every={every}")
+    found = rows(tmp_path)
+    assert steps(found) == list(expected)
+    assert [row["epoch"] for row in found] == [1 if step <= 10 else 2 for step in expected]
+    assert set(found[0]) == {"step", "epoch", "loss", "lr", "accuracy"}  # and what `rows` takes out
+
+
+def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path):
+    """All of the time between two rows but the evaluations and checkpoints, and nothing of it changes the run."""
+    train(tmp_path / "on", "Global.profile=true", "Global.log_every=4")
+    train(tmp_path / "off", "Global.log_every=4")
+    found = rows(tmp_path / "on")
+    profiles = [row.pop("profile") for row in found]
+    assert found == rows(tmp_path / "off")
+    assert_same_arrays(checkpoint(tmp_path / "on"), checkpoint(tmp_path / "off"))
+    assert len(profiles) == 3 and not timer.on
+    rates = [
+        row["images_per_second"] for row in log.read_metrics(tmp_path / "on/metrics.jsonl") if "lr" in row
+    ]
+    for profile, rate in zip(profiles, rates):
+        assert list(profile) == list(PARTS)
+        assert sum(profile.values()) == pytest.approx(12 / rate, rel=0.1)
+        assert min(profile[name] for name in PARTS if name != "gather") > 0 == profile["gather"]
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    trainer = train(tmp_path, NO_PAIRS, "Global.max_steps=8")
+    said = capsys.readouterr().out
+    assert trainer.step == 8 and steps(rows(tmp_path)) == list(range(1, 9))
+    assert "ERROR" in said and "checkpoint of step 8 not written" in said and "; training goes on" in said
+
+
+# ---- the best checkpoint
+
+
+class Scripted(Evaluator):
+    """Finds values that are set beforehand, a value a step."""
+
+    values: dict
+
+    def evaluate(self, step=0, epoch=None, metrics=None):
+        self.rows = {self.main: {"accuracy": self.values[step], "threshold": step / 100}}
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    """A run whose evaluations find these values at steps 1, 2, ..."""
+
+    def run(values, *overrides, resume=None):
+        Scripted.values = dict(enumerate(values, start=1))
+        monkeypatch.setattr("plsc.training.build.Evaluator", Scripted)
+        overrides = ["Global.eval_every_steps=1", "Checkpoint.every_steps=4", "Checkpoint.keep=1", *overrides]
+        trainer = make_trainer(tmp_path, *overrides)
+        if resume:
+            trainer.resume(resume)
+        trainer.train(None)
+        return trainer
+
+    return run
+
+
+FALLING = [0.2, 0.6, 0.8, 0.7, 0.8, *[0.5] * 7]
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
+    trainer = scripted(FALLING)
+    assert checkpoints(tmp_path) == [3, 12], "the first of two equal ones, though no save was due"
+    expected = Best(step=3, set="noise pairs", metric="accuracy", value=0.8)
+    assert trainer.best == expected
+    states = [Checkpoint.open(checkpoint(tmp_path, step)).state for step in (3, 12)]
+    assert [state.best for state in states] == [expected, expected]
+    assert [state.threshold for state in states] == [0.03, 0.12] and not states[0].flip
+
+
+def test_a_resumed_run_knows_the_best_of_before(scripted, tmp_path):
+    scripted(FALLING, "Global.max_steps=8")
+    assert checkpoints(tmp_path) == [3, 8]
+    later = scripted([0] * 8 + [0.75, 0.75, 0.75, 0.79], resume=checkpoint(tmp_path, 8))
+    assert later.best.step == 3 and checkpoints(tmp_path) == [3, 12]
+
+
+def test_a_better_one_replaces_the_best_of_before(scripted, tmp_path):
+    scripted(FALLING, "Global.max_steps=8")
+    later = scripted([0] * 8 + [0.75, 0.95, 0.9, 0.79], resume=checkpoint(tmp_path, 8))
+    assert later.best.step == 10 and checkpoints(tmp_path) == [10, 12]
+
+
+def test_another_main_set_starts_anew(scripted, tmp_path):
+    scripted([0.9] * 12, "Global.max_steps=8")
+    other = 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseTemplates"}'
+    later = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8))
+    assert later.best == Best(step=9, set="noise templates", metric="accuracy", value=0.1)
+
+
+def test_what_has_no_score_is_never_the_best(scripted, tmp_path):
+    assert scripted([None] * 12).best is None and checkpoints(tmp_path) == [12]
+
+
+def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    monkeypatch.setattr("plsc.training.trainer.LAST_SAVE_PAUSES", ())
+    monkeypatch.setattr("plsc.training.build.Evaluator", Scripted)
+    Scripted.values = dict(enumerate(FALLING, start=1))
+    trainer = make_trainer(tmp_path, "Global.eval_every_steps=1", "Global.max_steps=2")
+    with pytest.raises(SaveError, match="it was the last step"):
+        trainer.train(None)
+    assert trainer.best is None
+
+
+def test_identification_counts_by_rank_1(tmp_path):
+    people = 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseGallery"}'
+    trainer = train(tmp_path, people)
+    assert trainer.best.metric == "rank1" and trainer.best.value == trainer.evaluator.row["rank1"]
+    assert Checkpoint.open(checkpoint(tmp_path)).state.threshold is None
+
+
+# ---- the same again
+
+
+def test_a_seed_decides_everything(whole, tmp_path):
+    train(tmp_path / "again")
+    assert rows(tmp_path / "again") == rows(whole)
+    assert_same_arrays(checkpoint(whole), checkpoint(tmp_path / "again"))
+    train(tmp_path / "other", "Global.seed=4")
+    assert not {row["loss"] for row in rows(tmp_path / "other")} & {row["loss"] for row in rows(whole)}
+
+
+@pytest.mark.parametrize("start", [4, 10])  # within an epoch, and at its end
+def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, start):
+    trainer = train(tmp_path, resume=checkpoint(whole, start))
+    assert trainer.step == 12
+    assert rows(tmp_path) == [row for row in rows(whole) if row["step"] > start]
+    assert rows(tmp_path, evaluations=True) == rows(whole, evaluations=True)
+    assert_same_arrays(checkpoint(whole), checkpoint(tmp_path))
+
+
+def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):
+    found = arrays(checkpoint(whole))
+    weights = {name: array.shape for name, array in found.items() if name.startswith("optimizer")}
+    assert weights["optimizer: embed.2.weight:velocity_0"] == found["backbone: embed.2.weight"].shape
+    assert len(weights) == len(make_trainer(whole).optimizer._parameter_list)
+
+
+# ---- damaged data
+
+
+DAMAGED = 'DataLoader.Train.dataset={name: "tests.tiny_runs:DamagedSynthetic", %s}'
+
+
+def test_a_corrupt_image_is_replaced_and_counted(tmp_path, capsys):
+    train(tmp_path, NO_PAIRS, DAMAGED % "damaged: 1", "DataLoader.Train.max_corrupt=0.02")
+    found = rows(tmp_path)
+    assert steps(found) == list(range(1, 13)) and found[9]["replaced"] == 1
+    said = capsys.readouterr().out
+    assert said.count("cannot decode sample 0: replaced by sample ") == 1
+    assert re.search(r"epoch 1, time [\d.]+ sec, corrupt images replaced: 1\n", said)
+
+
+@pytest.mark.parametrize("damaged, share", [(23, 0.01), (1, 0.0)])
+def test_too_many_corrupt_images_end_a_run_before_its_first_step(tmp_path, damaged, share):
+    trainer = make_trainer(
+        tmp_path, NO_PAIRS, DAMAGED % f"damaged: {damaged}", f"DataLoader.Train.max_corrupt={share}"
+    )
+    with pytest.raises(
+        CorruptImageError, match=rf"^{damaged} of 115 images \(.* %\) cannot be decoded: sample 0"
+    ):
+        trainer.train(None)
+    assert trainer.step == 0
+
+
+# ---- what it refuses
+
+
+def refused(*overrides, resume=None):
+    """What building the trainer, or resuming, says."""
+    with pytest.raises(UserError) as raised:
+        make_trainer("unused", *overrides).resume(resume)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        (
+            "DataLoader.Train.num_classes=24",
+            "DataLoader.Train.num_classes: the data has 23 classes (got 24); leave the key out to take what",
+        ),
+        (
+            'DataLoader.Eval.dataset={name: "tests.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}',
+            "DataLoader.Eval.dataset: its images have size [12, 12] (trained on [12, 10]); the network needs",
+        ),
+        ("Model.blocks=[1]", "Model.blocks: must have one number per stage, 2 as Model.widths has (got [1])"),
+    ],
+)
+def test_parts_that_do_not_fit(override, line):
+    assert refused(override).startswith(line)
+
+
+def test_pairs_of_classes_that_are_trained_on():
+    line = refused(
+        "DataLoader.Train.dataset={name: Glyphs, size: 16, faces: 4, held_out: 0.1}",
+        "DataLoader.Eval.dataset={name: GlyphPairs, size: 16, faces: 4, held_out: 0.2}",
+    )
+    assert line.startswith("DataLoader.Eval.dataset: ")
+    assert "of its classes are trained on (the first is " in line
+    assert line.endswith("; leave them out of one of the two (Glyphs: the same held_out)")
+
+
+@pytest.mark.parametrize(
+    "override, difference",
+    [
+        ("DataLoader.Train.dataset.num_classes=24", "has 23 classes, this run has 24: resume with the model"),
+        ("Model.embedding_size=9", "has embedding size 8, this run has 9; has "),
+        ("Model.widths=[4, 7]", "of another shape (embed.2.weight: [54, 8], this run has [63, 8]): resume"),
+        ("Head={name: dist_softmax, bias: true}", "lacks 2 head arrays that this run has (bias): resume"),
+    ],
+)
+def test_a_checkpoint_of_another_problem(whole, override, difference):
+    line = refused(override, resume=checkpoint(whole))
+    assert line.startswith("checkpoint step-00000012 ") and difference in line and "\n" not in line
+
+
+def test_a_checkpoint_of_another_global_batch(whole):
+    assert refused("DataLoader.Train.batch_size=6", resume=checkpoint(whole)) == (
+        "checkpoint step-00000012 was made with a global batch of 12, this run has 6: set "
+        "DataLoader.Train.batch_size so that batch_size x 1 ranks is the same"
+    )
+
+
+def test_the_head_is_given_the_number_of_each_step(tmp_path):
+    """A bank that rounds draws by it; the sampling does, too."""
+    trainer = make_trainer(tmp_path, NO_PAIRS, "Global.max_steps=3")
+    update = trainer.head.bank.update
+    numbers = []
+    trainer.head.bank.update = lambda lr, step=0: (numbers.append(step), update(lr, step))
+    trainer.train(metrics=None)
+    assert numbers == [0, 1, 2]

@@ -1,0 +1,220 @@
+"""Room on the disk, in numbers; and a run on a disk that has too little of it."""
+
+import errno
+import shutil
+from collections import namedtuple
+
+import pytest
+
+import plsc.checkpoint.store
+import plsc.training.trainer
+import plsc.utils.disk
+from plsc.checkpoint.store import SaveError
+from plsc.errors import UserError
+from plsc.utils.disk import check_room, full_disk, need_and_free, saves_ahead
+from tests.launch import run_python
+from tests.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
+
+NO_PAIRS = "DataLoader.Eval.dataset=null"
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def twenty_megabytes(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 20_000_000))
+
+
+def test_need_and_free(tmp_path, twenty_megabytes):
+    assert need_and_free(tmp_path / "not/there/yet", 51_200_000) == (False, "need 51.2 MB, free 20 MB")
+    assert need_and_free(tmp_path, 20_000_000)[0]
+
+
+def test_the_real_disk_is_asked(tmp_path):
+    assert need_and_free(tmp_path, 1)[0] and not need_and_free(tmp_path, 2**62)[0]
+
+
+def test_errors_get_the_numbers(tmp_path, twenty_megabytes):
+    assert str(full_disk(tmp_path, 51_000_000)) == (
+        "[Errno 28] No space left on device (need 51 MB, free 20 MB)"
+    )
+    assert full_disk(tmp_path, 100) is None
+    error = OSError(errno.EFBIG, "File too large")
+    assert str(full_disk(tmp_path, 51_000_000, error)).endswith("large (need 51 MB, free 20 MB)")
+    assert full_disk(tmp_path, 51_000_000, OSError(errno.EIO, "Input/output error")) is None
+
+
+def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
+    trainer = make_trainer(tmp_path, NO_PAIRS)
+    with pytest.raises(UserError) as raised:
+        trainer.train(None)
+    assert trainer.step == 0 and str(raised.value).startswith(
+        f"{tmp_path}/checkpoints: no space for a checkpoint (need "
+    )
+    assert str(raised.value).endswith("free 0.002 MB); make room, or set another Global.output_dir")
+
+
+def test_a_run_that_has_nothing_to_save_any_more_needs_no_room(tmp_path, monkeypatch):
+    train(tmp_path, NO_PAIRS, "Global.max_steps=2")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
+    folder = tmp_path / "checkpoints/step-00000002"
+    assert train(tmp_path, NO_PAIRS, "Global.max_steps=2", resume=folder).step == 2
+
+
+def test_what_a_killed_save_has_left_counts_as_free(tmp_path, monkeypatch):
+    """The next save removes it before it writes."""
+    left = tmp_path / "checkpoints/step-00000099.tmp"
+    left.mkdir(parents=True)
+    (left / "head").write_bytes(bytes(50_000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: Usage(10**9, 0, 2_000 if left.exists() else 52_000)
+    )
+    assert train(tmp_path, NO_PAIRS, "Global.max_steps=1").step == 1
+    assert checkpoints(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    "step, last, every, saved",
+    [
+        (0, 12, (10, 4), [4, 8, 10, 12]),
+        (8, 12, (10, 4), [10, 12]),
+        (9, 12, (10, None), [10, 12]),
+        (0, 12, (100, None), [12]),
+        (11, 12, (4, 3), [12]),
+    ],
+)
+def test_steps_that_will_be_saved(step, last, every, saved):
+    for most in (1, 2, 9):
+        assert saves_ahead(step, last, *every, most=most) == min(most, len(saved))
+    begun = [
+        each for each in range(step + 1, last + 1) if each == last or not all(each % n for n in every if n)
+    ]
+    assert begun == saved
+    assert saves_ahead(0, 10**12, 1, most=4) == 4
+
+
+@pytest.mark.parametrize(
+    "saves, keep, present, more",
+    [(9, 3, 0, 4), (2, 3, 0, 2), (1, 1, 0, 1), (9, 1, 0, 2), (9, 3, 1, 3), (9, 3, 3, 1), (9, 3, 5, 1)],
+)
+def test_as_many_checkpoints_as_there_are_at_a_time(tmp_path, monkeypatch, saves, keep, present, more):
+    """Nothing is said of a disk that has room for `more` of them; of one that has not, before the first step."""
+    for number in range(present):
+        (tmp_path / f"step-{number:08d}").mkdir()
+    for free, fits in ((more * 10**6, True), (more * 10**6 - 1, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
+        if fits:
+            assert check_room(tmp_path, 10**6, saves, keep) is None
+        elif more == 1:
+            with pytest.raises(
+                UserError, match=r"no space for a checkpoint \(need 1 MB, free 1 MB\); make room"
+            ):
+                check_room(tmp_path, 10**6, saves, keep)
+        else:
+            remedy = (
+                f"Checkpoint.keep={more + present - 2}" if more + present > 2 else "another Global.output_dir"
+            )
+            assert check_room(tmp_path, 10**6, saves, keep) == (
+                f"{tmp_path}: room for {more - 1} of the {more} checkpoints that the run writes before the first is deleted "
+                f"(each: need 1 MB, free {free / 1e6:.3g} MB; Checkpoint.keep: {keep}): the next cannot be saved then; make room "
+                f"meanwhile, or set {remedy}"
+            )
+
+
+def test_the_remedy_is_one(tmp_path, monkeypatch):
+    """A run with the number that was proposed for Checkpoint.keep is not warned again."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 3_500_000))
+    assert check_room(tmp_path, 10**6, 9, 5).endswith("or set Checkpoint.keep=2")
+    assert check_room(tmp_path, 10**6, 9, 2) is None
+
+
+def test_a_disk_with_room_for_some_is_told_and_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 30_000))
+    train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=4", "Checkpoint.keep=2", "Head.bank=disk")
+    assert checkpoints(tmp_path) == [10, 12]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "/checkpoints: room for " in line]
+    assert len(lines) == 1 and " WARNING " in lines[0] and "Checkpoint.keep: 2" in lines[0]
+
+
+@pytest.mark.parametrize("more", [["Head.bank=disk", "Head.bank_dtype=bfloat16"], ["Head.sub_centres=2"]])
+def test_the_room_that_is_asked_for_is_that_of_the_arrays(tmp_path, monkeypatch, more):
+    asked = []
+    monkeypatch.setattr(plsc.training.trainer, "check_room", lambda folder, need, *_: asked.append(need))
+    train(tmp_path, NO_PAIRS, "Global.max_steps=1", *more)
+    found = arrays(tmp_path / "checkpoints/step-00000001")
+    assert asked == [sum(array.nbytes for array in found.values())]
+
+
+def test_a_bank_that_has_its_space_on_the_disk_is_mentioned(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, NO_PAIRS, "Head.bank=disk")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
+    with pytest.raises(UserError, match="no space for a checkpoint beside the class centres "):
+        trainer.train(None)
+
+
+def full_from(monkeypatch, checks):
+    """The disk is full at these calls of disk_usage (from 1: the first is that before the first step)."""
+    calls = []
+
+    def usage(path):
+        calls.append(path)
+        return Usage(10**9, 0, 2_000 if len(calls) in checks else 10**9)
+
+    monkeypatch.setattr(plsc.utils.disk.shutil, "disk_usage", usage)
+
+
+def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypatch, capsys):
+    full_from(monkeypatch, [3, 4])
+    train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=2")
+    assert checkpoints(tmp_path) == [8, 10, 12] and steps(rows(tmp_path)) == list(range(1, 13))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "ERROR" in line]
+    assert (
+        len(lines) == 2 and "checkpoint of step 4 not written, earlier ones untouched: rank 0: " in lines[0]
+    )
+    assert "No space left on device (need 0.0" in lines[0]
+    assert lines[0].endswith("MB, free 0.002 MB); last good: step 2; training goes on")
+
+
+def test_three_in_a_row_end_the_run(tmp_path, monkeypatch):
+    full_from(monkeypatch, [3, 4, 5])
+    with pytest.raises(
+        SaveError, match=r"step 8 not written.*; last good: step 2; the third in a row: make room"
+    ):
+        train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=2")
+    assert checkpoints(tmp_path) == [2]
+
+
+def test_the_only_checkpoint_waits_for_room(tmp_path, monkeypatch, capsys):
+    """The disk fills after the first step, and somebody makes room in the second pause."""
+    pauses = []
+    monkeypatch.setattr(plsc.checkpoint.store.time, "sleep", pauses.append)
+    full_from(monkeypatch, [2, 3])
+    train(tmp_path, NO_PAIRS, "Global.max_steps=2")
+    assert checkpoints(tmp_path) == [2] and pauses == [10, 60]
+    assert "it is the last: trying again in 10 s, make room meanwhile" in capsys.readouterr().out
+
+
+def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(plsc.training.trainer, "LAST_SAVE_PAUSES", ())
+    full_from(monkeypatch, [2])
+    with pytest.raises(
+        SaveError, match="step 2 not written.*; last good: none; it was the last step: make room"
+    ):
+        train(tmp_path, NO_PAIRS, "Global.max_steps=2")
+
+
+def test_a_limit_of_the_system_ends_a_save_and_not_the_run(tmp_path):
+    """A file may have 4 KB only, as with a quota: the save fails inside the write."""
+    code = f"""
+import resource, signal
+from tests.tiny_runs import train
+import plsc.training.trainer
+plsc.training.trainer.LAST_SAVE_PAUSES = ()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+print("ended at", train({str(tmp_path)!r}, {NO_PAIRS!r}, "Global.max_steps=4", "Checkpoint.every_steps=3").step)
+"""
+    done = run_python("-c", code, cwd=tmp_path, check=False)
+    assert "[Errno 27] File too large" in done.stdout and "training goes on" in done.stdout
+    assert "last good: none; it was the last step: make room, and resume" in done.stderr
+    assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -1,0 +1,37 @@
+"""Regular files are opened, what would block or never end is refused."""
+
+import os
+import socket
+
+import pytest
+
+from plsc.errors import UserError
+from plsc.utils.files import open_regular, read_regular
+
+
+def test_a_regular_file_is_read_and_its_size_bounded(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+    (tmp_path / "link").symlink_to(path)
+    assert read_regular(path) == read_regular(tmp_path / "link", most=3) == b"abc"
+    with pytest.raises(UserError, match="a: has 3 bytes, must have at most 2"):
+        read_regular(path, most=2)
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(UserError, match=r"x\.png: is a pipe, no regular file"):
+        open_regular(tmp_path / "x.png")
+    with pytest.raises(UserError, match="/dev/zero: is a device, no regular file"):
+        read_regular("/dev/zero")
+    monkeypatch.chdir(tmp_path)  # a socket's path may have some hundred characters only
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("socket")
+        with pytest.raises(UserError, match="socket: is a socket"):
+            open_regular("socket")
+    with pytest.raises(UserError, match=r"a\\x00b: is no path, it has a zero byte"):
+        open_regular("a\0b")
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "none")

@@ -1,0 +1,286 @@
+import collections
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.safe_pickle import load_pickle, save_pickle
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Bytes -> what load_pickle makes of a file of them."""
+
+    def load(data):
+        (tmp_path / "x.bin").write_bytes(data)
+        return load_pickle(str(tmp_path / "x.bin"))
+
+    return load
+
+
+def refusal(load, data):
+    with pytest.raises(UserError) as raised:
+        load(data)
+    said = str(raised.value)
+    assert "\n" not in said
+    return said.partition("x.bin: ")[2]
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_packs_and_parameters_hold_comes_back(load, protocol):
+    rng = np.random.default_rng(0)
+    value = (
+        [b"\xff\xd8jpg", rng.integers(0, 256, (7, 1), np.uint8)],
+        [True, False, np.bool_(True), np.float32(0.5), 3, 2.5, None, "ä"],
+        collections.OrderedDict(
+            weight=rng.standard_normal((3, 4)).astype(np.float32),
+            fortran=np.asfortranarray(rng.standard_normal((3, 4))),
+            big=np.arange(5, dtype=">i4"),
+            bools=np.array([True, False]),
+            empty=np.zeros((0, 3), np.float16),
+        ),
+    )
+    images, flags, parameters = load(pickle.dumps(value, protocol))
+    assert images[0] == value[0][0] and np.array_equal(images[1], value[0][1])
+    assert images[1].shape == (7, 1) and images[1].dtype == np.uint8
+    assert flags == value[1] and [*map(type, flags)] == [*map(type, value[1])]
+    assert type(parameters) is collections.OrderedDict and parameters.keys() == value[2].keys()
+    for name, array in value[2].items():
+        assert np.array_equal(parameters[name], array) and parameters[name].shape == array.shape
+        assert parameters[name].dtype.newbyteorder("=") == array.dtype.newbyteorder("="), name
+
+
+def test_python_2_strings_and_arrays_come_back(load):
+    # pickle.dumps((["\xff\xd8", "b"], [True, False]), 2) by Python 2.7, and a uint8 array [1, 255] by its numpy
+    text = b"\x80\x02]q\x00(U\x02\xff\xd8q\x01U\x01bq\x02e]q\x03(\x88\x89e\x86q\x04."
+    images, flags = load(text)
+    assert [image.encode("latin-1") for image in images] == [b"\xff\xd8", b"b"] and flags == [True, False]
+    array = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03(K\x01K\x02\x85"
+        b"cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x02\x01\xfftb."
+    )
+    found = load(array)
+    assert found.tolist() == [1, 255] and found.dtype == np.uint8
+
+
+class Evil:
+    def __init__(self, function, *arguments):
+        self.what = function, arguments
+
+    def __reduce__(self):
+        return self.what
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_file_that_asks_for_a_function_is_refused_and_nothing_is_run(load, protocol, tmp_path):
+    marker = tmp_path / "marker"
+    said = refusal(load, pickle.dumps(([b"jpg"], Evil(os.mkdir, str(marker))), protocol))
+    assert said == "refused: the file asks for posix.mkdir; nothing of it was run"
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "function, arguments, named",
+    [
+        (eval, ("1",), "eval"),  # Paddle's own static-graph files ask for this one
+        (getattr, (1, "real"), "getattr"),
+        (np.load, ("x",), "numpy"),
+        (np.frombuffer, (b"1",), "numpy"),
+        (os.system, ("true",), "posix.system"),
+    ],
+)
+def test_functions_that_sound_harmless_are_refused_too(load, function, arguments, named):
+    said = refusal(load, pickle.dumps(Evil(function, *arguments), 2))
+    assert said.startswith("refused: the file asks for ") and named in said
+
+
+def test_arrays_of_objects_or_records_and_other_codecs_are_refused(load):
+    said = refusal(load, pickle.dumps(np.array([1, "a"], object)))
+    assert said.startswith("refused: the file asks for an array of numpy type 'O8', which is no number")
+    assert "'V8'" in refusal(load, pickle.dumps(np.zeros(2, "i4,i4")))
+    assert "the codec rot13" in refusal(
+        load, b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."
+    )
+    assert "a persistent object" in refusal(load, b"Pabc\n.")
+    assert "posix.mkdir" in refusal(load, b"\x80\x04\x8c\x05posix\x8c\x05mkdir\x93.")
+
+
+def test_flags_that_a_file_gives_a_number_type_are_ignored(load):
+    plain = pickle.dumps(np.arange(3, dtype="<i4"), 2)
+    state = b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
+    assert plain.count(state) == 1
+    found = load(
+        plain.replace(state, state.replace(b"K\x00t", b"K\x3ft"))
+    )  # 0x3f: "its items are Python objects"
+    assert found.tolist() == [0, 1, 2] and found.dtype.flags == 0
+
+
+def test_damaged_files_are_named(load, tmp_path):
+    whole = pickle.dumps(([b"x" * 1000] * 5, [True]), 4)
+    for data in (
+        b"",
+        b"garbage",
+        whole[:500],
+        whole[:-1],
+        b"\x80\x09.",
+        b"\x89PNG\r\n\x1a\n" + bytes(99),
+        b".",
+    ):
+        assert refusal(load, data).startswith("is no pickle, or is damaged or cut off (")
+    short = pickle.dumps(np.arange(100), 2).replace(b"K\x64\x85", b"K\x65\x85")  # 101 numbers promised
+    assert refusal(load, short).startswith("is no pickle, or is damaged")
+    with pytest.raises(MissingFileError, match=r"none.bin: no such file$"):
+        load_pickle(str(tmp_path / "none.bin"))
+    with pytest.raises(UserError, match="cannot be read: Is a directory$"):
+        load_pickle(str(tmp_path))
+
+
+def test_lengths_of_2_to_the_60_take_no_memory(load):
+    huge = struct.pack("<Q", 2**60)
+    for opcode in (b"\x8e", b"\x8d", b"\x95", b"\x96"):  # bytes, text, a frame, a bytearray
+        assert refusal(load, b"\x80\x05" + opcode + huge + b"abc.").startswith("is no pickle, or is damaged")
+    bomb = b"\x80\x02c__builtin__\nbytes\n\x8a\x06\0\0\0\0\0\x01\x85R."
+    assert refusal(load, bomb).startswith("is no pickle, or is damaged")
+    said = refusal(load, b"\x80\x02]r\xff\xff\xff\x7f.")  # 16 GB of memo entries
+    assert said.startswith("refused: the file asks for memo entry 2147483647")
+
+
+class Assembled:
+    """Pickles by hand: operations that no pickler writes."""
+
+    ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+    DTYPE = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
+
+    @classmethod
+    def state(cls, data: bytes, size: int) -> bytes:
+        return b"(K\x01(J" + struct.pack("<i", size) + b"t" + cls.DTYPE + b"\x89" + data + b"t"
+
+
+def _bytes(data: bytes) -> bytes:
+    return b"B" + struct.pack("<I", len(data)) + data
+
+
+def test_the_memory_of_an_array_is_never_freed_under_a_view(load):
+    array = Assembled.ARRAY + b"q\x01" + Assembled.state(_bytes(bytes(5000)), 5000) + b"b"
+    view = b"cnumpy.core.numeric\n_frombuffer\n(%b" + Assembled.DTYPE + b"(J\x88\x13\x00\x00tU\x01CtR"
+    of_array = b"\x80\x03(" + array + view.replace(b"%b", b"h\x01") + b"t."
+    assert "numbers that are not given as bytes" in refusal(load, of_array)
+    scalar = b"cnumpy.core.multiarray\nscalar\n(" + Assembled.DTYPE + b"h\x01tR"
+    assert "numbers that are not given as bytes" in refusal(load, b"\x80\x03(" + array + scalar + b"t.")
+    twice = array + Assembled.state(_bytes(b"\1"), 1) + b"b"
+    assert "an array that is not made of one shape" in refusal(load, b"\x80\x03" + twice + b".")
+    later = b"(" + array + b"h\x01" + Assembled.state(_bytes(b"\1"), 1) + b"bt"
+    assert "a change of what is finished" in refusal(load, b"\x80\x03" + later + b".")
+
+
+def test_a_buffer_that_a_file_can_change_is_copied(load):
+    # A bytearray, an array of its numbers, and both given back.
+    buffer = b"\x96" + struct.pack("<Q", 4) + b"abcd\x94"
+    array = b"cnumpy._core.numeric\n_frombuffer\n(h\x00" + Assembled.DTYPE + b"(K\x04t\x8c\x01CtR"
+    both, found = load(b"\x80\x05(" + buffer + array + b"t.")
+    both[:] = b"zzzz"
+    assert found.tobytes() == b"abcd"
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_cannot_be_written_to(load, protocol):
+    found = load(pickle.dumps([np.arange(3), np.zeros(0)], protocol))
+    assert not any(array.flags.writeable for array in found if array.size)
+
+
+def test_an_array_is_no_larger_than_its_bytes(load):
+    for shape in (b"(J\xff\xff\xff\x7fK\x00t", b"(J\xff\xff\xff\x7ft", b"(J\xff\xff\xff\xfft", b"(Nt"):
+        state = Assembled.state(_bytes(b"\1"), 1).replace(b"(J\1\0\0\0t", shape)
+        assert "shape is not that of its numbers" in refusal(
+            load, b"\x80\x03" + Assembled.ARRAY + state + b"b."
+        )
+    # numpy.ndarray itself would allocate any shape, and take any buffer and any type.
+    call = b"\x80\x03cnumpy\nndarray\n((J\xff\xff\xff\x7ftU\x01btR."
+    assert "not callable" in refusal(load, call)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"K\x01s.",
+        b"\x80\x02}(" + b")" + b"\x85" * 65 + b"K\x01u.",
+        # In stages: each tuple comes out of the memo again.
+        b"\x80\x04)\x94" + b"".join(b"0h%c\x85\x94" % number for number in range(70)) + b".",
+        b"\x80\x02" + b"]" * 70 + b"a" * 69 + b".",
+        b"(" * 70 + b"t" * 70 + b".",
+    ],
+)
+def test_deep_nesting_is_refused_before_it_is_built(load, nested):
+    assert "nested more than 64 levels deep" in refusal(load, nested)
+
+
+def test_what_is_finished_cannot_grow(load):
+    # A list goes into a tuple and is then filled through the memo: the nesting would not be known.
+    assert "a change of what is finished" in refusal(load, b"\x80\x02(]q\x00h\x00K\x01at.")
+    assert "a change of what is finished" in refusal(load, b"\x80\x02]q\x00h\x00a.")  # a list in itself
+    assert "a change of what is finished" in refusal(load, b"\x80\x02cnumpy\ndtype\n}X\x04\0\0\0codeK\x01sb.")
+
+
+def test_memory_is_bounded_by_the_file(load):
+    data = b"(" + _bytes(bytes(10**6)) + b"q\x00" + Assembled.DTYPE + b"q\x02"
+    state = b"(K\x01(J" + struct.pack("<i", 10**6) + b"th\x02\x89h\x00t"
+    copies = b"\x80\x03" + data + (Assembled.ARRAY + state + b"b") * 20 + b"t."
+    assert "copies of more than 8 times its own size" in refusal(load, copies)
+    tuples = b"(" + b"K\x01" * 10**5 + b"lq\x00" + b"c__builtin__\ntuple\n(h\x00tR0" * 100
+    assert "copies of more than 8 times" in refusal(load, b"\x80\x03" + tuples + b"h\x00.")
+    assert "the operation EMPTY_SET" in refusal(load, b"\x80\x04(" + b"\x8f" * 10 + b"t.")
+    assert "is damaged or cut off" in refusal(load, b"\x80\x04\x95" + struct.pack("<Q", 2**36) + b"N.")
+
+
+def test_objects_that_are_there_several_times_come_back(load):
+    image, flags = b"jpg" * 10, [True]
+    for protocol in range(6):
+        found = load(pickle.dumps([[image, image, image], flags, flags, (image, flags)], protocol))
+        assert found == [[image] * 3, flags, flags, (image, flags)]
+
+
+def test_a_refused_name_is_printable(load):
+    said = refusal(load, b"\x80\x04\x8c\x06\x1b[2J\r\n\x8c\x05mkdir\x93.")
+    assert "the file asks for \\x1b[2J\\r\\n.mkdir;" in said
+    assert len(refusal(load, b"c" + b"a" * 10**6 + b"\nb\n.")) < 200
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "x.bin")
+    with pytest.raises(UserError, match=r"x\.bin: is a pipe, no regular file"):
+        load_pickle(str(tmp_path / "x.bin"))
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    save_pickle(str(tmp_path / "a.bin"), ([b"1", np.arange(3)], [True]))
+    images, flags = load_pickle(str(tmp_path / "a.bin"))
+    assert images[0] == b"1" and images[1].tolist() == [0, 1, 2] and flags == [True]
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+class _Expression:
+    def __init__(self, *args):
+        self.args = args
+
+    def __reduce__(self):
+        return eval, self.args
+
+
+def test_paddles_eval_of_a_tensor_is_a_look_up_and_nothing_else(tmp_path):
+    path = tmp_path / "a.pdparam"
+    path.write_bytes(pickle.dumps(_Expression("data", {"data": np.arange(3.0)}), 2))
+    assert load_pickle(str(path)).tolist() == [0, 1, 2]
+    for args in (
+        ("1 + 1", {}),
+        ("data", {"data": 1, "x": 2}),
+        ("data", []),
+        ("__import__('os')", {"data": 1}),
+    ):
+        path.write_bytes(pickle.dumps(_Expression(*args), 2))
+        with pytest.raises(
+            UserError, match=r"refused: the file asks for builtins\.eval; nothing of it was run"
+        ):
+            load_pickle(str(path))

@@ -1,0 +1,146 @@
+import pytest
+
+from plsc.utils.yaml_lines import Problem, dump, parse
+
+
+def problems(text):
+    return [(problem.line, problem.message) for problem in parse(text).problems]
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("5e-4", 5e-4),
+        ("1e5", 1e5),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-.inf", float("-inf")),
+        ("007", 7),
+        ("1_000_000", 1000000),
+        ("0x1f", 31),
+        ("0o17", 15),
+        ("-3", -3),
+        ("true", True),
+        ("FALSE", False),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("12:30:45", "12:30:45"),
+        ("2026-11-21", "2026-11-21"),
+        ("1__0", "1__0"),
+        ("'5e-4'", "5e-4"),
+        ('"1"', "1"),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("# nothing", None),
+        ("!!str 5", "5"),
+        ("!!float 3", 3.0),
+        ("[1e-3, a]", [1e-3, "a"]),
+        ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
+    ],
+)
+def test_scalars_follow_yaml_1_2(text, value):
+    document = parse(text)
+    assert document.problems == []
+    assert document.value == value and type(document.value) is type(value)
+
+
+def test_lines_of_keys_and_items():
+    assert parse("a:\n  b: 1\n  c:\n    - x\n    - y\n").lines == {
+        ("a",): 1,
+        ("a", "b"): 2,
+        ("a", "c"): 3,
+        ("a", "c", 0): 4,
+        ("a", "c", 1): 5,
+    }
+
+
+def test_equal_keys_keep_the_first_and_name_both_lines():
+    document = parse("a:\n  b: 1\n  c: 2\n  b: 3\nd: 4\na: 5")
+    assert document.value == {"a": {"b": 1, "c": 2}, "d": 4}
+    assert document.problems == [
+        Problem(("a", "b"), 4, "given twice (first on line 2)"),
+        Problem(("a",), 6, "given twice (first on line 1)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, line, message",
+    [
+        ("a:\n\tb: 1", 2, "a tab; YAML is indented with spaces"),
+        (
+            "a: [1,\nb: 2",
+            2,
+            (
+                "not valid YAML: while parsing a flow sequence that begins on line 1, "
+                "expected ',' or ']', but got '<stream end>'"
+            ),
+        ),
+        ("a: b: c", 1, "not valid YAML: mapping values are not allowed here"),
+        ("a: *x", 1, "not valid YAML: found undefined alias 'x'"),
+        ("a: 1\n\x00", 2, "the character '\\x00' is not allowed in YAML"),
+        (
+            "a: 1\n---\nb: 2",
+            2,
+            (
+                "not valid YAML: expected a single document in the stream that begins on line 1, "
+                "but found another document"
+            ),
+        ),
+        ("a: 1\n<<: {b: 2}", 2, "merge keys (<<) are not supported, write the keys out"),
+        ("a: &x [*x]", 1, "contains itself through an alias (*)"),
+        ("? [a]\n: 1", 1, "a key must be text (got a list or mapping)"),
+        ("1: a", 1, "a key must be text (got 1)"),
+        ("true: a", 1, "a key must be text (got true)"),
+        ("a: !!python/object:os.system x", 1, "the tag !!python/object:os.system is not allowed"),
+        ("a: !!binary aGk=", 1, "the tag !!binary is not allowed"),
+        ("a: !mine [1]", 1, "the tag !mine is not allowed"),
+        ("a: !!int ten", 1, "'ten' is not of the type that its tag !!int states"),
+    ],
+)
+def test_what_is_refused(text, line, message):
+    assert problems(text) == [(line, message)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "5e-4",
+        "on",
+        "null",
+        "",
+        "a: b",
+        "#x",
+        "x #y",
+        "- a",
+        "[1",
+        "1_000",
+        "é",
+        "😀",
+        "a\nb",
+        "\x7f\t",
+        "'\"",
+        " a ",
+    ]
+    + ["*a", "<<", "...", "---", "C:\\x", "\u2028", "0777", "x" * 300]
+    + [1, -0.5, 1e-5, 1e22, 10**30, True, None, [], {}, [1, [2.0, "a, b\n"]], {"a b": ["x: y", None]}],
+)
+def test_dump_and_parse_are_inverse_and_stay_on_one_line(value):
+    assert "\n" not in dump(value)
+    document = parse(f"key: {dump(value)}  # comment")
+    assert document.problems == [] and document.value == {"key": value}
+
+
+def test_aliases_of_aliases_and_deep_nesting_are_one_problem():
+    bomb = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+        for before, name in zip("abcdefgh", "bcdefghi")
+    )
+    document = parse(bomb)
+    assert [problem.message for problem in document.problems] == [
+        "has more than 100,000 values with those that its aliases (*) repeat"
+    ]
+    assert document.value is None and len(document.lines) < 200_000
+    for text in ("[" * 10**5, "{a: " * 10**5, "[" * 60 + "]" * 60, "- " * 5000 + "a"):
+        (problem,) = parse(text).problems
+        assert problem.message == "is nested more than 50 levels deep"
