@@ -14,7 +14,7 @@ from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 VERSION = re.search(
-    r'^__version__ = "(.+)"$', (ROOT / "plsc" / "__init__.py").read_text(), re.MULTILINE
+    r'^__version__ = "(.+)"$', (ROOT / "plsc" / "utils" / "version.py").read_text(), re.MULTILINE
 ).group(1)
 
 KERNELS = Extension(

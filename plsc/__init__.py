@@ -2,7 +2,8 @@
 
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
 
-__version__ = "0.1.0"
+from plsc.utils.version import __version__
+
 __all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "__version__"]
 
 

@@ -30,9 +30,9 @@ import numpy as np
 import paddle
 from paddle import inference, nn
 
-import plsc
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
+from plsc.utils.version import __version__
 
 TOLERANCE = 1e-4  # of each component of an embedding of length 1
 DARKEST = 3.0  # an image without a brighter pixel was normalised before, by whatever mean and deviation, or is black
@@ -105,7 +105,7 @@ def _card(
 ) -> dict:
     """contract.json, to which come "files" (per format: names of files, input and output) and "checks"."""
     return {
-        "plsc": plsc.__version__,
+        "plsc": __version__,
         "paddle": paddle.__version__,
         "embedding_size": embedding_size,
         "input": {"dtype": "float32", "shape": ["batch", *image_shape], "values": VALUES},

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import plsc
 from plsc.checkpoint.manifest import FORMAT, Manifest, seal
 from plsc.checkpoint.store import Checkpoint
 from plsc.checkpoint.tensorfile import header_of, sync_folder, write_synced
@@ -25,6 +24,7 @@ from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.disk import refuse_full_disk
 from plsc.utils.sharding import split
+from plsc.utils.version import __version__
 
 ANOTHER_DISK = ("it", "name a target on another disk")
 BLOCK = 8 << 20  # bytes of rows, or of a copied file, in memory at once
@@ -90,7 +90,7 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
         name = f"head-{number:05d}-of-{len(ranges):05d}.safetensors"
         sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
         heads.append({"file": name, "start": start, "stop": stop})
-    manifest = Manifest(format=FORMAT, plsc=plsc.__version__, heads=heads, files=sums, **fields)
+    manifest = Manifest(format=FORMAT, plsc=__version__, heads=heads, files=sums, **fields)
     text = json.dumps(manifest.to_json(), indent=1)
     write_synced(tmp / "manifest.json", [seal(text[1:].encode())])
     sync_folder(tmp)

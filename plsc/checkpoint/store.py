@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-import plsc
 from plsc.checkpoint.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
 from plsc.checkpoint.train_state import TrainState
@@ -32,6 +31,7 @@ from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.disk import full_disk
 from plsc.utils.sharding import ClassShard
+from plsc.utils.version import __version__
 
 _log = logging.getLogger("plsc")
 _RESUME = (
@@ -191,7 +191,7 @@ def _publish(final: Path, rank: int, fields: dict) -> None:
     if rank != 0:
         return
     tmp, root = _beside(final, "tmp"), final.parent
-    manifest = Manifest(format=FORMAT, plsc=plsc.__version__, **fields)
+    manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
     if final.exists():

@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from plsc import __version__
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
+from plsc.utils.version import __version__
 
 _EXAMPLES = {
     "train": "plsc-train -c configs/ -o Global.epochs=2 Global.output_dir=first",

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import plsc
 from plsc.data.dataset import PairSet, TemplatePairs
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.evaluation import Verification, worst_pairs
@@ -21,6 +20,7 @@ from plsc.evaluation.intervals import percent
 from plsc.evaluation.report.html import WorstPair, write_report
 from plsc.utils import log
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.version import __version__
 
 WORST_PAIRS, OF_FURTHER_SETS = 6, 3  # of each kind in the report: of the main set, of each other one
 
@@ -50,7 +50,7 @@ def write_results(
         title: {"kind": found.kind, **found.numbers(), "notes": list(found.notes), "table": found.results()}
         for title, found in results.items()
     }
-    content = {"plsc": plsc.__version__, **facts, "sets": numbers}
+    content = {"plsc": __version__, **facts, "sets": numbers}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     worst = {
         title: worst_of(found, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-import plsc
 from plsc.config import Config, format_rows, load
 from plsc.config.advice import advice
 from plsc.config.setters import Setters
@@ -31,6 +30,7 @@ from plsc.errors import MissingFileError, UserError, names_text
 from plsc.utils import log
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.sharding import split
+from plsc.utils.version import __version__
 
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
@@ -401,7 +401,7 @@ class Entry(Setters):
             "run": str(self.output_dir),
             "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
             "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
-            "version": f"plsc {plsc.__version__}, Python {platform.python_version()}",
+            "version": f"plsc {__version__}, Python {platform.python_version()}",
             "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
             + f", {evaluator.num_classes:,} classes",
             "training" if "checkpoint" not in facts else "evaluated": how,
