@@ -85,3 +85,23 @@ def _mistakes(logs: str | Path, start: int) -> list[str]:
     except OSError:
         return []
     return [shown_lines(line) for line in lines[-_MISTAKE_LINES:]]
+
+
+def run_ranks(arguments: list[str], ranks: int, logs: Path) -> str:
+    """Run `python -m plsc *arguments` on `ranks` new processes; returns the last line that they print."""
+    lines: list[str] = []
+    if ranks > 1:
+        launch(arguments, ranks, logs, lines.append)
+    else:
+        path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
+        done = subprocess.run(
+            [sys.executable, "-m", "plsc", *arguments],
+            check=False,
+            env={**environment.for_ranks(), "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lines = done.stdout.splitlines()
+    printed = [line.strip() for line in lines if line.strip() and "LAUNCH" not in line]
+    return printed[-1] if printed else "nothing was printed"

@@ -6,13 +6,15 @@ import mmap
 import numpy as np
 import pytest
 
-from plsc.cli.commands.benchmark import benchmark
+from plsc.cli.commands.benchmark import benchmark, chart
+from plsc.distributed import launcher
 from plsc.errors import UserError
+from plsc.utils import measure
 
 
 def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
     clock, order = [0.0], []
-    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
 
     def work(name, seconds, factor):
         def run():
@@ -23,38 +25,38 @@ def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
         return run
 
     a, b = work("a", [9.0, 1.0, 2.0], None), work("b", [1.0, 1.0, 5.0], 3.0)
-    assert benchmark.alternate(3, {"a": a, "b": b}) == {"a": 2.0, "b": 3.0}
+    assert measure.alternate(3, {"a": a, "b": b}) == {"a": 2.0, "b": 3.0}
     assert order == ["a", "b"] * 3
 
 
 def test_the_gauge_sees_memory_come_and_its_peak_go():
     size = 64 * 2**20
-    benchmark.reset_peak()
-    before = benchmark.resident_bytes()
+    measure.reset_peak()
+    before = measure.resident_bytes()
     taken = mmap.mmap(-1, size)  # from the system: an array may get what earlier tests left to the allocator
     np.frombuffer(taken, np.uint8)[:] = 1
-    assert benchmark.resident_bytes() - before > 0.9 * size
+    assert measure.resident_bytes() - before > 0.9 * size
     taken.close()
-    assert benchmark.resident_bytes("VmHWM") - before > 0.9 * size
-    benchmark.reset_peak()
-    assert benchmark.resident_bytes("VmHWM") - before < 0.5 * size
+    assert measure.resident_bytes("VmHWM") - before > 0.9 * size
+    measure.reset_peak()
+    assert measure.resident_bytes("VmHWM") - before < 0.5 * size
 
 
 def test_circumstances_can_be_written_and_told():
-    found = benchmark.circumstances()
+    found = measure.describe_machine()
     assert json.loads(json.dumps(found)) == found and found["processors"] > 0 and found["paddle"]
-    assert f"Paddle {found['paddle']}, commit {found['commit']}" in benchmark.told(found)
+    assert f"Paddle {found['paddle']}, commit {found['commit']}" in measure.format_machine(found)
 
 
 def test_the_last_line_of_new_processes_is_told(tmp_path):
-    said = benchmark.run_ranks(["ckpt", "inspect", str(tmp_path / "none")], 1, tmp_path)
+    said = launcher.run_ranks(["ckpt", "inspect", str(tmp_path / "none")], 1, tmp_path)
     assert said.startswith("ERROR ") and "none" in said
 
 
 def test_points_are_drawn_whatever_their_order():
-    picture = benchmark.draw({"a": [(1000, 2.0), (10, 1.0)], "b": [(10, 3.0)]}, "classes", "ms")
+    picture = chart.draw_log_log({"a": [(1000, 2.0), (10, 1.0)], "b": [(10, 3.0)]}, "classes", "ms")
     assert picture.startswith(b"\x89PNG")
-    assert picture == benchmark.draw({"a": [(10, 1.0), (1000, 2.0)], "b": [(10, 3.0)]}, "classes", "ms")
+    assert picture == chart.draw_log_log({"a": [(10, 1.0), (1000, 2.0)], "b": [(10, 3.0)]}, "classes", "ms")
 
 
 def test_a_mistake_in_the_overrides_is_told_before_anything_is_measured():

@@ -8,6 +8,7 @@ import pytest
 from plsc.cli.commands.benchmark import benchmark, head
 from plsc.cli.commands.plan.cost import Trial, memory
 from plsc.config import load
+from plsc.utils import measure
 from tests.launch import ROOT, run_python
 
 SMALL = ["--dim", "16", "--batch", "8", "--threads", "1"]
@@ -33,7 +34,7 @@ def test_the_numbers_add_up(tmp_path, capsys):
     assert found["planned_bytes"] == memory(cfg, 300, found["selected"], 16, 8)
     assert found["step_over_products"] == found["step_seconds"] / found["products_seconds"] > 0
     assert found["step_over_dense"] == found["step_seconds"] / found["dense_seconds"] > 0
-    shown = head.show({**benchmark.circumstances(), "rows": [found]})
+    shown = head.show({**measure.describe_machine(), "rows": [found]})
     assert shown.splitlines()[-1].split()[:6] == ["300", "0.5000", "1", "1", "8", "16"]
     assert head.plot({"rows": [found, dict(found, classes=30, dense_seconds=None)]}).startswith(b"\x89PNG")
 

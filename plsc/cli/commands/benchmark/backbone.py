@@ -10,8 +10,8 @@ import argparse
 import inspect
 from collections.abc import Sequence
 
-from plsc.cli.commands.benchmark.benchmark import alternate
 from plsc.distributed import environment
+from plsc.utils.measure import alternate
 from plsc.utils.registry import BACKBONES
 
 HEADERS = ("name", "parameters", "MACs", "images/s")

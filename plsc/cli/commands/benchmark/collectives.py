@@ -12,9 +12,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import benchmark
+from plsc.cli.commands.benchmark import chart
+from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils import log, measure
 
 WHAT = ("count", "sum", "gather", "reduce-scatter")
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def collectives(args: argparse.Namespace) -> dict:
     """Seconds of each collective on ranks of this machine."""
     if args.row:
-        return {"rows": measure(args.kb, args.runs)}
+        return {"rows": measure_rows(args.kb, args.runs)}
     rows = []
     for ranks in args.ranks:
         if ranks < 2:
@@ -42,16 +43,16 @@ def collectives(args: argparse.Namespace) -> dict:
         with tempfile.TemporaryDirectory() as folder:
             found = Path(folder, "rows.json")
             sizes = ["--kb", *map(str, args.kb), "--runs", str(args.runs)]
-            said = benchmark.run_ranks(
+            said = launcher.run_ranks(
                 ["benchmark", "collectives", *sizes, "--row", str(found)], ranks, Path(folder, "log")
             )
             if not found.exists():
                 raise UserError(f"{ranks} ranks were not measured: {said}")
             rows += json.loads(found.read_text())["rows"]
-    return {**benchmark.circumstances(), "rows": rows}
+    return {**measure.describe_machine(), "rows": rows}
 
 
-def measure(sizes_kb: list[int], runs: int) -> list[dict]:
+def measure_rows(sizes_kb: list[int], runs: int) -> list[dict]:
     """The rows of this number of ranks; every rank calls it."""
     from plsc.distributed import environment
 
@@ -71,8 +72,8 @@ def measure(sizes_kb: list[int], runs: int) -> list[dict]:
         work["reduce-scatter", kb] = lambda x=whole, n=numbers: distributed.reduce_scatter_rows(
             x, [n] * ranks
         )
-    benchmark.alternate(1, work)
-    seconds = benchmark.alternate(runs, work)
+    measure.alternate(1, work)
+    seconds = measure.alternate(runs, work)
     return [
         {"what": what, "ranks": ranks, "kb": kb, "seconds": seconds[what, kb]}
         for what, kb in sorted(work, key=lambda key: (WHAT.index(key[0]), key[1]))
@@ -81,7 +82,7 @@ def measure(sizes_kb: list[int], runs: int) -> list[dict]:
 
 def show(found: dict) -> str:
     rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in found["rows"]]
-    return f"{benchmark.told(found)}\n{log.table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
+    return f"{measure.format_machine(found)}\n{log.table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
 
 
 def plot(found: dict) -> bytes:
@@ -91,4 +92,4 @@ def plot(found: dict) -> bytes:
         if row["kb"]:
             point = (row["kb"], 1e3 * row["seconds"])
             lines.setdefault(f"{row['what']}, {row['ranks']} ranks", []).append(point)
-    return benchmark.draw(lines, "kB of a rank", "milliseconds")
+    return chart.draw_log_log(lines, "kB of a rank", "milliseconds")

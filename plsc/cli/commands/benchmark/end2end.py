@@ -14,10 +14,9 @@ import tempfile
 from pathlib import Path
 
 from plsc import config
-from plsc.cli.commands.benchmark import benchmark
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils import log, measure
 
 HERE = Path(__file__).parents[3]
 
@@ -51,7 +50,7 @@ def end2end(args: argparse.Namespace) -> dict:
     median = {version: statistics.median(values) for version, values in rates.items()}
     parts = {name: statistics.median(row["profile"][name] for row in rows) for name in rows[0]["profile"]}
     return {
-        **benchmark.circumstances(),
+        **measure.describe_machine(),
         "config": args.config,
         "override": args.override,
         "ranks": args.ranks,
@@ -86,7 +85,7 @@ def show(found: dict) -> str:
     rows = [[name, 1e3 * part, f"{part / total:.1%}"] for name, part in found["seconds"].items()]
     against = f", {found['over_against']:.2f} times the other version" if found["over_against"] else ""
     return (
-        f"{benchmark.told(found)}\n{found['images_per_second']:,.0f} images/s on {found['ranks']} ranks{against}; a step of "
+        f"{measure.format_machine(found)}\n{found['images_per_second']:,.0f} images/s on {found['ranks']} ranks{against}; a step of "
         f"{1e3 * total:.1f} ms, rank 0:\n{log.table(rows, ['part', 'ms', 'share'])}"
     )
 

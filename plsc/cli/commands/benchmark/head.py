@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.cli.commands.benchmark import benchmark
+from plsc.cli.commands.benchmark import chart
 from plsc.config import Config, load
-from plsc.distributed import environment
+from plsc.distributed import environment, launcher
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils import log, measure
 
 MOST_DENSE = 6 << 30  # bytes that the dense head may take
 _ONE_ROW = 2**31  # bytes of logits of the bare products at a time
@@ -60,9 +60,9 @@ def head(args: argparse.Namespace) -> dict:
         config(args, rate)  # a mistake in it is told here, once
     if args.row:
         (classes,), (rate,) = args.classes, args.rate
-        return measure(config(args, rate), classes, args)
+        return measure_row(config(args, rate), classes, args)
     rows = [_in_new_processes(*each, args) for each in itertools.product(args.classes, args.rate, args.ranks)]
-    return {**benchmark.circumstances(), "rows": rows}
+    return {**measure.describe_machine(), "rows": rows}
 
 
 def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Namespace) -> dict:
@@ -73,13 +73,13 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
         arguments += ["--threads", args.threads] if args.threads else []
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
-        said = benchmark.run_ranks([str(argument) for argument in arguments], ranks, Path(folder, "log"))
+        said = launcher.run_ranks([str(argument) for argument in arguments], ranks, Path(folder, "log"))
         if not row.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {said}")
         return json.loads(row.read_text())
 
 
-def measure(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
+def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     """A row, by this process or all ranks together: times in seconds (medians), memory in bytes of this rank."""
     threads, _ = environment.prepare(args.threads)
     from plsc import distributed
@@ -88,18 +88,18 @@ def measure(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     distributed.init("cpu", threads)
     ranks = distributed.world_size()
     Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
-    base = benchmark.resident_bytes()
-    benchmark.reset_peak()
+    base = measure.resident_bytes()
+    measure.reset_peak()
     trial = Trial(cfg, classes, args.batch // ranks)
     for _ in range(2):
         trial.step()
-    peak = benchmark.resident_bytes("VmHWM") - base
+    peak = measure.resident_bytes("VmHWM") - base
     shard, selected = trial.head.shard, trial.head.bank.selected
     work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
     dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
     if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
         work["dense"] = Dense(cfg, classes, trial).step
-    seconds = benchmark.alternate(args.runs, work)
+    seconds = measure.alternate(args.runs, work)
     return {
         "classes": classes,
         "rate": cfg.Head.sample_rate,
@@ -178,7 +178,7 @@ def show(found: dict) -> str:
         for row in found["rows"]
     ]
     headers = [*columns, "step, ms", "x products", "x dense", "peak, MB", "planned, MB"]
-    return f"{benchmark.told(found)}\n{log.table(rows, headers)}"
+    return f"{measure.format_machine(found)}\n{log.table(rows, headers)}"
 
 
 def plot(found: dict) -> bytes:
@@ -195,4 +195,4 @@ def plot(found: dict) -> bytes:
             points = [(row["classes"], 1e3 * row[key]) for row in chosen if row[key]]
             if points:
                 lines[f"{label}, rate {rate:g}, {ranks} rank{'s' if ranks > 1 else ''}"] = points
-    return benchmark.draw(lines, "classes", "milliseconds")
+    return chart.draw_log_log(lines, "classes", "milliseconds")

@@ -17,12 +17,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from plsc.cli.commands.benchmark.benchmark import alternate
 from plsc.data.dataset import Dataset
 from plsc.data.images import EncodedImages, decode_picture
 from plsc.data.loader import Loader
 from plsc.data.transforms import generator
 from plsc.utils import log
+from plsc.utils.measure import alternate
 from plsc.utils.registry import DATASETS
 
 

@@ -13,11 +13,11 @@ import json
 import tempfile
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import benchmark
 from plsc.cli.commands.plan import plan
 from plsc.config import load
+from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils import log, measure
 
 # classes, embedding size, samples of a rank, ranks, rate, further keys of Head
 CASES = (
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> dict:
     """plsc-plan's predictions against measurements."""
-    return {**benchmark.circumstances(), "rows": [row(*CASES[number], args) for number in args.cases]}
+    return {**measure.describe_machine(), "rows": [row(*CASES[number], args) for number in args.cases]}
 
 
 def row(
@@ -63,7 +63,7 @@ def row(
             args.runs,
         ]
         asked = ["benchmark", "head", *map(str, sizes), "--no-dense", "--row", str(target), "-o", *keys]
-        said = benchmark.run_ranks(asked, ranks, Path(folder, "log"))
+        said = launcher.run_ranks(asked, ranks, Path(folder, "log"))
         if not target.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {said}")
         measured = json.loads(target.read_text())
@@ -113,4 +113,4 @@ def show(found: dict) -> str:
         "MB",
         "off",
     ]
-    return f"{benchmark.told(found)}\n{log.table(rows, headers)}"
+    return f"{measure.format_machine(found)}\n{log.table(rows, headers)}"

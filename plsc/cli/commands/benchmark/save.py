@@ -22,13 +22,13 @@ import numpy as np
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import Rows, layout
 from plsc.checkpoint.train_state import TrainState
-from plsc.cli.commands.benchmark.benchmark import reset_peak, resident_bytes
 from plsc.errors import UserError
 from plsc.heads.bank import BANKS, Bank
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.training.divergence import finite_arrays
 from plsc.utils.bfloat16 import float32_of
+from plsc.utils.measure import reset_peak, resident_bytes
 from plsc.utils.sharding import ClassShard
 
 _ROWS = 65_536  # filled at a time

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import benchmark
 from plsc.config import Config
-from plsc.distributed import environment
+from plsc.distributed import environment, launcher
 from plsc.errors import UserError
+from plsc.utils import measure
 from plsc.utils.disk import there
 from plsc.utils.sharding import split
 
@@ -93,7 +93,7 @@ def calibrate(
             ),
         }
         asked.update(image_shape=image_shape, threads=threads)
-        said = benchmark.run_ranks(
+        said = launcher.run_ranks(
             ["plan", "-c", str(config), "--work", json.dumps(asked), str(found)], ranks, Path(folder, "log")
         )
         if not found.exists():
@@ -127,7 +127,7 @@ def work(cfg: Config, asked: dict) -> dict:
     distributed.init("cpu", threads)
     small = {"Head": {"sample_rate": 1.0}}
     Trial(_with(cfg, **small), 1000, 8).step()
-    base = benchmark.resident_bytes()
+    base = measure.resident_bytes()
     found: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
     rates = {"full": 1.0, "sampled": asked["rate"]}
     kinds = rates if cfg.Head.sharded else ["full"]
@@ -218,7 +218,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
     from plsc import distributed
     from plsc.backbones.count import count
 
-    shape, before = tuple(asked["image_shape"]), benchmark.resident_bytes()
+    shape, before = tuple(asked["image_shape"]), measure.resident_bytes()
     backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
     parameters = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
     found, began = [], time.monotonic()
@@ -230,9 +230,9 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
             backbone(images).flatten(1).backward(grad)
             backbone.clear_gradients()
 
-        benchmark.reset_peak()
+        measure.reset_peak()
         spent = times.median(step)
-        found.append([batch, spent, benchmark.resident_bytes("VmHWM") - before])
+        found.append([batch, spent, measure.resident_bytes("VmHWM") - before])
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
     return {"backbone": found, "parameters": parameters}
