@@ -1,66 +1,16 @@
-"""The head by its config: `x` keeps all classes on every rank, `dist_x` and a user's own class shard them over the ranks."""
+"""Class centres, sharded over the ranks or whole on each, and the loss over them: read softmax.py, then step.py."""
 
 from __future__ import annotations
 
 from plsc import distributed
-from plsc.config.schema import HeadCfg, OptimizerCfg, is_softmax
-from plsc.heads.adaptive import InterClassFilter
-from plsc.heads.margins import Margin, StraightThrough
+from plsc.heads.margins import Margin
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.heads.softmax import SoftmaxHead
 from plsc.utils.registry import MARGINS
 from plsc.utils.sharding import ClassShard
 
-
-def build_margin(cfg: HeadCfg) -> Margin | None:
-    """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class that is no margin."""
-    if is_softmax(cfg.name):
-        return None
-    given = {} if cfg.margin is None else {"margin": cfg.margin}
-    margin = MARGINS.build(cfg.kind, **given, **cfg.options)
-    if cfg.gradient == "straight_through":
-        margin = StraightThrough(margin)
-    return margin if cfg.filter_above is None else InterClassFilter(margin, cfg.filter_above)
-
-
-def changes_others(cfg: HeadCfg) -> bool:
-    """Say whether the margin changes the logits of the other classes, too."""
-    if is_softmax(cfg.name):
-        return False
-    return cfg.filter_above is not None or MARGINS.get(cfg.kind).has_others
-
-
-def build_head(
-    cfg: HeadCfg,
-    optimizer: OptimizerCfg,
-    num_classes: int,
-    embedding_size: int,
-    seed: int,
-    folder: str = ".",
-) -> SoftmaxHead:
-    """The head that the config asks for, with its centres initialised from `seed`. `folder`: where a bank on disk has its file
-    if Head.bank_folder does not say."""
-    margin = build_margin(cfg)
-    return make_head(
-        num_classes,
-        embedding_size,
-        margin,
-        scale=cfg.scale if margin else 1.0,
-        sharded=cfg.sharded,
-        bias=cfg.bias,
-        sub_centres=cfg.sub_centres,
-        sample_rate=cfg.sample_rate,
-        bank=cfg.bank,
-        bank_dtype=cfg.bank_dtype,
-        bank_folder=cfg.bank_folder or folder,
-        budget=int(cfg.logits_budget_mb * 2**20),
-        compute_dtype=cfg.compute_dtype,
-        init_std=cfg.init_std,
-        seed=seed,
-        momentum=optimizer.momentum,
-        weight_decay=optimizer.weight_decay,
-    )
+__all__ = ["MARGINS", "make_head"]
 
 
 def make_head(

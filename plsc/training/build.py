@@ -17,8 +17,8 @@ from plsc.data.folder import nested_hint
 from plsc.data.loader import Loader
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
-from plsc.heads import build_head
 from plsc.training import optim
+from plsc.training.build_head import build_head
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.evaluator import Evaluator, build_sets

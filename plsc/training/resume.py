@@ -18,8 +18,8 @@ from plsc.config import Config
 from plsc.config.schema import affects_training
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
-from plsc.heads import build_head
 from plsc.heads.softmax import SoftmaxHead
+from plsc.training.build_head import build_head
 from plsc.utils import log
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory

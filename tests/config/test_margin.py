@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.config import ConfigError, load
-from plsc.heads import build_head, build_margin, changes_others
+from plsc.training.build_head import build_head, build_margin, changes_others
 from plsc.training.entry import Entry
 from plsc.utils.registry import MARGINS
 

@@ -6,7 +6,7 @@ import paddle
 from plsc import distributed
 from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
-from plsc.heads import build_head
+from plsc.training.build_head import build_head
 from plsc.utils.registry import MARGINS
 from tests.heads.autograd import dense_gradients
 

@@ -12,7 +12,7 @@ import yaml
 from plsc.config import load
 from plsc.config.messages import arguments_of
 from plsc.config.schema import head_names
-from plsc.heads import build_margin
+from plsc.training.build_head import build_margin
 from plsc.utils.registry import MARGINS
 from tests.launch import ROOT
 

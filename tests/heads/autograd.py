@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 
 from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
-from plsc.heads import build_head
+from plsc.training.build_head import build_head
 
 
 def angular(cos, m, paste=True):

@@ -8,8 +8,8 @@ from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
 from plsc.config.messages import arguments_of
 from plsc.config.schema import CHANGES_OTHERS, WITHOUT_MARGIN
-from plsc.heads import build_margin
 from plsc.heads.margins import CombinedMargin
+from plsc.training.build_head import build_margin
 from plsc.utils.registry import MARGINS
 from tests.heads.autograd import (
     COMBINED,

@@ -15,10 +15,11 @@ import paddle
 from plsc import distributed
 from plsc.config import Config
 from plsc.config.schema import HeadCfg
-from plsc.heads import build_head, changes_others, kernels
+from plsc.heads import kernels
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
+from plsc.training.build_head import build_head, changes_others
 
 _ROWS_AT_ONCE = 8192  # read together
 
