@@ -8,7 +8,7 @@ import pytest
 
 from plsc.distributed import environment
 from plsc.training.entry import RUN_FILES
-from plsc.utils import log
+from plsc.utils.logging import setup
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_")  # of the environment, which launches hand on
@@ -52,7 +52,7 @@ def nothing_in_the_repository():
 def nothing_for_the_next_test():
     yield
     restore()
-    log.setup()  # closes a run's train.log
+    setup()  # closes a run's train.log
     paddle = sys.modules.get("paddle")
     if paddle:
         paddle.base.core.set_num_threads(1)

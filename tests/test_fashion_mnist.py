@@ -11,7 +11,7 @@ from plsc.data.idx import IdxImages
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 from plsc.training.entry import Entry
-from plsc.utils.log import read_metrics
+from plsc.utils.metrics import read_metrics
 from tests.idx_files import DATA, NAMES, ROOT, write_family
 from tests.launch import launch
 

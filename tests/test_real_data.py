@@ -8,7 +8,7 @@ import pytest
 from plsc import config
 from plsc.cli.commands.doctor import doctor
 from plsc.training.entry import Entry
-from plsc.utils.log import read_metrics
+from plsc.utils.metrics import read_metrics
 from tests.idx_files import DATA, ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

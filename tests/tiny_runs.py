@@ -16,7 +16,7 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
 from plsc.training.trainer import Trainer
-from plsc.utils import log
+from plsc.utils.metrics import Metrics, read_metrics
 
 TINY = Path(__file__).with_name("tiny.yaml")
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BF16": np.uint16}
@@ -102,7 +102,7 @@ def train(output: Path, *overrides: str, resume: Path | None = None, **parts) ->
     trainer = make_trainer(output, *overrides, **parts)
     if resume:
         trainer.resume(resume)
-    metrics = log.Metrics(output) if distributed.rank() == 0 else None
+    metrics = Metrics(output) if distributed.rank() == 0 else None
     trainer.train(metrics)
     if metrics:
         metrics.close()
@@ -129,7 +129,7 @@ def assert_takes_over(trainer: Trainer, path: Path) -> None:
 
 def rows(output: Path, evaluations: bool = False) -> list[dict]:
     """The rows of the steps, less their speed and waits, which no two runs share; or those of the evaluations."""
-    found = [row for row in log.read_metrics(output / "metrics.jsonl") if ("eval" in row) == evaluations]
+    found = [row for row in read_metrics(output / "metrics.jsonl") if ("eval" in row) == evaluations]
     assert all(row.pop("images_per_second", 1.0) > 0 and 0 <= row.pop("data_wait", 0.0) <= 1 for row in found)
     return found
 

@@ -89,11 +89,11 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
 
 
 def _say_defaults() -> None:
-    from plsc.utils import log
+    from plsc.utils.logging import get_logger
 
     if environment.rank_from_env() == 0:
         others = "; configs/ has other settings: plsc-train -c configs/" if os.path.isdir("configs") else ""
-        log.get_logger().info(
+        get_logger().info(
             "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
             f"(plsc-train --dry-run shows all keys){others}"
         )

@@ -17,7 +17,7 @@ from plsc.data.batch import Replacement, make_sample
 from plsc.data.dataset import Dataset
 from plsc.data.transforms import PROBES, generator
 from plsc.errors import CorruptImageError, shown
-from plsc.utils import log
+from plsc.utils.logging import get_logger, warn
 
 PROBE = 256  # images that are tried before the first step
 NAMES_SHOWN = 3
@@ -55,7 +55,7 @@ class CorruptImages:
             self._found.append(index)
             if index not in self._said:  # it comes again in each epoch
                 self._said.add(index)
-                log.get_logger().warning(
+                get_logger().warning(
                     f"cannot decode {shown(self.dataset.name(index))}: replaced by sample {substitute}; "
                     f"{self.replaced} replaced so far (at most {self.limit} an epoch)"
                 )
@@ -75,7 +75,7 @@ class CorruptImages:
         if len(found) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
             raise self._too_many(found, len(tried))
         if found:
-            log.warn(f"{len(found)} of {len(tried)} images tried cannot be decoded; others will replace them")
+            warn(f"{len(found)} of {len(tried)} images tried cannot be decoded; others will replace them")
 
     def _too_many(self, found: list[int], seen: int) -> CorruptImageError:
         names = ", ".join(shown(self.dataset.name(index)) for index in found[:NAMES_SHOWN])

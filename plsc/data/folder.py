@@ -13,8 +13,8 @@ import numpy as np
 
 from plsc.data.image_list import SHOWN, ImageFiles, Paths, identity_names
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.utils import log
 from plsc.utils.files import refuse_irregular
+from plsc.utils.logging import get_logger
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 # Of images too, but OpenCV does not decode them everywhere, or not at all.
@@ -90,7 +90,7 @@ def _report(level: str, folder: str, what: str, names: list[str]) -> None:
     line = f"{shown(folder)}: {text}: {', '.join(map(shown, names[:SHOWN]))}{', ...' if len(names) > SHOWN else ''}"
     if level == "error":
         raise UserError(line)
-    log.get_logger().warning(line)
+    get_logger().warning(line)
 
 
 def nested_hint(data: object) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils.logging import get_logger
 
 LEAST = 2  # classes on either side: a pair of different people takes two, and so does training
 
@@ -59,5 +59,5 @@ def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarra
             f"hold_out: {share:g} of {where} holds out {count} of its {len(names):,} classes, which their names decide; at least "
             f"{LEAST} have to be held out and {LEAST} trained on, as they are {shares}"
         )
-    log.get_logger().info(f"{where}: {count:,} of {len(names):,} classes are held out (hold_out: {share:g})")
+    get_logger().info(f"{where}: {count:,} of {len(names):,} classes are held out (hold_out: {share:g})")
     return held

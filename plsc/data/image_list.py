@@ -20,8 +20,8 @@ import numpy as np
 from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import CHANNELS, EncodedImages, load_image, read_file
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.utils import log
 from plsc.utils.files import open_regular, refuse_irregular
+from plsc.utils.logging import get_logger
 
 SHOWN = 5  # bad lines and missing images that a message names
 CHECKED = 1_000_000  # images of a list that are looked for at the start; the identities of longer lists stay unknown
@@ -209,7 +209,7 @@ def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = N
     looked_at = range(count)
     if count > CHECKED:
         looked_at = np.linspace(0, count - 1, CHECKED).astype(np.int64).tolist()
-        log.get_logger().info(f"{where}: {count:,} images; looked for {CHECKED:,} of them, evenly spaced")
+        get_logger().info(f"{where}: {count:,} images; looked for {CHECKED:,} of them, evenly spaced")
     missing = [index for index in looked_at if not os.path.exists(paths[index])]
     if missing:
         named = "; ".join(

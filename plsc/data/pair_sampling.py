@@ -10,7 +10,7 @@ import numpy as np
 
 from plsc.data.transforms import PAIRS, generator
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils.logging import get_logger
 
 PAIRS_SEED = 20180901
 USUAL_PAIRS = 6000  # as many as LFW has
@@ -26,7 +26,7 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
         most = 2 * min(int(_positives(labels)[2].sum()), _count_negatives(labels))
         num_pairs = max(2, min(USUAL_PAIRS, most))
         if num_pairs < USUAL_PAIRS:
-            log.get_logger().info(
+            get_logger().info(
                 f"{where}: has {num_pairs:,} different pairs, half of them positive; all are taken"
             )
     rng = generator(PAIRS_SEED, use=PAIRS)

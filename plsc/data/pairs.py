@@ -33,8 +33,8 @@ from plsc.data.image_list import (
 from plsc.data.images import EncodedPairs, read_file
 from plsc.data.pair_sampling import alternating, draw_pairs
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.utils import log
 from plsc.utils.files import read_regular
+from plsc.utils.logging import get_logger
 
 
 class _Pair(NamedTuple):
@@ -152,7 +152,7 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
         if len(fields) == 3 and all(fields) and fields[2] in ("0", "1"):
             pairs.append(_Pair(number, (fields[0], fields[1]), fields[2] == "1"))
         elif number == 1 and len(fields) == 3:
-            log.get_logger().info(
+            get_logger().info(
                 f"{path}: line 1 is taken for headings, its third column is '{shown(fields[2][:60])}', neither 0 nor 1"
             )
         else:

@@ -16,7 +16,7 @@ from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
 from plsc.data.images import EncodedImages
 from plsc.data.recordio import Headers, RecordFile, image_of
 from plsc.errors import MissingFileError, UserError
-from plsc.utils import log
+from plsc.utils.logging import get_logger
 
 
 class RecImages(EncodedImages):
@@ -31,7 +31,7 @@ class RecImages(EncodedImages):
         super().__init__(**options)
         self.records = RecordFile(path, index)
         if self.records.scanned:
-            log.get_logger().info(
+            get_logger().info(
                 f"{path}: no {Path(self.records.index).name}, found {len(self.records):,} records by a scan"
             )
         headers = self.records.headers()

@@ -18,8 +18,8 @@ from plsc.errors import MissingFileError, UserError, shown
 from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
 from plsc.evaluation.report.html import WorstPair, write_report
-from plsc.utils import log
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.text import table as text_table
 from plsc.utils.version import __version__
 
 WORST_PAIRS, OF_FURTHER_SETS = 6, 3  # of each kind in the report: of the main set, of each other one
@@ -169,7 +169,7 @@ def table(results: Mapping[str, Any]) -> str:
     columns = [found.results() for found in results.values()]
     labels = dict.fromkeys(label for column in columns for label in column)
     kind = next(iter(results.values())).kind
-    return log.table([[label, *(c.get(label) for c in columns)] for label in labels], [kind, *results])
+    return text_table([[label, *(c.get(label) for c in columns)] for label in labels], [kind, *results])
 
 
 def worst_of(found: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> list[WorstPair]:

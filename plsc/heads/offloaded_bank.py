@@ -25,7 +25,8 @@ from plsc.heads.bank import BANKS, Bank, HostRows, initial_rows
 from plsc.heads.kernels.records import pack, unpack
 from plsc.heads.optimizer import Momentum, moment_name
 from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
-from plsc.utils import bfloat16, log
+from plsc.utils import bfloat16
+from plsc.utils.logging import get_logger
 from plsc.utils.sharding import ClassShard
 
 _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer
@@ -221,11 +222,11 @@ class OffloadedBank(Bank):
         began = time.monotonic()
         size = count * self._layout.numbers * self.itemsize
         if size > _LOGGED_BYTES:
-            log.get_logger().info(f"writing the initial rows of {count:,} classes, {size / 2**20:,.0f} MB")
+            get_logger().info(f"writing the initial rows of {count:,} classes, {size / 2**20:,.0f} MB")
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._write_initial, starts))
         if size > _LOGGED_BYTES:
-            log.get_logger().info(f"written in {time.monotonic() - began:.0f} s")
+            get_logger().info(f"written in {time.monotonic() - began:.0f} s")
 
     def _write_initial(self, start: int) -> None:
         stop = min(start + _ROWS_AT_ONCE, self.shard.size)

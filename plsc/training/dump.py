@@ -19,8 +19,8 @@ import paddle
 from plsc import distributed
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training.divergence import backbone_gradients, blocks_of, finite_arrays, gradients_of, kind_of
-from plsc.utils import log
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.logging import get_logger
 
 DUMPS = 20  # batches that one process writes; a run that skips now and then for weeks must not fill the disk
 
@@ -149,7 +149,7 @@ class DumpWriter:
             replace_file(path.with_suffix(".npz"), packed.getvalue())
             replace_file(path, text.encode())
         except OSError as error:  # a full disk is no reason to end the run either
-            log.get_logger().error(f"{path}: the batch is not written ({error}); training goes on")
+            get_logger().error(f"{path}: the batch is not written ({error}); training goes on")
 
     def _describe(self, step: SkippedStep, what: str) -> dict[str, Any]:
         pixels = step.images.astype(np.float32)

@@ -27,9 +27,11 @@ from plsc.config.advice import advice
 from plsc.config.setters import Setters
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text
-from plsc.utils import log
 from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.logging import get_logger, setup, warn
+from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.sharding import split
+from plsc.utils.text import duration
 from plsc.utils.version import __version__
 
 # What a training run leaves in Global.output_dir.
@@ -92,14 +94,14 @@ class Entry(Setters):
         if distributed.rank() == 0:
             if path is None:
                 self._set_earlier_run_aside()
-            log.setup(0, self.output_dir / "train.log")
+            setup(0, self.output_dir / "train.log")
             start.record(self.output_dir)
             for line in self._advice():
-                log.get_logger().warning(line)
+                get_logger().warning(line)
             for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
-                log.get_logger().info(line)
+                get_logger().info(line)
             replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
-            metrics = log.Metrics(self.output_dir, from_step=trainer.step)
+            metrics = Metrics(self.output_dir, from_step=trainer.step)
         distributed.barrier()
         trainer.train(metrics)
         if guarded.stopped:
@@ -111,17 +113,17 @@ class Entry(Setters):
         result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
         if metrics:
             metrics.close()
-            took = f"took {log.duration(trainer.seconds)}"
+            took = f"took {duration(trainer.seconds)}"
             best = trainer.best.model_dump() if trainer.best else None
             self._finish(evaluator, self.output_dir, took, {"step": trainer.step, "best": best})
         return result
 
-    def _stopped(self, guarded: guard.Guard, metrics: log.Metrics | None) -> dict[str, Any]:
+    def _stopped(self, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:
         if metrics:
             metrics.close()
             again = "" if self.config.Global.resume or guarded.supervised else " and -o Global.resume=true"
             stopped = f"stopped on {guarded.stopped} at step {guarded.step}"
-            log.get_logger().info(f"{stopped}; resume with the same command{again}")
+            get_logger().info(f"{stopped}; resume with the same command{again}")
         return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(self.output_dir)}
 
     def test(self, set_threshold: bool = False, compare: str | os.PathLike | None = None) -> dict[str, Any]:
@@ -181,7 +183,7 @@ class Entry(Setters):
             raise UserError("predict: no images given, give at least one")
         evaluation, state = self.config.DataLoader.Eval, saved.state
         if evaluation.flip != state.flip and state.threshold is not None:
-            log.warn(
+            warn(
                 f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {state.flip}"
             )
         backbone = resume.build_saved_backbone(self.config, saved, self._model)
@@ -278,7 +280,7 @@ class Entry(Setters):
         if code != 0:
             raise UserError(f"launch: {verb} on {ranks} ranks ended with exit code {code}; see {logs}")
         metrics = self.output_dir / "metrics.jsonl"
-        rows = log.read_metrics(metrics) if verb == "train" and metrics.is_file() else []
+        rows = read_metrics(metrics) if verb == "train" and metrics.is_file() else []
         return next((row for row in reversed(rows) if "eval" in row), {})
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
@@ -291,9 +293,9 @@ class Entry(Setters):
         from plsc import distributed
 
         distributed.init(self.config.Global.device, threads)
-        log.setup(distributed.rank())
+        setup(distributed.rank())
         for note in notes:
-            log.get_logger().info(note)
+            get_logger().info(note)
 
     def _advice(self) -> list[str]:
         return advice(self.config, environment.world_size_from_env(), environment.local_size_from_env())
@@ -340,13 +342,13 @@ class Entry(Setters):
         aside.mkdir()
         for path in earlier:
             path.rename(aside / path.name)
-        log.get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
+        get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
 
     def _resume_from(self) -> Path | None:
         """Find the checkpoint to continue from; None (said in the log) when there is none yet."""
         path = self._find_checkpoint(writes=True)
         if path is None:
-            log.get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
+            get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
         return path
 
     def _find_checkpoint(self, writes: bool = False) -> Path | None:
@@ -371,7 +373,7 @@ class Entry(Setters):
         path = distributed.run_on_rank_0(find)
         if path:
             how = given if given in ("newest", "best") else "as Global.checkpoint says"
-            log.get_logger().info(f"reading checkpoint {path} ({how})")
+            get_logger().info(f"reading checkpoint {path} ({how})")
         return path
 
     def _checkpoint(self):
@@ -395,7 +397,7 @@ class Entry(Setters):
 
         result = evaluator.results.get(evaluator.main)
         metrics = self.output_dir / "metrics.jsonl"
-        rows = log.read_metrics(metrics) if metrics.is_file() else []
+        rows = read_metrics(metrics) if metrics.is_file() else []
         data = self.config.DataLoader.Train.dataset
         summary = {
             "run": str(self.output_dir),

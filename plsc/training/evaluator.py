@@ -38,7 +38,8 @@ from plsc.evaluation import (
 )
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
-from plsc.utils import log
+from plsc.utils.logging import get_logger
+from plsc.utils.metrics import Metrics
 
 EvalSet = Union[Dataset, PairSet, IdentificationSet]
 Result = Union[Classification, Identification, Verification]
@@ -123,7 +124,7 @@ class Evaluator:
         """The main set's last row, on every rank; None before the first evaluation."""
         return self.rows.get(self.main)
 
-    def evaluate(self, step: int = 0, epoch: int | None = None, metrics: log.Metrics | None = None) -> None:
+    def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:
         """Evaluate on every set, all ranks together, the main one last. Logs the results and writes them to `metrics`, rank 0's.
 
         UserError, on every rank, if the numbers cannot be computed.
@@ -163,7 +164,7 @@ class Evaluator:
         if cosine is None:
             raise UserError(f"--set-threshold: '{self.main}' has too few pairs to choose a threshold")
         file = store.set_threshold(saved, cosine, self.main, self._section.flip)
-        log.get_logger().info(
+        get_logger().info(
             f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
         )
 
@@ -188,7 +189,7 @@ class Evaluator:
             what, of = "identification", f"{len(data.probe):,} probes of"
         else:
             what, of = "verification", f"{len(data.same):,}"
-        log.get_logger().info(f"{what}: {result.headline} on {of} {title}")
+        get_logger().info(f"{what}: {result.headline} on {of} {title}")
 
 
 def score(

@@ -30,9 +30,9 @@ from plsc.data.dataset import EVALUATION, Dataset, class_names
 from plsc.errors import CorruptImageError, UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import ahead, to_input
-from plsc.utils import log
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
+from plsc.utils.logging import get_logger
 from plsc.utils.sharding import split
 
 IMAGES = 16  # of a new class, evenly spread over those that it has
@@ -53,7 +53,7 @@ class Start(NamedTuple):
     def record(self, folder: Path) -> None:
         """Log it, and write `folder`/identities.json. Rank 0 calls it."""
         for line in self.lines:
-            log.get_logger().info(line)
+            get_logger().info(line)
         if self.identities:
             text = json.dumps(self.identities, indent=1, ensure_ascii=False) + "\n"
             replace_file(folder / "identities.json", text.encode())
@@ -153,9 +153,7 @@ def init_backbone(backbone: paddle.nn.Layer, saved: Checkpoint, arrays: dict, co
     for name, array in arrays.items():
         own[name].set_value(array)
     if saved.contract != contract:
-        log.get_logger().warning(
-            f"{saved.path} was trained on images {saved.contract}, this run has {contract}"
-        )
+        get_logger().warning(f"{saved.path} was trained on images {saved.contract}, this run has {contract}")
     return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}"
 
 
@@ -282,7 +280,7 @@ def _mean_centres(
     lost: list[int] = []
     for begin in range(0, len(new), _CLASSES_AT_ONCE):
         if len(new) > _CLASSES_AT_ONCE:
-            log.get_logger().info(f"centres: means of {begin:,} of {len(new):,} new classes are done")
+            get_logger().info(f"centres: means of {begin:,} of {len(new):,} new classes are done")
         classes = new[begin : begin + _CLASSES_AT_ONCE]
         unit_nD = directions(backbone, data, classes)
         known = unit_nD.any(axis=1)

@@ -15,7 +15,7 @@ import paddle
 
 from plsc.config.schema import LRSchedulerCfg, OptimizerCfg
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils.logging import warn
 
 
 def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
@@ -28,7 +28,7 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     drops = cfg.boundaries or [round(epoch * steps_per_epoch) for epoch in cfg.milestones]
     late = [drop for drop in drops if drop >= total_steps] if cfg.name == "step" else []
     if late:
-        log.warn(
+        warn(
             f"LRScheduler: {len(late)} of {len(drops)} drops of the learning rate come at or after the run's end (step {late[0]:,} of "
             f"{total_steps:,})"
         )
@@ -86,7 +86,7 @@ def check_optimizer(optimizer: object, rate: float) -> None:
             "schedule in the section LRScheduler, which the class centres follow too"
         )
     if optimizer.get_lr() != rate:
-        log.warn(
+        warn(
             f"set_optimizer: its learning rate {optimizer.get_lr():g} is not used; LRScheduler.learning_rate, {rate:g}, is, for "
             "backbone and class centres"
         )

@@ -20,7 +20,7 @@ from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
-from plsc.utils import log
+from plsc.utils.logging import warn
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
@@ -97,7 +97,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
     }
     for what, (there, here) in order.items():
         if there != here:
-            log.warn(
+            warn(
                 f"{where} was made with {what} {there}, this run has {here}: the run goes on with other random numbers "
                 "and data than it would have had"
             )

@@ -36,8 +36,10 @@ from plsc.training.embed import check_output, to_input
 from plsc.training.evaluator import Evaluator
 from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_run
 from plsc.training.rollback import FACTOR, go_back
-from plsc.utils import log
 from plsc.utils.disk import check_room, saves_ahead
+from plsc.utils.logging import get_logger, warn
+from plsc.utils.metrics import Metrics
+from plsc.utils.progress import Progress
 from plsc.utils.sharding import split
 from plsc.utils.tensors import tensor_of
 from plsc.utils.timing import timer
@@ -96,7 +98,7 @@ class Trainer:
         self.threshold: float | None = None
         self.rollbacks = 0
         self.seconds = 0.0
-        self._metrics: log.Metrics | None = None  # rank 0's, while training
+        self._metrics: Metrics | None = None  # rank 0's, while training
         self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
         self._saved = 0  # step of the newest checkpoint
         self._failed_saves = 0  # since that
@@ -111,7 +113,7 @@ class Trainer:
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
-    def train(self, metrics: log.Metrics | None) -> None:
+    def train(self, metrics: Metrics | None) -> None:
         """Train from `self.step` to the end, or until a signal stops the run (`signals.stopped` says so) and all ranks
         have saved that step; `metrics` is rank 0's, None on the others."""
         self._metrics = metrics
@@ -121,7 +123,7 @@ class Trainer:
         self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.model = distributed.data_parallel(self.backbone)
-        self.progress = log.Progress(
+        self.progress = Progress(
             self.total_steps,
             self.steps_per_epoch,
             self.epochs,
@@ -163,7 +165,7 @@ class Trainer:
         what = "a checkpoint beside the class centres" if self.cfg.Head.bank == "disk" else "a checkpoint"
         warning = check_room(Path(self.checkpoints), need, saves, keep, what)
         if warning and self.rank == 0:
-            log.get_logger().warning(warning)
+            get_logger().warning(warning)
 
     def _train_epoch(self) -> None:
         """Train what is left of the epoch, up to the run's end."""
@@ -233,7 +235,7 @@ class Trainer:
         most = self.cfg.Global.max_skipped
         rate = f"learning rate {step.learning_rate:.4g}"
         if self.rank == 0:
-            log.get_logger().warning(
+            get_logger().warning(
                 f"step {step.number}: {cause.text} ({rate}); step skipped ({in_a_row} of {most} in a row)"
             )
         if cause.here:
@@ -325,7 +327,7 @@ class Trainer:
         backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
         weights = [*backbone.values(), *(head[name] for name in head if "momentum" not in name)]
         if not distributed.every(finite_arrays(weights)):
-            log.get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
+            get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
             return
         content = store.Content(
             step=self.step,
@@ -351,7 +353,7 @@ class Trainer:
                 raise store.SaveError(f"{line}; it was the last step: make room, and resume") from error
             if self._failed_saves == MOST_FAILED_SAVES:
                 raise store.SaveError(f"{line}; the third in a row: make room, and resume") from error
-            log.get_logger().error(f"{line}; training goes on")
+            get_logger().error(f"{line}; training goes on")
             return
         self._failed_saves, self._saved, self.best = 0, self.step, best
         if self.rank == 0:
@@ -361,7 +363,7 @@ class Trainer:
             protect = [best.step] if best else []
             store.prune(self.checkpoints, self.cfg.Checkpoint.keep, protect, way_back)
         distributed.barrier()  # the next collective of the others must not wait for rank 0's disk
-        log.get_logger().info(f"checkpoint {path}")
+        get_logger().info(f"checkpoint {path}")
 
     def resume(self, path) -> None:
         """Take over a checkpoint of any world size: weights, momentum, step. UserError if it is of another problem."""
@@ -385,11 +387,11 @@ class Trainer:
         self.rollbacks = state.rollbacks
         self.nonfinite.resume(state.skipped, state.in_a_row)
         self._replaced = self._of_this_rank(state.replaced)
-        log.get_logger().info(f"resuming at step {self.step} from {saved.path}")
+        get_logger().info(f"resuming at step {self.step} from {saved.path}")
         if changed := changed_keys(self.cfg, saved):
-            log.warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
+            warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
         if self.step >= self.total_steps:
-            log.warn(
+            warn(
                 f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
             )
 
@@ -412,7 +414,7 @@ class Trainer:
         if self._metrics:
             self._metrics.rewind(self.step)
         if self.rank == 0:
-            log.get_logger().warning(
+            get_logger().warning(
                 f"rolled back from step {diverged} to step {self.step}, learning rate times {FACTOR**count:g} from here on "
                 f"(rollback {count} of {self.cfg.Global.rollbacks}): {error.what}"
             )

@@ -6,15 +6,15 @@ import pytest
 from plsc.data.corrupt import PROBE, CorruptImages, allowed
 from plsc.data.loader import Loader
 from plsc.errors import CorruptImageError, MissingFileError
-from plsc.utils import log
+from plsc.utils.logging import setup
 from tests.data.damaged import Damaged
 
 
 @pytest.fixture(autouse=True)
 def rank_zero():
-    log.setup()
+    setup()
     yield
-    log.setup()
+    setup()
 
 
 def said(capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from plsc.data.folder import ImageFolder, read_folder
 from plsc.errors import MissingFileError, UserError
-from plsc.utils import log
+from plsc.utils.logging import setup
 from tests.image_files import png, write_folder
 
 
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 def test_one_name_in_two_unicode_forms_is_warned_of(tmp_path, capsys):
     names = {"Ann": 1, unicodedata.normalize("NFC", "Jörg"): 1, unicodedata.normalize("NFD", "Jörg"): 1}
-    log.setup()
+    setup()
     read_folder(str(write_folder(tmp_path / "faces", names)))
     assert "1 folders have a name that another has too" in capsys.readouterr().out
 

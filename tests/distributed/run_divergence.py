@@ -11,16 +11,16 @@ from pathlib import Path
 
 from plsc import distributed as d
 from plsc.training.divergence import DivergedError
-from plsc.utils import log
+from plsc.utils.logging import get_logger, setup
 from tests.poison import everything, poisoned
 from tests.tiny_runs import checkpoint, checkpoints
 
 folder = Path(sys.argv[1])
 d.init("cpu", threads=1)
 W, r = d.world_size(), d.rank()
-log.setup(r)
+setup(r)
 said = io.StringIO()
-log.get_logger().addHandler(logging.StreamHandler(said))
+get_logger().addHandler(logging.StreamHandler(said))
 overrides = [
     "DataLoader.Eval.dataset=null",
     f"DataLoader.Train.batch_size={12 // W}",

@@ -13,7 +13,8 @@ from plsc.heads.bank import BANKS
 from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import Momentum
-from plsc.utils import bfloat16, log
+from plsc.utils import bfloat16
+from plsc.utils.logging import setup
 from plsc.utils.sharding import ClassShard
 
 KINDS = [("host", "bfloat16"), ("disk", "float32"), ("disk", "bfloat16")]
@@ -196,7 +197,7 @@ def test_a_shard_without_classes(tmp_path):
 
 def test_writing_the_initial_rows_is_logged_where_it_takes_long(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(window_module, "_LOGGED_BYTES", 100)
-    log.setup(0)
+    setup(0)
     bank = make("disk", "float32", tmp_path, bias=False)
     bank.write_initial_rows()
     assert "INFO writing the initial rows of 60 classes, 0 MB" in capsys.readouterr().out

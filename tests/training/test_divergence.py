@@ -9,8 +9,8 @@ import pytest
 from plsc.training import divergence
 from plsc.training.divergence import DivergedError, finite, finite_arrays
 from plsc.training.dump import DUMPS
-from plsc.utils import log
 from plsc.utils.bfloat16 import nearest
+from plsc.utils.metrics import Metrics
 from tests.poison import everything, poisoned
 from tests.tiny_runs import checkpoints, rows, train
 
@@ -26,7 +26,7 @@ def run(trainer, output):
         return step(*args)
 
     trainer.train_step = watched
-    metrics = log.Metrics(output)
+    metrics = Metrics(output)
     try:
         trainer.train(metrics)
     finally:

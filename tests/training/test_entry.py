@@ -22,7 +22,7 @@ from plsc.config import load
 from plsc.distributed import launcher
 from plsc.errors import MissingFileError, UserError
 from plsc.training.entry import RUN_FILES, Entry
-from plsc.utils import log
+from plsc.utils.logging import setup
 from tests.tiny_runs import TINY, Linear, arrays, assert_same_arrays, checkpoint, checkpoints, rows, steps
 
 SHAPE = (1, 12, 10)
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with contextlib.redirect_stdout(io.StringIO()) as said:
         result = entry(folder).train()
-    log.setup()  # closes train.log
+    setup()  # closes train.log
     return folder, result, said.getvalue()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.training.entry import Entry
-from plsc.utils import log
+from plsc.utils.logging import setup
 from tests.checkpoints import reseal
 from tests.tiny_runs import TINY, Linear, checkpoint
 
@@ -24,7 +24,7 @@ def entry(output, *overrides):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     entry(folder).train()
-    log.setup()
+    setup()
     return folder
 
 

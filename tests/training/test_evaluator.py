@@ -10,7 +10,7 @@ from plsc.errors import UserError
 from plsc.evaluation import template_features, verify_pairs
 from plsc.training import evaluator
 from plsc.training.embed import embed
-from plsc.utils import log
+from plsc.utils.metrics import Metrics
 from tests.tiny_runs import TINY, Linear, NoisePairs, make_trainer, rows
 
 CONTRACT = NoisePairs().contract
@@ -60,7 +60,7 @@ def evaluator_of(cfg, backbone, **arguments):
 
 def test_every_set_gets_its_result_its_line_and_its_row(tmp_path, capsys):
     found = make(*MORE)
-    metrics = log.Metrics(tmp_path)
+    metrics = Metrics(tmp_path)
     found.evaluate(7, epoch=2, metrics=metrics)
     metrics.close()
     assert list(found.sets) == ["noise pairs", *SETS] and found.main == "noise pairs"

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from plsc.training.divergence import DivergedError
-from plsc.utils import log
+from plsc.utils.metrics import Metrics
 from tests.poison import poisoned
 from tests.tiny_runs import assert_same_arrays, checkpoint, checkpoints, rows, steps
 
@@ -24,7 +24,7 @@ def run(output, first, last, *overrides, healed_by=1, rollbacks=2, resume=None):
     trainer = poisoned(output, bad, *OVERRIDES, f"Global.rollbacks={rollbacks}", *overrides)
     if resume:
         trainer.resume(resume)
-    metrics = log.Metrics(output, trainer.step)
+    metrics = Metrics(output, trainer.step)
     try:
         trainer.train(metrics)
     finally:

@@ -14,7 +14,7 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.heads import reference
 from plsc.training.evaluator import Evaluator
-from plsc.utils import log
+from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.timing import PARTS, timer
 from tests.tiny_runs import (
     IMAGE_SHAPE,
@@ -61,7 +61,7 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
     trainer = make_trainer(tmp_path, *overrides, backbone=net)
     margin = (reference.arcface, 0.5)
     dense = reference.DenseHead(trainer.head.bank.state()["centres"], None, margin, 16.0, decay=0.1)
-    metrics = log.Metrics(tmp_path)
+    metrics = Metrics(tmp_path)
     trainer.train(metrics)
 
     speed_w, speed_b, losses, accuracies = 0.0, 0.0, [], []
@@ -157,9 +157,7 @@ def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path):
     assert found == rows(tmp_path / "off")
     assert_same_arrays(checkpoint(tmp_path / "on"), checkpoint(tmp_path / "off"))
     assert len(profiles) == 3 and not timer.on
-    rates = [
-        row["images_per_second"] for row in log.read_metrics(tmp_path / "on/metrics.jsonl") if "lr" in row
-    ]
+    rates = [row["images_per_second"] for row in read_metrics(tmp_path / "on/metrics.jsonl") if "lr" in row]
     for profile, rate in zip(profiles, rates):
         assert list(profile) == list(PARTS)
         assert sum(profile.values()) == pytest.approx(12 / rate, rel=0.1)

@@ -20,7 +20,7 @@ from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
-from plsc.utils import log
+from plsc.utils.text import table
 
 MOST_RANKS = 99_999  # a head file's name has five digits
 _SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
@@ -82,7 +82,7 @@ def told(facts: dict[str, Any]) -> str:
         for entry in facts["files"]
     ]
     headers = ["file", "bytes", "classes", "rows", "crc32"]
-    return f"{log.table(rows, ['checkpoint', facts['folder']])}\n\n{log.table(files, headers)}"
+    return f"{table(rows, ['checkpoint', facts['folder']])}\n\n{table(files, headers)}"
 
 
 def _line(values: Any) -> str:

@@ -22,8 +22,8 @@ from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import ImagePairs, PairList
 from plsc.data.recordio import RecordWriter, pack_image
 from plsc.errors import UserError
-from plsc.utils import log
 from plsc.utils.atomic_write import atomic_write
+from plsc.utils.logging import get_logger
 
 # What encoded images begin with -> the extension of their files.
 _SIGNATURES = {
@@ -93,9 +93,7 @@ def identity_folders(images: EncodedImages) -> list[str]:
         # A name with a dot in front would not be read again: it is hidden, the folder itself or the one above.
         if len(different) == len(names) and all(name and not name.startswith(".") for name in names):
             return names
-        log.get_logger().info(
-            "the identities' names make no folder for each of them; the folders are numbered"
-        )
+        get_logger().info("the identities' names make no folder for each of them; the folders are numbered")
     digits = len(str(images.num_classes - 1))
     return [f"{label:0{digits}}" for label in range(images.num_classes)]
 
@@ -184,5 +182,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="draw from these classes only",
     )
     args = parser.parse_args(argv)
-    log.get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes))
+    get_logger().info(convert(args.source, args.target, args.root, args.num_pairs, args.classes))
     return 0

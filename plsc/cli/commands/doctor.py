@@ -25,8 +25,8 @@ from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
 from plsc.errors import UserError, shown_lines
 from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
-from plsc.utils import log
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.text import table
 
 SHOWN = 5  # examples of a finding that report.txt names; doctor.json has them all
 LONGEST = 300  # characters of an example in report.txt
@@ -56,11 +56,9 @@ class Findings:
         rows = [
             [key.replace("_", " "), *(numbers.get(key) for numbers in self.sets.values())] for key in names
         ]
-        blocks = (
-            [log.table([[_shown(value) for value in row] for row in rows], ["", *self.sets])] if rows else []
-        )
+        blocks = [table([[_shown(value) for value in row] for row in rows], ["", *self.sets])] if rows else []
         for name, classes in self.spreads.items():
-            blocks.append(log.table([*classes.items()], ["images per class", f"classes of {name}"]))
+            blocks.append(table([*classes.items()], ["images per class", f"classes of {name}"]))
         for level in reversed(LEVELS):
             for line in self.lines:
                 if line["level"] == level:

@@ -28,12 +28,12 @@ from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, load
 from plsc.data.dataset import MEAN, SCALE, preprocessing
 from plsc.errors import UserError
-from plsc.utils import log
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.files import open_regular
 from plsc.utils.safe_pickle import errors_told, load_pickle
 from plsc.utils.sharding import ClassShard
+from plsc.utils.text import table
 
 # Where a file holds more than a state dict: arcface_torch's checkpoint_gpu_0.pt, and what many others do.
 _INSIDE = ("state_dict_backbone", "state_dict")
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.weights, load(args.config, [*overrides, *args.override]), args.output, contract
     )
     print(
-        log.table(
+        table(
             [(row.name, row.to, str(row.shape), row.done) for row in rows], ["tensor", "to", "shape", "done"]
         )
     )

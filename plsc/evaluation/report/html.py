@@ -21,7 +21,7 @@ from plsc.errors import shown
 from plsc.evaluation.intervals import percent, with_interval
 from plsc.evaluation.report.figures import Result, WorstPair, draw
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.log import number
+from plsc.utils.text import number
 
 __all__ = ["WorstPair", "write_report"]
 

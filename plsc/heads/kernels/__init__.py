@@ -16,7 +16,7 @@ import sysconfig
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
-from plsc.utils import log
+from plsc.utils.logging import get_logger
 
 _FILE = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
 LEVELS = (
@@ -75,7 +75,7 @@ def _load() -> ctypes.CDLL | None:
     if native and not _fits(native):
         native, why = None, "built from other sources; build them again"
     if native is None:
-        log.get_logger().info(
+        get_logger().info(
             f"kernels: none ({why}); the head runs on Paddle's ops, several times slower on a CPU"
         )
         return None

@@ -15,7 +15,8 @@ from pathlib import Path
 from plsc.cli.commands.benchmark import chart
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import log, measure
+from plsc.utils import measure
+from plsc.utils.text import table
 
 WHAT = ("count", "sum", "gather", "reduce-scatter")
 
@@ -82,7 +83,7 @@ def measure_rows(sizes_kb: list[int], runs: int) -> list[dict]:
 
 def show(found: dict) -> str:
     rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in found["rows"]]
-    return f"{measure.format_machine(found)}\n{log.table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
+    return f"{measure.format_machine(found)}\n{table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
 
 
 def plot(found: dict) -> bytes:

@@ -16,7 +16,9 @@ from pathlib import Path
 from plsc import config
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import log, measure
+from plsc.utils import measure
+from plsc.utils.metrics import read_metrics
+from plsc.utils.text import table
 
 HERE = Path(__file__).parents[3]
 
@@ -76,7 +78,7 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
             raise UserError(
                 f"the training by {package} ended with exit code {code}: {''.join(lines[-3:]).strip()}"
             )
-        rows = [row for row in log.read_metrics(Path(folder, "metrics.jsonl")) if "loss" in row]
+        rows = [row for row in read_metrics(Path(folder, "metrics.jsonl")) if "loss" in row]
     return rows[1:] or rows
 
 
@@ -86,7 +88,7 @@ def show(found: dict) -> str:
     against = f", {found['over_against']:.2f} times the other version" if found["over_against"] else ""
     return (
         f"{measure.format_machine(found)}\n{found['images_per_second']:,.0f} images/s on {found['ranks']} ranks{against}; a step of "
-        f"{1e3 * total:.1f} ms, rank 0:\n{log.table(rows, ['part', 'ms', 'share'])}"
+        f"{1e3 * total:.1f} ms, rank 0:\n{table(rows, ['part', 'ms', 'share'])}"
     )
 
 

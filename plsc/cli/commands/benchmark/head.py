@@ -21,7 +21,8 @@ from plsc.cli.commands.benchmark import chart
 from plsc.config import Config, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
-from plsc.utils import log, measure
+from plsc.utils import measure
+from plsc.utils.text import table
 
 MOST_DENSE = 6 << 30  # bytes that the dense head may take
 _ONE_ROW = 2**31  # bytes of logits of the bare products at a time
@@ -178,7 +179,7 @@ def show(found: dict) -> str:
         for row in found["rows"]
     ]
     headers = [*columns, "step, ms", "x products", "x dense", "peak, MB", "planned, MB"]
-    return f"{measure.format_machine(found)}\n{log.table(rows, headers)}"
+    return f"{measure.format_machine(found)}\n{table(rows, headers)}"
 
 
 def plot(found: dict) -> bytes:

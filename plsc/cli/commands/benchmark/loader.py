@@ -21,9 +21,9 @@ from plsc.data.dataset import Dataset
 from plsc.data.images import EncodedImages, decode_picture
 from plsc.data.loader import Loader
 from plsc.data.transforms import generator
-from plsc.utils import log
 from plsc.utils.measure import alternate
 from plsc.utils.registry import DATASETS
+from plsc.utils.text import table
 
 
 class Normalised(Dataset):
@@ -148,6 +148,6 @@ def show(found: dict) -> str:
     return (
         f"{found['images']:,} images {found['shape']}, batches of {found['batch']}, {found['processors']} processors, "
         f"medians of {found['runs']} runs in turn\n"
-        + log.table(rows, list(columns.values()))
+        + table(rows, list(columns.values()))
         + f"\nbatches with {', '.join(map(str, found['workers']))} workers: {same}"
     )

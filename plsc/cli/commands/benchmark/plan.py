@@ -17,7 +17,8 @@ from plsc.cli.commands.plan import plan
 from plsc.config import load
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import log, measure
+from plsc.utils import measure
+from plsc.utils.text import table
 
 # classes, embedding size, samples of a rank, ranks, rate, further keys of Head
 CASES = (
@@ -113,4 +114,4 @@ def show(found: dict) -> str:
         "MB",
         "off",
     ]
-    return f"{measure.format_machine(found)}\n{log.table(rows, headers)}"
+    return f"{measure.format_machine(found)}\n{table(rows, headers)}"

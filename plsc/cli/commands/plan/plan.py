@@ -24,8 +24,8 @@ from plsc.cli.commands.plan.calibration import Case, calibrate, work
 from plsc.config import Config, add_arguments, load
 from plsc.distributed import environment
 from plsc.errors import UserError
-from plsc.utils import log
 from plsc.utils.disk import free_bytes, there
+from plsc.utils.text import table
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
 PAYS = 0.1  # share of a step's time that a lower rate must save
@@ -229,9 +229,9 @@ def show(planned: dict) -> str:
             f"bank {bank}, {dtype}"
         ),
         "",
-        log.table(rows, ["of a rank", "MB"]),
+        table(rows, ["of a rank", "MB"]),
         "",
-        log.table(rates, ["rate", "classes in a step", "head, ms", "all, MB"]),
+        table(rates, ["rate", "classes in a step", "head, ms", "all, MB"]),
         "",
         f"memory: {total / mb:,.0f} of {planned['memory'] / mb:,.0f} MB for each rank; up to {planned['largest_classes']:,} classes fit",
         disk_told(planned),

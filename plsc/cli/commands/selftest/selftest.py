@@ -27,7 +27,7 @@ import paddle
 from plsc import distributed
 from plsc.cli.commands.selftest.parts import PARTS
 from plsc.distributed import launcher
-from plsc.utils import log
+from plsc.utils.text import table
 
 PART_SECONDS = 60  # a part that takes longer on several ranks is ended: one of them waits in vain
 
@@ -135,7 +135,7 @@ def _part(line: str | dict) -> str | None:
 def _show(where: str, rows: list[Row]) -> list[str]:
     """Print the table; the names of the parts that failed."""
     print(
-        f"\n{where}\n\n{log.table([row.cells() for row in rows], ['part', 'result', 'worst error', 'limit'])}",
+        f"\n{where}\n\n{table([row.cells() for row in rows], ['part', 'result', 'worst error', 'limit'])}",
         flush=True,
     )
     return [f"{row.part} ({where})" for row in rows if not row.passed]

@@ -19,41 +19,44 @@ import numpy as np
 import pytest
 
 from plsc.errors import MissingFileError, UserError
-from plsc.utils import log
-from plsc.utils.log import Metrics, Progress, duration, number, read_metrics, table
+from plsc.utils import appended_file
+from plsc.utils.logging import get_logger, setup, warn
+from plsc.utils.metrics import Metrics, read_metrics
+from plsc.utils.progress import Progress
+from plsc.utils.text import duration, number, table
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
 def rank_zero():
-    log.setup()
+    setup()
     yield
-    log.setup()
+    setup()
 
 
 # The logger
 
 
 def test_a_line_has_time_and_level_and_comes_once(capsys):
-    log.setup()
-    log.get_logger().info("hello")
+    setup()
+    get_logger().info("hello")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO hello\n", capsys.readouterr().out)
-    assert log.get_logger() is logging.getLogger("plsc")
-    assert not log.get_logger().propagate
+    assert get_logger() is logging.getLogger("plsc")
+    assert not get_logger().propagate
 
 
 def test_other_ranks_say_only_what_matters_and_who_they_are(capsys):
-    log.setup(rank=3)
-    log.get_logger().info("hello")
-    log.get_logger().warning("smoke")
+    setup(rank=3)
+    get_logger().info("hello")
+    get_logger().warning("smoke")
     assert re.fullmatch(r".* WARNING \[rank 3\] smoke\n", capsys.readouterr().out)
 
 
 def test_what_all_ranks_would_warn_of_is_said_once(capsys):
     for rank in (0, 1):
-        log.setup(rank)
-        log.warn("the same for all")
+        setup(rank)
+        warn("the same for all")
     assert re.fullmatch(r".* WARNING the same for all\n", capsys.readouterr().out)
 
 
@@ -73,7 +76,7 @@ def full_disk(monkeypatch):
     def opened(path, mode, buffering=-1):
         return Full(path, mode) if buffering == 0 else open(path, mode)
 
-    monkeypatch.setattr(log, "open", opened, raising=False)
+    monkeypatch.setattr(appended_file, "open", opened, raising=False)
     return room.clear
 
 
@@ -88,7 +91,7 @@ def test_rows_wait_for_room_on_the_disk(tmp_path, full_disk):
 
 
 def test_log_lines_wait_for_room_without_a_traceback(tmp_path, full_disk, capsys):
-    logger = log.setup(log_file=tmp_path / "log.txt")
+    logger = setup(log_file=tmp_path / "log.txt")
     logger.info("first")
     logger.info("second")
     full_disk()
@@ -119,38 +122,38 @@ def test_a_folder_that_goes_during_the_run_is_one_line(tmp_path, replaced):
 
 
 def test_what_steers_a_terminal_or_no_file_takes_is_escaped(tmp_path, capsys):
-    log.setup(log_file=tmp_path / "log.txt")
-    log.get_logger().warning("\x1b[2Jcleared, J\udcf6rg\nsecond line")
-    log.setup()
+    setup(log_file=tmp_path / "log.txt")
+    get_logger().warning("\x1b[2Jcleared, J\udcf6rg\nsecond line")
+    setup()
     for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text(encoding="utf-8")):
         assert text.endswith("WARNING \\x1b[2Jcleared, J\\xf6rg\nsecond line\n")
 
 
 def test_log_file_is_appended_to_and_left_when_set_up_again(tmp_path, capsys):
     for text in ("first", "second"):
-        log.setup(log_file=tmp_path / "run" / "log.txt")
-        log.get_logger().info(text)
-    log.setup()
-    log.get_logger().info("elsewhere")
+        setup(log_file=tmp_path / "run" / "log.txt")
+        get_logger().info(text)
+    setup()
+    get_logger().info("elsewhere")
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert [line.split("INFO ")[1] for line in lines] == ["first", "second"]
     assert capsys.readouterr().out.splitlines()[:2] == lines
 
 
 def test_a_file_begins_with_what_was_said_before_it_was_opened(tmp_path):
-    log.setup()
-    log.get_logger().info("of an earlier run")
-    log.setup()
-    log.get_logger().info("resuming at step %d", 8)
-    log.setup(log_file=tmp_path / "log.txt")
-    log.get_logger().info("and on")
-    log.setup()
+    setup()
+    get_logger().info("of an earlier run")
+    setup()
+    get_logger().info("resuming at step %d", 8)
+    setup(log_file=tmp_path / "log.txt")
+    get_logger().info("and on")
+    setup()
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert [line[20:] for line in lines] == ["INFO resuming at step 8", "INFO and on"]
 
 
 def test_import_is_light():
-    code = "import sys, plsc.utils.log; print([m for m in ('paddle', 'visualdl', 'matplotlib') if m in sys.modules])"
+    code = "import sys, plsc.utils.logging, plsc.utils.metrics, plsc.utils.progress; print([m for m in ('paddle', 'visualdl', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -281,7 +284,8 @@ def test_numbers_are_read_only_when_they_are_printed(capsys):
 
 RUN = """
 import time
-from plsc.utils.log import Progress, get_logger
+from plsc.utils.progress import Progress
+from plsc.utils.logging import get_logger
 progress = Progress(total_steps=60, steps_per_epoch=30, epochs=2, global_batch=8, every=10)
 for step in range(1, 61):
     time.sleep(0.01)

@@ -1,0 +1,112 @@
+"""Send log lines to the console and to train.log.
+
+A line is whole wherever it goes: a terminal (with tqdm's bar below the lines), a pipe, a launcher's workerlog. Try it:
+
+    python -c "from plsc.utils.logging import get_logger; get_logger().info('hello')"
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from plsc.errors import shown_lines
+from plsc.utils.appended_file import AppendedFile
+
+_logger = logging.getLogger("plsc")
+
+
+_handlers: list[logging.Handler] = []  # ours; a user's own handlers are left alone
+
+
+class _Formatter(logging.Formatter):
+    """Escapes what names from data could steer a terminal with, and what no file takes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown_lines(super().format(record))
+
+
+class _Console(logging.StreamHandler):
+    """Writes to what sys.stdout is at that moment, above a progress bar if there is one."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)  # StreamHandler's own would freeze today's stdout
+
+    @property
+    def stream(self) -> Any:
+        return sys.stdout
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
+class _LogFile(logging.Handler):
+    """Appends to a file, which it waits for where the disk is full."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._file = AppendedFile(path, own=False)
+
+    def emit(self, record):
+        self._file.write(self.format(record) + "\n")
+
+    def close(self):
+        self._file.close()
+        super().close()
+
+
+class _Early(logging.Handler):
+    """Keeps the last lines for a file that is not open yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=1000)
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
+    """Send the log to stdout, and to `log_file` (appended to) if given, with what was said since a call without one: a run that is
+    refused must not have written anything, and one that is not has it all.
+
+    Rank 0 says everything from INFO up, the others warnings and errors only, marked `[rank k]`. Calling it
+    again replaces what the call before had set.
+    """
+    # import paddle gives the root logger a handler: without this each line would come twice, in two formats.
+    _logger.propagate = False
+    _logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    early = [record for handler in _handlers if isinstance(handler, _Early) for record in handler.records]
+    for handler in _handlers:
+        _logger.removeHandler(handler)
+        handler.close()
+    _handlers[:] = [_Console(), _Early()]
+    if log_file is not None:
+        Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+        _handlers[1:] = [_LogFile(Path(log_file))]
+    mark = f"[rank {rank}] " if rank else ""
+    for handler in _handlers:
+        handler.setFormatter(_Formatter(f"%(asctime)s %(levelname)s {mark}%(message)s", "%Y-%m-%d %H:%M:%S"))
+        _logger.addHandler(handler)
+    if log_file is not None:
+        for record in early:
+            _handlers[1].handle(record)
+    return _logger
+
+
+def get_logger() -> logging.Logger:
+    """The logger "plsc"; set up as rank 0's, to stdout, if nobody has called `setup` yet."""
+    return _logger if _handlers else setup()
+
+
+def warn(text: str) -> None:
+    """A warning that every rank comes to alike; rank 0 says it for all."""
+    logger = get_logger()
+    if logger.level <= logging.INFO:
+        logger.warning(text)

@@ -1,0 +1,35 @@
+"""Format numbers, times and tables as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def number(value: float) -> str:
+    """4 significant digits, and no exponent below 1e7: 7.000, 0.01235, 15123; nan and inf by name."""
+    if 1e4 <= abs(value) < 1e7:
+        return f"{value:.0f}"
+    return f"{value:#.4g}".rstrip(".")
+
+
+def duration(seconds: float) -> str:
+    """h:mm:ss, with as many hours as it takes."""
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+
+
+def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    """A plain text table, columns two spaces apart; columns of numbers to the right, None as "-"."""
+
+    def cell(value: Any) -> str:
+        return "-" if value is None else number(value) if isinstance(value, float) else str(value)
+
+    columns = []
+    for header, values in zip(headers, zip(*rows) if rows else [()] * len(headers)):
+        right = bool(values) and all(value is None or isinstance(value, (int, float)) for value in values)
+        cells = [header, *map(cell, values)]
+        width = max(map(len, cells))
+        cells.insert(1, "-" * width)
+        columns.append([text.rjust(width) if right else text.ljust(width) for text in cells])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns))
