@@ -169,9 +169,9 @@ def test_the_code_in_the_readme_checks_the_export(tmp_path, monkeypatch, form):
     assert "raw pixels 0..255; normalisation is inside the graph" in text
     code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
     monkeypatch.chdir(tmp_path / "out")
-    exec(code, {})  # noqa: S102 (our own)
+    exec(code, {})
     with pytest.raises(AssertionError):
-        exec(code.replace("[..., ::-1]", ""), {})  # noqa: S102
+        exec(code.replace("[..., ::-1]", ""), {})
 
 
 def test_channels_that_no_png_has_are_checked_by_an_array(tmp_path):

@@ -1,0 +1,34 @@
+"""Names that scripts, configs and installed commands of users rely on."""
+
+import importlib
+
+import pytest
+
+NAMES = """
+plsc:Entry plsc:BACKBONES plsc:DATASETS plsc:__version__
+plsc.cli:main plsc.cli:train plsc.cli:supervise plsc.cli:evaluate plsc.cli:predict plsc.cli:export plsc.cli:import_weights
+plsc.cli:selftest plsc.cli:convert plsc.cli:doctor plsc.cli:ckpt plsc.cli:plan plsc.cli:benchmark
+plsc.config:load plsc.config:Config plsc.errors:UserError plsc.errors:MissingFileError plsc.errors:CorruptImageError
+plsc.heads:MARGINS plsc.heads.softmax:SoftmaxHead plsc.heads.softmax:HeadOutput
+plsc.heads.margins:Margin plsc.heads.margins:Target plsc.heads.margins:ArcFace plsc.heads.margins:CosFace
+plsc.data.dataset:Dataset plsc.data.dataset:PairSet plsc.data.dataset:TemplatePairs plsc.data.dataset:IdentificationSet
+plsc.evaluation:verify plsc.evaluation:verify_pairs plsc.evaluation:identify plsc.evaluation:classify
+plsc.evaluation:template_features
+plsc.distributed:init plsc.distributed:rank plsc.distributed:world_size plsc.distributed:all_reduce plsc.distributed:barrier
+plsc.distributed:gather_rows plsc.distributed:shard_index plsc.distributed:_c_allgather plsc.distributed:_c_reducescatter
+"""
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_public_name_can_be_imported(name):
+    module, _, attribute = name.partition(":")
+    assert getattr(importlib.import_module(module), attribute) is not None
+
+
+def test_an_installed_command_finds_its_function_again_and_again():
+    """A submodule of the same name, once imported, would stand in the function's place."""
+    from plsc import cli
+
+    for name in ("ckpt", "convert", "doctor", "plan"):
+        importlib.import_module(f"plsc.cli.commands.{name}")
+        assert callable(getattr(cli, name))
