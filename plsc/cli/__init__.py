@@ -9,7 +9,6 @@ Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import signal
@@ -120,9 +119,7 @@ def _ignore_the_launcher() -> None:
 def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
     """The exit code of `act`; 2, and a line for each of the user's mistakes, where it raises UserError; 130 after Ctrl-C."""
     environment.before_paddle()
-    with contextlib.suppress(AttributeError):  # whoever calls us may have put anything there
-        sys.stdout.reconfigure(errors="backslashreplace")
-    if hasattr(sys.stdout, "reconfigure"):
+    if hasattr(sys.stdout, "reconfigure"):  # whoever calls us may have put anything there
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8
     try:
         return act() or 0
@@ -162,27 +159,27 @@ def export(argv: Sequence[str] | None = None) -> int:
 
 def supervise(argv: Sequence[str] | None = None) -> int:
     """`plsc-run`; exit code 1 if it gave up."""
-    return _module("supervisor", argv)
+    return _module("run.supervisor", argv)
 
 
 def import_weights(argv: Sequence[str] | None = None) -> int:
     """`plsc-import`."""
-    return _module("importers", argv, prepare=True)
+    return _module("import_weights", argv, prepare=True)
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:
     """`plsc-selftest`; exit code 1 if a part failed."""
-    return _module("selftest", argv, prepare=True)
+    return _module("selftest.selftest", argv, prepare=True)
 
 
 def plan(argv: Sequence[str] | None = None) -> int:
     """`plsc-plan`."""
-    return _module("plan", argv)
+    return _module("plan.plan", argv)
 
 
 def benchmark(argv: Sequence[str] | None = None) -> int:
     """tools/benchmark.py."""
-    return _module("benchmark", argv)
+    return _module("benchmark.benchmark", argv)
 
 
 def convert(argv: Sequence[str] | None = None) -> int:
@@ -201,12 +198,12 @@ def ckpt(argv: Sequence[str] | None = None) -> int:
 
 
 def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
-    """Run the main() of plsc.name. `prepare`: it imports Paddle, before which the environment must be set."""
+    """Run the main() of plsc.cli.commands.name. `prepare`: it imports Paddle, before which the environment must be set."""
 
     def act() -> int | None:
         threads = environment.prepare()[0] if prepare else None
-        main = importlib.import_module(f"plsc.{name}").main
-        return main(argv, threads) if name == "selftest" else main(argv)
+        main = importlib.import_module(f"plsc.cli.commands.{name}").main
+        return main(argv, threads) if name == "selftest.selftest" else main(argv)
 
     return _without_traceback(act)
 

@@ -176,6 +176,17 @@ def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, 
         cli.run("train", ["--debug"])
 
 
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_every_verb_finds_its_module(capsys, verb):
+    try:
+        code = cli.main([verb, "--help"])
+    except SystemExit as end:
+        code = end.code
+
+    assert code == 0
+    assert "usage: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments, code", [([], 0), (["--help"], 0), (["trane"], 2)])
 def test_without_a_verb_there_is_help(capsys, arguments, code):
     assert cli.main(arguments) == code
