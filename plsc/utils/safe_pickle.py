@@ -268,6 +268,8 @@ class _Check:
             self._fill(node, parts)
             if name == "BUILD":
                 self._pay(parts)
+            elif name.startswith("SETITEM"):
+                self._pay_for_keys(parts)
         elif name in _MADE:
             node = _Node(0, 8, False)
             parts = self.take(_MADE[name])
@@ -275,6 +277,8 @@ class _Check:
             node.fixed = name not in ("LIST", "DICT", "REDUCE")
             if name == "REDUCE":
                 self._pay(parts)
+            elif name == "DICT":
+                self._pay_for_keys(parts)
             self.stack.append(node)
         elif name in ("EMPTY_LIST", "EMPTY_DICT"):
             self.stack.append(_Node(0, 8, False))
@@ -289,6 +293,10 @@ class _Check:
                 node.depth = part.depth + 1
         if node.depth > MOST_LEVELS:
             raise Refused(f"values nested more than {MOST_LEVELS} levels deep")
+
+    def _pay_for_keys(self, items: list[_Node]) -> None:
+        """Hashing a tuple visits all that is in it, as often as it is there: 2^64 numbers where 64 tuples hold the next one twice."""
+        self._pay([key for key in items[::2] if key.depth])
 
     def _pay(self, parts: list[_Node]) -> None:
         self.allowed -= sum(part.size for part in parts)

@@ -217,6 +217,15 @@ def test_deep_nesting_is_refused_before_it_is_built(load, nested):
     assert "nested more than 64 levels deep" in refusal(load, nested)
 
 
+@pytest.mark.parametrize(
+    "setting", [b"}%sK\x01s.", b"}(%sK\x01u.", b"(%sK\x01d."], ids=["one", "items", "dict"]
+)
+def test_a_key_that_takes_ages_to_hash_is_refused(load, setting):
+    """25 tuples, each with the one before it twice: 2^25 visits from 200 bytes; with 60 of them it would never end."""
+    doubled = b"".join(b"h%ch%c\x86\x940" % (place, place) for place in range(25))
+    assert "copies of more than 8 times" in refusal(load, b"\x80\x04)\x940" + doubled + setting % b"h\x19")
+
+
 def test_what_is_finished_cannot_grow(load):
     # A list goes into a tuple and is then filled through the memo: the nesting would not be known.
     assert "a change of what is finished" in refusal(load, b"\x80\x02(]q\x00h\x00K\x01at.")
