@@ -1,4 +1,4 @@
-"""Training classifiers whose classes do not fit one device, on PaddlePaddle: `from plsc import Entry`."""
+"""Train classifiers with more classes than one device can hold, on PaddlePaddle: `from plsc import Entry`."""
 
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
 
@@ -8,7 +8,7 @@ __all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "__version__"]
 
 
 def __getattr__(name: str):
-    # Imported when asked for: reading the version, or a config, should not cost the import of everything.
+    # Imported on first use: reading the version or a config should not import everything.
     if name == "Entry":
         from plsc.training.entry import Entry
 

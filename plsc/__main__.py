@@ -1,9 +1,9 @@
-"""`python -m plsc train -c configs/`: the verbs without installed scripts, and what Entry.launch starts on each rank."""
+"""Run `python -m plsc train -c configs/`: commands without installed scripts, and the ranks of Entry.launch."""
 
 import sys
 from pathlib import Path
 
-if not __package__:  # started as a file: this folder's module names must not shadow anybody's
+if not __package__:  # started as a file: modules of this folder must not shadow others
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from plsc.cli import main

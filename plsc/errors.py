@@ -1,7 +1,8 @@
-"""The errors that mean "the user can mend this".
+"""Define the errors that a user can correct, and make text from outside safe to print.
 
-Their text is one line: where (file:line, key or sample), the value, the rule and the remedy. The console scripts print that line
-and leave with exit code 2; anything else is a defect of ours and keeps its traceback.
+The text of such an error is one line: where (file:line, key or sample), the value, the rule and the remedy.
+The console scripts print that line and exit with code 2; any other exception is a defect of plsc and keeps
+its traceback.
 """
 
 from __future__ import annotations
@@ -22,26 +23,33 @@ class MissingFileError(UserError, FileNotFoundError):
 
 
 class CorruptImageError(UserError):
-    """An image that cannot be decoded. Training replaces a few of them by others, and says so; see plsc.data.corrupt."""
+    """An image that cannot be decoded.
+
+    Training replaces a few of them by others and logs it; see plsc.data.corrupt.
+    """
 
 
 def shown(name: object) -> str:
     """Return a name from data (text, bytes or a path) as text that is safe to print: on one line, and encodable.
 
-    Escaped are control characters, line breaks, marks that change the direction of text, and bytes that are no UTF-8. Whoever
-    names a file, a folder or an identity could otherwise write whole lines into a log, or steer a terminal.
+    Control characters, line breaks, marks that change the direction of text, and bytes that are not UTF-8 are
+    escaped. Otherwise the name of a file, a folder or an identity could add lines to a log, or control a
+    terminal.
     """
     text = os.fsdecode(name) if isinstance(name, (bytes, os.PathLike)) else str(name)
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def shown_lines(text: str) -> str:
-    """Return `text` with what `shown` escapes escaped, but for its own line breaks and tabs."""
+    """Return `text` with the characters that `shown` escapes escaped, except line breaks and tabs."""
     return "".join(character if character in "\n\t" else _escaped(character) for character in text)
 
 
 def names_text(names: Iterable[str]) -> bytes:
-    """Return names as a text file, a line each: the bytes of file names as they are, line breaks in them escaped."""
+    """Encode names as a text file with a name a line.
+
+    Bytes of file names stay as they are, line breaks are escaped.
+    """
     lines = (shown(name) if "\n" in name or "\r" in name else name for name in names)
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
@@ -49,6 +57,6 @@ def names_text(names: Iterable[str]) -> bytes:
 def _escaped(character: str) -> str:
     if character.isprintable():
         return character
-    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is no UTF-8, as os.fsdecode keeps it
+    if "\udc80" <= character <= "\udcff":  # a byte that is not UTF-8, as os.fsdecode represents it
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode("ascii")

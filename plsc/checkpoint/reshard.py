@@ -63,7 +63,7 @@ def write_checkpoint(
         files: the other files by name, copied or as blocks of bytes; the backbone's and the optimizer's have to be among them.
         fields: of the manifest, all but those about files.
 
-    Raises UserError, before anything is written where the disk has too little room.
+    Raises UserError, before anything is written where the disk has too little space.
     """
     target = Path(os.path.abspath(target))
     for path in (target, target.with_name(f"{target.name}.tmp")):

@@ -132,7 +132,7 @@ def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
         try:
             return write()
         except SaveError as error:
-            _log.error("%s; it is the last: trying again in %g s, make room meanwhile", error, pause)
+            _log.error("%s; it is the last: trying again in %g s, free some space meanwhile", error, pause)
             time.sleep(pause)
     return write()
 

@@ -36,7 +36,7 @@ from plsc.training.embed import check_output, to_input
 from plsc.training.evaluator import Evaluator
 from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_run
 from plsc.training.rollback import FACTOR, go_back
-from plsc.utils.disk import check_room, saves_ahead
+from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
 from plsc.utils.progress import Progress
@@ -163,7 +163,7 @@ class Trainer:
         keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
         saves = saves_ahead(self.step, self.total_steps, *periods, most=keep + 1)
         what = "a checkpoint beside the class centres" if self.cfg.Head.bank == "disk" else "a checkpoint"
-        warning = check_room(Path(self.checkpoints), need, saves, keep, what)
+        warning = check_space(Path(self.checkpoints), need, saves, keep, what)
         if warning and self.rank == 0:
             get_logger().warning(warning)
 

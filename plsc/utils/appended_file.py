@@ -1,4 +1,4 @@
-"""Append to a file that must lose nothing: what a full disk does not take waits in memory."""
+"""Append to a file without losing anything: text that a full disk refuses waits in memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from plsc.errors import UserError
 
 
 class AppendedFile:
-    """A file that is appended to. What it does not take, because the disk is full, is kept and written before what comes next.
+    """A file for appending that keeps in memory what a full disk refuses, and writes it before the next text.
 
-    `own`: UserError where it is not there any more, or another file is in its place.
+    Args:
+        own: raise UserError in `write` if the file was deleted or replaced by another.
     """
 
     def __init__(self, path: Path, own: bool):
@@ -33,13 +34,14 @@ class AppendedFile:
         except FileNotFoundError:
             if self._identity is not None:
                 raise UserError(
-                    f"{self.path}: was deleted or replaced while the run wrote it; leave Global.output_dir alone, and start anew"
+                    f"{self.path}: was deleted or replaced while the run wrote it; "
+                    "do not change Global.output_dir during a run, and start anew"
                 ) from None
         except OSError:
             pass
 
     def close(self) -> None:
-        """Try once more, and say what could not be written."""
+        """Try to write the waiting text once more, and print how many lines are lost."""
         if self.waiting:
             self.write("")
         if self.waiting:

@@ -1,4 +1,4 @@
-"""Room on the disk: whether checkpoints fit, asked before the first step and before each save, and said in numbers.
+"""Check whether files fit on the disk, for checkpoints before the first step and before each save.
 
 Try it: `python -c "from plsc.utils.disk import refuse_full_disk; refuse_full_disk('.', 10**18)"`.
 """
@@ -14,19 +14,19 @@ from plsc.errors import UserError
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of a file's size, quota
 
 
-def there(folder: str | Path) -> Path:
-    """`folder`, or the nearest above it that is there: on whose disk it would be."""
+def nearest_folder(folder: str | Path) -> Path:
+    """Return `folder`, or its nearest parent that exists: a new folder would be on the same disk."""
     folder = Path(folder)
     return next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
 
 
 def free_bytes(folder: str | Path) -> int:
-    """Free on the disk of `folder`, which may not be there yet."""
-    return shutil.disk_usage(there(folder)).free
+    """Return the free bytes on the disk of `folder`, which need not exist yet."""
+    return shutil.disk_usage(nearest_folder(folder)).free
 
 
 def need_and_free(folder: Path, need: int) -> tuple[bool, str]:
-    """Whether `need` bytes fit on the disk of `folder`; "need 51 MB, free 20 MB"."""
+    """Return whether `need` bytes fit on the disk of `folder`, and the text "need 51 MB, free 20 MB"."""
     free = free_bytes(folder)
     return need <= free, _numbers(need, free)
 
@@ -42,48 +42,60 @@ def refuse_full_disk(
     remedy: str = "set another Global.output_dir",
     left: int = 0,
 ) -> int:
-    """UserError if `what`, of `need` bytes, does not fit on the disk of `folder`, with `left` bytes there that will be removed before; else
-    the bytes that are free, these among them."""
+    """Raise UserError if `what`, of `need` bytes, does not fit on the disk; else return the free bytes.
+
+    Args:
+        left: bytes of files there that will be removed before; they count as free.
+    """
     free = free_bytes(folder) + left
     if need > free:
-        raise UserError(f"{folder}: no space for {what} ({_numbers(need, free)}); make room, or {remedy}")
+        raise UserError(
+            f"{folder}: no space for {what} ({_numbers(need, free)}); free some space, or {remedy}"
+        )
     return free
 
 
 def saves_ahead(step: int, last: int, *every: int | None, most: int) -> int:
-    """How many steps after `step` are saved, counted up to `most`: the last, and each that a number of `every` divides."""
+    """Count, up to `most`, the steps after `step` that are saved: the last, and each multiple of an `every`."""
     steps = {last}
     for period in filter(None, every):
         steps.update(range(step - step % period + period, last + 1, period)[:most])
     return min(most, len(steps))
 
 
-def check_room(folder: Path, need: int, saves: int, keep: int, what: str = "a checkpoint") -> str | None:
-    """Whether `folder` can hold the checkpoints of a run: UserError if there is no room for one; what to say if there will be none for a
-    later one, which somebody may make until then; None if all of them fit.
+def check_space(folder: Path, need: int, saves: int, keep: int, what: str = "a checkpoint") -> str | None:
+    """Check that `folder` can hold the checkpoints of a run; return a warning if only some fit, else None.
+
+    Raises UserError if not even one fits. Too little space for a later one is a warning, since the user may
+    free some until then.
 
     Args:
-        need: bytes of each. saves: how many will be written, counted up to keep + 1. keep: how many stay, beside the one that is being
-            written.
+        need: bytes of each.
+        saves: how many will be written, counted up to keep + 1.
+        keep: how many stay, beside the one that is being written.
     """
-    # By a killed save; the next one removes it before it writes.
+    # Files of a killed save: the next save removes them before it writes.
     left = sum(file.stat().st_size for file in folder.glob("step-*.tmp/*"))
     free = refuse_full_disk(folder, need, what, left=left)
     present = sum(1 for path in folder.glob("step-*") if path.suffix != ".tmp")
-    more, room = max(1, min(saves, keep + 1 - present)), free // need
-    if more <= room:
+    more = max(1, min(saves, keep + 1 - present))
+    fitting = free // need
+    if more <= fitting:
         return None
-    lower = room + present - 1
+    lower = fitting + present - 1
     remedy = f"Checkpoint.keep={lower}" if lower else "another Global.output_dir"
     return (
-        f"{folder}: room for {room} of the {more} checkpoints that the run writes before the first is deleted (each: "
-        f"{_numbers(need, free)}; Checkpoint.keep: {keep}): the next cannot be saved then; make room meanwhile, or set {remedy}"
+        f"{folder}: space for {fitting} of the {more} checkpoints that the run writes before the first is deleted (each: "
+        f"{_numbers(need, free)}; Checkpoint.keep: {keep}): the next cannot be saved then; free some space, or set {remedy}"
     )
 
 
 def full_disk(folder: Path, need: int, error: OSError | None = None) -> OSError | None:
-    """The error for a save of `need` bytes, with the numbers in it: of one that failed for lack of space, or, without `error`,
-    of one that would; None if it is another error, or there is room."""
+    """Return the error of a full disk for a save of `need` bytes; None for another error, or if they fit.
+
+    Args:
+        error: what the save raised; None: nothing has been written yet.
+    """
     fits, numbers = need_and_free(folder, need)
     if error is None:
         return None if fits else OSError(errno.ENOSPC, f"No space left on device ({numbers})")

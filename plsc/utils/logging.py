@@ -1,6 +1,6 @@
 """Send log lines to the console and to train.log.
 
-A line is whole wherever it goes: a terminal (with tqdm's bar below the lines), a pipe, a launcher's workerlog. Try it:
+Lines stay whole on a terminal (with tqdm's bar below them), in a pipe and in a launcher's workerlog. Try it:
 
     python -c "from plsc.utils.logging import get_logger; get_logger().info('hello')"
 """
@@ -19,23 +19,21 @@ from plsc.errors import shown_lines
 from plsc.utils.appended_file import AppendedFile
 
 _logger = logging.getLogger("plsc")
-
-
 _handlers: list[logging.Handler] = []  # ours; a user's own handlers are left alone
 
 
 class _Formatter(logging.Formatter):
-    """Escapes what names from data could steer a terminal with, and what no file takes."""
+    """Escapes control characters, which names from data may contain, and those that cannot be encoded."""
 
     def format(self, record: logging.LogRecord) -> str:
         return shown_lines(super().format(record))
 
 
 class _Console(logging.StreamHandler):
-    """Writes to what sys.stdout is at that moment, above a progress bar if there is one."""
+    """Writes to the current sys.stdout, above a progress bar if there is one."""
 
     def __init__(self) -> None:
-        logging.Handler.__init__(self)  # StreamHandler's own would freeze today's stdout
+        logging.Handler.__init__(self)  # StreamHandler's own would keep the present stdout for ever
 
     @property
     def stream(self) -> Any:
@@ -47,7 +45,7 @@ class _Console(logging.StreamHandler):
 
 
 class _LogFile(logging.Handler):
-    """Appends to a file, which it waits for where the disk is full."""
+    """Appends to a file; lines wait in memory while the disk is full."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -62,7 +60,7 @@ class _LogFile(logging.Handler):
 
 
 class _Early(logging.Handler):
-    """Keeps the last lines for a file that is not open yet."""
+    """Keeps the last lines for a log file that is not open yet."""
 
     def __init__(self):
         super().__init__()
@@ -73,13 +71,13 @@ class _Early(logging.Handler):
 
 
 def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
-    """Send the log to stdout, and to `log_file` (appended to) if given, with what was said since a call without one: a run that is
-    refused must not have written anything, and one that is not has it all.
+    """Send the log to stdout, and to `log_file` (appended to) if given.
 
-    Rank 0 says everything from INFO up, the others warnings and errors only, marked `[rank k]`. Calling it
-    again replaces what the call before had set.
+    Lines since an earlier call without `log_file` are written to it first: a run that is refused writes
+    nothing, and no line of another run is lost. Rank 0 logs INFO and above, the others warnings and errors
+    only, marked `[rank k]`. A further call replaces what the call before had set.
     """
-    # import paddle gives the root logger a handler: without this each line would come twice, in two formats.
+    # import paddle gives the root logger a handler: without this each line would appear twice, in two formats.
     _logger.propagate = False
     _logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     early = [record for handler in _handlers if isinstance(handler, _Early) for record in handler.records]
@@ -101,12 +99,12 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
 
 
 def get_logger() -> logging.Logger:
-    """The logger "plsc"; set up as rank 0's, to stdout, if nobody has called `setup` yet."""
+    """Return the logger "plsc"; set it up for rank 0, to stdout, if `setup` has not been called yet."""
     return _logger if _handlers else setup()
 
 
 def warn(text: str) -> None:
-    """A warning that every rank comes to alike; rank 0 says it for all."""
+    """Log a warning that all ranks give alike on rank 0 only."""
     logger = get_logger()
     if logger.level <= logging.INFO:
         logger.warning(text)

@@ -1,7 +1,8 @@
 """Measure time and memory of this process.
 
-Timings on a shared machine drift, so what is compared is measured alternately in one run and given as a ratio of medians. Memory
-is the process's peak resident set above what it was once Paddle had computed something, from /proc (Linux).
+Timings on a shared machine drift, so variants are measured alternately in one run and compared by the ratio
+of their medians. Memory is the peak resident set of the process less its value after Paddle's first
+computation, from /proc (Linux).
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ def resident_bytes(field: str = "VmRSS") -> int:
 
 
 def reset_peak() -> None:
-    """Start VmHWM, the peak, again from the present."""
+    """Reset the peak, VmHWM, to the present value."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def alternate(runs: int, work: dict) -> dict:
-    """Run each function in turn, `runs` times; returns the median seconds of each. A number that a function returns scales its time."""
+    """Run each function in turn, `runs` times, and return the median seconds of each.
+
+    A float that a function returns scales its time.
+    """
     times: dict[object, list[float]] = {name: [] for name in work}
     for _ in range(runs):
         for name, function in work.items():
@@ -38,7 +42,7 @@ def alternate(runs: int, work: dict) -> dict:
 
 
 def describe_machine() -> dict:
-    """Collect what a measured number depends on besides the command: processor, Paddle, commit (None outside a checkout)."""
+    """Describe the machine: processor, Paddle version, commit (None outside a checkout)."""
     cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
@@ -56,6 +60,6 @@ def describe_machine() -> dict:
     }
 
 
-def format_machine(found: dict) -> str:
-    """Format what `describe_machine` returned as one line."""
-    return f"{found['processors']} processors {found['machine']}, Paddle {found['paddle']}, commit {found['commit']}"
+def format_machine(about: dict) -> str:
+    """Format the result of `describe_machine` as one line."""
+    return f"{about['processors']} processors {about['machine']}, Paddle {about['paddle']}, commit {about['commit']}"

@@ -24,10 +24,11 @@ class Metrics:
 
     Rows have a "step"; a row with "eval" (the name of a pair set) is an evaluation, the others are training.
     Strict JSON: a number that is not finite becomes null, and the row's "nonfinite" lists such keys.
+    VisualDL's copy is in `<folder>/visualdl`; one warning is logged if that package is missing or broken.
 
-    `from_step`: None appends to what is there; s > 0 resumes: the rows of later steps go, they will be
-    written again; 0 begins anew. VisualDL's copy is in `<folder>/visualdl`; if that package is missing or
-    broken, it is said once.
+    Args:
+        from_step: None appends to the rows that exist; s > 0 resumes and drops the rows of later steps, which
+            will be written again; 0 drops all rows.
     """
 
     def __init__(self, folder: str | Path, from_step: int | None = None) -> None:
@@ -38,19 +39,19 @@ class Metrics:
         records = self.path.parent / "visualdl" / "vdlrecords.train.log"
         if from_step == 0:
             records.unlink(missing_ok=True)
-        # VisualDL cannot forget a point: those of dropped rows are there already, they are not drawn twice.
+        # VisualDL cannot delete a point: those of dropped rows stay, and are not written twice.
         self._drawn: dict[str | None, int] = {}
         if records.exists():
             self._note_drawn(rows)
         self._visualdl: Any = None
-        with self._visualdl_may_fail(), contextlib.redirect_stdout(io.StringIO()):  # it greets on stdout
-            from visualdl import LogWriter  # takes 0.3 s: only when there is something to write
+        with self._visualdl_may_fail(), contextlib.redirect_stdout(io.StringIO()):  # it prints a greeting
+            from visualdl import LogWriter  # takes 0.3 s, so only where metrics are written
 
             # A fixed name: with a second file in the folder, VisualDL would show only the newest.
             self._visualdl = LogWriter(str(records.parent), file_name=records.name)
 
     def _keep(self, until: int | None) -> list[dict[str, Any]]:
-        """Drop the rows of the steps after `until` (None: none of them, 0: all); the rows that were there."""
+        """Drop the rows of the steps after `until` (None: none, 0: all), and return all rows as they were."""
         rows = read_metrics(self.path) if self.path.exists() else []
         kept = [row for row in rows if until is None or row["step"] <= until and until > 0]
         replace_file(self.path, "".join(_dump(row) for row in kept).encode("utf-8", "backslashreplace"))
@@ -68,8 +69,10 @@ class Metrics:
             self._drawn[kind] = max(row["step"], self._drawn.get(kind, 0))
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row: {"step", "epoch", "loss", "lr", "images_per_second", "data_wait"} or {"eval", "step", "accuracy"}
-        and what else there is. Values: str, bool, None, numbers, 0-d arrays or tensors.
+        """Append a row, of str, bool, None, numbers, 0-d arrays or tensors.
+
+        Usual keys: "step", "epoch", "loss", "lr", "images_per_second", "data_wait"; or "eval", "step",
+        "accuracy".
         """
         assert "step" in row, row
         plain = {key: value.item() if hasattr(value, "item") else value for key, value in row.items()}
@@ -95,7 +98,7 @@ class Metrics:
     def _visualdl_may_fail(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 (whatever that package stumbles over must not end a training)
+        except Exception as error:  # noqa: BLE001 (an error of that package must not end a training)
             self._visualdl = None
             get_logger().warning(
                 f"no VisualDL log ({type(error).__name__}: {error}); the metrics are in {self.path}"
@@ -103,7 +106,7 @@ class Metrics:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl. A last row cut off by a killed run is left out with a warning.
+    """Read the rows of a metrics.jsonl; a last row cut off by a killed run is left out with a warning.
 
     Raises MissingFileError, and UserError for any other line that is not a JSON object with a "step".
     """

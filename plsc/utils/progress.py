@@ -1,4 +1,4 @@
-"""Show the progress of a training run: a line each so many steps, and a bar on a terminal."""
+"""Show the progress of a training run: a log line at regular steps, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from tqdm import tqdm
 from plsc.utils.logging import get_logger
 from plsc.utils.text import duration, number
 
-WAIT_SHOWN = 0.1  # share of the time spent waiting for data above which it is said
+WAIT_SHOWN = 0.1  # share of the time spent waiting for data above which it is shown
 
 
 class Progress:
-    """The training run as one line each `every` steps and, on a terminal, a bar below the lines.
+    """Logs a line each `every` steps and, on a terminal, shows a bar below the lines.
 
     Steps and epochs count from 1; `start_step` steps were done before this run. A line:
 
         epoch 1/8 step 150/2000 loss 7.000 acc 0.1200 lr 0.1 1512 img/s eta 0:10:22
 
-    and at the end of an epoch `epoch 1, time 20.4 sec`: of its steps in this run, pauses left out.
+    and at the end of an epoch `epoch 1, time 20.4 sec`: the time of its steps in this run without pauses, and
+    the number of corrupt images that were replaced, if any.
 
-    img/s: over the steps since the line before, pauses left out. `data wait 34 %` comes before it where more than a tenth
-    of that time was spent waiting for batches, and from the second line on, once, `advice` what to do; images replaced
-    because they are corrupt are counted in the line at the end of the epoch. eta: from the mean time of a step in this
-    run, pauses (evaluations, checkpoints) counted, because they will come again.
+    img/s: over the steps since the line before, without pauses. `data wait 34 %` comes before it if more than
+    a tenth of that time was spent waiting for batches; then, from the second line on, `advice` is logged
+    once. eta: from the mean time of a step in this run, with pauses (evaluations, checkpoints), because they
+    will come again.
     """
 
     def __init__(
@@ -43,17 +44,23 @@ class Progress:
         data: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         advice: str = "",
     ) -> None:
-        """`data`: how many seconds were spent waiting for batches, since its start, and how many images of this epoch were
-        replaced. It is called when a line is due, which is at the same steps on every rank."""
-        self._total, self._per_epoch, self._epochs = total_steps, steps_per_epoch, epochs
-        self._global_batch, self._every, self._start_step, self._clock = (
-            global_batch,
-            every,
-            start_step,
-            clock,
-        )
-        self._data, self._waited, self._advice = data, data()[0], advice
-        self._start = self._window = self._epoch_start = clock()
+        """Take the numbers of the run.
+
+        Args:
+            data: returns the seconds spent waiting for batches since its start, and the images of this epoch
+                that were replaced. It is called when a line is due, which is at the same steps on every rank.
+        """
+        self._total = total_steps
+        self._per_epoch = steps_per_epoch
+        self._epochs = epochs
+        self._global_batch = global_batch
+        self._every = every
+        self._start_step = start_step
+        self._clock = clock
+        self._data = data
+        self._waited = data()[0]
+        self._advice = advice
+        self._start = self._line_start = self._epoch_start = clock()
         self._paused = 0.0
         self._images = 0
         self._epoch = 0
@@ -79,15 +86,17 @@ class Progress:
         """Report that `step` is done, on `images` images if not a whole global batch.
 
         Logs each `every` steps and after the last one, and then returns the metrics row, else None. `loss`
-        and `extra` (accuracy=...) are made floats only then: no step waits for a number on a GPU.
+        and `extra` (accuracy=...) are converted to floats only then: no other step waits for a number of a
+        GPU.
         """
         self._images += self._global_batch if images is None else images
         self._draw(step, epoch)
         row = None
-        said, ends = step % self._every == 0 or step == self._total, step % self._per_epoch == 0
-        waited, replaced = self._data() if said or ends else (0.0, 0)
-        if said:
-            row = self._say(step, epoch, loss, lr, extra, waited)
+        due = step % self._every == 0 or step == self._total
+        ends = step % self._per_epoch == 0
+        waited, replaced = self._data() if due or ends else (0.0, 0)
+        if due:
+            row = self._log_line(step, epoch, loss, lr, extra, waited)
             row.update({"replaced": replaced} if replaced else {})
         if ends:
             now = self._clock()
@@ -96,7 +105,7 @@ class Progress:
             self._epoch_start = now
         return row
 
-    def _say(
+    def _log_line(
         self,
         step: int,
         epoch: int,
@@ -106,18 +115,22 @@ class Progress:
         waited: float,
     ) -> dict[str, Any]:
         now = self._clock()
-        seconds = max(now - self._window - self._paused, 1e-9)
-        rate, data_wait = self._images / seconds, min((waited - self._waited) / seconds, 1.0)
+        seconds = max(now - self._line_start - self._paused, 1e-9)
+        rate = self._images / seconds
+        data_wait = min((waited - self._waited) / seconds, 1.0)
         left = (now - self._start) / max(step - self._start_step, 1) * (self._total - step)
-        first = self._window == self._start  # the workers start then
-        self._window, self._waited, self._paused, self._images = now, waited, 0.0, 0
+        first = self._line_start == self._start  # its time includes the start of the workers
+        self._line_start = now
+        self._waited = waited
+        self._paused = 0.0
+        self._images = 0
         numbers = {"loss": float(loss), **{name: float(value) for name, value in extra.items()}}
-        said = " ".join(
+        values = " ".join(
             f"{'acc' if name == 'accuracy' else name} {number(value)}" for name, value in numbers.items()
         )
         waiting = f" data wait {100 * data_wait:.0f} %" if data_wait > WAIT_SHOWN else ""
         get_logger().info(
-            f"epoch {epoch}/{self._epochs} step {step}/{self._total} {said} lr {lr:.4g}{waiting}"
+            f"epoch {epoch}/{self._epochs} step {step}/{self._total} {values} lr {lr:.4g}{waiting}"
             f" {number(rate)} img/s eta {duration(left)}"
         )
         if waiting and self._advice and not first:
@@ -136,7 +149,7 @@ class Progress:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """What happens inside (an evaluation, a checkpoint) does not count as training time in images/s and epochs."""
+        """Leave the time of the block (an evaluation, a checkpoint) out of images/s and epoch times."""
         start = self._clock()
         try:
             yield
@@ -146,7 +159,7 @@ class Progress:
             self._epoch_start += paused
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.close()
 
     def _draw(self, step: int, epoch: int) -> None:

@@ -1,8 +1,8 @@
-"""Names -> classes for what a user may add: backbones, margins and data sets.
+"""Find the class of a name in a config: backbones, margins and data sets, a user's own too.
 
-A config says `name: Glyphs`; the registry turns it into the class. Built-in names are imported when they are
-first asked for, so that reading a config does not import Paddle. Your own class needs no registration:
-`name: "my_package.nets:MyNet"` works as it stands. Registering gives it a short name:
+A config says `name: Glyphs`; the registry returns the class. Built-in classes are imported on first use, so
+that reading a config does not import Paddle. Your own class needs no registration: write
+`name: "my_package.nets:MyNet"`. Registering gives it a short name:
 
     from plsc.utils.registry import BACKBONES
 
@@ -22,17 +22,21 @@ from plsc.errors import UserError, shown
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """The words ", did you mean 'x'?" for the known name nearest to `word`; "" when none is near."""
+    """Return ", did you mean 'x'?" with the known name nearest to `word`, or "" if none is similar."""
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(word).lower(), lower, n=1, cutoff=0.6)
     return f", did you mean '{lower[near[0]]}'?" if near else ""
 
 
 class Registry:
-    """Classes of one `kind` (its word in messages: "backbone"); `builtin` maps names to "module:Class".
+    """The classes of one kind by name.
 
-    `bases`: "module:Class", of which a class that is named by its import path must derive from one. It is checked before the
-    class is called: a config may name any class that can be imported, and most do something when they are called.
+    Args:
+        kind: the word for them in messages, such as "backbone".
+        builtin: name -> "module:Class".
+        bases: "module:Class" each; a class that is named by its import path must derive from one of them.
+            This is checked before the class is called: a config may name any class that can be imported, and
+            calling it may have effects.
     """
 
     def __init__(self, kind: str, builtin: Mapping[str, str], bases: tuple[str, ...]):
@@ -42,7 +46,7 @@ class Registry:
         self._classes: dict[str, type] = {}
 
     def register(self, cls: type | None = None, *, name: str | None = None) -> type | Callable[[type], type]:
-        """Class decorator, plain or called: `@DATASETS.register` or `@DATASETS.register(name="Short")`.
+        """Register a class, as a decorator: `@DATASETS.register` or `@DATASETS.register(name="Short")`.
 
         Raises UserError when another class has the name. The same class defined once more (a notebook's cell
         that runs twice) replaces the first.
@@ -61,15 +65,14 @@ class Registry:
         return cls
 
     def names(self) -> list[str]:
-        """The built-in and the registered names, sorted."""
+        """Return the built-in and the registered names, sorted."""
         return sorted([*self.builtin, *self._classes])
 
     def get(self, name: str) -> type:
-        """The class called `name`: registered, built in, or an import path "package.module:Class" (or with a
-        dot).
+        """Return the class `name`: registered, built in, or an import path "package.module:Class" (or with a dot).
 
-        Raises UserError for an unknown name, a module that cannot be imported, for what is no class, or not one of the
-        kind.
+        Raises UserError for an unknown name, a module that cannot be imported, something that is not a class,
+        or a class of another kind.
         """
         if name in self._classes:
             return self._classes[name]
@@ -85,19 +88,19 @@ class Registry:
         except ImportError as error:
             remedy = "" if name in self.builtin else "; is its folder on PYTHONPATH?"
             raise UserError(f"{self.kind} '{name}': cannot import {module_name}: {error}{remedy}") from error
-        found = getattr(module, class_name, None)
-        if not isinstance(found, type):
-            what = "has no class" if found is None else "has something that is no class:"
+        cls = getattr(module, class_name, None)
+        if not isinstance(cls, type):
+            what = "has no class" if cls is None else "has something that is no class:"
             hint = did_you_mean(class_name, (n for n, v in vars(module).items() if isinstance(v, type)))
             raise UserError(f"{self.kind} '{name}': module {module_name} {what} {class_name}{hint}")
         if name not in self.builtin:
-            self._check_base(name, found)
-        return found
+            self._check_base(name, cls)
+        return cls
 
     def _check_base(self, name: str, cls: type) -> None:
-        """Raises UserError for a class that derives from none of `bases`, or lacks methods that they demand."""
+        """Raise UserError for a class that derives from none of `bases`, or lacks their abstract methods."""
         paths = [base.partition(":") for base in self.bases]
-        # A base whose module is not imported by now has no subclasses: Paddle is not imported for that.
+        # A base whose module is not imported yet has no subclasses, so Paddle need not be imported here.
         known = [getattr(sys.modules.get(module), base, None) for module, _, base in paths]
         if not issubclass(cls, tuple(base for base in known if base is not None)):
             wanted = " or ".join(f"{module}.{base}" for module, _, base in paths)
@@ -107,7 +110,7 @@ class Registry:
             raise UserError(f"{self.kind} '{name}': {cls.__name__} must define {', '.join(missing)}")
 
     def build(self, name: str, **kwargs: Any) -> Any:
-        """`get(name)(**kwargs)`."""
+        """Return `get(name)(**kwargs)`."""
         return self.get(name)(**kwargs)
 
 

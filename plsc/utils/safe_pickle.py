@@ -1,8 +1,8 @@
-"""Pickles from outside (verification packs, .pdparams of PLSC), read without running anything that they ask for.
+"""Read pickles from outside (verification packs, .pdparams of PLSC) without running code from them.
 
-A pickle is a program. Here it may build numbers, text, bytes, lists, tuples, dicts and numeric numpy arrays, and nothing
-else; what asks for more is refused by name. All protocols, and the strings of Python 2, which come back as str (latin-1:
-`text.encode("latin-1")` gives the bytes). Try it:
+A pickle is a program. Here it may build numbers, text, bytes, lists, tuples, dicts and numeric numpy arrays
+only; anything else is refused by name. All protocols are read, and strings of Python 2, which become str
+(latin-1: `text.encode("latin-1")` gives the bytes). Try it:
 
     load_pickle("lfw.bin")  # ([bytes, ...], [True, ...])
 """
@@ -28,7 +28,7 @@ from plsc.utils.files import open_regular
 
 MOST_LEVELS = 64  # of lists in lists; the state of an optimizer has five
 _MOST_OPERATIONS = 10_000_000  # a pack of 12,000 images has 24,000
-_MOST_COPIES = 8  # times the file's size: what calls may be given in all, since they may copy it
+_MOST_COPIES = 8  # times the file's size: bytes given to calls in all, since they may copy them
 _LONGEST_NAME = 80  # characters of a name from the file that a message quotes
 _NUMERIC = re.compile(r"[biufc]\d{1,2}|bool|\?")
 _DAMAGE = (pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError)
@@ -36,11 +36,11 @@ _EXHAUSTION = (MemoryError, OverflowError, RecursionError)
 
 
 class Refused(Exception):
-    """The file asks for something that it may not have."""
+    """A pickle asks for something that is not allowed."""
 
 
 class _Dtype:
-    """Stands in for numpy.dtype, whose own __setstate__ would believe any flags that a file gives it."""
+    """Replaces numpy.dtype, whose own __setstate__ would accept any flags from a file."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = False):
         if not _NUMERIC.fullmatch(code):
@@ -52,8 +52,10 @@ class _Dtype:
 
 
 class _Array(np.ndarray):
-    """An array that takes its shape and numbers from a pickle, its type from a _Dtype. Once: a second state would free the
-    memory of the first under whatever looks at it."""
+    """An array that takes its shape and numbers from a pickle, and its type from a _Dtype.
+
+    It takes a state only once: a second one would free the memory of the first, which views may still use.
+    """
 
     def __setstate__(self, state: tuple) -> None:
         version, shape, kind, fortran, data = state
@@ -76,7 +78,7 @@ def _reconstruct(subtype: object, shape: tuple, code: bytes) -> _Array:
 
 
 def _bytes_of(data: object) -> bytes:
-    """Bytes that nothing else can change or free: never a view of an array."""
+    """Return bytes that nothing else can change or free: never a view of an array."""
     if type(data) not in (bytes, bytearray, str):
         raise ValueError("numbers that are not given as bytes")
     return data.encode("latin-1") if isinstance(data, str) else bytes(data)
@@ -101,7 +103,7 @@ def _empty() -> bytes:
 
 
 def _named(expression: str, names: dict | None = None) -> object:
-    """Stands in for eval, by whose name Paddle's static graphs pickle a tensor: eval("data", {"data": array})."""
+    """Replaces eval: Paddle's static graphs pickle a tensor as eval("data", {"data": array})."""
     if expression != "data" or type(names) is not dict or list(names) != ["data"]:
         raise Refused("builtins.eval")
     if not isinstance(names["data"], np.ndarray):
@@ -134,7 +136,7 @@ _ALLOWED = {
 
 
 class Unpickler(pickle.Unpickler):
-    """Builds what stands in `allowed`, by full name."""
+    """Builds only what `allowed` lists by full name."""
 
     allowed = _ALLOWED
 
@@ -148,24 +150,24 @@ class Unpickler(pickle.Unpickler):
         raise Refused("a persistent object")
 
     def load_checked(self, file: BinaryIO) -> object:
-        """What `file`, the one that this was made with, holds."""
+        """Return the value in `file`, which must be the file that this object was made with."""
         _check_operations(file)
         file.seek(0)
         return self.load()
 
 
 def load_pickle(path: str) -> object:
-    """What a pickle file holds: see the module.
+    """Return the value in a pickle file, of the types that this module allows.
 
     Raises MissingFileError, and UserError for a file that is damaged or no pickle, or asks for anything else.
     """
-    with errors_told(path, "pickle"), open_regular(path) as file:
+    with user_errors(path, "pickle"), open_regular(path) as file:
         return Unpickler(file, encoding="latin1").load_checked(file)
 
 
 @contextlib.contextmanager
-def errors_told(path: str, what: str) -> Iterator[None]:
-    """Turns what goes wrong with reading `path`, that should be a `what`, into a UserError of one line."""
+def user_errors(path: str, what: str) -> Iterator[None]:
+    """Turn errors of reading `path`, which should be a `what`, into a UserError of one line."""
     try:
         yield
     except FileNotFoundError:
@@ -177,26 +179,27 @@ def errors_told(path: str, what: str) -> Iterator[None]:
     except Refused as error:
         raise UserError(f"{shown(path)}: refused: the file asks for {error}; nothing of it was run") from None
     except (*_DAMAGE, *_EXHAUSTION) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
+        detail = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{shown(path)}: is no {what}, or is damaged or cut off ({_quoted(said)}); fetch it again"
+            f"{shown(path)}: is no {what}, or is damaged or cut off ({_quoted(detail)}); fetch it again"
         ) from error
 
 
 class _Bounded:
-    """A file of which no more is read than it has: Python would first allocate what is asked for."""
+    """A file that is never asked for more bytes than it has, since Python allocates them before reading."""
 
     def __init__(self, file: BinaryIO):
         self.size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        self.readline, self._file = file.readline, file
+        self.readline = file.readline
+        self._file = file
 
     def read(self, count: int) -> bytes:
         return self._file.read(min(count, self.size - self._file.tell()))
 
 
 class _Node:
-    """What the pre-check knows of a value: how deep it is nested, its size in bytes with all in it, and whether it may change."""
+    """A value during the check: its nesting depth, its bytes with all it contains, and whether it is final."""
 
     __slots__ = ("depth", "fixed", "size")
 
@@ -219,10 +222,11 @@ _NEVER_WRITTEN = {
 
 
 class _Check:
-    """Follows the operations of a pickle without building anything, and refuses what would take the process down.
+    """Follows the operations of a pickle without building anything, and refuses dangerous ones.
 
-    Refused: nesting that overflows C's stack where Python hashes or prints the value; data given to calls again and again, which
-    copy it; numbers of the memo that are not counted up, of which one makes Python allocate up to 2^32 entries.
+    Refused are nesting that overflows C's stack when Python hashes or prints the value, data given repeatedly
+    to calls, which copy it, and memo numbers out of order, of which a single one makes Python allocate up to
+    2^32 entries.
     """
 
     def __init__(self, size: int):
@@ -232,7 +236,7 @@ class _Check:
         self.memo: dict[int, _Node] = {}
 
     def take(self, count: int | None) -> list[_Node]:
-        """Pop so many values, or those above the mark."""
+        """Pop `count` values, or (None) those above the mark."""
         start = self.marks.pop() if count is None else len(self.stack) - count
         if start < 0:
             raise ValueError("too few values")
@@ -258,7 +262,7 @@ class _Check:
             self.memo[place] = self.stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             node = self.memo[argument]
-            node.fixed = True  # from here on two places have it, and its depth is counted in both
+            node.fixed = True  # from here on it is in two places, and its depth is counted in both
             self.stack.append(node)
         elif name in _FILLED:
             parts = self.take(_FILLED[name])
@@ -305,7 +309,10 @@ class _Check:
 
 
 def _check_operations(file: BinaryIO) -> None:
-    """Read a pickle once, building nothing; Refused, or ValueError, for one that is not to be built. See _Check."""
+    """Check a pickle without building anything; raise Refused or ValueError for a dangerous one.
+
+    See _Check.
+    """
     bounded = _Bounded(file)
     check = _Check(bounded.size)
     for count, (opcode, argument, _) in enumerate(pickletools.genops(bounded)):

@@ -1,7 +1,8 @@
-"""Which rank holds which classes. Integers only.
+"""Split the classes over the ranks, in integers only.
 
-The split is balanced: sizes differ by at most one, and the first C mod W ranks hold one more. C < W is legal: the last ranks
-hold no class and still take part in every collective. A checkpoint stores the ranges themselves, never this formula.
+The split is balanced: sizes differ by at most one, and the first C mod W ranks hold one more. C < W is
+allowed: the last ranks hold no class and still take part in every collective. A checkpoint stores the ranges
+themselves, so it does not depend on this formula.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 def split(total: int, parts: int) -> list[tuple[int, int]]:
     """Cut range(total) into `parts` contiguous half-open ranges whose lengths differ by at most one."""
-    size, rest = divmod(total, parts)
-    stops = [size * (part + 1) + min(part + 1, rest) for part in range(parts)]
+    size, remainder = divmod(total, parts)
+    stops = [size * (part + 1) + min(part + 1, remainder) for part in range(parts)]
     return list(zip([0, *stops[:-1]], stops))
 
 
@@ -26,12 +27,12 @@ class ClassShard:
 
     @classmethod
     def of_rank(cls, num_classes: int, world_size: int, rank: int) -> ClassShard:
-        """This rank's share when the classes are spread over all ranks."""
+        """Return the shard of one rank of a sharded head."""
         return cls(num_classes, *split(num_classes, world_size)[rank])
 
     @classmethod
     def whole(cls, num_classes: int) -> ClassShard:
-        """All classes on this rank: a replicated head."""
+        """Return the shard of a replicated head: all classes."""
         return cls(num_classes, 0, num_classes)
 
     @property

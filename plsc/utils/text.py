@@ -7,20 +7,20 @@ from typing import Any
 
 
 def number(value: float) -> str:
-    """4 significant digits, and no exponent below 1e7: 7.000, 0.01235, 15123; nan and inf by name."""
+    """Format a number with 4 significant digits, without exponent below 1e7: 7.000, 0.01235, 15123, nan."""
     if 1e4 <= abs(value) < 1e7:
         return f"{value:.0f}"
     return f"{value:#.4g}".rstrip(".")
 
 
 def duration(seconds: float) -> str:
-    """h:mm:ss, with as many hours as it takes."""
+    """Format seconds as h:mm:ss, with any number of hours."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """A plain text table, columns two spaces apart; columns of numbers to the right, None as "-"."""
+    """Format rows as a text table: two spaces between columns, numbers right-aligned, None as "-"."""
 
     def cell(value: Any) -> str:
         return "-" if value is None else number(value) if isinstance(value, float) else str(value)

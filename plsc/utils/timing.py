@@ -1,10 +1,12 @@
 """Measure where the time of a training step goes, with one timer a process.
 
-`timer` is a global, as a logger is: what it times lies deep in the loader, the head and the collectives, which serve without a trainer,
-too. Trainer.train alone switches it on (with Global.profile) and off, and alone takes the numbers; the others only name what they do.
+`timer` is a global, like a logger: the loader, the head and the collectives name their parts, `with
+timer.part("head"):`, and work without a trainer, too. Only Trainer.train switches it on (with Global.profile)
+and off, and takes the numbers.
 
-Code says what it is doing, `with timer.part("head"):`. Parts nest, and the inner one's time is not the outer one's, so that they add
-up; what no part claims is "rest". Off, a part costs a tenth of a microsecond. Knows no paddle. Try it:
+Parts nest. The time of an inner part is not counted in the outer one, so that the parts add up to the step;
+time outside of all parts is "rest". A part costs a tenth of a microsecond while the timer is off. Imports no
+Paddle. Try it:
 
     plsc-train -c configs/ -o Global.profile=true Global.epochs=1    # then open output/report.html
 """
@@ -28,37 +30,45 @@ PARTS = {  # in the order of a step
 
 
 class Timer:
-    """Seconds by part since `start` or the last `take`; times that `pause` encloses are no step's.
+    """Counts the seconds of each part since `start` or the last `take`, except those inside `pause`.
 
     Attributes: `on`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self.on, self._clock = False, clock
+        self.on = False
+        self._clock = clock
         self._finish: Callable[[], object] = lambda: None
 
     def start(self, step: int, finish: Callable[[], object] = lambda: None) -> None:
-        """Count from here on; `step` are done. `finish` waits for the device: a GPU works on while Python goes ahead."""
-        self.on, self._finish, self._inside = True, finish, ["rest"]
-        self._step, self._seconds = step, dict.fromkeys(PARTS, 0.0)
+        """Start to count after `step` steps.
+
+        `finish` waits for the device: a GPU works on while Python goes ahead.
+        """
+        self.on = True
+        self._finish = finish
+        self._inside = ["rest"]
+        self._step = step
+        self._seconds = dict.fromkeys(PARTS, 0.0)
         self._since = self._now()
 
     def stop(self) -> None:
         self.on = False
 
     def part(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Count what happens inside as `name`, one of PARTS."""
+        """Count the time of the block as `name`, one of PARTS."""
         return self._enter(name) if self.on else _NOTHING
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
-        """Leave what happens inside, an evaluation or a checkpoint, out of the steps."""
+        """Leave the time of the block, an evaluation or a checkpoint, out of all parts."""
         return self._off() if self.on else _NOTHING
 
     def take(self, step: int) -> dict[str, float]:
-        """Return the mean seconds of each part in a step, over the steps from the last call to `step`; counts anew."""
+        """Return the mean seconds of each part per step, over the steps since the last call; start anew."""
         self._count()
         means = {name: seconds / max(step - self._step, 1) for name, seconds in self._seconds.items()}
-        self._step, self._seconds = step, dict.fromkeys(PARTS, 0.0)
+        self._step = step
+        self._seconds = dict.fromkeys(PARTS, 0.0)
         return means
 
     def _now(self) -> float:

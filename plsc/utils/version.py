@@ -1,3 +1,3 @@
-"""Name the version, without importing anything: setup.py reads it here; checkpoints, exports and reports write it."""
+"""State the version, without any import: setup.py reads it; checkpoints, exports and reports record it."""
 
 __version__ = "0.1.0"

@@ -1,9 +1,8 @@
-"""YAML with the line of every key, and the way back.
+"""Parse YAML with the line of every key, and write YAML.
 
 PyYAML's own loader has traps for a config: `5e-4` is a string, `on` is true, `12:30:45` is the number 45045,
-and of two equal keys the second wins without a word. Here scalars follow YAML 1.2 (null, true/false,
-integers, floats, else text), equal keys are errors that name both lines, and only plain values come out,
-whatever the tags.
+and of two equal keys the second silently wins. Here scalars follow YAML 1.2 (null, true/false, integers,
+floats, else text), equal keys are errors that name both lines, and values are plain, whatever the tags.
 
     >>> parse("Head: {margin: 5e-1}").value
     {'Head': {'margin': 0.5}}
@@ -26,8 +25,7 @@ _SCALARS = {
 # The key None: try these whatever the first character is. The first match wins: int before float.
 _RESOLVERS = {None: [(_CORE + tag, re.compile(f"(?:{pattern})$")) for tag, pattern in _SCALARS.items()]}
 
-
-_MOST_VALUES = 100_000  # of a document; with a few aliases (*) of aliases, a kilobyte has billions
+_MOST_VALUES = 100_000  # in a document; aliases (*) of aliases could make billions out of a kilobyte
 _MOST_LEVELS = 50
 _TOO_DEEP = f"is nested more than {_MOST_LEVELS} levels deep"
 
@@ -40,7 +38,7 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _RESOLVERS
 
     def represent_text(self, text: str) -> yaml.Node:
-        # Only double quotes keep a line break on the line.
+        # Only in double quotes a line break is written as an escape, on one line.
         return self.represent_scalar(_CORE + "str", text, style=None if text.isprintable() else '"')
 
 
@@ -57,7 +55,7 @@ class Problem(NamedTuple):
 
 
 class Document(NamedTuple):
-    """What a text says: a plain `value`, the line of each path in it, and what is wrong."""
+    """A parsed text: a plain `value`, the line of each path in it, and the errors as `problems`."""
 
     value: Any  # made of dict with str keys, list, str, int, float, bool and None
     lines: dict[KeyPath, int]
@@ -65,7 +63,7 @@ class Document(NamedTuple):
 
 
 def parse(text: str) -> Document:
-    """Reads one YAML document (an empty one is None). What is wrong is in `problems`; it does not raise."""
+    """Parse one YAML document (an empty one is None). Errors go to `problems`; it does not raise."""
     document = Document(None, {}, [])
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -99,7 +97,7 @@ def _plain_words(error: yaml.MarkedYAMLError) -> str:
 
 
 def _construct(node: yaml.Node, path: KeyPath, document: Document, parents: tuple[yaml.Node, ...]) -> Any:
-    """The plain value of a node; writes the lines and problems at and below `path` into `document`."""
+    """Return the plain value of a node, and add the lines and problems at and below `path` to `document`."""
 
     def problem(at: yaml.Node, path: KeyPath, message: str) -> None:
         document.problems.append(Problem(path, at.start_mark.line + 1, message))
@@ -110,7 +108,7 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document, parents: tupl
     if len(path) > _MOST_LEVELS:
         problem(node, (), _TOO_DEEP)
         return None
-    if len(document.lines) > _MOST_VALUES:  # parse() says so
+    if len(document.lines) > _MOST_VALUES:  # parse() reports it
         return None
     kind = node.tag.removeprefix(_CORE)
     parents = (*parents, node)
@@ -161,7 +159,7 @@ def _scalar(kind: str, text: str) -> Any:
 
 
 def dump(value: Any) -> str:
-    """A value on one line, so that `parse(dump(value)).value == value`."""
+    """Format a value as one line of YAML, so that `parse(dump(value)).value == value`."""
     text = yaml.dump(
         value,
         Dumper=_Dumper,

@@ -71,7 +71,7 @@ def test_refusals(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=53 * 4 * 4 - 1))
     said = refusal(folder, tmp_path / "b.npy")
     assert said == (
-        f"{tmp_path}/b.npy: no space for it (need 0.000848 MB, free 0.000847 MB); make room, or name a target on another disk"
+        f"{tmp_path}/b.npy: no space for it (need 0.000848 MB, free 0.000847 MB); free some space, or name a target on another disk"
     )
     assert not list(tmp_path.glob("b.npy*"))
     monkeypatch.undo()

@@ -106,7 +106,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file"]
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_disk_without_space_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     """11 classes of 4 + 4 float32 and a float64, 440 bytes; the files of the network; not the headers and the manifest."""
     (saved, *_) = save_ranks(tmp_path / "a", 1, content(0), 2)
     names = ("backbone.safetensors", "optimizer.safetensors")
@@ -117,7 +117,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
         reshard(Checkpoint.open(saved), tmp_path / "b", 3)
     numbers = f"need {need / 1e6:.3g} MB, free {(need - 1) / 1e6:.3g} MB"
     assert str(raised.value) == (
-        f"{tmp_path}/b: no space for it ({numbers}); make room, or name a target on another disk"
+        f"{tmp_path}/b: no space for it ({numbers}); free some space, or name a target on another disk"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, need))

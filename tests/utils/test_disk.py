@@ -11,7 +11,7 @@ import plsc.training.trainer
 import plsc.utils.disk
 from plsc.checkpoint.store import SaveError
 from plsc.errors import UserError
-from plsc.utils.disk import check_room, full_disk, need_and_free, saves_ahead
+from plsc.utils.disk import check_space, full_disk, need_and_free, saves_ahead
 from tests.launch import run_python
 from tests.tiny_runs import arrays, checkpoints, make_trainer, rows, steps, train
 
@@ -43,7 +43,7 @@ def test_errors_get_the_numbers(tmp_path, twenty_megabytes):
     assert full_disk(tmp_path, 51_000_000, OSError(errno.EIO, "Input/output error")) is None
 
 
-def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path, monkeypatch):
+def test_a_disk_without_space_is_refused_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
     trainer = make_trainer(tmp_path, NO_PAIRS)
     with pytest.raises(UserError) as raised:
@@ -51,10 +51,10 @@ def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path, monkeypa
     assert trainer.step == 0 and str(raised.value).startswith(
         f"{tmp_path}/checkpoints: no space for a checkpoint (need "
     )
-    assert str(raised.value).endswith("free 0.002 MB); make room, or set another Global.output_dir")
+    assert str(raised.value).endswith("free 0.002 MB); free some space, or set another Global.output_dir")
 
 
-def test_a_run_that_has_nothing_to_save_any_more_needs_no_room(tmp_path, monkeypatch):
+def test_a_run_that_has_nothing_to_save_any_more_needs_no_space(tmp_path, monkeypatch):
     train(tmp_path, NO_PAIRS, "Global.max_steps=2")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2_000))
     folder = tmp_path / "checkpoints/step-00000002"
@@ -98,48 +98,48 @@ def test_steps_that_will_be_saved(step, last, every, saved):
     [(9, 3, 0, 4), (2, 3, 0, 2), (1, 1, 0, 1), (9, 1, 0, 2), (9, 3, 1, 3), (9, 3, 3, 1), (9, 3, 5, 1)],
 )
 def test_as_many_checkpoints_as_there_are_at_a_time(tmp_path, monkeypatch, saves, keep, present, more):
-    """Nothing is said of a disk that has room for `more` of them; of one that has not, before the first step."""
+    """Nothing is said of a disk that has space for `more` of them; of one that has not, before the first step."""
     for number in range(present):
         (tmp_path / f"step-{number:08d}").mkdir()
     for free, fits in ((more * 10**6, True), (more * 10**6 - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
         if fits:
-            assert check_room(tmp_path, 10**6, saves, keep) is None
+            assert check_space(tmp_path, 10**6, saves, keep) is None
         elif more == 1:
             with pytest.raises(
-                UserError, match=r"no space for a checkpoint \(need 1 MB, free 1 MB\); make room"
+                UserError, match=r"no space for a checkpoint \(need 1 MB, free 1 MB\); free some space"
             ):
-                check_room(tmp_path, 10**6, saves, keep)
+                check_space(tmp_path, 10**6, saves, keep)
         else:
             remedy = (
                 f"Checkpoint.keep={more + present - 2}" if more + present > 2 else "another Global.output_dir"
             )
-            assert check_room(tmp_path, 10**6, saves, keep) == (
-                f"{tmp_path}: room for {more - 1} of the {more} checkpoints that the run writes before the first is deleted "
-                f"(each: need 1 MB, free {free / 1e6:.3g} MB; Checkpoint.keep: {keep}): the next cannot be saved then; make room "
-                f"meanwhile, or set {remedy}"
+            assert check_space(tmp_path, 10**6, saves, keep) == (
+                f"{tmp_path}: space for {more - 1} of the {more} checkpoints that the run writes before the first is deleted "
+                f"(each: need 1 MB, free {free / 1e6:.3g} MB; Checkpoint.keep: {keep}): the next cannot be saved then; free some "
+                f"space, or set {remedy}"
             )
 
 
 def test_the_remedy_is_one(tmp_path, monkeypatch):
     """A run with the number that was proposed for Checkpoint.keep is not warned again."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 3_500_000))
-    assert check_room(tmp_path, 10**6, 9, 5).endswith("or set Checkpoint.keep=2")
-    assert check_room(tmp_path, 10**6, 9, 2) is None
+    assert check_space(tmp_path, 10**6, 9, 5).endswith("or set Checkpoint.keep=2")
+    assert check_space(tmp_path, 10**6, 9, 2) is None
 
 
-def test_a_disk_with_room_for_some_is_told_and_used(tmp_path, monkeypatch, capsys):
+def test_a_disk_with_space_for_some_checkpoints_gives_a_warning_and_is_used(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 30_000))
     train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=4", "Checkpoint.keep=2", "Head.bank=disk")
     assert checkpoints(tmp_path) == [10, 12]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "/checkpoints: room for " in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "/checkpoints: space for " in line]
     assert len(lines) == 1 and " WARNING " in lines[0] and "Checkpoint.keep: 2" in lines[0]
 
 
 @pytest.mark.parametrize("more", [["Head.bank=disk", "Head.bank_dtype=bfloat16"], ["Head.sub_centres=2"]])
-def test_the_room_that_is_asked_for_is_that_of_the_arrays(tmp_path, monkeypatch, more):
+def test_the_space_checked_is_that_of_the_arrays(tmp_path, monkeypatch, more):
     asked = []
-    monkeypatch.setattr(plsc.training.trainer, "check_room", lambda folder, need, *_: asked.append(need))
+    monkeypatch.setattr(plsc.training.trainer, "check_space", lambda folder, need, *_: asked.append(need))
     train(tmp_path, NO_PAIRS, "Global.max_steps=1", *more)
     found = arrays(tmp_path / "checkpoints/step-00000001")
     assert asked == [sum(array.nbytes for array in found.values())]
@@ -184,14 +184,14 @@ def test_three_in_a_row_end_the_run(tmp_path, monkeypatch):
     assert checkpoints(tmp_path) == [2]
 
 
-def test_the_only_checkpoint_waits_for_room(tmp_path, monkeypatch, capsys):
-    """The disk fills after the first step, and somebody makes room in the second pause."""
+def test_the_only_checkpoint_waits_for_space(tmp_path, monkeypatch, capsys):
+    """The disk fills after the first step, and somebody frees space in the second pause."""
     pauses = []
     monkeypatch.setattr(plsc.checkpoint.store.time, "sleep", pauses.append)
     full_from(monkeypatch, [2, 3])
     train(tmp_path, NO_PAIRS, "Global.max_steps=2")
     assert checkpoints(tmp_path) == [2] and pauses == [10, 60]
-    assert "it is the last: trying again in 10 s, make room meanwhile" in capsys.readouterr().out
+    assert "it is the last: trying again in 10 s, free some space meanwhile" in capsys.readouterr().out
 
 
 def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monkeypatch):

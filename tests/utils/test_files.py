@@ -29,7 +29,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
         made.bind("socket")
         with pytest.raises(UserError, match="socket: is a socket"):
             open_regular("socket")
-    with pytest.raises(UserError, match=r"a\\x00b: is no path, it has a zero byte"):
+    with pytest.raises(UserError, match=r"a\\x00b: is not a path, it contains a zero byte"):
         open_regular("a\0b")
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)

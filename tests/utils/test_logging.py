@@ -62,25 +62,25 @@ def test_what_all_ranks_would_warn_of_is_said_once(capsys):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """What is opened for appending takes 5 bytes and then nothing more, until the function that this is is called."""
-    room = [5]
+    """Let files opened for appending take 5 bytes and no more, until the returned function is called."""
+    space = [5]
 
     class Full(io.FileIO):
         def write(self, data):
-            if room and not room[0]:
+            if space and not space[0]:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            count = super().write(data[: room[0]] if room else data)
-            room[:] = [0] if room else []
+            count = super().write(data[: space[0]] if space else data)
+            space[:] = [0] if space else []
             return count
 
     def opened(path, mode, buffering=-1):
         return Full(path, mode) if buffering == 0 else open(path, mode)
 
     monkeypatch.setattr(appended_file, "open", opened, raising=False)
-    return room.clear
+    return space.clear
 
 
-def test_rows_wait_for_room_on_the_disk(tmp_path, full_disk):
+def test_rows_wait_for_space_on_the_disk(tmp_path, full_disk):
     metrics = Metrics(tmp_path)
     for row in rows_up_to(3):
         metrics.write(row)
@@ -90,7 +90,7 @@ def test_rows_wait_for_room_on_the_disk(tmp_path, full_disk):
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-def test_log_lines_wait_for_room_without_a_traceback(tmp_path, full_disk, capsys):
+def test_log_lines_wait_for_space_without_a_traceback(tmp_path, full_disk, capsys):
     logger = setup(log_file=tmp_path / "log.txt")
     logger.info("first")
     logger.info("second")
@@ -116,7 +116,7 @@ def test_a_folder_that_goes_during_the_run_is_one_line(tmp_path, replaced):
     if replaced:
         Metrics(tmp_path / "out")
     with pytest.raises(
-        UserError, match="metrics.jsonl: was deleted or replaced while the run wrote it; leave"
+        UserError, match="metrics.jsonl: was deleted or replaced while the run wrote it; do not"
     ):
         metrics.write({"step": 1})
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from plsc.utils.files import open_regular
-from plsc.utils.safe_pickle import errors_told
+from plsc.utils.safe_pickle import user_errors
 
 # VarType.Type -> dtype. BF16's bits come as uint16, as in plsc/checkpoint/tensorfile.py.
 _DTYPES = {0: "?", 1: "<i2", 2: "<i4", 3: "<i8", 4: "<f2", 5: "<f4", 6: "<f8", 20: "u1", 21: "i1", 22: "<u2"}
@@ -27,7 +27,7 @@ _MOST_LEVELS = 16
 
 def load_tensor(path: str) -> np.ndarray:
     """The tensor in the file. Raises MissingFileError, and UserError for one that is damaged or something else."""
-    with errors_told(path, "tensor file of Paddle"), open_regular(path) as file:
+    with user_errors(path, "tensor file of Paddle"), open_regular(path) as file:
         dtype, shape = _header(file)
         left = os.fstat(file.fileno()).st_size - file.tell()
         size = math.prod(shape) * dtype.itemsize

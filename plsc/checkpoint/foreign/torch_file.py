@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plsc.utils.files import open_regular
-from plsc.utils.safe_pickle import Refused, Unpickler, errors_told
+from plsc.utils.safe_pickle import Refused, Unpickler, user_errors
 
 _MOST_VIEWS = (
     16  # times the file's size: what all tensors may have in all, since whoever copies them needs as much
@@ -113,7 +113,7 @@ def load_torch(path: str) -> object:
 
     Raises MissingFileError, and UserError for a file that is damaged, or asks for anything but tensors.
     """
-    with errors_told(path, "file of torch.save"), open_regular(path) as file:
+    with user_errors(path, "file of torch.save"), open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 return _load(archive, os.fstat(file.fileno()).st_size)

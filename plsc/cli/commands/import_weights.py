@@ -31,7 +31,7 @@ from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.files import open_regular
-from plsc.utils.safe_pickle import errors_told, load_pickle
+from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.sharding import ClassShard
 from plsc.utils.text import table
 
@@ -60,7 +60,7 @@ def read_weights(path: str) -> dict[str, np.ndarray]:
 
     Raises MissingFileError, and UserError for a file that is damaged, holds no tensors, or asks for more than tensors.
     """
-    with errors_told(path, "file of weights"), open_regular(path) as file:
+    with user_errors(path, "file of weights"), open_regular(path) as file:
         start = file.read(2)
     if path.endswith(".safetensors"):
         try:

@@ -22,7 +22,7 @@ from plsc.config import Config
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils import measure
-from plsc.utils.disk import there
+from plsc.utils.disk import nearest_folder
 from plsc.utils.sharding import split
 
 MOST_ROWS = 200_000  # classes of a rank that the calibration makes: more take seconds to draw
@@ -107,7 +107,7 @@ def _with_bank_folder(cfg: Config) -> Iterator[Config]:
     if cfg.Head.bank != "disk":
         yield cfg
         return
-    place = there(cfg.Head.bank_folder or cfg.Global.output_dir)
+    place = nearest_folder(cfg.Head.bank_folder or cfg.Global.output_dir)
     try:
         folder = tempfile.TemporaryDirectory(prefix="plsc-plan-", dir=place)
     except OSError as error:

@@ -24,7 +24,7 @@ from plsc.cli.commands.plan.calibration import Case, calibrate, work
 from plsc.config import Config, add_arguments, load
 from plsc.distributed import environment
 from plsc.errors import UserError
-from plsc.utils.disk import free_bytes, there
+from plsc.utils.disk import free_bytes, nearest_folder
 from plsc.utils.text import table
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
@@ -141,7 +141,8 @@ def disk_needs(case: Case, parameters: int) -> dict:
 
 def disk_free(cfg: Config) -> dict:
     """Bytes free where the bank and where the checkpoints would be, and whether that is one disk."""
-    bank, output = there(cfg.Head.bank_folder or cfg.Global.output_dir), there(cfg.Global.output_dir)
+    bank = nearest_folder(cfg.Head.bank_folder or cfg.Global.output_dir)
+    output = nearest_folder(cfg.Global.output_dir)
     return {
         "bank": free_bytes(bank),
         "checkpoints": free_bytes(output),
