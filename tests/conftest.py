@@ -1,6 +1,7 @@
 """Guards: no test leaves its mark on the next one, nor on the repository. And a writer of config files."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 environment.prepare()
 USERS = settings()
 environment._environment_at_start = lambda: USERS  # as if pytest had been started so
+
+# Ignored where pytest runs in a shell's background, and plsc leaves an ignored signal ignored: the tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

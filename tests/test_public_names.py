@@ -4,6 +4,8 @@ import importlib
 
 import pytest
 
+from plsc.cli import COMMANDS, main
+
 NAMES = """
 plsc:Entry plsc:BACKBONES plsc:DATASETS plsc:__version__
 plsc.cli:main plsc.cli:train plsc.cli:supervise plsc.cli:evaluate plsc.cli:predict plsc.cli:export plsc.cli:import_weights
@@ -32,3 +34,12 @@ def test_an_installed_command_finds_its_function_again_and_again():
     for name in ("ckpt", "convert", "doctor", "plan"):
         importlib.import_module(f"plsc.cli.commands.{name}")
         assert callable(getattr(cli, name))
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_command_finds_its_module(verb, capsys):
+    try:
+        code = main([verb, "--help"])
+    except SystemExit as end:
+        code = end.code
+    assert code == 0 and capsys.readouterr().out.startswith("usage: ")

@@ -1,10 +1,12 @@
 """On W > 1 ranks: lines of the head that only several ranks need, broken one by one; plsc-selftest's parts must find each."""
 
+import contextlib
 from unittest.mock import patch
 
 from plsc import distributed
 from plsc.cli.commands.selftest.parts import PARTS
 from plsc.cli.commands.selftest.selftest import run_parts
+from plsc.distributed import collectives
 from plsc.heads.step import Step
 
 distributed.init("cpu", threads=1)
@@ -29,7 +31,11 @@ breaks = {
     ),
 }
 for name, (owner, attribute, broken, parts) in breaks.items():
-    with patch.object(owner, attribute, broken):
+    # The heads call plsc.distributed, and the collectives each other in their own module.
+    owners = (distributed, collectives) if owner is distributed else (owner,)
+    with contextlib.ExitStack() as stack:
+        for each in owners:
+            stack.enter_context(patch.object(each, attribute, broken))
         rows = run_parts(list(PARTS), None)
     failed = [{row.part for row in rows if not row.passed} for rows in distributed.gather_objects(rows)]
     assert set.union(*failed) == parts, (name, failed)

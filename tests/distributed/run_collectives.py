@@ -5,7 +5,7 @@ import time
 import numpy as np
 import paddle
 
-from plsc import distributed as d
+from plsc.distributed import collectives as d
 from plsc.errors import MissingFileError
 from plsc.utils.sharding import split
 
