@@ -1,8 +1,8 @@
-"""The config of a run: from YAML and `-o Section.key=value` to a checked, immutable `Config`.
+"""Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
-The keys and their defaults are in config_sections.py; `python -m plsc.config` prints them as the page
-docs/config.md. All that is wrong is reported at once, one line each with file and line. Nothing here imports
-Paddle: a wrong config stops within a second, before any process group starts.
+The keys and their defaults are in schema.py; `python -m plsc.config` prints them as the page docs/config.md.
+All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
+stops within a second, before any process group starts.
 
     >>> load("configs/", ["Head.margin=0.3"]).Head.margin
     0.3
@@ -23,8 +23,8 @@ from pydantic_core import to_jsonable_python
 from plsc.config.layers import DEFAULT, Layers, Source, plain
 from plsc.config.margin import check_margin
 from plsc.config.messages import (
-    Complaint,
     ConfigError,
+    ConfigProblem,
     arguments_of,
     check_keywords,
     describe,
@@ -72,12 +72,12 @@ __all__ = [
 _TRAIN_SET = ("DataLoader", "Train", "dataset")
 _EVAL_SET = ("DataLoader", "Eval", "dataset")
 _MORE_SETS = ("DataLoader", "Eval", "more")
-# Of Eval.dataset where nobody wrote one and the default would not fit the data that is trained on.
+# The source of Eval.dataset if it is not written and its default does not fit the training data.
 _NOT_NAMED = Source(DEFAULT.level, 0, "default: nothing to evaluate on is named", "")
 
 
 class Config(Section):
-    """A whole config. Made by `load`; to change it, `edit` it into a new one."""
+    """A whole config. `load` makes it; `edit` returns a changed one."""
 
     Global: GlobalCfg = GlobalCfg()
     Model: ModelCfg = ModelCfg()
@@ -91,13 +91,13 @@ class Config(Section):
     _layers: Layers = PrivateAttr(default_factory=Layers)
 
     def __eq__(self, other: object) -> bool:
-        """The same values; where they come from does not count."""
+        """Compare the values, not their sources."""
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
     __hash__ = None
 
     def source(self, key: str) -> str:
-        """Where the value of "Section.key" comes from: "default", "file:line", "-o", or what `edit` was told.
+        """Name the source of the value of "Section.key": "default", "file:line", "-o", or who edited it.
 
         Raises KeyError for a key that does not exist, or has no meaning in this config.
         """
@@ -110,11 +110,11 @@ class Config(Section):
         return self._layers.sources.get(path, DEFAULT).label
 
     def edit(self, changes: Mapping[str, Any], source: str = "edit") -> Config:
-        """A new Config with some keys set to Python values, checked as a whole.
+        """Return a new Config with some keys set to Python values, checked as a whole.
 
         Args:
             changes: "Section.key" -> value; a section as a dict replaces it.
-            source: who asks, for `source` and for errors ("set_margin").
+            source: the caller, such as "set_margin", for `source` and for errors.
 
         Raises ConfigError as `load` does.
         """
@@ -125,16 +125,16 @@ class Config(Section):
         return _checked(layers)
 
     def to_yaml(self, sources: bool = False) -> str:
-        """The resolved config as YAML that loads to an equal Config; keys without a meaning here are left out.
+        """Format the config as YAML that loads to an equal Config; keys without a meaning in it are left out.
 
         Args:
-            sources: end each line with a comment that says where the value comes from.
+            sources: end each line with a comment that names the source of the value.
         """
         rows: list[tuple[str, str]] = []
         above: KeyPath = ()
         for path, value in _leaves(self):
             if not sources and self._layers.sources.get(path) == _NOT_NAMED:
-                continue  # so that a process that loads it says again that nothing is evaluated
+                continue  # a process that loads the text must warn again that nothing is evaluated
             for depth, key in enumerate(path[:-1]):
                 if path[: depth + 1] != above[: depth + 1]:
                     if depth == 0 and rows:
@@ -149,7 +149,7 @@ class Config(Section):
 
     @property
     def evaluation_dropped(self) -> bool:
-        """Whether nothing is evaluated because the default set is not for the data that is trained on."""
+        """Whether nothing is evaluated because the default set does not fit the training data."""
         return self._layers.sources.get(_EVAL_SET) == _NOT_NAMED
 
     def _sets(self) -> dict[KeyPath, EvalDatasetCfg | TrainDatasetCfg | None]:
@@ -160,7 +160,7 @@ class Config(Section):
     def build_dataset(self, key: str) -> Any:
         """Build the data set of a key such as "DataLoader.Train.dataset".
 
-        What it raises as UserError about one of its keywords gets the file, the line and the key in front.
+        A UserError about one of its keywords is raised again with file, line and key in front.
         """
         path, section = next(item for item in self._sets().items() if ".".join(item[0]) == key)
         try:
@@ -178,14 +178,16 @@ class Config(Section):
             raise kind(": ".join(part for part in parts if part)) from error
 
     def check_data(self, training: bool = True) -> None:
-        """Lets the data sets look for their files: calls `check(**keywords)` of each class that defines it.
+        """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.
 
-        training: whether the training set is read, too; an evaluation needs its own sets only.
-
-        `check` is a classmethod that raises UserError (MissingFileError for what is absent) with the text
+        `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the text
         "keyword: what is wrong". Raises MissingFileError or ConfigError with file, line and key in front.
+
+        Args:
+            training: check the training set too; an evaluation needs only its own sets.
         """
-        layers, errors = copy.deepcopy(self._layers), []
+        layers = copy.deepcopy(self._layers)
+        errors = []
         sets = self._sets()
         if not training:
             del sets[_TRAIN_SET]
@@ -198,9 +200,10 @@ class Config(Section):
                 errors.append(error)
                 keyword, _, message = str(error).partition(": ")
                 of_keyword = keyword in section.keywords
-                layers.complain(
-                    Complaint((*path, keyword), message) if of_keyword else Complaint(path, str(error))
-                )
+                problem = ConfigProblem(path, str(error))
+                if of_keyword:
+                    problem = ConfigProblem((*path, keyword), message)
+                layers.add_error(problem)
         if errors and all(isinstance(error, MissingFileError) for error in errors):
             raise MissingFileError("\n".join(layers.lines())) from errors[0]
         if errors:
@@ -215,7 +218,7 @@ _PLUGS: dict[KeyPath, type[Plug]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The -c and -o of every command: `load(args.config, args.override)` takes them."""
+    """Add -c and -o, which `load(args.config, args.override)` takes, to a command."""
     parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
     parser.add_argument(
         "-o",
@@ -229,7 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Reads a config file, lays the overrides over it, and checks the whole.
+    """Read a config file, apply the overrides, and check the result.
 
     Args:
         path: a YAML file; a folder means its default.yaml; None means the defaults; a Config stays as it is.
@@ -247,7 +250,7 @@ def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str
 
 
 def _checked(layers: Layers) -> Config:
-    _settle(layers, (), Config)
+    _resolve_precedence(layers, (), Config)
     _drop_default_evaluation(layers)
     every_key = [".".join(path) for path in _keys(Config)]
     options = check_margin(layers, every_key)
@@ -255,8 +258,8 @@ def _checked(layers: Layers) -> Config:
     try:
         config = Config.model_validate_json(json.dumps(layers.tree), strict=True)
     except ValidationError as error:
-        for found in error.errors():
-            layers.complain(explain(found, Config, layers.tree, every_key))
+        for detail in error.errors():
+            layers.add_error(explain(detail, Config, layers.tree, every_key))
     plugs = {**_PLUGS, **{(*_MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)}}
     keywords = {path: _check_plug(layers, path, section, every_key) for path, section in plugs.items()}
     if layers.problems:
@@ -273,9 +276,9 @@ def _checked(layers: Layers) -> Config:
 
 
 def _drop_default_evaluation(layers: Layers) -> None:
-    """Set Eval.dataset to null where it is not written and the data trained on are not those that its default is for."""
+    """Set Eval.dataset to null if it is not written and its default does not fit the training data."""
     if layers.sources.get(_EVAL_SET) == _NOT_NAMED:
-        layers.drop(_EVAL_SET)  # the data trained on may be others by now
+        layers.drop(_EVAL_SET)  # the training data may have changed since
     trained = layers.get((*_TRAIN_SET, "name"))
     default = TrainDatasetCfg.model_fields["name"].default
     sections = all(isinstance(layers.get(_EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
@@ -285,16 +288,16 @@ def _drop_default_evaluation(layers: Layers) -> None:
 
 def _more_titles(layers: Layers) -> list[str]:
     more = layers.get(_MORE_SETS)
-    return list(more) if isinstance(more, dict) else []  # anything else: pydantic has complained
+    return list(more) if isinstance(more, dict) else []  # pydantic reports anything else
 
 
-def _settle(layers: Layers, path: KeyPath, section: type[Section]) -> None:
-    """Lets higher layers win where keys hang together, before pydantic looks at each on its own."""
+def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -> None:
+    """Let higher layers win among keys that exclude or need each other; pydantic checks single keys."""
     if path and layers.get(path) is None:
         layers.drop(path)  # an empty section means its defaults
     for key, field in section.model_fields.items():
         if key[0].isupper():
-            _settle(layers, (*path, key), field.annotation)
+            _resolve_precedence(layers, (*path, key), field.annotation)
 
     def source(key: str) -> Source:
         return layers.sources.get((*path, key), DEFAULT)
@@ -308,7 +311,7 @@ def _settle(layers: Layers, path: KeyPath, section: type[Section]) -> None:
             layers.drop((*path, weak))
         elif layers.get((*path, weak)) and layers.get((*path, strong)):  # 0 warm-up epochs do no harm
             message = f"cannot be given together with {weak} ({source(weak).place}), keep one"
-            layers.complain(Complaint((*path, strong), message))
+            layers.add_error(ConfigProblem((*path, strong), message))
     for key, names in section.only_with.items():
         if (
             DEFAULT.level < source(key).level < source("name").level
@@ -322,44 +325,44 @@ def _settle(layers: Layers, path: KeyPath, section: type[Section]) -> None:
 
 
 def _check_plug(layers: Layers, path: KeyPath, section: type[Plug], every_key: list[str]) -> dict[str, Any]:
-    """The keyword arguments of a plug's class; what is wrong with them goes to the problems of `layers`."""
+    """Return the keyword arguments of a plug's class, and add errors in them to `layers`."""
     written = layers.get(path) if path in layers.sources else {}
     if not isinstance(written, dict):
-        return {}  # null: no data set; anything else: pydantic has complained
+        return {}  # null: no data set; pydantic reports anything else
     default = section.model_fields["name"].default
     name = written.get("name", default)
     if not isinstance(name, str) or (name == default and set(written) <= set(section.model_fields)):
-        return {}  # the default classes work without arguments: spare the import, Paddle's above all
+        return {}  # the default classes work without arguments: no need to import them, and Paddle
     try:
         cls = section.registry.get(name)
     except UserError as error:
-        layers.complain(Complaint((*path, "name"), str(error)))
+        layers.add_error(ConfigProblem((*path, "name"), str(error)))
         return {}
-    values, complaints = check_keywords(section, cls, written, every_key)
-    for complaint in complaints:
-        hint = _whose_key(section, name, complaint) if section.registry is DATASETS else ""
-        layers.complain(Complaint((*path, *complaint.path), complaint.message + hint))
+    values, problems = check_keywords(section, cls, written, every_key)
+    for problem in problems:
+        hint = _whose_key(section, name, problem) if section.registry is DATASETS else ""
+        layers.add_error(ConfigProblem((*path, *problem.path), problem.message + hint))
     return values
 
 
-def _whose_key(section: type[Plug], name: str, complaint: Complaint) -> str:
-    """Which data sets have the key that the one called `name` does not know; "" if none has, or the key is not unknown."""
-    if not complaint.message.startswith("unknown key"):
+def _whose_key(section: type[Plug], name: str, problem: ConfigProblem) -> str:
+    """Name the data sets that have the key that `name` lacks; "" if none has, or for another error."""
+    if not problem.message.startswith("unknown key"):
         return ""
-    # Training takes labelled images, which are had by sample(); pairs have image().
+    # Training needs labelled images, classes with sample(); pairs have image().
     classes = {other: DATASETS.get(other) for other in DATASETS.builtin}
     owners = [
         other
         for other, cls in classes.items()
-        if complaint.path[0] in arguments_of(cls)[0] and (section is EvalDatasetCfg or hasattr(cls, "sample"))
+        if problem.path[0] in arguments_of(cls)[0] and (section is EvalDatasetCfg or hasattr(cls, "sample"))
     ]
     if not owners:
         return ""
-    return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{complaint.path[0]}'"
+    return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{problem.path[0]}'"
 
 
 def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths of all keys that are not sections."""
+    """Yield the paths of all keys that are not sections."""
     for key, field in keys_of(section).items():
         if keys_of(field.annotation):
             yield from _keys(field.annotation, (*path, key))
@@ -368,7 +371,7 @@ def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Path and plain value of each key that has a meaning in this config."""
+    """Yield path and plain value of each key that has a meaning in this config."""
     for key, value in section:
         names = section.only_with.get(key)
         if isinstance(value, Section):
@@ -381,14 +384,12 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
 
 
 def format_rows(head: HeadCfg, classes: int, embedding_size: int) -> str:
-    """What that many classes take on a rank, and where."""
+    """Format the memory that so many classes take on a rank, and where it is."""
     numbers = classes * (embedding_size * head.sub_centres + head.bias) / 2**20
     if head.bank == "device":
         return f"{3 * 4 * numbers:.1f} MB for centres, momentum and gradient"
-    each, where = (
-        (2 if head.bank_dtype == "bfloat16" else 4),
-        {"disk": "on the disk"}.get(head.bank, "in host memory"),
-    )
+    each = 2 if head.bank_dtype == "bfloat16" else 4
+    where = "on the disk" if head.bank == "disk" else "in host memory"
     return f"{2 * each * numbers:.1f} MB {where} for centres and momentum"
 
 
@@ -413,7 +414,7 @@ A config is a YAML file that states only what differs from the defaults below.
 
 
 def to_markdown() -> str:
-    """The page docs/config.md."""
+    """Write the page docs/config.md."""
     return _PAGE + "".join(_chapter(load(), ()))
 
 

@@ -1,4 +1,4 @@
-"""What a valid config says that its author probably does not mean: lines for the log, before the first step.
+"""Warn about values of a valid config that are probably mistakes, in the log before the first step.
 
 >>> advice(load(None, ["LRScheduler.learning_rate=100"]), ranks=1, ranks_here=1)
 ['LRScheduler.learning_rate: 100 is ...']
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plsc.config import Config
 
-USUAL_RATE, USUAL_BATCH = 0.1, 128  # of SGD with momentum; the rate grows with the global batch
+USUAL_RATE = 0.1  # of SGD with momentum at USUAL_BATCH; it grows with the global batch
+USUAL_BATCH = 128
 TOO_HIGH = 10  # times the usual rate
 
 
 def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
-    """List what is to be said about a config that `ranks` processes train, so many of them on this machine."""
+    """List warnings about a config for `ranks` processes, `ranks_here` of them on this machine."""
     lines = []
     if cfg.evaluation_dropped:
         lines.append(

@@ -1,8 +1,8 @@
-"""What was written for a run, and where: the file, then each `-o`, then edits in Python; later layers win.
+"""Merge the values of a config from the file, each `-o` and edits in Python; later layers win.
 
 `Layers` holds the plain values as one tree and the source of every path in it, so that an error can name file
-and line, and `--dry-run` can show where a value comes from. It knows no section by name; config.py checks the
-tree.
+and line, and `--dry-run` can show the source of a value. It does not depend on the sections; plsc.config
+checks the tree.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plsc.config.messages import Complaint, ConfigError, shown
+from plsc.config.messages import ConfigError, ConfigProblem, shown
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import KeyPath, parse
 
-_MOST_BYTES = 2**24  # of a config
+_MOST_BYTES = 2**24  # of a config file
 
 
 class Source(NamedTuple):
-    """Where a value comes from. Sources sort from weak to strong, and by line within a file."""
+    """The source of a value. Sources sort from weak to strong, and by line within a file."""
 
-    level: int  # 0 file, 1 -o, 2 and up: edits and what is laid over a Config, one level each
+    level: int  # 0 file, 1 -o, 2 and up: edits and overrides of a Config, one level each
     order: int  # line in the file, position among the -o
-    label: str  # as `Config.source` says it: "configs/a.yaml:12", "-o"
-    place: str  # as an error says it: "configs/a.yaml:12", "-o Head.margin=x"
+    label: str  # for `Config.source`: "configs/a.yaml:12", "-o"
+    place: str  # for errors: "configs/a.yaml:12", "-o Head.margin=x"
 
 
 DEFAULT = Source(-1, 0, "default", "")
 
 
 class Layers:
-    """The tree of values, `sources` (path -> Source) and `problems` (error lines with their Source, for
-    sorting)."""
+    """The tree of values, `sources` (path -> Source), and `problems` (error lines with their Source)."""
 
     def __init__(self) -> None:
         self.tree: dict[str, Any] = {}
@@ -44,7 +43,7 @@ class Layers:
         self.problems: list[tuple[Source, str]] = []
 
     def read_file(self, path: str | os.PathLike) -> None:
-        """Lays a YAML file at the bottom; a folder means its default.yaml. Raises MissingFileError."""
+        """Read a YAML file as the lowest layer; a folder means its default.yaml. Raises MissingFileError."""
         path = Path(path)
         if path.is_dir():
             path = path / "default.yaml"
@@ -54,37 +53,39 @@ class Layers:
             return Source(0, line, f"{path}:{line}", f"{path}:{line}")
 
         for problem in document.problems:
-            self.complain(Complaint(problem.path, problem.message), source(problem.line))
+            self.add_error(ConfigProblem(problem.path, problem.message), source(problem.line))
         if isinstance(document.value, dict):
             self.tree = document.value
             self.sources = {key_path: source(line) for key_path, line in document.lines.items()}
         elif document.value is not None:
             message = f"a config must be a mapping of sections (got {shown(document.value)})"
-            self.complain(Complaint((), message), source(1))
+            self.add_error(ConfigProblem((), message), source(1))
 
     @property
     def next_level(self) -> int:
-        """The level of what wins over all that is written so far."""
+        """The level that wins over all values so far."""
         return 1 + max((source.level for source in self.sources.values()), default=DEFAULT.level)
 
     def read_override(self, text: str, order: int, level: int = 1) -> None:
-        """Lays `Section.key=value` on top; the value is YAML and may contain '='."""
+        """Apply `Section.key=value`; the value is YAML and may contain '='."""
         source = Source(level, order, "-o", f"-o {text}")
         key, equals, value = text.partition("=")
         path = tuple(part.strip() for part in key.split("."))
         document = parse(value)
         if not equals:
-            self.complain(Complaint((), "an override must be Section.key=value (it has no '=')"), source)
+            self.add_error(ConfigProblem((), "an override must be Section.key=value (it has no '=')"), source)
         elif not all(path):
-            self.complain(Complaint((), "an override must be Section.key=value (the key is empty)"), source)
+            self.add_error(
+                ConfigProblem((), "an override must be Section.key=value (the key is empty)"), source
+            )
         elif document.problems:
             for problem in document.problems:
-                self.complain(Complaint((*path, *problem.path), problem.message), source)
+                self.add_error(ConfigProblem((*path, *problem.path), problem.message), source)
         else:
             self.put(path, document.value, source)
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
-        """Sets a plain value, a whole mapping too; what stood there before is gone."""
+        """Set a plain value or a whole mapping in place of the present value."""
         self.drop(path)
         node = self.tree
         for depth, key in enumerate(path[:-1], 1):
@@ -98,40 +99,42 @@ class Layers:
             self.sources[(*path, *below)] = source
 
     def get(self, path: KeyPath) -> Any:
-        """The value at a path; None when nothing was written there."""
+        """Return the value at a path; None if there is none."""
         node: Any = self.tree
         for key in path:
             node = node.get(key) if isinstance(node, dict) else None
         return node
 
     def drop(self, path: KeyPath) -> None:
-        """Forgets a path and all below it."""
+        """Remove a path and all below it."""
         parent = self.get(path[:-1])
         if isinstance(parent, dict):
             parent.pop(path[-1], None)
         self.sources = {p: source for p, source in self.sources.items() if p[: len(path)] != path}
 
     def source(self, path: KeyPath) -> Source:
-        """The source of a path, or of the nearest one above it that was written."""
+        """Return the source of a path, or of the nearest path above it that has one."""
         above = (path[:length] for length in range(len(path), 0, -1))
         return next((self.sources[p] for p in above if p in self.sources), DEFAULT)
 
-    def complain(self, complaint: Complaint, source: Source | None = None) -> None:
-        """Notes a problem at its path; the place is the path's own source unless another is given."""
-        source = source or self.source(complaint.path)
-        parts = (source.place, ".".join(map(str, complaint.path)), complaint.message)
+    def add_error(self, problem: ConfigProblem, source: Source | None = None) -> None:
+        """Add the error line of a problem; its place is the source of its path unless another is given."""
+        source = source or self.source(problem.path)
+        parts = (source.place, ".".join(map(str, problem.path)), problem.message)
         line = ": ".join(part for part in parts if part)
         if (source, line) not in self.problems:
             self.problems.append((source, line))
 
     def lines(self) -> list[str]:
-        """The error lines, in the order of the file, then of the overrides."""
+        """Return the error lines, in the order of the file, then of the overrides."""
         return [line for _, line in sorted(self.problems, key=lambda problem: problem[0])]
 
 
 def plain(value: Any) -> Any:
-    """A Python value as YAML knows it: tuples become lists, paths text, numpy scalars numbers. Raises
-    UserError."""
+    """Convert a Python value to plain YAML: tuples to lists, paths to text, numpy scalars to numbers.
+
+    Raises UserError.
+    """
 
     def convert(other: Any) -> Any:
         if isinstance(other, os.PathLike):
@@ -159,7 +162,7 @@ def _read(path: Path) -> str:
         near = difflib.get_close_matches(str(path), beside, n=1)
         hint = f", did you mean '{near[0]}'?" if near else ""
         raise MissingFileError(f"{path}: no such config file{hint}") from None
-    except UserError as error:  # no regular file, or no config by its size
+    except UserError as error:  # not a regular file, or too large for a config
         raise ConfigError([str(error)]) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

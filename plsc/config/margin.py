@@ -1,7 +1,8 @@
-"""Checks the margin that a config names, and its constants, by the margin's class.
+"""Check the margin that a config names, and its constants, by the margin's class.
 
-`Head.margin` and `Head.options` are the keyword arguments of the class: its annotations are the types that a config may give.
-A built-in class is imported, and Paddle with it, only when there are options to check; a user's own class always.
+`Head.margin` and `Head.options` are the keyword arguments of the class: its annotations are the types that a
+config may give. A built-in class is imported, and Paddle with it, only when there are options to check; a
+user's own class always.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from plsc.config.layers import DEFAULT, Layers
-from plsc.config.messages import Complaint, arguments_of, check_keywords, shown, takes
+from plsc.config.messages import ConfigProblem, arguments_of, check_keywords, shown, takes
 from plsc.config.schema import HeadCfg, Section, head_names, is_import_path, is_softmax, kind_of_head
 from plsc.errors import UserError
 from plsc.utils.registry import MARGINS
@@ -19,19 +20,19 @@ _HEAD = ("Head",)
 
 
 class _Arguments(Section):
-    """Stands for a mapping of keyword arguments and nothing else."""
+    """A section without fields of its own: a mapping of keyword arguments."""
 
     supplied: ClassVar[dict[str, str]] = {}
 
 
 def check_margin(layers: Layers, every_key: list[str]) -> dict[str, Any]:
-    """Checks Head.margin, Head.options and Head.filter_above of a config by the class that Head.name names.
+    """Check Head.margin, Head.options and Head.filter_above of a config by the class that Head.name names.
 
-    Returns the options as the class annotates them. What is wrong goes to the problems of `layers`.
+    Returns the options as the class annotates them. Errors are added to `layers`.
     """
     head = layers.get(_HEAD) or {}
     if not isinstance(head, dict):
-        return {}  # pydantic complains of it, as of the two below
+        return {}  # pydantic reports this, and the two below
     name = head.get("name", HeadCfg.model_fields["name"].default)
     if not isinstance(name, str) or not isinstance(head.get("options") or {}, dict) or is_softmax(name):
         return {}
@@ -45,26 +46,26 @@ def check_margin(layers: Layers, every_key: list[str]) -> dict[str, Any]:
     except UserError as error:
         sharded = is_import_path(name) and name.startswith("dist_")
         hint = "; a class by its import path is sharded without 'dist_'" if sharded else ""
-        layers.complain(Complaint((*_HEAD, "name"), f"{error}{hint}"))
+        layers.add_error(ConfigProblem((*_HEAD, "name"), f"{error}{hint}"))
         return {}
     _drop_options_of_another(layers, cls)
     given = dict(layers.get((*_HEAD, "options")) or {})
-    complaints = list(_combinations(cls, kind, head, given))
+    problems = list(_combinations(cls, kind, head, given))
     values: dict[str, Any] = {}
-    if not complaints:
+    if not problems:
         if head.get("margin") is not None:
             given["margin"] = head["margin"]
-        values, complaints = check_keywords(_Arguments, cls, given, every_key)
-    for complaint in complaints:
-        of_options = complaint.path and complaint.path[0] not in ("margin", "options", "filter_above")
+        values, problems = check_keywords(_Arguments, cls, given, every_key)
+    for problem in problems:
+        of_options = problem.path and problem.path[0] not in ("margin", "options", "filter_above")
         above = (*_HEAD, "options") if of_options else _HEAD
-        layers.complain(Complaint((*above, *complaint.path), complaint.message))
+        layers.add_error(ConfigProblem((*above, *problem.path), problem.message))
     values.pop("margin", None)
     return values
 
 
 def _drop_options_of_another(layers: Layers, cls: type) -> None:
-    """Drop the options of a file where the name came by `-o` and its class takes none: they were for another margin."""
+    """Drop the options of the file if `-o` names a margin without options: they were for another margin."""
     options = layers.sources.get((*_HEAD, "options"), DEFAULT)
     name = layers.sources.get((*_HEAD, "name"), DEFAULT)
     if DEFAULT.level < options.level < name.level and not _options_of(cls):
@@ -72,20 +73,26 @@ def _drop_options_of_another(layers: Layers, cls: type) -> None:
 
 
 def _options_of(cls: type) -> list[str]:
-    """The keyword arguments of a margin's class but `margin`; all that `**options` may take is ["..."]."""
+    """List the keyword arguments of a margin's class without `margin`; "..." stands for `**options`."""
     named, takes_any = arguments_of(cls)
     return [name for name in named if name != "margin"] + ["..."] * takes_any
 
 
-def _combinations(cls: type, kind: str, head: dict[str, Any], options: dict[str, Any]) -> Iterator[Complaint]:
-    """What does not go together, of keys that are each right by themselves."""
+def _combinations(
+    cls: type, kind: str, head: dict[str, Any], options: dict[str, Any]
+) -> Iterator[ConfigProblem]:
+    """Yield a problem for each key that is valid alone but has no meaning with the others."""
     if head.get("margin") is not None and not takes(cls, "margin"):
         rule = f"has no meaning with {kind}, whose class takes no 'margin'"
-        yield Complaint(("margin",), f"{rule} (got {shown(head['margin'])})")
+        yield ConfigProblem(("margin",), f"{rule} (got {shown(head['margin'])})")
     if "margin" in options:
-        yield Complaint(("options",), f"'margin' is a key of its own: set Head.margin (got {shown(options)})")
+        yield ConfigProblem(
+            ("options",), f"'margin' is a key of its own: set Head.margin (got {shown(options)})"
+        )
     elif options and not _options_of(cls):
-        yield Complaint(("options",), f"has no meaning with {kind}, which has none (got {shown(options)})")
+        yield ConfigProblem(
+            ("options",), f"has no meaning with {kind}, which has none (got {shown(options)})"
+        )
     if head.get("filter_above") is not None and cls.has_others and kind not in MARGINS.builtin:
         rule = f"has no meaning with {kind}, which changes the other classes' logits itself"
-        yield Complaint(("filter_above",), f"{rule} (got {shown(head['filter_above'])})")
+        yield ConfigProblem(("filter_above",), f"{rule} (got {shown(head['filter_above'])})")

@@ -1,9 +1,8 @@
-"""What pydantic found wrong, in the words of the person who wrote the config.
+"""Turn pydantic's errors into sentences for the author of a config.
 
 "Input should be a valid integer, unable to parse string as an integer" becomes "must be an integer >= 1 (got
-'ten')". The rule is read from the field itself, so the sentence in the error and the type column of
-docs/config.md are the same words. This module knows fields and signatures; config.py knows sections, files
-and lines.
+'ten')". The rule is read from the field itself, so errors and the type column of docs/config.md use the same
+words. This module handles fields and signatures; plsc.config adds sections, files and lines.
 """
 
 from __future__ import annotations
@@ -35,13 +34,15 @@ class ConfigError(UserError):
         super().__init__("\n".join(self.errors))
 
 
-class Complaint(NamedTuple):
+class ConfigProblem(NamedTuple):
+    """An error in a config: the path of the key, and the message without place and key."""
+
     path: KeyPath
     message: str
 
 
 def describe(annotation: Any, limits: Iterable[Any] = ()) -> str | None:
-    """The rule of a field, as it follows "must be": "a number in (0, 1]". None for a type without a name."""
+    """Describe the rule of a field, to follow "must be": "a number in (0, 1]". None for other types."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     kind = origin or annotation
     if kind is typing.Annotated:
@@ -64,25 +65,30 @@ def describe(annotation: Any, limits: Iterable[Any] = ()) -> str | None:
 
 def _bounds(limits: Iterable[Any]) -> str:
     names = ("gt", "ge", "lt", "le", "min_length")
-    found = {name: getattr(limit, name) for limit in limits for name in names if hasattr(limit, name)}
-    low, high = found.keys() & {"gt", "ge"}, found.keys() & {"lt", "le"}
+    bounds = {name: getattr(limit, name) for limit in limits for name in names if hasattr(limit, name)}
+    low = bounds.keys() & {"gt", "ge"}
+    high = bounds.keys() & {"lt", "le"}
     if low and high:
         opening, closing = "(" if "gt" in low else "[", ")" if "lt" in high else "]"
-        return f" in {opening}{found[low.pop()]}, {found[high.pop()]}{closing}"
+        return f" in {opening}{bounds[low.pop()]}, {bounds[high.pop()]}{closing}"
     signs = {"gt": "> {}", "ge": ">= {}", "lt": "< {}", "le": "<= {}", "min_length": "(not empty)"}
-    return "".join(f" {signs[name].format(bound)}" for name, bound in found.items())
+    return "".join(f" {signs[name].format(bound)}" for name, bound in bounds.items())
 
 
 def explain(
     error: Mapping[str, Any], model: type[BaseModel], data: Any, everywhere: Iterable[str] = ()
-) -> Complaint:
-    """One of `ValidationError.errors()` in plain English.
+) -> ConfigProblem:
+    """Turn one of `ValidationError.errors()` into plain English.
 
     Args:
-        error: what pydantic said about validating `data` with `model`.
+        error: one of the errors of validating `data` with `model`.
         everywhere: dotted keys of the whole config, for "did you mean" across sections.
     """
-    path, value, siblings, annotation, limits = (), data, keys_of(model), model, ()
+    path = ()
+    value = data
+    siblings = keys_of(model)
+    annotation = model
+    limits = ()
     for part in error["loc"]:  # pydantic adds parts of its own for unions: follow only what is in the data
         in_mapping = isinstance(value, dict) and part in value
         if not in_mapping and not (isinstance(value, list) and isinstance(part, int)):
@@ -95,19 +101,19 @@ def explain(
             siblings = keys_of(annotation)
     kind, got = error["type"], f"(got {shown(value)})"
     if kind == "extra_forbidden":
-        return Complaint(path, _unknown(path[-1], siblings, everywhere))
+        return ConfigProblem(path, _unknown(path[-1], siblings, everywhere))
     if kind == "missing":
-        return Complaint((*path, error["loc"][-1]), "is required")
+        return ConfigProblem((*path, error["loc"][-1]), "is required")
     if kind == "value_error":
-        return Complaint(path, f"{error['ctx']['error']} {got}")
+        return ConfigProblem(path, f"{error['ctx']['error']} {got}")
     rule = describe(annotation, limits)
     choices = typing.get_args(annotation) if kind == "literal_error" else ()
     message = f"must be {rule}" if rule else error["msg"].replace("Input should be", "must be")
-    return Complaint(path, f"{message} {got}{did_you_mean(value, map(str, choices))}")
+    return ConfigProblem(path, f"{message} {got}{did_you_mean(value, map(str, choices))}")
 
 
 def _item(annotation: Any) -> Any:
-    """The annotation of a list's items, also of `Optional[list[X]]`; Any where they differ or are unknown."""
+    """Return the annotation of a list's items, also of `Optional[list[X]]`; Any if it is unknown."""
     for kind in (annotation, *typing.get_args(annotation)):
         items = [arg for arg in typing.get_args(kind) if arg is not ...]
         if typing.get_origin(kind) in _LISTS and len(items) == 1:
@@ -115,7 +121,7 @@ def _item(annotation: Any) -> Any:
     return Any
 
 
-# What InsightFace and others call a key -> what it is here.
+# Name of a key in InsightFace and other programs -> its name here.
 _ELSEWHERE = {
     "m": "margin",
     "s": "scale",
@@ -136,7 +142,7 @@ def _unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
 
 
 def keys_of(annotation: Any) -> dict[str, Any]:
-    """Key -> pydantic's FieldInfo of a section; also of `Optional[Section]`; {} for anything else."""
+    """Return key -> FieldInfo of a section, also of `Optional[Section]`; {} for anything else."""
     for kind in (annotation, *typing.get_args(annotation)):
         if _is_model(kind):
             return {field.alias or name: field for name, field in kind.model_fields.items()}
@@ -149,35 +155,35 @@ def _is_model(kind: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as an error quotes it: YAML's null and true, quoted text, at most 60 characters."""
+    """Format a value for an error: YAML's null and true, quoted text, at most 60 characters."""
     text = repr(value) if isinstance(value, str) else dump(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def check_keywords(
     section: type[BaseModel], cls: type, given: Mapping[str, Any], everywhere: Iterable[str]
-) -> tuple[dict[str, Any], list[Complaint]]:
-    """Checks the further keys of a section by the signature of the class that they are for.
+) -> tuple[dict[str, Any], list[ConfigProblem]]:
+    """Check the keyword arguments in a section by the signature of their class.
 
     Args:
         section: its own fields may stand beside the keyword arguments. `section.supplied` maps arguments that
-            plsc passes to the keys that they come from: a user cannot write them as keyword arguments, and
+            plsc passes to the keys that they come from: a user must not write them as keyword arguments, and
             the class must take those that are fields of the section.
         cls: the class. A parameter whose annotation is missing or cannot be resolved takes any value.
         given: the section as written, plain values.
         everywhere: see `explain`.
 
     Returns:
-        The keyword arguments as the annotations want them (a tuple for `tuple[int, ...]`), and what is wrong:
-        unknown names, wrong types, arguments that are required and not given.
+        The keyword arguments with the types of the annotations (a tuple for `tuple[int, ...]`), and problems:
+        unknown names, wrong types, missing arguments.
     """
     named, takes_any = arguments_of(cls)
     for name, origin in section.supplied.items():
         if name in section.model_fields and not takes(cls, name):
             rule = f"{cls.__name__}.__init__ must take '{name}', which plsc passes to it"
-            return {}, [Complaint(("name",), rule)]
+            return {}, [ConfigProblem(("name",), rule)]
         if name not in section.model_fields and name in given:
-            return {}, [Complaint((name,), f"comes from {origin}, set that (got {shown(given[name])})")]
+            return {}, [ConfigProblem((name,), f"comes from {origin}, set that (got {shown(given[name])})")]
 
     class Extended(section):
         model_config = ConfigDict(
@@ -187,7 +193,7 @@ def check_keywords(
         )
 
     hints = _hints(cls)
-    arguments = {  # under names of our own, since pydantic keeps some for itself: `json`, `copy`, `_x`
+    arguments = {  # under other names, since pydantic reserves some: `json`, `copy`, `_x`
         f"argument{index}": (
             hints.get(name, Any),
             Field(... if p.default is p.empty else p.default, alias=name),
@@ -199,7 +205,7 @@ def check_keywords(
     try:
         checked = model.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
-        return {}, [explain(found, model, given, everywhere) for found in error.errors()]
+        return {}, [explain(detail, model, given, everywhere) for detail in error.errors()]
     values = dict(checked.model_extra or {})
     for name in checked.model_fields_set & arguments.keys():
         values[model.model_fields[name].alias] = getattr(checked, name)
@@ -207,9 +213,9 @@ def check_keywords(
 
 
 def arguments_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The keyword arguments that a class names, and whether it takes any others too.
+    """Return the keyword arguments that a class names, and whether it takes any others too.
 
-    An __init__ that ends in `**options` passes them on to its base class, whose arguments are then its own too.
+    An __init__ with `**options` passes them on to its base class, so the arguments of that are included.
     """
     named: dict[str, inspect.Parameter] = {}
     parameters: list[inspect.Parameter] = []
@@ -222,30 +228,30 @@ def arguments_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
 
 
 def _inits(cls: type) -> list[Any]:
-    """The __init__ of a class, and those of its bases that `**options` lead to."""
-    found = []
+    """List the __init__ of a class, and those of the bases that receive its `**options`."""
+    inits = []
     for base in cls.__mro__[:-1]:  # without object
         if "__init__" in vars(base):
-            found.append(base.__init__)
+            inits.append(base.__init__)
             options = inspect.signature(base.__init__).parameters.get("options")
             if options is None or options.kind is not options.VAR_KEYWORD:
                 break
-    return found
+    return inits
 
 
 def takes(cls: type, name: str) -> bool:
-    """Whether a class takes the keyword argument `name`."""
+    """Return whether a class takes the keyword argument `name`."""
     named, takes_any = arguments_of(cls)
     return takes_any or name in named
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """The annotations of the arguments, as far as they can be resolved."""
-    found: dict[str, Any] = {}
+    """Return the annotations of the arguments that can be resolved."""
+    resolved: dict[str, Any] = {}
     for init in reversed(_inits(cls)):
         try:
-            found.update(typing.get_type_hints(init, include_extras=True))
+            resolved.update(typing.get_type_hints(init, include_extras=True))
         except (NameError, TypeError):  # a name imported for type checkers only; `int | None` on Python 3.9
             hints = init.__annotations__
-            found.update((name, hint) for name, hint in hints.items() if not isinstance(hint, str))
-    return found
+            resolved.update((name, hint) for name, hint in hints.items() if not isinstance(hint, str))
+    return resolved

@@ -1,8 +1,7 @@
-"""The typed sections of a config, one class per concept, and all defaults.
+"""Define the sections of a config: their keys, types, bounds, defaults and documentation.
 
-The text under a field is its documentation: docs/config.md is made of it, and of the types and bounds. To add
-a key, add a field here and use it; nothing else lists the keys. Checks that one section can make on its own
-stand in it.
+The text under a field is its documentation: docs/config.md is generated from it and from types and bounds. To
+add a key, add a field here and use it; nothing else lists the keys. Checks within a section are its methods.
 """
 
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
@@ -32,7 +31,7 @@ DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
 
 @dataclass(frozen=True)
 class Names:
-    """Describes names that cannot all be listed: which they are, as a message says it, and whether one is among them."""
+    """A set of names that cannot all be listed: a description for messages, and a test of membership."""
 
     text: str
     has: Callable[[str], bool]
@@ -42,12 +41,12 @@ class Names:
 
 
 def listed(names: Union[tuple[str, ...], Names]) -> str:
-    """Names as a message says them."""
+    """Format names for a message."""
     return names.text if isinstance(names, Names) else ", ".join(names)
 
 
 def few_for_this_machine(value: Optional[int]) -> Optional[int]:
-    """`value`, a number of threads or processes; ValueError where starting them would end the machine's work, not speed it up."""
+    """Return `value`, a number of threads or processes; ValueError if it is too large for this machine."""
     processors = os.cpu_count() or 1
     most = max(64, 8 * processors)
     if value is not None and value > most:
@@ -55,12 +54,12 @@ def few_for_this_machine(value: Optional[int]) -> Optional[int]:
     return value
 
 
-# Of a field, or of a whole section: a run that is resumed with another value ends with the same weights, but for rounding.
+# Marks a field or a section: resuming with another value gives the same weights, except for rounding.
 NOT_TRAINING = {"affects_training": False}
 
 
 def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
-    """Say whether the key at `path` below a section has a part in the training; a key that is not known has."""
+    """Return whether the key at `path` below a section affects the training; True for an unknown key."""
     for key in path:
         field = getattr(section, "model_fields", {}).get(key)
         if field is None:
@@ -76,9 +75,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-    only_with: ClassVar[
-        dict[str, Union[tuple[str, ...], Names]]
-    ] = {}  # key -> the `name`s with which it has a meaning
+    # key -> the `name`s with which it has a meaning
+    only_with: ClassVar[dict[str, Union[tuple[str, ...], Names]]] = {}
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()  # pairs of keys of which one at most may be given
 
     @field_validator("*")
@@ -107,7 +105,7 @@ class Plug(Section, extra="allow"):
         return dict(self.model_extra)
 
     def build(self, **supplied: Any) -> Any:
-        """The class called with its keywords, and with those of the `supplied` arguments that it takes and lacks."""
+        """Call the class with its keywords, and the `supplied` arguments that it takes and lacks."""
         cls = self.registry.get(self.name)
         taken = {name: value for name, value in supplied.items() if takes(cls, name)}
         return cls(**{**taken, **self.keywords})
@@ -119,15 +117,24 @@ class GlobalCfg(Section):
     exclusive = (("epochs", "max_steps"),)
 
     epochs: Optional[int] = Field(None, ge=1)
-    """Passes over the training set. Give this or `max_steps`; with `-o` one replaces the other of the file."""
+    """Passes over the training set.
+
+    Give this or `max_steps`; with `-o` one replaces the other of the file.
+    """
     max_steps: Optional[int] = Field(None, ge=1)
     """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of everything random. At a fixed number of ranks the same seed gives the same run."""
     output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
-    """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`. Give each run its own."""
+    """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
+
+    Give each run its own.
+    """
     resume: bool = Field(False, json_schema_extra=NOT_TRAINING)
-    """Continue from the newest whole checkpoint in `output_dir`. The number of ranks may differ from before."""
+    """Continue from the newest whole checkpoint in `output_dir`.
+
+    The number of ranks may differ from before.
+    """
     device: Literal["auto", "cpu", "gpu"] = Field("auto", json_schema_extra=NOT_TRAINING)
     """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
     checkpoint: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
@@ -193,35 +200,35 @@ class ModelCfg(Plug):
 
 
 def kind_of_head(name: str) -> str:
-    """`Head.name` without what says where the centres are: "arcface" of "dist_arcface"."""
+    """Return `Head.name` without the prefix for sharding: "arcface" of "dist_arcface"."""
     return name if is_import_path(name) else name.removeprefix("dist_")
 
 
 def is_sharded(name: str) -> bool:
-    """Whether a head of this name spreads the class centres over the ranks: `dist_x`, and a class by its import path."""
+    """Return whether a head of this name is sharded: `dist_x`, or a class by its import path."""
     return is_import_path(name) or name.startswith("dist_")
 
 
 def is_softmax(name: str) -> bool:
-    """Whether a head of this name is the plain softmax, which has no margin."""
+    """Return whether a head of this name is the plain softmax, which has no margin."""
     return kind_of_head(name) == "softmax"
 
 
 def head_names() -> list[str]:
-    """All values of `Head.name` but import paths: the built-in and the registered margins, and softmax."""
+    """List all values of `Head.name` but import paths: built-in and registered margins, and softmax."""
     kinds = ["softmax", *MARGINS.builtin, *(name for name in MARGINS.names() if name not in MARGINS.builtin)]
     return [prefix + kind for kind in kinds for prefix in ("", "dist_")]
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a name is "package.module:Class", or the same with a dot, and no registered one."""
+    """Return whether a name is "package.module:Class", or the same with a dot, and not a registered one."""
     return ":" in name or "." in name
 
 
-# What the classes of these built-in margins say themselves, repeated here so that reading a config does not import Paddle;
-# config.py asks the class of any other margin. tests/heads/test_margins.py compares.
+# Facts of the built-in margin classes, repeated here so that reading a config does not import Paddle.
+# plsc.config asks the class of any other margin. tests/heads/test_margins.py compares them.
 WITHOUT_MARGIN = ("combined", "magface")  # their __init__ takes no `margin`
-CHANGES_OTHERS = ("curricularface",)  # Margin.has_others, which filter_above is, too
+CHANGES_OTHERS = ("curricularface",)  # Margin.has_others; filter_above changes the other logits, too
 
 _MARGIN = Names("a margin", lambda name: not is_softmax(name))
 
@@ -403,7 +410,7 @@ class TrainDatasetCfg(DatasetCfg):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
     them."""
 
-    # An Eval set's seed may be written besides: results of two runs with different seeds must be comparable.
+    # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
     supplied = {"seed": "Global.seed"}
 
     name: str = "Glyphs"
@@ -449,7 +456,10 @@ class TrainCfg(Section):
 
 
 class EvalCfg(Section):
-    """Evaluation data. `dataset` is the main set: it decides which checkpoint is the best, and the threshold."""
+    """Evaluation data.
+
+    `dataset` is the main set: it decides which checkpoint is the best, and the threshold.
+    """
 
     dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
     more: dict[str, EvalDatasetCfg] = {}

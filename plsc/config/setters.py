@@ -1,8 +1,9 @@
-"""PLSC's historic `set_*` calls: each is an edit of the config, or hands over an object that no config can hold.
+"""Offer PLSC's historic `set_*` calls on Entry: edits of the config, or objects that it cannot hold.
 
-Those that PLSC had and that have no use here are in GONE: calling one says what takes its place.
+Calls of PLSC that have no use here are in GONE: the error of calling one names its replacement.
 
-    Entry().set_train_image_num(5_822_653)  # AttributeError: set_train_image_num: leave it out, the images are counted
+    Entry().set_train_image_num(5_822_653)  # AttributeError: set_train_image_num: leave it out, the images
+    are counted
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GONE = {
 
 
 class Setters:
-    """Mixed into Entry. Every call returns the Entry, so calls can be chained; a wrong value raises UserError."""
+    """A mixin of Entry. Calls return the Entry, so they can be chained; a wrong value raises UserError."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -43,55 +44,57 @@ class Setters:
         return self
 
     def set_train_batch_size(self, samples: int):
-        """Samples per rank and step."""
+        """Set the samples per rank and step."""
         return self._set("DataLoader.Train.batch_size", samples, "set_train_batch_size")
 
     def set_test_batch_size(self, images: int):
-        """Images per rank in one forward pass of verification and prediction."""
+        """Set the images per rank in one forward pass of verification and prediction."""
         return self._set("DataLoader.Eval.batch_size", images, "set_test_batch_size")
 
     def set_model_save_dir(self, folder: str):
-        """Where the run's files go."""
+        """Set the output folder of the run."""
         return self._set("Global.output_dir", folder, "set_model_save_dir")
 
     def set_checkpoint_dir(self, folder: str):
-        """The checkpoint that test, predict, export and a resumed training read. A new training starts from another run's
-        weights with Global.init_from."""
+        """Set the checkpoint that test, predict, export and a resumed training read.
+
+        A new training starts from another run's weights with Global.init_from.
+        """
         return self._set("Global.checkpoint", folder, "set_checkpoint_dir")
 
     def set_class_num(self, classes: int):
-        """Refuse to train on data with another number of classes; without it the data decides."""
+        """Refuse to train on data with another number of classes."""
         return self._set("DataLoader.Train.num_classes", classes, "set_class_num")
 
     def set_emb_size(self, size: int):
-        """Length of the embedding."""
+        """Set the length of the embedding."""
         return self._set("Model.embedding_size", size, "set_emb_size")
 
     def set_model_name(self, name: str):
-        """A built-in or registered backbone, or package.module:Class."""
+        """Choose a built-in or registered backbone, or package.module:Class."""
         return self._set("Model.name", name, "set_model_name")
 
     def set_train_epochs(self, epochs: int):
-        """Passes over the training set."""
+        """Set the number of passes over the training set."""
         return self._set("Global.epochs", epochs, "set_train_epochs")
 
     def set_train_steps(self, steps: int):
-        """Optimizer steps instead of epochs."""
+        """Set the number of optimizer steps instead of epochs."""
         return self._set("Global.max_steps", steps, "set_train_steps")
 
     def set_warmup_epochs(self, epochs: float):
-        """Epochs in which the learning rate rises."""
+        """Set the number of epochs in which the learning rate rises."""
         return self._set("LRScheduler.warmup_epochs", epochs, "set_warmup_epochs")
 
     def set_loss_type(self, name: str, margin: float | None = None, scale: float | None = None):
-        """softmax or a margin such as arcface, sharded over the ranks with dist_ in front; or your own as package.module:Class."""
+        """Choose softmax or a margin such as arcface (dist_ shards it), or package.module:Class."""
         given = {"Head.name": name, "Head.margin": margin, "Head.scale": scale}
         return self._set_all(
             {key: value for key, value in given.items() if value is not None}, "set_loss_type"
         )
 
     def set_model_parallel(self, spread: bool):
-        """Whether the classes are spread over the ranks."""
+        """Choose whether the classes are sharded over the ranks."""
         _check_bool(spread, "set_model_parallel")
         head = self.config.Head
         if head.kind == head.name and head.sharded:
@@ -104,11 +107,11 @@ class Setters:
         return self._set("Head.name", f"dist_{head.kind}" if spread else head.kind, "set_model_parallel")
 
     def set_sample_ratio(self, ratio: float):
-        """Share of the class centres that takes part in a step (Partial FC), with a dist_ loss."""
+        """Set the share of the class centres that take part in a step (Partial FC), with a dist_ loss."""
         return self._set("Head.sample_rate", ratio, "set_sample_ratio")
 
     def set_with_test(self, verify: bool):
-        """False verifies nothing, neither while training nor at its end; True needs a pair set in the config."""
+        """Choose whether to verify, while training and at its end; True needs a pair set in the config."""
         _check_bool(verify, "set_with_test")
         if not verify:
             changes = {"DataLoader.Eval.dataset": None, "DataLoader.Eval.more": {}}
@@ -120,14 +123,20 @@ class Setters:
         return self
 
     def set_dataset_dir(self, folder: str | os.PathLike):
-        """Train on the images in `folder` that its label.txt lists, a path and a label a line; mirrored at random, as PLSC did."""
+        """Train on the images that label.txt in `folder` lists, a path and a label a line.
+
+        Images are mirrored at random, as PLSC did.
+        """
         folder = os.fspath(folder)
         label = os.path.join(folder, "label.txt")
         data = {"name": "ImageList", "list": label, "root": folder, "flip": True}
         return self._set("DataLoader.Train.dataset", data, "set_dataset_dir")
 
     def set_val_targets(self, targets: str):
-        """Verify on these packs, "lfw,cfp_fp": lfw.bin and cfp_fp.bin in the folder of set_dataset_dir. The first is the main set."""
+        """Verify on packs such as "lfw,cfp_fp": lfw.bin and cfp_fp.bin in the folder of set_dataset_dir.
+
+        The first is the main set.
+        """
         folder = self.config.DataLoader.Train.dataset.keywords.get("root")
         if not folder:
             raise UserError(
@@ -148,15 +157,15 @@ class Setters:
         return self._set_all(changes, "set_val_targets")
 
     def set_test_period(self, steps: int):
-        """Steps between two verifications."""
+        """Set the steps between two verifications."""
         return self._set("Global.eval_every_steps", steps, "set_test_period")
 
     def set_log_period(self, steps: int):
-        """Steps between two log lines."""
+        """Set the steps between two log lines."""
         return self._set("Global.log_every", steps, "set_log_period")
 
     def set_lr_decay_factor(self, factor: float):
-        """Factor on the learning rate at each boundary of set_step_boundaries, which must be called first."""
+        """Set the factor on the learning rate at each boundary; call set_step_boundaries first."""
         if self.config.LRScheduler.name != "step":
             raise UserError(
                 f"set_lr_decay_factor: the schedule is {self.config.LRScheduler.name}, which has no steps to decay at; call "
@@ -165,21 +174,23 @@ class Setters:
         return self._set("LRScheduler.gamma", factor, "set_lr_decay_factor")
 
     def set_step_boundaries(self, steps: list[int]):
-        """Steps at which the learning rate drops."""
+        """Set the steps at which the learning rate drops."""
         changes = {"LRScheduler.name": "step", "LRScheduler.boundaries": list(steps)}
         return self._set_all(changes, "set_step_boundaries")
 
     def set_distfc_attr(self, init_std: float):
-        """Standard deviation of the initial class centres."""
+        """Set the standard deviation of the initial class centres."""
         return self._set("Head.init_std", init_std, "set_distfc_attr")
 
     def set_max_last_checkpoint_num(self, checkpoints: int):
-        """Newest checkpoints to keep, besides the best."""
+        """Set the number of newest checkpoints to keep besides the best."""
         return self._set("Checkpoint.keep", checkpoints, "set_max_last_checkpoint_num")
 
     def set_model(self, backbone):
-        """A paddle.nn.Layer of your own, images [B, C, H, W] -> embeddings [B, D], instead of Model.name's. D must be
-        Model.embedding_size, see set_emb_size."""
+        """Train your own paddle.nn.Layer, images [B, C, H, W] -> embeddings [B, D], instead of Model.name's.
+
+        D must be Model.embedding_size, see set_emb_size.
+        """
         if isinstance(backbone, type) or not callable(getattr(backbone, "named_parameters", None)):
             raise UserError(
                 f"set_model: must be given a paddle.nn.Layer, made, not its class or its name (got {backbone!r}); set_model_name "
@@ -189,9 +200,9 @@ class Setters:
         return self
 
     def set_optimizer(self, make: Callable):
-        """A function backbone -> Paddle optimizer, instead of the Optimizer section's; the class centres keep theirs.
+        """Use a function backbone -> Paddle optimizer instead of Optimizer's; class centres keep theirs.
 
-        The learning rate of both is LRScheduler's: the one that the optimizer is made with is not used.
+        The learning rate of both is LRScheduler's; the one given to the optimizer is not used.
         """
         if isinstance(make, type) or not callable(make):
             raise UserError(

@@ -1,10 +1,10 @@
-"""Start ranks, watch over them, and let them compute together.
+"""Start ranks, supervise them, and communicate between them.
 
     from plsc import distributed
     distributed.all_reduce(x)
 
-The collectives are those of collectives.py, which is imported when the first is asked for, because Paddle comes with it. environment,
-launcher, guard and lock do without Paddle: a plain process may use them at once.
+The collectives are in collectives.py, which imports Paddle and so is imported on first use. environment,
+launcher, guard and lock import no Paddle.
 """
 
 import importlib

@@ -1,10 +1,11 @@
-"""The only file that calls a collective; on one process each function is the identity.
+"""Communicate between ranks: every collective is called here; on one process each function is the identity.
 
-Gloo on CPU, NCCL on GPU, the same code for both. Gloo has no reduce-scatter, so ours is an all_reduce and a slice.
+Gloo on CPU and NCCL on GPU, with the same code. Gloo has no reduce-scatter, so ours is an all_reduce and a
+slice.
 
-Loss convention, stated here once: the loss is the mean over the global batch of N samples. Paddle's data parallel averages the
-backbone's gradients over the W ranks, so whoever hands a gradient to the backbone multiplies it by W: the average then is the
-sum over ranks, which is the gradient of the mean loss over N.
+Loss convention: the loss is the mean over the global batch of N samples. Paddle's data parallel averages the
+backbone's gradients over the W ranks, so code that gives a gradient to the backbone multiplies it by W: the
+average is then the sum over the ranks, which is the gradient of the mean loss over N.
 
 Try it: `python -m paddle.distributed.launch --nproc_per_node 4 tests/distributed/run_collectives.py`.
 """
@@ -39,7 +40,9 @@ PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 
 
 def init(device: str = "auto", threads: int | None = None) -> None:
-    """Choose the device and, in a launch of several ranks, start fleet's collective mode. Every rank calls it once.
+    """Choose the device and, in a launch of several ranks, start fleet's collective mode.
+
+    Every rank calls it once.
 
     Args:
         device: "cpu", "gpu" or "auto" (the GPU of this rank if Paddle has one).
@@ -66,10 +69,11 @@ def init(device: str = "auto", threads: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _groups_of_all_ranks_share_one():
-    """Inside, a new group that spans every rank is the default group.
+    """Inside the block, return the default group for a new group of all ranks.
 
-    fleet.init asks for several such groups. With three or more Gloo ranks each further one fails every other time
-    ("connect ... Connection refused") or hangs, on Paddle 2.6 and 3.3: a rank connects before its peer listens.
+    fleet.init asks for several such groups. With three or more Gloo ranks each further one fails every other
+    time ("connect ... Connection refused") or hangs, on Paddle 2.6 and 3.3: a rank connects before its peer
+    listens.
     """
     original = dist.new_group
 
@@ -80,20 +84,20 @@ def _groups_of_all_ranks_share_one():
         return original(ranks, *args, **kwargs)
 
     dist.new_group = new_group
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):  # a banner with the flags that Paddle has changed itself
+        with contextlib.redirect_stderr(output):  # a banner with the flags that Paddle has changed itself
             dist.init_parallel_env()
         yield
     finally:
         dist.new_group = original
-        for line in said.getvalue().splitlines():
+        for line in output.getvalue().splitlines():
             if not line.startswith(("=====", "FLAGS(")):
                 print(line, file=sys.stderr)
 
 
 def finish() -> None:
-    """Wait until the device has done what it was given, so that a clock shows the work's time. A CPU has, always."""
+    """Wait until the device has finished its work, to measure time; a CPU always has."""
     if not paddle.get_device().startswith("cpu"):
         paddle.device.synchronize()
 
@@ -116,7 +120,7 @@ def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:
 
 
 def every(ok: bool) -> bool:
-    """Say whether `ok` holds on every rank. One all_reduce of one number, so it is a barrier too."""
+    """Return whether `ok` is true on every rank. One all_reduce of one number, so it is a barrier too."""
     return all_reduce(paddle.full([1], 0 if ok else 1, "int64")).item() == 0
 
 
@@ -128,9 +132,9 @@ def broadcast(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def gather_objects(value: object) -> list:
-    """Gather every rank's `value` (anything picklable and small), in rank order, on every rank. The pickles are our own.
+    """Gather every rank's `value` (anything picklable and small), in rank order, on every rank.
 
-    Waits in `barrier` first, so the ranks may come to it minutes apart.
+    The pickles are our own. Waits in `barrier` first, so the ranks may come to it minutes apart.
     """
     if world_size() == 1:
         return [value]
@@ -141,11 +145,12 @@ def gather_objects(value: object) -> list:
 
 
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
-    """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank. Every rank calls it.
+    """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank.
 
-    The value has to be small and picklable. It may take minutes: the others wait in `barrier`.
+    Every rank calls it. The value has to be small and picklable. It may take minutes: the others wait in `barrier`.
     """
-    value, problem = None, None
+    value = None
+    problem = None
     if rank() == 0:
         try:
             value = function()
@@ -168,10 +173,13 @@ def gather_counts(count: int) -> list[int]:
 
 
 def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
-    """[B, ...] on each rank -> [N, ...], rank-major and bit-identical on every rank. Not differentiable. One all_gather.
+    """Gather rows [B, ...] of each rank to [N, ...], rank-major and bit-identical on every rank.
+
+    Not differentiable. One all_gather.
 
     Args:
-        counts: rows that each rank contributes, sum N; from `gather_counts`. Unequal counts are padded on the way.
+        counts: rows that each rank contributes, sum N; from `gather_counts`. Unequal counts are padded on the
+            way.
     """
     if world_size() == 1:
         return x
@@ -185,10 +193,12 @@ def gather_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
 
 
 def gather_array(x: np.ndarray) -> np.ndarray:
-    """[B, ...] on each rank -> [N, ...] in rank order, on every rank. All but the first axis must agree; B may be 0.
+    """Gather a numpy array [B, ...] of each rank to [N, ...] in rank order, on every rank.
 
-    For results as large as memory: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a GPU holds
-    W pieces only. Waits in `barrier` first, so the ranks may come to it minutes apart.
+    All axes but the first must agree; B may be 0.
+
+    For large results: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a GPU holds
+    only W pieces. Waits in `barrier` first, so the ranks may come to it minutes apart.
     """
     if world_size() == 1:
         return x
@@ -210,7 +220,10 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
 
 def reduce_scatter_rows(x: paddle.Tensor, counts: list[int]) -> paddle.Tensor:
-    """[N, ...] on each rank -> the sum over ranks of this rank's own rows, [B, ...]. Overwrites `x`. One all_reduce."""
+    """Sum `x` [N, ...] over the ranks and return this rank's own rows [B, ...].
+
+    Overwrites `x`. One all_reduce.
+    """
     if world_size() == 1:
         return x
     start = sum(counts[: rank()])
@@ -240,7 +253,7 @@ class _ReduceScatter(PyLayer):
 
 
 def _c_allgather(x: paddle.Tensor, counts: list[int] | None = None) -> paddle.Tensor:
-    """Differentiable gather, PLSC's name: [B, ...] -> [N, ...], rank-major, the same bits on every rank.
+    """Gather rows, differentiably: [B, ...] -> [N, ...], rank-major, the same bits on every rank.
 
     Backward sums over the ranks the gradient of this rank's slice. Every rank calls it, forward and backward.
     Collectives: one all_gather forward (two without `counts`), one all_reduce backward; none at world size 1.
@@ -251,7 +264,7 @@ def _c_allgather(x: paddle.Tensor, counts: list[int] | None = None) -> paddle.Te
 
 
 def _c_reducescatter(x: paddle.Tensor, counts: list[int] | None = None) -> paddle.Tensor:
-    """Differentiable reduce-scatter, PLSC's name: [N, ...] on each rank -> [B, ...], the sum over ranks of its own rows.
+    """Sum over the ranks, differentiably, and return this rank's rows: [N, ...] -> [B, ...]. PLSC's name.
 
     Backward gathers the ranks' gradients. Every rank calls it, forward and backward.
     Collectives: one all_reduce forward, one all_gather backward; none at world size 1.
@@ -268,24 +281,26 @@ def _c_reducescatter(x: paddle.Tensor, counts: list[int] | None = None) -> paddl
 
 
 def shard_index(label: paddle.Tensor, start: int, stop: int, ignore: int = -1) -> paddle.Tensor:
-    """Labels as this shard numbers them: label - start inside [start, stop), `ignore` elsewhere. No collective.
+    """Number labels within this shard: label - start inside [start, stop), `ignore` elsewhere. No collective.
 
-    Paddle's own shard_index knows the ceil split only; where W divides C the two agree. int64 in, int64 out; the argument is
-    not touched.
+    Paddle's own shard_index has the ceil split only; the two agree where W divides C. int64 in, int64 out;
+    `label` does not change.
     """
     return paddle.where((label >= start) & (label < stop), label - start, paddle.full_like(label, ignore))
 
 
 def barrier(timeout: float = 3600.0) -> None:
-    """Wait until every rank is here, for as long as `timeout` seconds.
+    """Wait until every rank has called it, for at most `timeout` seconds.
 
-    It polls the job's key-value store: a Gloo collective gives up after a fixed 30 s, which a rank that saves, evaluates or
-    builds an index alone easily exceeds. About 0.1 s each, so not for every step. Every rank must call it equally often.
+    It polls the job's key-value store: a Gloo collective gives up after a fixed 30 s, which a rank that
+    saves, evaluates or builds an index alone easily exceeds. About 0.1 s each, so not for every step. Every
+    rank must call it equally often.
     """
     if world_size() == 1:
         return
     store = paddle.base.core.create_or_get_global_tcp_store()
-    key, give_up = f"plsc/barrier/{next(_barriers)}", time.monotonic() + timeout
+    key = f"plsc/barrier/{next(_barriers)}"
+    give_up = time.monotonic() + timeout
     store.add(key, 1)
     while (here := store.add(key, 0)) < world_size():
         if time.monotonic() > give_up:
@@ -293,7 +308,7 @@ def barrier(timeout: float = 3600.0) -> None:
                 f"only {here} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
         time.sleep(0.02)
-    # The store is rank 0's, and ends with it: it leaves last, or who still asks would find nobody.
+    # The store belongs to rank 0 and ends with it, so rank 0 leaves last: the others may still ask it.
     if rank() != 0:
         store.add(key, 1)
     while rank() == 0 and store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up:

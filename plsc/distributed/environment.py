@@ -1,8 +1,9 @@
-"""What has to be right in the process before Paddle computes: threads per rank and the BLAS code path.
+"""Prepare the environment of a process before Paddle computes: threads per rank and the BLAS code path.
 
-Two facts drive it. Importing Paddle sets OMP_NUM_THREADS=1, and so does the launcher for its ranks: without help a rank on a
-large machine uses one core. And Paddle's BLAS takes its slow path on AMD processors unless MKL_DEBUG_CPU_TYPE=5 is in the
-environment before the first matrix product (2.3 to 2.7 times slower, measured). What the user set is never overridden.
+Importing Paddle sets OMP_NUM_THREADS=1, and so does the launcher for its ranks: without a correction a rank
+on a large machine uses one core. Paddle's BLAS takes a slow path on AMD processors unless
+MKL_DEBUG_CPU_TYPE=5 is in the environment before the first matrix product (2.3 to 2.7 times slower,
+measured). Settings of the user are never overridden.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import sys
 import warnings
 from pathlib import Path
 
-_late = (
-    False  # MKL_DEBUG_CPU_TYPE was set when Paddle was there already: it is read once, at the first product
-)
+# Whether MKL_DEBUG_CPU_TYPE was set after Paddle was imported: it is read once, at the first product.
+_late = False
 
-# Warnings that Paddle gives at every start and that a user can do nothing about.
+# Warnings that Paddle gives at every start and that a user cannot act on.
 _NUISANCES = (
     "No ccache found",
     "When training, we now always track",
@@ -26,7 +26,7 @@ _NUISANCES = (
 
 
 def before_paddle() -> None:
-    """Choose the BLAS code path and silence what Paddle and others say at every start; call it before they are imported."""
+    """Choose the BLAS code path and silence routine messages; call it before Paddle is imported."""
     global _late
     if (
         "MKL_CBWR" not in os.environ
@@ -37,23 +37,23 @@ def before_paddle() -> None:
         os.environ["MKL_DEBUG_CPU_TYPE"] = "5"
     for nuisance in _NUISANCES:
         warnings.filterwarnings("ignore", message=nuisance)
-    # Read when Paddle is imported: information, and warnings such as those of Paddle's own exporter, are for its developers.
+    # Read when Paddle is imported. Its information and warnings are for its developers.
     os.environ.setdefault("GLOG_minloglevel", "2")
     logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # "generated new fontManager"
 
 
 def rank_from_env() -> int:
-    """This process's rank as the launcher numbered it; 0 without a launcher."""
+    """Return this process's rank from the launcher; 0 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
 
 
 def world_size_from_env() -> int:
-    """Number of ranks that the launcher started; 1 without a launcher."""
+    """Return the number of ranks that the launcher started; 1 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
 def local_size_from_env() -> int:
-    """Number of ranks that the launcher started on this machine; 1 without a launcher."""
+    """Return the number of ranks that the launcher started on this machine; 1 without a launcher."""
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
 
 
@@ -64,7 +64,7 @@ def prepare(threads: int | None = None) -> tuple[int, list[str]]:
         threads: threads for this rank; None shares the processors out evenly among the ranks of this machine.
 
     Returns:
-        The number of threads for `distributed.init`, and one line for the log per decision taken.
+        The number of threads for `distributed.init`, and a line for the log about each decision.
     """
     before_paddle()
     notes = []
@@ -89,22 +89,21 @@ def _threads(wanted: int | None) -> tuple[int, str]:
         return int(chosen), "OMP_NUM_THREADS as set by you"
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks_here = local_size_from_env()
-    return max(
-        1, processors // ranks_here
-    ), f"{processors} processors for {ranks_here} rank{'s' * (ranks_here != 1)}"
+    why = f"{processors} processors for {ranks_here} rank{'s' * (ranks_here != 1)}"
+    return max(1, processors // ranks_here), why
 
 
 def for_ranks() -> dict[str, str]:
-    """os.environ for a launch from this process, less what Paddle and `prepare` have put into it, not the user."""
+    """Return os.environ for a launch from this process, without what Paddle and `prepare` have added."""
     ours = {"OMP_NUM_THREADS": "1", "MKL_DEBUG_CPU_TYPE": "5"}.items() - _environment_at_start().items()
     return dict(os.environ.items() - ours)
 
 
 def _environment_at_start() -> dict[str, str]:
-    """The environment as the user gave it: that of the launcher (our parent in a launch), else our own.
+    """Return the environment that the user gave: that of the launcher (the parent in a launch), else our own.
 
-    Not os.environ: by the time we run, importing Paddle has put OMP_NUM_THREADS=1 into it, here and in the launcher.
-    Where /proc is missing nothing can be told apart, and the answer is "nothing was set".
+    os.environ would be wrong: importing Paddle has put OMP_NUM_THREADS=1 into it, here and in the launcher.
+    {} where /proc is missing.
     """
     pid = os.getppid() if "PADDLE_TRAINER_ID" in os.environ else os.getpid()
     try:

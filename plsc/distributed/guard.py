@@ -1,9 +1,11 @@
-"""What a training rank does about its own end: it stops when asked, says why it failed, and is nobody's orphan.
+"""Stop a training rank on a signal, record why it failed, and end it with its launcher.
 
-A signal only sets a flag here; the trainer lets the ranks agree on the step, saves, and leaves. A second one ends the process at once,
-whatever it waits for. A signal that was ignored when the process began (nohup) stays ignored. Under `plsc-run` each rank leaves
-files in output_dir/errors, by which plsc.cli.commands.run.postmortem tells who failed first: rank{r}.alive (process and step, gone after an orderly
-end), rank{r}.json (the exception, or that it was stopped), rank{r}.trace (where it was stuck or crashed). Knows no paddle.
+A signal only sets a flag; the trainer lets the ranks agree on the step, saves, and ends. A second signal ends
+the process at once, even if it is blocked. A signal that was ignored when the process began (nohup) stays
+ignored. Under `plsc-run` each rank writes files in output_dir/errors, from which
+plsc.cli.commands.run.postmortem finds the rank that failed first: rank{r}.alive (process and step, removed
+after an orderly end), rank{r}.json (the exception, or the stop), rank{r}.trace (where it was stuck or
+crashed). Imports no Paddle.
 
 Try it: `kill -TERM` a rank of a training; all ranks save the same step and end with 143.
 """
@@ -31,35 +33,41 @@ from plsc.distributed.environment import rank_from_env
 from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
 
-SUPERVISOR = "PLSC_RUN_PID"  # in the environment of whatever plsc-run starts
-LOCKED = "PLSC_RUN_LOCK"  # the folder whose lock it holds for them
+SUPERVISOR = "PLSC_RUN_PID"  # in the environment of all processes that plsc-run starts
+LOCKED = "PLSC_RUN_LOCK"  # the folder whose lock plsc-run holds for them
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-PATIENCE = 6  # times hang_seconds for what is no step: start, evaluation, saving, report
-APART = 2.0  # seconds: a further SIGTERM this soon is the launcher's, which repeats it
-_GRACE = 2.0  # seconds for what a second Ctrl-C raises to end the process
+PATIENCE = 6  # times hang_seconds outside of steps: start, evaluation, saving, report
+APART = 2.0  # seconds: a further SIGTERM within these is the launcher's, which repeats it
+_GRACE = 2.0  # seconds for the KeyboardInterrupt of a second Ctrl-C to end the process
 _WIDTH = 200  # of the text in rank{r}.alive, which is overwritten in place
 _RESERVED = 16384  # bytes of each file that a rank may leave, taken before the disk is full
 _PR_SET_PDEATHSIG = 1
 
 
 class Guard:
-    """Around the training of one rank: `with Guard(folder, hang_seconds) as guard`. Guard() alone is idle.
+    """A context for the training of one rank: `with Guard(folder, hang_seconds) as guard`; Guard() is idle.
 
     Args:
         folder: Global.output_dir.
-        hang_seconds: in a launch, a rank whose step takes longer says where it is and ends with 1; 0: never.
+        hang_seconds: in a launch, a rank whose step takes longer writes its stack and ends with 1; 0: never.
 
-    Attributes: `signal`, number of the signal that asks to stop, 0 = none; `stopped`, its name once all ranks have saved; `step`, how
-    many are done; `supervised`, whether plsc-run started this rank.
+    Attributes:
+        signal: number of the signal that asks to stop, 0 = none.
+        stopped: the name of that signal once all ranks have saved.
+        step: steps done.
+        supervised: whether plsc-run started this rank.
 
     Entering takes the folder's lock (rank 0, unless the supervisor has it): UserError if another run has it.
     """
 
     def __init__(self, folder: Path | None = None, hang_seconds: float = 0):
         self.folder = folder
-        self.signal, self.stopped, self.step = 0, None, 0
+        self.signal = 0
+        self.stopped = None
+        self.step = 0
         launched = folder is not None and "PADDLE_TRAINER_ID" in os.environ
-        self._launched, self.supervised = launched, launched and SUPERVISOR in os.environ
+        self._launched = launched
+        self.supervised = launched and SUPERVISOR in os.environ
         self._seconds = hang_seconds if launched else 0
         self._armed: tuple[float, float] = (0.0, 0.0)  # for how long, when
         self._exit = contextlib.ExitStack()
@@ -74,7 +82,10 @@ class Guard:
         return self
 
     def listen(self) -> None:
-        """From here on a signal waits for the next step. To be called after importing Paddle, which sets handlers of its own."""
+        """Handle signals at the end of a step from now on.
+
+        Call it after importing Paddle, which sets handlers of its own.
+        """
         if threading.current_thread() is threading.main_thread():
             self._exit.enter_context(_second_signal(self._end_now))
             for number in STOPPING:
@@ -99,7 +110,7 @@ class Guard:
         self.allow_pause()
 
     def step_started(self, step: int) -> None:
-        """Note that `step` is done, and that the next one begins. Costs microseconds."""
+        """Note that `step` is done and the next one begins. Takes microseconds."""
         self.step = step
         if self._alive:
             text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "step": step})
@@ -107,7 +118,7 @@ class Guard:
         self._arm(self._seconds)
 
     def allow_pause(self) -> None:
-        """Allow what follows, which is no step, to take longer."""
+        """Allow more time for what follows, which is not a step."""
         self._arm(PATIENCE * self._seconds)
 
     def stop(self, name: str) -> None:
@@ -129,12 +140,12 @@ class Guard:
         finally:
             self._exit.close()
 
-    def _record(self, said: dict[str, Any]) -> None:
-        """Write rank{r}.json, in a launch; into a file that was made beforehand, if there is one, because the disk may be full."""
+    def _record(self, fields: dict[str, Any]) -> None:
+        """Write rank{r}.json in a launch, into the reserved file if there is one: the disk may be full."""
         if not self._launched:
             return
         whose = {"rank": rank_from_env(), "host": socket.gethostname(), "pid": os.getpid()}
-        text = json.dumps({"time": time.time(), **whose, "step": self.step, **said}, indent=1)
+        text = json.dumps({"time": time.time(), **whose, "step": self.step, **fields}, indent=1)
         try:
             (self.folder / "errors").mkdir(parents=True, exist_ok=True)
             reserved = self._file("reserved")
@@ -148,7 +159,7 @@ class Guard:
             print(f"ERROR {self._file('json')} cannot be written: {error}", file=sys.stderr, flush=True)
 
     def _end_now(self, number: int) -> None:
-        """End the process on a second signal; called in another thread than the one that may be blocked."""
+        """End the process on a second signal; called in another thread, since the main one may be blocked."""
         stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
         where = f"{stack[-1].filename}:{stack[-1].lineno}"
         text = (
@@ -164,17 +175,17 @@ class Guard:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: at once, then
+            raise KeyboardInterrupt  # a second Ctrl-C: end at once
         self.signal = number
 
 
 def exit_code(number: int) -> int:
-    """The exit code of a program that a signal has stopped, as shells have it: 130 for SIGINT, 143 for SIGTERM."""
+    """Return the exit code of a program stopped by a signal, as in shells: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + number
 
 
 def stopped_on(code: int) -> str | None:
-    """The signal, by its name, that an exit code stands for; None for any other code."""
+    """Return the name of the signal that an exit code stands for; None for any other code."""
     return next((number.name for number in STOPPING if code == exit_code(number)), None)
 
 
@@ -182,8 +193,9 @@ def stopped_on(code: int) -> str | None:
 def _second_signal(end: Callable[[int], None]) -> Iterator[None]:
     """Call `end(number)` when a second signal of STOPPING comes.
 
-    A thread waits for it: the main thread may be blocked in the kernel, and then runs no handler. A SIGTERM soon after the first
-    signal is passed over; after a SIGINT, for which the handler raises KeyboardInterrupt, that has time to end the process.
+    A thread waits for it, since a main thread that is blocked in the kernel runs no handler. A SIGTERM soon
+    after the first signal is ignored. A second SIGINT raises KeyboardInterrupt in the handler, which has time
+    to end the process first.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -213,8 +225,10 @@ def _second_signal(end: Callable[[int], None]) -> Iterator[None]:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """An exception in a few words: {"type", "message" (one line), "user" (the user can mend it), "where"}."""
-    text = str(error).rpartition("Error Message Summary:")[2]  # Paddle's own has a C++ traceback before it
+    """Describe an exception: {"type", "message" (one line), "user" (a UserError), "where"}."""
+    text = str(error).rpartition("Error Message Summary:")[
+        2
+    ]  # Paddle's own errors begin with a C++ traceback
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     message = " ".join(text.strip(" -\n").split())[:500]
@@ -227,13 +241,13 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends, however it ends. Linux only, else nothing.
+    """Have the kernel kill this process when its parent ends for any reason. Linux only.
 
-    A launcher that is killed would leave its ranks running to the end, each in a session of its own.
+    Otherwise the ranks of a killed launcher, each in a session of its own, would run on.
     """
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor and not Path(f"/proc/{supervisor}").exists():
-        sys.exit("ERROR plsc-run has ended before this rank began")  # it was too late for the kernel to tell
+        sys.exit("ERROR plsc-run has ended before this rank began")  # before the call above

@@ -1,6 +1,7 @@
 """Start `python -m plsc ...` on several ranks of this machine, through paddle.distributed.launch.
 
-For Entry.launch and plsc-selftest, which begin in a plain process or a notebook. A user's own launch does not need it.
+For Entry.launch and plsc-selftest, which start from one process or a notebook. A user's own launch does not
+need it.
 
     launch(["train", "-c", "configs/"], 2, Path("output/log"), print)
 """
@@ -27,43 +28,41 @@ STARTER = Path(__file__).with_name("paddle_launch.py")
 def launch(
     arguments: Sequence[str], ranks: int, logs: Path, say: Callable[[str], object], main: Path = MAIN
 ) -> int:
-    """Run `python -m plsc *arguments` on `ranks` processes, which can import what this one can.
+    """Run `python -m plsc *arguments` on `ranks` processes with the import path of this one.
 
     Args:
-        logs: folder for what each rank prints, workerlog.0, workerlog.1, ...
-        say: is given what rank 0 prints, a line at a time, line end included. It does not inherit stdout: a notebook shows what
-            Python prints only. The launcher's own words go to launcher.log.
+        logs: folder for the output of each rank, workerlog.0, workerlog.1, ...
+        say: is called with each line that rank 0 prints, line end included. Rank 0 does not inherit stdout,
+            since a notebook shows only what Python prints. The launcher's own messages go to launcher.log.
         main: another version's __main__.py.
 
     Returns: the launcher's exit code, 0 if every rank ended with 0.
     """
     starter = [str(STARTER), "--nproc_per_node", str(ranks), "--log_dir", str(logs)]
     env = {**environment.for_ranks(), "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
-    if (
-        env.get("CUDA_VISIBLE_DEVICES") == ""
-    ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
+    if env.get("CUDA_VISIBLE_DEVICES") == "":  # the usual way to hide GPUs, on which Paddle's launcher fails
         del env["CUDA_VISIBLE_DEVICES"]
-    with open_log(logs) as words:
-        said_before = words.tell()
+    with open_log(logs) as log:
+        log_start = log.tell()
         process = subprocess.Popen(
             [sys.executable, *starter, str(main), *arguments],
             env=env,
             stdout=subprocess.PIPE,
-            stderr=words,
+            stderr=log,
             encoding="utf-8",
             errors="backslashreplace",
         )
     for line in process.stdout:
         say(line)
     code = process.wait()
-    if code not in (0, 2) and not stopped_on(code):  # 2: a rank has said why
-        for line in _mistakes(logs, said_before):
+    if code not in (0, 2) and not stopped_on(code):  # 2: a rank has printed why
+        for line in _mistakes(logs, log_start):
             say(line)
     return code
 
 
 def open_log(logs: str | Path) -> IO[bytes]:
-    """The launcher's own log, open for appending; nowhere where it cannot be written."""
+    """Open the launcher's own log for appending; /dev/null where it cannot be written."""
     try:
         Path(logs).mkdir(parents=True, exist_ok=True)
         return open(Path(logs) / LOG, "ab")
@@ -72,7 +71,7 @@ def open_log(logs: str | Path) -> IO[bytes]:
 
 
 def show_mistakes(logs: str | Path, start: int, stream: IO[str]) -> None:
-    """Print the launcher's last words after `start`, bytes of its log, but for those that it says in every launch."""
+    """Print the last lines of the launcher's log after byte `start`, without those of every launch."""
     stream.writelines(_mistakes(logs, start))
     stream.flush()
 
@@ -88,7 +87,7 @@ def _mistakes(logs: str | Path, start: int) -> list[str]:
 
 
 def run_ranks(arguments: list[str], ranks: int, logs: Path) -> str:
-    """Run `python -m plsc *arguments` on `ranks` new processes; returns the last line that they print."""
+    """Run `python -m plsc *arguments` on `ranks` new processes, and return the last line that they print."""
     lines: list[str] = []
     if ranks > 1:
         launch(arguments, ranks, logs, lines.append)

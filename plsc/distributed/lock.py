@@ -1,8 +1,10 @@
-"""One run at a time in an output folder: a lock on its file `.lock`, which says who holds it.
+"""Lock an output folder for one run at a time, by its file `.lock`, which names the holder.
 
-The kernel gives the lock back when its holder ends, however it ends, so a lock of a dead run is no obstacle. Knows no ranks.
+The kernel releases the lock when its holder ends for any reason, so a dead run does not keep it. Knows no
+ranks.
 
-Try it twice at the same time: `python -c "from plsc.distributed.lock import hold; held = hold('out'); input()"`.
+Try it twice at the same time: `python -c "from plsc.distributed.lock import hold; held = hold('out');
+input()"`.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ _log = logging.getLogger("plsc")
 
 
 def hold(folder: str | os.PathLike) -> IO[str]:
-    """Take the lock of `folder`, which is made if need be. It is held until the returned file is closed.
+    """Take the lock of `folder`, which is created if it is missing, until the returned file is closed.
 
-    Raises UserError when another process holds it, naming that process. A file system without locks is warned about.
+    Raises UserError when another process holds it, naming that process. A file system without locks gives a
+    warning.
     """
     folder = Path(folder)
     try:
@@ -34,7 +37,7 @@ def hold(folder: str | os.PathLike) -> IO[str]:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.EISDIR):
             raise UserError(
-                f"{folder / '.lock'}: is no plain file; remove it, or name another folder"
+                f"{folder / '.lock'}: is not a plain file; remove it, or name another folder"
             ) from error
         raise UserError(
             f"Global.output_dir: cannot make {folder}: {error.strerror}; name another folder"
@@ -49,9 +52,13 @@ def hold(folder: str | os.PathLike) -> IO[str]:
             f"{folder}/ is in use by {holder}: wait until it ends, stop it, or set another Global.output_dir"
         ) from None
     except OSError as error:
-        _log.warning("%s: the file system has no locks (%s); nothing keeps a second run out", folder, error)
+        _log.warning(
+            "%s: the file system has no locks (%s); a second run in this folder cannot be prevented",
+            folder,
+            error,
+        )
         return file
-    with contextlib.suppress(OSError):  # a full disk: the lock holds, and does not say whose it is
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, but does not name its holder
         file.truncate(0)
         file.write(f"pid {os.getpid()} on host {socket.gethostname()}\n")
         file.flush()
@@ -59,7 +66,7 @@ def hold(folder: str | os.PathLike) -> IO[str]:
 
 
 def _open(path: Path) -> IO[str]:
-    """Open the file for reading and appending; OSError with ELOOP where it is a link, a pipe or a device."""
+    """Open the file for reading and appending; OSError with ELOOP for a link, a pipe or a device."""
     number = os.open(
         path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
     )

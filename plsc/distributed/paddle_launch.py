@@ -1,6 +1,7 @@
 """Run Paddle's launcher: `python .../paddle_launch.py` in place of `python -m paddle.distributed.launch`.
 
-With -m Python looks for modules in the working folder first, and would run whatever is called paddle.py there. Imports nothing of plsc.
+With -m Python looks for modules in the working folder first, and would run a paddle.py there. Imports nothing
+of plsc.
 """
 
 import runpy
@@ -8,6 +9,6 @@ import sys
 import warnings
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder, whose module names must not shadow anybody's
+    del sys.path[0]  # this folder: its modules must not shadow others
     warnings.filterwarnings("ignore", message="No ccache found")
     runpy.run_module("paddle.distributed.launch", run_name="__main__", alter_sys=True)

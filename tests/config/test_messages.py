@@ -84,14 +84,14 @@ class Narrow:
 
 
 def check(cls, given, section=ModelCfg):
-    values, complaints = check_keywords(section, cls, given, ["Head.margin", "Model.name"])
-    return values, [(".".join(map(str, complaint.path)), complaint.message) for complaint in complaints]
+    values, problems = check_keywords(section, cls, given, ["Head.margin", "Model.name"])
+    return values, [(".".join(map(str, problem.path)), problem.message) for problem in problems]
 
 
 def test_values_come_as_annotated():
     given = {"depth": 3, "widths": [1, 2], "path": "x", "copy": True, "anything": {"a": [1]}, "rates": [1]}
-    values, complaints = check(Net, {"name": "Net", "embedding_size": 4, **given})
-    assert complaints == []
+    values, problems = check(Net, {"name": "Net", "embedding_size": 4, **given})
+    assert problems == []
     assert values == {**given, "widths": (1, 2), "path": Path("x"), "rates": [1.0]}
 
 
@@ -165,10 +165,10 @@ def test_options_are_the_arguments_of_the_base_class():
         {"path": "x", "size": (4, 5), "share": 1.0},
         [],
     )
-    _, complaints = check(Last, {"path": "x", "sise": [4, 5]}, TrainDatasetCfg)
-    assert complaints == [("sise", "unknown key, did you mean 'size'?")]
-    _, complaints = check(Derived, {"path": "x", "size": 4}, TrainDatasetCfg)
-    assert complaints == [("size", "must be a list of 2 values (got 4)")]
+    _, problems = check(Last, {"path": "x", "sise": [4, 5]}, TrainDatasetCfg)
+    assert problems == [("sise", "unknown key, did you mean 'size'?")]
+    _, problems = check(Derived, {"path": "x", "size": 4}, TrainDatasetCfg)
+    assert problems == [("size", "must be a list of 2 values (got 4)")]
     assert takes(Last, "seed") and not takes(Last, "steps")
 
 

@@ -53,7 +53,9 @@ def test_a_lock_that_is_no_plain_file_is_refused_and_what_it_points_to_left(tmp_
         "pipe": lambda: os.mkfifo(place),
         "folder": place.mkdir,
     }[kind]()
-    with pytest.raises(UserError, match=r"/out/.lock: is no plain file; remove it, or name another folder"):
+    with pytest.raises(
+        UserError, match=r"/out/.lock: is not a plain file; remove it, or name another folder"
+    ):
         hold(tmp_path / "out")
     assert (tmp_path / "letters").read_text() == "precious"
 
