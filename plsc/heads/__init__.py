@@ -1,4 +1,5 @@
-"""Class centres, sharded over the ranks or whole on each, and the loss over them: read softmax.py, then step.py."""
+"""The class layer: centres, sharded over the ranks or whole on each, and the loss. Read softmax.py, then
+step.py."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ def make_head(
     """Make a head with a new bank of class centres. Every rank calls it.
 
     Args:
-        bias: one number per class added to the logit. Only without a margin.
+        bias: whether each class has a number that is added to its logit. Only without a margin.
         bank, bank_dtype, bank_folder: as of `build_bank`.
-        init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax, 0.01 with a margin.
+        init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax,
+            0.01 with a margin.
         seed: of the initial centres and of the sampling.
         momentum, weight_decay: of the centres' momentum SGD.
         options: the further arguments of `SoftmaxHead`, as are margin, sharded and sub_centres.

@@ -1,7 +1,7 @@
-"""Margins that look at more than the target's angle: at the embedding's norm, at the other logits, at the run so far.
+"""Margins that depend on more than the target's angle: on its norm, the other logits, or the run so far.
 
-Each keeps the same numbers on every rank, because it is shown the whole global batch, and gives them to the checkpoint.
-What a margin must do, symbols and the plain margins: margins.py.
+Each keeps the same numbers on every rank, because it sees the whole global batch, and gives them to the
+checkpoint. The interface of a margin, the symbols and the plain margins are in margins.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from plsc.heads.margins import Margin, Target, Wrapped, add_angle, angle
 
 
 class AdaFace(Margin):
-    """cos(theta + g_angle) - g_add with g_angle = -m z, g_add = m z + m (Kim et al., AdaFace, CVPR 2022, equation 14).
+    """cos(theta + g_angle) - g_add with g_angle = -m z, g_add = m z + m (Kim et al., AdaFace, CVPR 2022,
+    equation 14).
 
-    z = clip((norm - mean) / (deviation / h), -1, 1) says how good the picture is, by running statistics of the norms. As in the
-    paper no gradient flows through z. theta + g_angle is kept inside [0.001, pi - 0.001], as in the authors' code.
+    z = clip((norm - mean) / (deviation / h), -1, 1) estimates the image's quality from running statistics of
+    the norms. As in the paper no gradient flows through z. theta + g_angle is kept inside [0.001, pi -
+    0.001], as in the authors' code.
     """
 
     EDGE = 1e-3
 
     def __init__(self, margin: float = 0.4, h: float = 0.333, momentum: float = 0.99):
-        self.margin, self.h, self.momentum = margin, h, momentum
-        self.mean, self.deviation = 20.0, 100.0
+        self.margin = margin
+        self.h = h
+        self.momentum = momentum
+        self.mean = 20.0
+        self.deviation = 100.0
 
     def observe(self, norm_N):
         norm_N = norm_N.clip(self.EDGE, 100.0)
@@ -49,12 +54,14 @@ class AdaFace(Margin):
         return {"mean": self.mean, "deviation": self.deviation}
 
     def load_state(self, state):
-        self.mean, self.deviation = state["mean"], state["deviation"]
+        self.mean = state["mean"]
+        self.deviation = state["deviation"]
 
 
 class MagFace(Margin):
-    """cos(theta + m(a)), m linear from `low_margin` at norm a = `low` to `high_margin` at `high`, and a penalty
-    weight * (a / high^2 + 1 / a) that pulls norms upwards (Meng et al., MagFace, CVPR 2021, equations 5 and 6).
+    """cos(theta + m(a)), m linear from `low_margin` at norm a = `low` to `high_margin` at `high`, and a
+    penalty weight * (a / high^2 + 1 / a) that pulls norms upwards (Meng et al., MagFace, CVPR 2021, equations
+    5 and 6).
 
     Norms are clipped to [low, high]; outside, no gradient flows through them, as in the authors' code.
     """
@@ -71,7 +78,10 @@ class MagFace(Margin):
     ):
         if not 0 < low < high:
             raise UserError(f"magface: low and high must be 0 < low < high (got {low:g} and {high:g})")
-        self.low, self.high, self.low_margin, self.weight = low, high, low_margin, weight
+        self.low = low
+        self.high = high
+        self.low_margin = low_margin
+        self.weight = weight
         self.rise = (high_margin - low_margin) / (high - low)
 
     def _inside(self, norm):
@@ -97,8 +107,8 @@ class MagFace(Margin):
 
 
 class CurricularFace(Margin):
-    """The target as in ArcFace; another class's cosine c above the target's becomes c (t + c), t the running mean of the plain
-    target cosines (Huang et al., CurricularFace, CVPR 2020, equations 5, 6 and 8).
+    """The target as in ArcFace; another class's cosine c above the target's becomes c (t + c), t the running
+    mean of the plain target cosines (Huang et al., CurricularFace, CVPR 2020, equations 5, 6 and 8).
 
     No gradient flows through t, nor through the comparison.
     """
@@ -106,7 +116,8 @@ class CurricularFace(Margin):
     has_others = True
 
     def __init__(self, margin: float = 0.5, momentum: float = 0.99):
-        self.margin, self.momentum = margin, momentum
+        self.margin = margin
+        self.momentum = momentum
         self.t = 0.0
 
     def __call__(self, cos_P, norm_P):
@@ -130,13 +141,15 @@ class CurricularFace(Margin):
 
 
 class InterClassFilter(Wrapped):
-    """Sets the cosines of other classes above `threshold` to 0, beside another margin: they are likely the same person under two
-    names (An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code). No gradient flows where it is set."""
+    """Sets the cosines of other classes above `threshold` to 0, beside another margin: they are likely the
+    same person under two names (An et al., Partial FC, CVPR 2022, section 3.3, and the authors' code). No
+    gradient flows where it is set."""
 
     def __init__(self, inner: Margin, threshold: float):
         assert not inner.has_others, "one margin at a time changes the other classes"
         super().__init__(inner)
-        self.has_others, self.threshold = True, threshold
+        self.has_others = True
+        self.threshold = threshold
         self.others = self._filter
 
     def _filter(self, cos_Nb, plain_N1, target_N1):

@@ -1,10 +1,11 @@
-"""The work on all classes of a shard: forward to maxima and sums of their logits, backward to all gradients. Two backends, one result.
+"""Compute a shard's logits, their maxima and sums, and all gradients, by one of two equivalent backends.
 
     N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres   P targets in this shard
 
-`PaddleBackend` takes Paddle's ops, on any device and for whatever a margin does. `KernelBackend` does the same on CPUs in two calls of
-plsc/heads/kernels, several times faster, where a margin leaves the other logits alone. Both are made for one step, keep what its backward
-needs, and leave the gradients of the rows in the bank.
+`PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
+two calls of plsc/heads/kernels, several times faster, where the margin does not change the other logits. A
+backend is made for one step: it keeps what the backward pass needs, and writes the gradients of the rows to
+the bank.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ LOWEST = -1e30  # stands for "no other logit": finite, so that differences with 
 
 @dataclass(frozen=True)
 class BackendInput:
-    """What a backend is given of a step.
+    """The inputs of a backend for one step.
 
-    scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard; rows: the same as a tensor; column_P: their
-    classes, rising, as the bank's selected rows are counted. cosines: of each sample with its class, without and with margin [N, 1],
-    for a margin that changes the other logits. inspected: whether somebody asks for the logits themselves.
+    scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard; rows: the same as
+    a tensor; column_P: their classes, rising, as the bank's selected rows are counted. cosines: of each
+    sample with its class, without and with margin [N, 1], for a margin that changes the other logits.
+    inspected: whether the caller wants the logits themselves.
     """
 
     scaled_ND: paddle.Tensor
@@ -46,7 +48,7 @@ def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBacken
 
     Args:
         head: the SoftmaxHead, with its bank, its margin and its settings.
-        keep: whether exponentials are kept for backward; None: if the budget holds them.
+        keep: whether exponentials are kept for backward; None: if they fit into the budget.
     """
     able = (
         kernels.multiplies()
@@ -61,7 +63,7 @@ def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBacken
 
 
 def check_bfloat16(margin, sub_centres: int) -> None:
-    """Raise UserError for what no kernel can do in bfloat16, or this process cannot."""
+    """Raise UserError if these products cannot be computed in bfloat16, by any kernel or by this process."""
     wanting = None
     if sub_centres > 1:
         wanting = "and sub_centres above 1 do not go together"
@@ -78,7 +80,7 @@ def check_bfloat16(margin, sub_centres: int) -> None:
 
 
 class KernelBackend:
-    """Runs compiled code on the bank's own memory."""
+    """Runs compiled kernels on the bank's own memory."""
 
     def __init__(self, head, given: BackendInput, keep: bool | None):
         self.bank = head.bank
@@ -140,9 +142,9 @@ class PaddleBackend:
         self.kept: list | None = [] if (fits if keep is None else keep) else None
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Over the shard's sampled logits that are not the sample's target, [N] each: their maximum, their maximum before the
-        margin's hook, and the sum of exp(logit - maximum)."""
-        # As if of one block without classes, for a shard that has none.
+        """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
+        their maximum, their maximum before the margin's hook, and the sum of exp(logit - maximum)."""
+        # The numbers of a block without classes, for a shard that has none.
         samples = len(self.given.scaled_ND)
         plain, maxima, sums = [[paddle.full([samples], value)] for value in (LOWEST, LOWEST, 0.0)]
         for start, stop in self.blocks:
@@ -160,8 +162,8 @@ class PaddleBackend:
         return max_N, paddle.stack(plain).max(axis=0), sum_N
 
     def logits(self, start: int, stop: int):
-        """A block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook [N]; the hook's slopes
-        [N, b] and the nearest sub-centres [N, b, J], None where there is nothing of the kind."""
+        """Compute a block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook
+        [N]; the hook's slopes [N, b] and the nearest sub-centres [N, b, J], None where there are none."""
         logit_Nb, nearest_NbJ = self.head.similarity.logits(self.given.scaled_ND, start, stop)
         # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
         self.set_targets(logit_Nb, start, stop, float("-inf"))
@@ -187,12 +189,14 @@ class PaddleBackend:
         x_ND: paddle.Tensor,
         factor: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Gradient of the summed losses by the scaled embeddings, [N, D]; to the bank: that by its rows.
+        """Compute the gradient of the summed losses by the scaled embeddings, [N, D], and give the bank that
+        by its rows.
 
         Args:
             lse_N: logarithm of the samples' whole denominators.
             dtarget_P: gradient by the targets' logits; None where there are none.
-            x_ND: the scaled embeddings times factor, which is that of the mean.
+            x_ND: the scaled embeddings times `factor`.
+            factor: gradient of the mean loss over the number of samples.
         """
         grad_ND = paddle.zeros_like(x_ND)
         for number, (start, stop) in enumerate(self.blocks):
@@ -208,7 +212,8 @@ class PaddleBackend:
         return grad_ND
 
     def _probabilities(self, number: int, lse_N) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Softmax of block `number` times the hook's slopes, [N, b], 0 at the targets; the nearest sub-centres."""
+        """Compute the softmax of block `number` times the hook's slopes, [N, b], 0 at the targets, and the
+        nearest sub-centres."""
         if self.kept is not None:
             exp_Nb, max_N = self.kept[number]
             self.kept[number] = None
@@ -234,11 +239,13 @@ class Workspace:
 
     def take(self, numbers: int) -> np.ndarray:
         """Hand out at least so many float32."""
-        found, self._spare = self._spare, None
-        if found is None or len(found) < numbers:
-            found = np.empty(numbers + numbers // 16, np.float32)  # what is not touched costs nothing
-        return found
+        memory = self._spare
+        self._spare = None
+        if memory is None or len(memory) < numbers:
+            memory = np.empty(numbers + numbers // 16, np.float32)  # untouched pages cost nothing
+        return memory
 
     def give_back(self, taken: np.ndarray | None) -> None:
-        """Take memory back. A step that never comes to its backward keeps what it took, and the next one gets another."""
+        """Take memory back. A step without a backward pass keeps what it took, and the next step gets new
+        memory."""
         self._spare = self._spare if taken is None else taken

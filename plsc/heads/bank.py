@@ -1,11 +1,12 @@
-"""Where a shard's class centres and what the optimizer keeps of them live, and the one place that changes them.
+"""Banks: hold a shard's class centres with their optimizer state, and update them.
 
     S classes in this rank's shard   K of them selected for the step (all: K = S)   D embedding size   b rows of a class block
 
-A step selects rows, works on them by their numbers 0..K-1, and updates them alone, by one rule (optimizer.py); the others keep their
-bytes. `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more of them fit, `OffloadedBank`
-(window.py) elsewhere; a step then carries the selected rows over and their gradients back. A row's initial value depends on
-(seed, row) alone, so any number of ranks starts from the same centres.
+A step selects rows, addresses them by their numbers 0..K-1, and updates only these, by one rule
+(optimizer.py). `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more
+of them fit, `OffloadedBank` (offloaded_bank.py) on the disk or as bfloat16; the selected rows are then copied
+to the device, and their gradients back. A row's initial value depends on (seed, row) alone, so any number of
+ranks starts from the same centres.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _UPDATE_ROWS = 4096  # selected rows that are fetched, updated and written back 
 
 
 def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
-    """Rows [start, stop) of the class matrix, N(0, std), float32 [stop - start, width]; the same for any split of the classes."""
+    """Draw rows [start, stop) of the class matrix, N(0, std), float32 [stop - start, width]; the same for any
+    split of the classes."""
     rows = np.empty((stop - start, width), np.float32)
     for first in range(start - start % _INIT_ROWS, stop, _INIT_ROWS):
         rng = np.random.Generator(np.random.PCG64([seed, first // _INIT_ROWS]))
@@ -42,13 +44,15 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
 
 
 class Bank(ABC):
-    """Centres [S, width] and optionally a bias [S], what the rule keeps of them, and the gradient of the selected rows.
+    """Holds centres [S, width], optionally a bias [S], their optimizer state, and the gradient of the
+    selected rows.
 
-    Memory: values and moments, S * (width + bias) float32 each, where the kind of bank keeps them; the gradient, K of these rows,
-    on the device.
+    Memory: values and moments, S * (width + bias) float32 each, where the kind of bank keeps them; the
+    gradient, K of these rows, on the device.
 
     Args:
-        shard: the classes of this rank. width: numbers of a row. bias: whether each class has one more, its bias.
+        shard: the classes of this rank. width: numbers of a row. bias: whether each class has one more, its
+            bias.
         rule: updates the rows.
     """
 
@@ -64,11 +68,11 @@ class Bank(ABC):
 
     @property
     def names(self) -> list[str]:
-        """What a row has: "centres", "bias"."""
+        """The parts of a row: "centres", and "bias" where there is one."""
         return ["centres", "bias"] if self.bias else ["centres"]
 
     def moments_of(self, name: str) -> list[str]:
-        """Name the arrays that the rule keeps beside one: ["momentum"] of "centres"."""
+        """Name the arrays of the optimizer state of one part: ["momentum"] of "centres"."""
         return [moment_name(name, moment) for moment in self.rule.moments]
 
     # -- the rows of a step -------------------------------------------------------------------------------------------------
@@ -84,16 +88,18 @@ class Bank(ABC):
         return np.arange(self.shard.size) if self._index_K is None else self._index_K
 
     def select(self, index_K: np.ndarray | None) -> None:
-        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of them."""
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of
+        them."""
         self._index_K = index_K
 
     def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
-        """After `select`: fetch what the next step will select, as far as `draw` knows, beside this step. Only a bank whose rows are
-        far away calls it."""
+        """Fetch the rows that the next step will select, as far as `draw` knows them, while this step runs.
+        Called after `select`; only an offloaded bank calls `draw`."""
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
-        """Read selected rows [start, stop) of "centres" or "bias" on the device: a view where that is possible."""
+        """Read selected rows [start, stop) of "centres" or "bias" on the device: a view where that is
+        possible."""
 
     @abstractmethod
     def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
@@ -101,50 +107,56 @@ class Bank(ABC):
 
     @abstractmethod
     def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
-        """Rows in host memory for a kernel to read, and which of them are selected, int64 [K] (None: all); None where there are
-        no such rows."""
+        """Return the rows in host memory, for a kernel to read, and which of them are selected, int64 [K]
+        (None: all). None where there are no such rows."""
 
     @abstractmethod
     def update(self, lr: float, step: int = 0) -> None:
-        """Update the selected rows by the gradients set since they were selected. The number of the training step is for a bank that
-        rounds."""
+        """Update the selected rows by the gradients set since they were selected. step: the training step's
+        number, from which a bank that rounds at random draws."""
 
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Wait for what a bank that is far away does beside a step, as the next step does."""
+        """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
 
     # -- gradients ----------------------------------------------------------------------------------------------------------
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be set before it."""
+        """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
+        set before it."""
         paddle.assign(grad, output=self.gradient(name)[start:stop])
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Where the gradient of the selected rows goes, [K, width] or [K]: as `set_gradient`, for who writes it in place."""
-        held, needed = self._grads.get(name), self.selected
-        if held is None or len(held) < needed:
+        """Return the memory for the gradient of the selected rows, [K, width] or [K], for a caller that
+        writes it in place."""
+        memory = self._grads.get(name)
+        needed = self.selected
+        if memory is None or len(memory) < needed:
             # Sampling takes a few more or less each step: some spare rows, so that no later step needs new memory.
             count = needed + (0 if self._index_K is None else needed // 16)
-            self._grads[name] = held = paddle.empty([count, self.width] if name == "centres" else [count])
-        return held[:needed]
+            memory = paddle.empty([count, self.width] if name == "centres" else [count])
+            self._grads[name] = memory
+        return memory[:needed]
 
     def gradients(self) -> dict[str, paddle.Tensor]:
-        """Gradients of the selected rows by name, [K, width] and [K]; empty before the first backward."""
-        return {name: held[: self.selected] for name, held in self._grads.items()}
+        """Return the gradients of the selected rows by name, [K, width] and [K]; empty before the first
+        backward."""
+        return {name: memory[: self.selected] for name, memory in self._grads.items()}
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 
     def write_initial_rows(self) -> None:  # noqa: B027 (most banks have nothing to do)
-        """Do now what would delay the first step: a bank that is far away writes the initial rows that no checkpoint has brought."""
+        """Write the initial rows that no checkpoint has brought, which would delay the first step. Only an
+        offloaded bank has to."""
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that a checkpoint needs, by name, first axis the shard's classes. In host memory these are views, not
-        copies: they change with the next update."""
+        """Return the arrays of a checkpoint by name, first axis the shard's classes. In host memory these are
+        views, not copies: they change with the next update."""
 
     @abstractmethod
     def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
-        """Take over `rows`, cut from what `state()` of any kind of bank gave on any split of the classes; they go to
-        [start, start + len)."""
+        """Overwrite the rows [start, start + len) by `rows`, cut from the `state()` of any kind of bank on
+        any split of the classes."""
 
 
 def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np.ndarray]]:
@@ -155,7 +167,7 @@ def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np
 
 
 class DeviceBank(Bank):
-    """Rows on the device that Paddle computes on; without sampling they are used in place."""
+    """Keeps the rows on the device that Paddle computes on; without sampling they are used in place."""
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
@@ -213,7 +225,7 @@ class DeviceBank(Bank):
 
 
 class HostRows:
-    """Arrays in host memory of which some rows take part in a step: reads them for the device, and updates them on the CPU.
+    """Reads some rows of arrays in host memory for the device, and updates them on the CPU.
 
     Args:
         arrays: float32, by name, with the moments. index_K: which rows, int64; None: all.
@@ -250,7 +262,7 @@ class HostRows:
         """Update the selected rows by their gradients."""
         for name, grad in gradients.items():
             arrays = [self.arrays[each] for each in (name, *moments_of(name))]
-            # A kernel needs no temporaries, so no pieces.
+            # A kernel has no temporaries and takes all rows at once.
             in_one = kernels.library() and grad.place.is_cpu_place()
             piece = max(1, len(grad)) if in_one else _UPDATE_ROWS
             for start in range(0, len(grad), piece):
@@ -265,7 +277,8 @@ class HostRows:
 
 
 class HostBank(Bank):
-    """Rows in host memory, updated by the CPU; the device sees those of the block that it works on."""
+    """Keeps the rows in host memory and updates them on the CPU; the device gets those of the block that it
+    works on."""
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
@@ -317,7 +330,8 @@ class _Exporter:
 
 
 def host_view(tensor: paddle.Tensor) -> np.ndarray:
-    """A CPU tensor's memory as numpy, of any other a copy. Kernels may write into the view; with numpy 1 Python may not."""
+    """View a CPU tensor's memory as numpy; copy any other tensor. Kernels may write into the view; with numpy
+    1 Python may not."""
     return (
         np.from_dlpack(_Exporter(tensor)) if tensor.size and tensor.place.is_cpu_place() else tensor.numpy()
     )

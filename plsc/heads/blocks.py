@@ -1,10 +1,11 @@
-"""Computes one block of classes, from its centres to logits and back, and plans how large a block may be.
+"""Compute one block of classes, from its centres to logits and back, and plan how large a block may be.
 
     N samples   D embedding size   b classes of the block   J sub-centres of a class (1 but for sub-centre ArcFace)
     P samples whose class is in this rank's shard
 
-With a margin, embeddings and centres are compared by cosine; rows of the bank are never stored normalised. With J > 1 a bank row
-holds J centres one after the other, and a class is as near as the nearest of them (Deng et al., Sub-center ArcFace, ECCV 2020).
+With a margin, embeddings and centres are compared by cosine; rows of the bank are never stored normalised.
+With J > 1 a bank row holds J centres one after the other, and a class is as near as the nearest of them (Deng
+et al., Sub-center ArcFace, ECCV 2020).
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cac
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int
 ) -> tuple[int, bool]:
-    """Plan the classes per block, and whether all exponentials are kept, so that the temporaries stay within `budget` bytes.
+    """Plan the classes per block, and whether to keep all exponentials, so that the temporaries stay within
+    `budget` bytes.
 
-    A class costs a block 3 numbers per sample and sub-centre (logits, their exponentials, one temporary) and 4 rows of the
-    bank's `width`.
+    A class of a block takes 3 numbers per sample and sub-centre (logits, their exponentials, one temporary)
+    and 4 rows of the bank's `width`.
     """
     per_class = 4 * (3 * num_samples * sub_centres + 4 * width)
     kept = 4 * num_samples * num_classes
@@ -42,8 +44,8 @@ def inverse(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Divide the rows of `x` [n, D] by their length -> them, and 1 / length [n, 1]. A zero row stays zero, and so does its
-    gradient: it has no direction to turn."""
+    """Divide the rows of `x` [n, D] by their length -> unit rows, and 1 / length [n, 1]. A zero row stays
+    zero, and so does its gradient: it has no direction."""
     if x.place.is_cpu_place() and kernels.library():
         unit, scale = paddle.empty_like(x), paddle.empty([len(x), 1])
         row_kernels.unit_rows(x, unit, scale)
@@ -53,7 +55,8 @@ def unit_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
 
 
 def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.Tensor) -> paddle.Tensor:
-    """Take a gradient by the unit rows [n, D] to that by the rows themselves; scale [n, 1], 1 / length."""
+    """Turn a gradient by the unit rows [n, D] into the gradient by the rows themselves. scale: 1 / length,
+    [n, 1]."""
     if grad.place.is_cpu_place() and kernels.library():
         turned = paddle.empty_like(grad)
         row_kernels.turn_units(grad, unit, scale, turned)
@@ -65,7 +68,9 @@ class Similarity:
     """Compares embeddings with the selected rows of a bank, by inner products (plus bias) or cosines."""
 
     def __init__(self, bank: Bank, cosine: bool, sub_centres: int):
-        self.bank, self.cosine, self.sub_centres = bank, cosine, sub_centres
+        self.bank = bank
+        self.cosine = cosine
+        self.sub_centres = sub_centres
 
     def _centres(self, start: int, stop: int) -> tuple[paddle.Tensor, paddle.Tensor | None]:
         """Read the block's centres [b J, D], and 1 / length if they are normalised."""
@@ -77,8 +82,8 @@ class Similarity:
     def logits(
         self, x_ND: paddle.Tensor, start: int, stop: int
     ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compare x with the block's classes -> similarities [N, b], and which sub-centre was the nearest, [N, b, J] 0 or 1
-        (None for J = 1)."""
+        """Compare x with the block's classes -> similarities [N, b], and which sub-centre was the nearest,
+        [N, b, J] 0 or 1 (None for J = 1)."""
         logit = paddle.matmul(x_ND, self._centres(start, stop)[0], transpose_y=True)
         if self.sub_centres > 1:
             logit_NbJ = logit.reshape([len(x_ND), stop - start, self.sub_centres])
@@ -89,7 +94,7 @@ class Similarity:
         return logit, None
 
     def targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
-        """Compare these rows of x with the one class of their own each, [P]."""
+        """Compare each of these rows of x with its own class, [P]."""
         host = self.bank.host_rows("centres") if x_ND.place.is_cpu_place() and kernels.library() else None
         if host and self.sub_centres == 1:
             rows_SD, index_K = host
@@ -115,9 +120,11 @@ class Similarity:
         start: int,
         stop: int,
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank rows [b, J D].
+        """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank
+        rows [b, J D].
 
-        Both lack the factors of the loss's mean and scale: the second has them if `x_ND` brings them along.
+        Both lack the factors of the loss's mean and scale, unless `x_ND` has them: then the second has them,
+        too.
         """
         if nearest_NbJ is not None:
             dlogit_Nb = (dlogit_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)

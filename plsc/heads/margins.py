@@ -1,8 +1,9 @@
-"""Margins: what the head does to the target logit, and the exact derivative of it.
+"""Margins: functions that change the target logit, with their exact derivatives.
 
-A margin sees the P target cosines that fall into this rank's shard and the norms of their embeddings, at most N
-numbers, and answers with the targets' new cosines and their slopes. The head scales them; all other logits stay as they are,
-unless the margin has the second hook, `others`. adaptive.py has the margins with a memory. To write your own, see docs/extend.md.
+A margin gets the P target cosines of this rank's shard and the norms of their embeddings, at most N numbers
+each, and returns the targets' new cosines and their slopes. The head scales them; all other logits stay as
+they are, unless the margin has the second hook, `others`. Margins with running statistics are in adaptive.py.
+To write your own, see docs/extend.md.
 
 Angles in radians. theta is the angle between an embedding and the centre of its own class.
 """
@@ -22,10 +23,10 @@ _SMALLEST_SINE = 1e-4
 
 @dataclass
 class Target:
-    """What a margin answers.
+    """The targets as a margin has changed them.
 
-    cosine: the targets' new cosines [P]. slope: their derivatives by the old ones [P]. norm_slope: by the embeddings' norms [P],
-    None where the margin does not depend on them.
+    cosine: the targets' new cosines [P]. slope: their derivatives by the old ones [P]. norm_slope: by the
+    embeddings' norms [P], None where the margin does not depend on them.
     """
 
     cosine: paddle.Tensor
@@ -34,7 +35,8 @@ class Target:
 
 
 class Margin(ABC):
-    """Changes the cosine of each sample with its own class. Every method but the call has a default that does nothing."""
+    """Changes the cosine of each sample with its own class. Every method but the call has a default that does
+    nothing."""
 
     # Whether there is `others`: it costs a collective and an elementwise pass over all logits.
     has_others = False
@@ -43,7 +45,8 @@ class Margin(ABC):
 
     @abstractmethod
     def __call__(self, cos_P: paddle.Tensor, norm_P: paddle.Tensor) -> Target:
-        """Change target cosines [P], float32 in [-1, 1], of embeddings with these norms [P]. Slopes are exact."""
+        """Change target cosines [P], float32 in [-1, 1], of embeddings with these norms [P]. Slopes are
+        exact."""
 
     def observe(self, norm_N: paddle.Tensor) -> None:  # noqa: B027 (most margins have nothing to do)
         """Note the norms of all ranks' samples, before the call of a training step."""
@@ -52,23 +55,26 @@ class Margin(ABC):
         """Note the plain target cosines of all ranks' samples, before `others` is called."""
 
     def others(self, cos_Nb: paddle.Tensor, plain_N1: paddle.Tensor, target_N1: paddle.Tensor):
-        """Change the cosines of a block with classes that are not the target -> new cosines [N, b], their slopes by the old ones.
+        """Change the cosines of a block with classes that are not the target -> new cosines [N, b], their
+        slopes by the old ones.
 
         Args:
-            cos_Nb: the old ones. plain_N1, target_N1: each sample's own target cosine without and with margin.
+            cos_Nb: the old ones. plain_N1, target_N1: each sample's own target cosine without and with
+                margin.
         """
         raise NotImplementedError
 
     def penalty(self, norm_B: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute a term of each sample's loss by its embedding's norm [B] -> value [B], slope by the norm [B]."""
+        """Compute a term of each sample's loss by its embedding's norm [B] -> value [B], slope by the norm
+        [B]."""
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:
-        """Give what a resumed run needs; JSON."""
+        """Return the numbers that a resumed run needs, for JSON."""
         return {}
 
     def load_state(self, state: dict[str, float]) -> None:  # noqa: B027
-        """Take over `state()`."""
+        """Restore the numbers of `state()`."""
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -88,8 +94,8 @@ class CosFace(Margin):
 
 
 def add_angle(cos_P: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute cos(theta + m) and its slope, m a number or [P]. Where theta + m passes pi it is cos(theta) - m sin(m), as in the
-    authors' code of ArcFace: there the cosine would rise again."""
+    """Compute cos(theta + m) and its slope, m a number or [P]. Where theta + m passes pi it is cos(theta) - m
+    sin(m), as in the authors' code of ArcFace: there the cosine would rise again."""
     cos_P = cos_P.clip(-1.0, 1.0)
     sin_P = (1.0 - cos_P * cos_P).sqrt()
     margin = paddle.full_like(cos_P, margin) if isinstance(margin, float) else margin
@@ -101,7 +107,8 @@ def add_angle(cos_P: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[padd
 
 
 class ArcFace(Margin):
-    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3), falling with theta beyond pi too (see add_angle)."""
+    """cos(theta + m) (Deng et al., ArcFace, CVPR 2019, equation 3), falling with theta beyond pi too (see
+    add_angle)."""
 
     def __init__(self, margin: float = 0.5):
         self.margin = margin
@@ -113,11 +120,14 @@ class ArcFace(Margin):
 class CombinedMargin(Margin):
     """cos(m1 theta + m2) - m3 (Deng et al., ArcFace, CVPR 2019, equation 4).
 
-    Where m1 theta + m2 passes k pi it goes on falling: (-1)^k cos(m1 theta + m2) - 2 k - m3, as SphereFace's psi does.
+    Where m1 theta + m2 passes k pi it goes on falling: (-1)^k cos(m1 theta + m2) - 2 k - m3, as SphereFace's
+    psi does.
     """
 
     def __init__(self, margin1: float = 1.0, margin2: float = 0.3, margin3: float = 0.2):
-        self.margin1, self.margin2, self.margin3 = margin1, margin2, margin3
+        self.margin1 = margin1
+        self.margin2 = margin2
+        self.margin3 = margin3
 
     def __call__(self, cos_P, norm_P):
         theta_P, sin_P = angle(cos_P)
@@ -133,31 +143,35 @@ class CombinedMargin(Margin):
 
 
 class SphereFace(CombinedMargin):
-    """psi(theta) = (-1)^k cos(m theta) - 2 k for theta in [k pi / m, (k + 1) pi / m] (Liu et al., SphereFace, CVPR 2017,
-    equation 7), on normalised embeddings."""
+    """psi(theta) = (-1)^k cos(m theta) - 2 k for theta in [k pi / m, (k + 1) pi / m] (Liu et al., SphereFace,
+    CVPR 2017, equation 7), on normalised embeddings."""
 
     def __init__(self, margin: float = 1.7):
         super().__init__(margin, 0.0, 0.0)
 
 
 class Wrapped(Margin):
-    """Wraps a margin, whose memory and methods it keeps."""
+    """Wraps a margin: its state and its methods are those of the inner one."""
 
     def __init__(self, inner: Margin):
         self.inner = inner
-        self.has_others, self.trains_norm = inner.has_others, inner.trains_norm
-        self.observe, self.observe_targets = inner.observe, inner.observe_targets
-        self.others, self.penalty = inner.others, inner.penalty
-        self.state, self.load_state = inner.state, inner.load_state
+        self.has_others = inner.has_others
+        self.trains_norm = inner.trains_norm
+        self.observe = inner.observe
+        self.observe_targets = inner.observe_targets
+        self.others = inner.others
+        self.penalty = inner.penalty
+        self.state = inner.state
+        self.load_state = inner.load_state
 
     def __call__(self, cos_P, norm_P):
         return self.inner(cos_P, norm_P)
 
 
 class StraightThrough(Wrapped):
-    """Gives another margin's value the gradient of none: slope 1, as InsightFace's published ArcFace, which changes the target
+    """Takes the slope of another margin as 1, as InsightFace's published ArcFace, which changes the target
     under no_grad. For comparing runs; the exact gradient is the default."""
 
     def __call__(self, cos_P, norm_P):
-        found = self.inner(cos_P, norm_P)
-        return Target(found.cosine, paddle.ones_like(cos_P), found.norm_slope)
+        target = self.inner(cos_P, norm_P)
+        return Target(target.cosine, paddle.ones_like(cos_P), target.norm_slope)

@@ -1,12 +1,14 @@
-"""A bank whose rows are stored elsewhere, on the disk or as bfloat16 in host memory: a buffer holds those of the step, in float32.
+"""A bank that stores its rows on the disk, or as bfloat16 in host memory; a buffer holds those of the step,
+in float32.
 
     S classes in this rank's shard   K of them selected for the step: the buffer's rows
 
-The draw of the next step is known ahead (sampling.py), so one thread reads its rows into a second buffer while the backbone runs, and
-writes back what an update has changed. That thread does its jobs in the order in which they come; a row that two steps share is read
-after it was written, never handed over, so the stored rows are all there is to know of the past: a run resumed from them goes on
-with the same numbers. Without sampling nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the
-backward pass and the update. Try it:
+The draw of the next step is known ahead (sampling.py), so one thread reads its rows into a second buffer
+while the backbone runs, and writes back what an update has changed. That thread does its jobs in the order in
+which they come; a row that two steps share is read after it was written, never copied between the buffers, so
+the stored rows are the whole state: a run resumed from them goes on with the same numbers. Without sampling
+nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass and the
+update. Try it:
 
     build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, bias=False, std=0.01, seed=0, rule=Momentum(0.9, 0.0))
 """
@@ -32,7 +34,7 @@ from plsc.utils.sharding import ClassShard
 _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a buffer
 # Threads that draw the initial rows: more are not faster than a disk, and each has rows in memory.
 _THREADS = min(4, os.cpu_count() or 1)
-_LOGGED_BYTES = 1 << 30  # bytes that take so long to write that the log says so
+_LOGGED_BYTES = 1 << 30  # from so many bytes on writing takes long enough to be logged
 _SPARE = 65_536  # rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used
 
 
@@ -69,23 +71,27 @@ def build_bank(
 
 
 def buffer_bytes(row_numbers: int, itemsize: int, classes: int, selected: int) -> dict[str, int]:
-    """Compute what an offloaded bank has in memory besides gradient and stored rows: two buffers, or without sampling that of a block;
-    and rows between storage and float32, of the threads that draw the initial ones and of the one that reads and writes. How much
-    of the latter the process keeps is malloc's choice; the numbers here fit what was measured.
+    """Compute the memory of an offloaded bank besides gradient and stored rows, in bytes.
+
+    buffers: two of them, or without sampling that of a block. "rows in transit": between storage and float32,
+    of the threads that draw the initial rows and of the one that reads and writes. How much of these the
+    process keeps is malloc's choice; the numbers fit what was measured.
 
     Args:
-        row_numbers: numbers of a stored row. itemsize: bytes of each. classes: S. selected: K, all of them without sampling.
+        row_numbers: numbers of a stored row. itemsize: bytes of each. classes: S. selected: K, all of them
+            without sampling.
     """
     block = min(classes, _ROWS_AT_ONCE)
     rows = block if selected == classes else 2 * selected
     return {
-        "window": rows * row_numbers * 4,
-        "rows on their way": block * row_numbers * itemsize * (5 * _THREADS + 8) // 4,
+        "buffers": rows * row_numbers * 4,
+        "rows in transit": block * row_numbers * itemsize * (5 * _THREADS + 8) // 4,
     }
 
 
 class RowLayout:
-    """Says where the arrays of a bank stand in a stored row: value and moments of the centres, then of the bias, side by side.
+    """Describes the columns of a stored row: value and moments of the centres, then of the bias, side by
+    side.
 
     Attributes:
         dtype: of a stored number: float32, or uint16 for bfloat16. numbers: of a stored row.
@@ -110,16 +116,22 @@ class RowLayout:
         }
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
-        """Round float32 to what is stored, to the nearest."""
+        """Round float32 rows to the stored dtype, to the nearest."""
         return rows if self.dtype == np.float32 else bfloat16.nearest(rows)
 
 
 class StoredRows:
-    """Stands for one array of a bank as a checkpoint takes it: `.dtype`, `.shape`, and rows by slice or by numbers, read when they are asked for. bfloat16 is
-    given as uint16, its bits; `code` names it in a checkpoint's file."""
+    """Presents one array of an offloaded bank to a checkpoint, and reads rows only when they are indexed, by
+    slice or by numbers.
+
+    bfloat16 is given as uint16, its bits; `code` names it in a checkpoint's file.
+    """
 
     def __init__(self, bank: OffloadedBank, name: str, dtype: np.dtype, shape: tuple[int, ...]):
-        self._bank, self._name, self.dtype, self.shape = bank, name, dtype, shape
+        self._bank = bank
+        self._name = name
+        self.dtype = dtype
+        self.shape = shape
         self.code = "BF16" if dtype == np.uint16 else None
 
     @property
@@ -149,7 +161,7 @@ class _Buffer:
         self.arrays: dict[str, np.ndarray] = {}
 
     def reserve(self, count: int, spare: int = 0) -> None:
-        """Have at least that many slots; what is in the slots stays."""
+        """Grow to at least that many slots; the contents stay."""
         if count <= self._slots:
             return
         before = self.arrays
@@ -163,7 +175,11 @@ class _Buffer:
 
 
 class _Prefetched:
-    """Rows of the next step: which (int64, rising; slot i has row i), and which of them are in their slots already."""
+    """Rows of the next step.
+
+    rows: their numbers, int64, rising; slot i is for the i-th. loaded: which of them are in their slots
+    already.
+    """
 
     def __init__(self):
         self.rows = np.empty(0, np.int64)
@@ -171,10 +187,10 @@ class _Prefetched:
 
 
 class OffloadedBank(Bank):
-    """Rows in a storage, the step's in a buffer that the rule updates.
+    """Keeps the rows in a storage, and those of the step in a buffer that the rule updates.
 
     Args:
-        storage: has a row for each class of the shard. layout: what stands where in such a row.
+        storage: has a row for each class of the shard. layout: the columns of such a row.
         std, seed: of the initial centres; seed also of the rounding. The others: as of `Bank`.
     """
 
@@ -209,7 +225,7 @@ class OffloadedBank(Bank):
 
     @property
     def _written(self) -> FileRowStorage | MemoryRowStorage:
-        """The storage with the initial rows, unless a checkpoint's came before anybody looked."""
+        """The storage, with the initial rows written where no checkpoint has brought any."""
         self.write_initial_rows()
         return self._storage
 
@@ -243,7 +259,8 @@ class OffloadedBank(Bank):
             unpack(self._written.read(rows[part]), list(buffer.arrays.values()), slots[part])
 
     def _store(self, rows: np.ndarray, buffer: _Buffer, slots: np.ndarray, step: int) -> None:
-        """Write slots of a buffer to stored rows, rounded at random by the step's number if they are bfloat16."""
+        """Write slots of a buffer to stored rows, rounded at random by the step's number if they are
+        bfloat16."""
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             keys = None
@@ -257,19 +274,19 @@ class OffloadedBank(Bank):
         self._wait()
 
     def sync(self, drop: bool = False) -> float:
-        """Wait for what is read and written, then as `FileRowStorage.sync`; only of a bank in a file."""
+        """Wait for the thread's reads and writes, then as `FileRowStorage.sync`; only of a bank in a file."""
         self._wait()
         return self._written.sync(drop)
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
-    def _later(self, work: Callable, *args) -> Future:
-        """Have the thread do some work after all that was given to it before."""
+    def _queue(self, work: Callable, *args) -> Future:
+        """Queue a job for the thread, after all earlier ones."""
         self._jobs.append(self._thread.submit(work, *args))
         return self._jobs[-1]
 
     def _wait(self) -> None:
-        """Wait until all jobs are done; raises what one of them did."""
+        """Wait until all jobs are done; raises the exception of a failed one."""
         jobs = self._jobs
         self._jobs = []
         for job in jobs:
@@ -278,7 +295,7 @@ class OffloadedBank(Bank):
     def _read_drawn(
         self, draw: Callable, prefetched: _Prefetched, current: np.ndarray, buffer: _Buffer
     ) -> None:
-        """Read the next step's rows but those of the current one, which an update will yet change."""
+        """Read the next step's rows, except those that the current step will update."""
         rows = draw()
         buffer.reserve(len(rows), _SPARE)
         loaded = np.isin(rows, current, assume_unique=True, invert=True)
@@ -287,7 +304,7 @@ class OffloadedBank(Bank):
         prefetched.loaded = loaded
 
     def _read_updated(self, prefetched: _Prefetched, buffer: _Buffer) -> None:
-        """Read what `_read_drawn` left out."""
+        """Read the rows that `_read_drawn` left out."""
         slots = np.flatnonzero(~prefetched.loaded)
         self._load(prefetched.rows[slots], buffer, slots)
         prefetched.loaded[:] = True
@@ -303,16 +320,18 @@ class OffloadedBank(Bank):
         prefetched = self._prefetched
         self._prefetched = _Prefetched()
         slots = np.searchsorted(prefetched.rows, index_K)
-        known = slots < len(prefetched.rows)
-        known[known] = (prefetched.rows[slots[known]] == index_K[known]) & prefetched.loaded[slots[known]]
-        missing = np.flatnonzero(~known)
+        loaded = slots < len(prefetched.rows)
+        loaded[loaded] = (prefetched.rows[slots[loaded]] == index_K[loaded]) & prefetched.loaded[
+            slots[loaded]
+        ]
+        missing = np.flatnonzero(~loaded)
         slots[missing] = len(prefetched.rows) + np.arange(len(missing))
         self._buffer.reserve(len(prefetched.rows) + len(missing), _SPARE)
         self._load(index_K[missing], self._buffer, slots[missing])
         self._selected = HostRows(self._buffer.arrays, slots)
 
     def prefetch(self, draw):
-        self._later(self._read_drawn, draw, self._prefetched, self._index_K, self._next_buffer)
+        self._queue(self._read_drawn, draw, self._prefetched, self._index_K, self._next_buffer)
 
     def rows(self, name, start, stop):
         if self._index_K is not None:
@@ -334,11 +353,11 @@ class OffloadedBank(Bank):
         if self._index_K is None:
             return self._update_all(lr, step)
         self._selected.update(self.rule, self.gradients(), self.moments_of, lr)
-        self._later(self._store, self._index_K, self._buffer, self._selected.index_K, step)
-        self._later(self._read_updated, self._prefetched, self._next_buffer)
+        self._queue(self._store, self._index_K, self._buffer, self._selected.index_K, step)
+        self._queue(self._read_updated, self._prefetched, self._next_buffer)
 
     def _update_all(self, lr: float, step: int) -> None:
-        """Update the shard block by block in the buffer."""
+        """Update all rows of the shard, a block at a time in the buffer."""
         for start in range(0, self.shard.size, _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, self.shard.size))
             slots = rows - start

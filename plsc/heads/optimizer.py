@@ -1,7 +1,7 @@
-"""The rule by which a bank's selected rows are updated, and what it keeps of each row besides its value.
+"""Optimizers of the class centres: rules that update a bank's selected rows.
 
-A rule is all that a bank knows of the optimizer: `moments` names the arrays that it needs beside a value, of the same shape and
-zero at first; they are stored, checkpointed and resharded with it. One rule for all banks:
+A rule names the arrays that it needs beside a value (`moments`), of the same shape and zero at first; they
+are stored, checkpointed and resharded with it. One rule for all banks:
 
     Momentum(0.9, weight_decay=5e-4)
 """
@@ -18,7 +18,8 @@ from plsc.heads.kernels import rows as row_kernels
 
 
 class Momentum:
-    """Momentum SGD as Paddle's: v <- mu v + g + decay w;  w <- w - lr v. The bias, where there is one, is not decayed."""
+    """Momentum SGD as Paddle's: v <- mu v + g + decay w;  w <- w - lr v. The bias, where there is one, is not
+    decayed."""
 
     moments = ("momentum",)
 
@@ -38,7 +39,8 @@ class Momentum:
         grad: np.ndarray | paddle.Tensor,
         lr: float,
     ) -> None:
-        """Update rows `index_K` (None: all) of arrays in host memory in place; where there are kernels, of CPU tensors too."""
+        """Update rows `index_K` (None: all) of arrays in host memory in place; where there are kernels, of
+        CPU tensors too."""
         row_kernels.momentum(value, *moments, index_K, grad, lr, self.mu, self._decay(name))
 
     def update_device(

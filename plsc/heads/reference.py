@@ -1,7 +1,8 @@
-"""Computes the softmax head slowly and obviously, dense in float64 numpy: what every sharded number is compared with.
+"""Compute the softmax head slowly and obviously, dense in float64 numpy, for every sharded number to be
+compared with.
 
-In the package because `plsc-selftest` compares with it on a user's own machine; the tests do the same on ours. Nothing else
-imports it.
+In the package because `plsc-selftest` compares with it on a user's own machine; the tests do the same on
+ours. Nothing else imports it.
 
     DenseHead(centres [C, D], margin=(arcface, 0.5), scale=64).loss_and_gradients(x [N, D], label [N])
 """
@@ -36,20 +37,27 @@ def cosface(cos: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
 class DenseHead:
     """Holds C classes; mean loss over N samples, momentum SGD. margin: None, or (function, m).
 
-    `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row for each of them.
+    `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row
+    for each of them.
     """
 
     def __init__(self, centres, bias=None, margin=None, scale=1.0, momentum=0.9, decay=0.0):
         self.w = centres.astype(np.float64)
         self.b = None if bias is None else bias.astype(np.float64)
-        self.margin, self.scale, self.mu, self.decay = margin, scale, momentum, decay
+        self.margin = margin
+        self.scale = scale
+        self.mu = momentum
+        self.decay = decay
         self.vw = np.zeros_like(self.w)
         self.vb = None if bias is None else np.zeros_like(self.b)
         self.taken = np.arange(len(self.w))
 
     def logits(self, x, label):
-        """Compute logits with margin and scale, the slope of the target logit by the plain cosine (or inner product), and the plain logits."""
-        rows, target, w = np.arange(len(x)), np.searchsorted(self.taken, label), self.w[self.taken]
+        """Compute the logits with margin and scale, the target logit's slope by the plain cosine (or
+        product), and the plain logits."""
+        rows = np.arange(len(x))
+        target = np.searchsorted(self.taken, label)
+        w = self.w[self.taken]
         plain = unit(x)[0] @ unit(w)[0].T if self.margin else x @ w.T
         if self.b is not None:
             plain = plain + self.b[self.taken]
@@ -62,7 +70,9 @@ class DenseHead:
     def loss_and_gradients(self, x, label):
         """Compute losses [N], and gradients of their mean by x, centres and bias."""
         x = x.astype(np.float64)
-        rows, target, w = np.arange(len(x)), np.searchsorted(self.taken, label), self.w[self.taken]
+        rows = np.arange(len(x))
+        target = np.searchsorted(self.taken, label)
+        w = self.w[self.taken]
         logits, slope, _ = self.logits(x, label)
         top = logits.max(1, keepdims=True)
         lse = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
@@ -87,6 +97,6 @@ class DenseHead:
             self.b[t] -= lr * self.vb[t]
 
     def state(self) -> dict[str, np.ndarray]:
-        """Give centres and momentum by the names of the bank's `state()`."""
+        """Return centres and momentum by the names of the bank's `state()`."""
         state = {"centres": self.w, "momentum": self.vw}
         return state if self.b is None else {**state, "bias": self.b, "bias_momentum": self.vb}

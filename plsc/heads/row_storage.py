@@ -1,8 +1,9 @@
 """Row storage of an offloaded bank: one stored row a class, in host memory or in a file.
 
-A stored row, a record, holds all that is kept of a class, one number after the other, so that a sampled class costs one read and one write. The file is
-read and written through the system's page cache, in rising order, with the coming reads announced (posix_fadvise): that keeps the disk's queue
-full from one thread. It has no name: it is gone when the process is, however that ends. Try it:
+A stored row holds the centre of a class and its optimizer state side by side, so that a sampled class costs
+one read and one write. The file is read and written through the system's page cache, in rising order, with
+the coming reads announced (posix_fadvise): that keeps the disk's queue full from one thread. The file has no
+name, so it disappears with the process, however that ends. Try it:
 
     FileRowStorage("/tmp", count=1000, width=8, dtype=np.float32).read(np.array([3, 500]))  # zeros
 """
@@ -32,19 +33,21 @@ class MemoryRowStorage:
         """Copy the stored rows with these numbers: [k, width]."""
         return self._all[rows].copy() if isinstance(rows, slice) else self._all[rows]
 
-    def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
-        """Overwrite them; a number at most once."""
-        self._all[rows] = records
+    def write(self, rows: np.ndarray | slice, stored: np.ndarray) -> None:
+        """Overwrite the stored rows with these numbers, which are all different."""
+        self._all[rows] = stored
 
 
 class FileRowStorage:
-    """Stores them in a file without a name in `folder`, whose space is taken at once.
+    """Stores them in a file without a name in `folder`, whose space is reserved at once.
 
-    Raises UserError, in one line: no space, no right to write; when used: the file was cut, the disk fails.
+    Raises UserError when made: no space, no permission to write; when used: the file was cut, the disk fails.
     """
 
     def __init__(self, folder: str | os.PathLike, count: int, width: int, dtype: np.dtype):
-        self._dtype, self._width, self._folder = np.dtype(dtype), width, folder
+        self._dtype = np.dtype(dtype)
+        self._width = width
+        self._folder = folder
         self._bytes = width * self._dtype.itemsize
         fits, numbers = need_and_free(Path(folder), count * self._bytes)
         if not fits:
@@ -69,47 +72,52 @@ class FileRowStorage:
 
     def read(self, rows: np.ndarray | slice) -> np.ndarray:
         whole = isinstance(rows, slice)
-        records = np.empty((rows.stop - rows.start if whole else len(rows), self._width), self._dtype)
+        stored = np.empty((rows.stop - rows.start if whole else len(rows), self._width), self._dtype)
         try:
             if whole:
-                self._read_range(rows.start, records)
+                self._read_range(rows.start, stored)
             else:
-                read_records(self._file.fileno(), rows, records)
+                read_records(self._file.fileno(), rows, stored)
         except EOFError as error:
             raise UserError(
                 f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
             ) from error
         except OSError as error:
             raise UserError(self._failed("read", error)) from error
-        return records
+        return stored
 
-    def _read_range(self, start: int, records: np.ndarray) -> None:
-        file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
-        os.posix_fadvise(file, offset + len(left), len(left), os.POSIX_FADV_WILLNEED)  # of who reads on
+    def _read_range(self, start: int, stored: np.ndarray) -> None:
+        file = self._file.fileno()
+        left = _bytes_of(stored)
+        offset = start * self._bytes
+        os.posix_fadvise(file, offset + len(left), len(left), os.POSIX_FADV_WILLNEED)  # the next range
         while left:
             count = os.preadv(file, [left], offset)
             if not count:
                 raise EOFError
             left, offset = left[count:], offset + count
 
-    def write(self, rows: np.ndarray | slice, records: np.ndarray) -> None:
-        records = np.ascontiguousarray(records, self._dtype)
+    def write(self, rows: np.ndarray | slice, stored: np.ndarray) -> None:
+        stored = np.ascontiguousarray(stored, self._dtype)
         try:
             if isinstance(rows, slice):
-                self._write_range(rows.start, records)
+                self._write_range(rows.start, stored)
             else:
-                write_records(self._file.fileno(), rows, records)
+                write_records(self._file.fileno(), rows, stored)
         except OSError as error:
             raise UserError(self._failed("written", error)) from error
 
-    def _write_range(self, start: int, records: np.ndarray) -> None:
-        file, left, offset = self._file.fileno(), _bytes_of(records), start * self._bytes
+    def _write_range(self, start: int, stored: np.ndarray) -> None:
+        file = self._file.fileno()
+        left = _bytes_of(stored)
+        offset = start * self._bytes
         while left:
             count = os.pwrite(file, left, offset)
             left, offset = left[count:], offset + count
 
     def sync(self, drop: bool) -> float:
-        """Bring to the disk what was written -> seconds; with `drop`, what is read next comes from there, too. For measuring."""
+        """Flush the file to the disk -> seconds. `drop`: forget the cached pages, so that the next reads come
+        from the disk. For measuring."""
         began = time.perf_counter()
         os.fdatasync(self._file.fileno())
         seconds = time.perf_counter() - began
@@ -124,5 +132,5 @@ class FileRowStorage:
         )
 
 
-def _bytes_of(records: np.ndarray) -> memoryview:
-    return memoryview(records.reshape(-1).view(np.uint8))
+def _bytes_of(stored: np.ndarray) -> memoryview:
+    return memoryview(stored.reshape(-1).view(np.uint8))

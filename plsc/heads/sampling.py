@@ -1,11 +1,14 @@
-"""Chooses the classes of a step: a random part of all of them, and every positive (An et al., Partial FC, CVPR 2022).
+"""Choose the classes of a step: a random part of all of them, and every positive (An et al., Partial FC, CVPR
+2022).
 
     C classes   S classes in this rank's shard   K of them chosen
 
-The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any number of ranks, a resumed
-run draws it again, and it is known before the step's samples are. Integers and numpy only.
+The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any
+number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers and
+numpy only.
 
-Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassShard.whole(100), 0.1, seed=0, step=7))"`.
+Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassShard.whole(100), 0.1, seed=0,
+step=7))"`.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ _BLOCK = 131_072  # classes that are drawn from together; changing it changes ev
 
 
 def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
-    """Draw the classes of the shard that take part in a step whatever its samples are: int64, rising, numbered from the shard's start.
+    """Draw the classes of the shard that take part in a step whatever its samples are: int64, rising,
+    numbered from the shard's start.
 
-    Of a block of n classes int(rate n) are drawn without replacement, and one more with the probability of what int cut off, so
-    each class is in with probability `rate`, in each step anew. A rank whose shard cuts a block draws all of it and keeps its
-    part: the draws of any number of ranks are parts of the same. The cost follows that of the classes drawn (numpy keeps a set
-    of them where few are wanted, else 8 bytes for each class of one block).
+    Of a block of n classes int(rate n) are drawn without replacement, and one more with the probability of
+    what int cut off, so each class takes part with probability `rate`, independently in each step. A rank
+    whose shard cuts a block draws all of it and keeps its part: the draws of any number of ranks are parts of
+    the same. The cost follows that of the classes drawn (numpy keeps a set of them where few are wanted, else
+    8 bytes for each class of one block).
 
     Args:
         rate: the sample rate, in (0, 1].
@@ -45,13 +50,16 @@ def draw_classes(shard: ClassShard, rate: float, seed: int, step: int) -> np.nda
 
 
 def choose_classes(positives: np.ndarray, shard: ClassShard, rate: float, seed: int, step: int) -> np.ndarray:
-    """Choose the classes of the shard that take part in a step: int64 [K], rising, the draw united with the positives.
+    """Choose the classes of the shard that take part in a step: int64 [K], rising, the draw united with the
+    positives.
 
-    In the paper positives take places of the draw, and K = max(positives, rate S). Here they come on top, which makes the draw
-    independent of them and of the ranks: K is about rate S, and larger by the positives that were not drawn.
+    In the paper positives take places of the draw, and K = max(positives, rate S). Here they come on top,
+    which makes the draw independent of them and of the ranks: K is about rate S, and larger by the positives
+    that were not drawn.
 
     Args:
-        positives: the classes of the step's samples that lie in this shard, int64, rising, each once, numbered from its start.
+        positives: the classes of the step's samples that lie in this shard, int64, rising, each once,
+            numbered from its start.
         rate, seed, step: as of `draw_classes`.
     """
     drawn = draw_classes(shard, rate, seed, step)

@@ -1,21 +1,23 @@
-"""Computes softmax cross entropy over classes that are sharded over the ranks; the margin losses are this with a margin on the target.
+"""Compute softmax cross entropy over classes that are sharded over the ranks, with or without a margin on the
+target.
 
     B samples of this rank   N samples of all ranks   W ranks   D embedding size
     C classes   S classes in this rank's shard   K of them sampled for this step (all: K = S)   b classes of a block
     P samples whose class is in this rank's shard
 
-The [N, K] logits never exist. The shard is worked through in blocks of classes, and what leaves a block is the row maximum and
-the row sum of exponentials of its *other* logits, those that are not the sample's target. With M the maximum over all ranks and
-R = sum exp(other - M), and t the target logit after the margin,
+The whole [N, K] logits never exist. The shard is computed in blocks of classes, and a block yields each
+sample's maximum and its sum of exponentials over the *other* logits, those that are not the sample's target.
+With M the maximum over all ranks and R = sum exp(other - M), and t the target logit after the margin,
 
     z = M + log R - t        loss = softplus(z)        p(target) - 1 = -sigmoid(z)
 
-which needs no difference of nearly equal numbers. Backward is written out, block by block: exponentials are kept when the budget
-holds them all (3 matrix products a step) and recomputed when not (4).
+which needs no difference of nearly equal numbers. Backward is written out, block by block: exponentials are
+kept when they all fit into the budget (3 matrix products a step) and recomputed when not (4).
 
-Collectives of one step: all_gather of counts, embeddings and labels; all_reduce MAX of M; all_reduce SUM of (R, target, t, owned)
-together; in backward one reduce-scatter of the embeddings' gradient. PLSC's further `_c_reducescatter` of the losses is not
-needed: after the SUM each rank knows all N of them. Centre gradients never travel.
+Collectives of one step: all_gather of counts, embeddings and labels; all_reduce MAX of M; all_reduce SUM of
+(R, target, t, owned) together; in backward one reduce-scatter of the embeddings' gradient. PLSC's further
+`_c_reducescatter` of the losses is not needed: after the SUM each rank knows all N of them. Centre gradients
+never travel.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ from plsc.utils.timing import timer
 
 @dataclass
 class HeadOutput:
-    """What a call of the head answers.
+    """The result of a call of the head.
 
     loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
-    accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the same on every rank.
-    losses_B, correct_B: the same for each of this rank's samples.
+    accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the
+    same on every rank. losses_B, correct_B: the same for each of this rank's samples.
     """
 
     loss: paddle.Tensor
@@ -52,8 +54,9 @@ class HeadOutput:
 
 @dataclass
 class ShardInfo:
-    """What PLSC's `_set_info` published, for small problems: this shard's logits with margin and scale [N, S], softmax
-    probabilities over all C classes [N, S], labels as the shard numbers them [N] (-1: another shard's), and S."""
+    """The tensors that PLSC's `_set_info` published, for small problems: this shard's logits with margin and
+    scale [N, S], softmax probabilities over all C classes [N, S], labels as the shard numbers them [N] (-1:
+    another shard's), and S."""
 
     shard_logit: paddle.Tensor
     shard_prob: paddle.Tensor
@@ -62,21 +65,26 @@ class ShardInfo:
 
 
 class SoftmaxHead:
-    """Holds the classes' centres and computes the loss over them. `plsc.heads.make_head` makes one with a new bank.
+    """Holds the classes' centres and computes the loss over them. `plsc.heads.make_head` makes one with a new
+    bank.
 
     Args:
-        bank: the class centres of this rank's shard, or all of them; its rows hold `sub_centres` embeddings each.
-        margin: None is the plain softmax on inner products (plus the bank's bias); a `Margin` works on cosines times `scale`.
+        bank: the class centres of this rank's shard, or all of them; its rows hold `sub_centres` embeddings
+            each.
+        margin: None is the plain softmax on inner products (plus the bank's bias); a `Margin` works on
+            cosines times `scale`.
         scale: the s of the margin losses; 1 for the plain softmax.
-        sharded: True where the ranks' banks share the classes out (`dist_*`); False where each has all of them: a rank then sees its
-            own B samples only, and sums the centres' gradients over the ranks.
-        sub_centres: centres of each class, of which the nearest counts; more than 1 takes up label noise. Only with a margin.
-        sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part together with all positives
-            of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
+        sharded: True where the ranks' banks share the classes out (`dist_*`); False where each has all of
+            them: a rank then sees its own B samples only, and sums the centres' gradients over the ranks.
+        sub_centres: centres of each class, of which the nearest counts; more than 1 help with label noise.
+            Only with a margin.
+        sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
+            together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
         budget: bytes for logits, exponentials and the other temporaries of a class block.
-        compute_dtype: "float32", or "bfloat16" for the inputs of the matrix products; only by kernels (see walk.py).
+        compute_dtype: "float32", or "bfloat16" for the inputs of the matrix products; only by kernels (see
+            backends.py).
 
-    Raises UserError for a compute_dtype that cannot be had.
+    Raises UserError for a compute_dtype that this process does not support.
     """
 
     def __init__(
@@ -119,7 +127,8 @@ class SoftmaxHead:
         return self.bank.shard
 
     def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
-        """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1], with labels int64 [B]. Every rank calls it.
+        """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1], with labels int64 [B].
+        Every rank calls it.
 
         number: of the training step; with the seed it decides which classes are sampled.
 
@@ -133,13 +142,14 @@ class SoftmaxHead:
         return HeadOutput(loss, losses.accuracy, step.own(losses.losses_N), step.own(losses.correct_N))
 
     def step(self, lr: float, number: int = 0) -> None:
-        """Move the centres by the gradients of the last backward. number: of the training step, as in the call."""
+        """Update the centres by the gradients of the last backward. number: of the training step, as in the
+        call."""
         with timer.part("head"):
             self.bank.update(lr, number)
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
-        """Give the pieces of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
+        """Return the parts of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         step = Step(self, emb.flatten(1), label_B, number=None)
         _, saved = step.forward(keep=False)
         logit_NS = saved.backend.logits(0, self.shard.size)[0]
@@ -150,10 +160,12 @@ class SoftmaxHead:
 
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
-        """Find the class with the largest logit, without margin and sampling, of each embedding; of equal ones the first. int64 [N].
+        """Find the class with the largest logit, without margin and sampling, of each embedding; of equal
+        ones the first. int64 [N].
 
-        Every rank calls it with the same embeddings, float [N, D]. Logits stay on their rank and within the budget. Collectives:
-        two all_reduce MAX of N numbers if the classes are spread, none if not. A logit that is not finite may give C.
+        Every rank calls it with the same embeddings, float [N, D]. Logits stay on their rank and within the
+        budget. Collectives: two all_reduce MAX of N numbers if the classes are spread, none if not. A logit
+        that is not finite may give C.
         """
         self.bank.select(None)
         block, _ = plan_blocks(len(emb_ND), self.shard.size, self.bank.width, self.sub_centres, self.budget)
@@ -175,12 +187,15 @@ class SoftmaxHead:
 
 
 class _SoftmaxLoss(PyLayer):
-    """Puts the loss that `Step.forward` has computed into autograd, with `Step.backward` as its backward pass."""
+    """Puts the loss that `Step.forward` has computed into autograd, with `Step.backward` as its backward
+    pass."""
 
     @staticmethod
     def forward(ctx, emb_BD, step, losses, saved):
         ctx.step = step
-        ctx.saved = saved  # not the losses: the loss leads to ctx, and what leads back would never be freed
+        ctx.saved = (
+            saved  # not the losses: the loss refers to ctx, and a reference back would keep both for ever
+        )
         return losses.loss
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""One forward and backward pass of the softmax head, in the order of its operations. Symbols and method: softmax.py.
+"""Run one forward and backward pass of the softmax head. Symbols and method: softmax.py.
 
-Each phase takes what the ones before it found and returns a frozen dataclass:
+Each phase takes the results of the ones before it and returns a frozen dataclass:
 
-    gather -> Samples -> find_targets -> Targets -> a backend (walk.py) -> maxima and sums -> join the ranks -> Losses, Saved
+    gather -> Samples -> find_targets -> Targets -> a backend (backends.py) -> maxima and sums -> join the ranks -> Losses, Saved
     Saved, gradient of the loss -> backward -> gradient of this rank's embeddings; those of the centres go to the bank
 """
 
@@ -27,8 +27,9 @@ from plsc.utils.tensors import tensor_of
 class Samples:
     """The samples that this rank works on: those of all ranks if the classes are sharded, else its own.
 
-    x_ND: embeddings, at length 1 with a margin. scaled_ND: times the head's scale. local_N: labels as this shard counts its classes,
-    -1 in another shard. norm_N, inverse_N1: the embeddings' lengths, and 1 / length; None without a margin.
+    x_ND: embeddings, at length 1 with a margin. scaled_ND: times the head's scale. local_N: labels as this
+    shard counts its classes, -1 in another shard. norm_N, inverse_N1: the embeddings' lengths, and 1 /
+    length; None without a margin.
     """
 
     x_ND: paddle.Tensor
@@ -42,9 +43,9 @@ class Samples:
 class Targets:
     """The P samples whose class is in this shard, in the order of their classes.
 
-    row_P: which of the N samples. column_P: their classes, as the selected ones are counted. plain_P: logits over scale; target_P:
-    with margin; slope_P: its derivative by plain_P; norm_slope_P: by the norm, None where the margin does not train it. The
-    logits are None where P is 0.
+    row_P: which of the N samples. column_P: their classes, as the selected ones are counted. plain_P: logits
+    over scale; target_P: with margin; slope_P: its derivative by plain_P; norm_slope_P: by the norm, None
+    where the margin does not train it. The logits are None where P is 0.
     """
 
     row_P: np.ndarray
@@ -61,17 +62,18 @@ class Targets:
 
 @dataclass(frozen=True)
 class Maxima:
-    """Of the logits that are no sample's target, over all ranks: max_N; plain_max_N before the margin's hook; rest_N: this rank's
-    sum of exp(logit - max_N)."""
+    """The maxima over all ranks of each sample's logits but its target: max_N, and plain_max_N before the
+    margin's hook. sum_N: this rank's sum of exp(logit - max_N)."""
 
     max_N: paddle.Tensor
     plain_max_N: paddle.Tensor
-    rest_N: paddle.Tensor
+    sum_N: paddle.Tensor
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What the forward pass says of the samples: the mean loss and the share of correct ones over all ranks, and both by sample."""
+    """The results of the forward pass: mean loss and share of correct samples over all ranks, and both for
+    each sample."""
 
     loss: paddle.Tensor
     accuracy: paddle.Tensor
@@ -81,10 +83,10 @@ class Losses:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass takes of the forward pass.
+    """The results of the forward pass that the backward pass needs.
 
-    lse_N: logarithm of each sample's whole denominator. miss_N: 1 - p(target). penalty_slope_N: of the margin's penalty by the
-    norm; None without one.
+    lse_N: logarithm of each sample's whole denominator. miss_N: 1 - p(target). penalty_slope_N: of the
+    margin's penalty by the norm; None without one.
     """
 
     samples: Samples
@@ -100,8 +102,8 @@ class Step:
 
     Args:
         head: the SoftmaxHead. emb_BD, label_B: this rank's samples.
-        number: of the training step, for the sampling; None: an inspection, in which all classes take part and nothing is
-            remembered.
+        number: of the training step, for the sampling; None: an inspection, in which all classes take part
+            and nothing is remembered.
     """
 
     def __init__(self, head, emb_BD: paddle.Tensor, label_B: paddle.Tensor, number: int | None):
@@ -121,17 +123,20 @@ class Step:
         return x_N[start : start + self.counts[distributed.rank()]]
 
     def gather(self, x_B: paddle.Tensor) -> paddle.Tensor:
-        """Collect the samples that this rank works on: all ranks' if the classes are sharded, its own if not."""
+        """Collect the samples that this rank works on: all ranks' if the classes are sharded, its own if
+        not."""
         return distributed.gather_rows(x_B, self.counts) if self.head.sharded else x_B
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
-        """Collect a per-sample tensor of all ranks, for what a margin remembers: it must be the same everywhere."""
+        """Collect a per-sample tensor of all ranks, for a margin's statistics, which must be the same on
+        every rank."""
         return x_N if self.head.sharded else distributed.gather_rows(x_N, self.counts)
 
     # -- forward ------------------------------------------------------------------------------------------------------------
 
     def forward(self, keep: bool | None = None) -> tuple[Losses, Saved]:
-        """Compute the losses. keep: whether exponentials are kept for backward; None: if the budget holds them."""
+        """Compute the losses. keep: whether exponentials are kept for backward; None: if they fit into the
+        budget."""
         samples = self._gather_samples()
         targets = self._find_targets(samples)
         backend_input = BackendInput(
@@ -168,7 +173,8 @@ class Step:
         return Samples(x_ND, scaled_ND, local_N, norm_N, inverse_N1)
 
     def _find_targets(self, samples: Samples) -> Targets:
-        """Select the classes of the step, and find the samples whose class is in this shard, and their logits."""
+        """Select the classes of the step, and find the samples whose class is in this shard, and their
+        logits."""
         local_N = samples.local_N.numpy()
         row_P = np.flatnonzero(local_N >= 0)
         column_P = self._select_classes(local_N[row_P])
@@ -184,7 +190,8 @@ class Step:
         return Targets(row_P, column_P, rows, plain_P, moved.cosine, moved.slope, moved.norm_slope)
 
     def _select_classes(self, class_P: np.ndarray) -> np.ndarray:
-        """Have the bank select the classes of this step -> the targets' classes as those are counted."""
+        """Let the bank select the classes of this step -> the targets' classes as the selected ones are
+        counted."""
         head = self.head
         if head.sample_rate == 1 or self.number is None:
             head.bank.select(None)
@@ -196,21 +203,22 @@ class Step:
         return np.searchsorted(index_K, class_P)
 
     def _spread(self, targets: Targets, *values_P: paddle.Tensor) -> paddle.Tensor:
-        """[P] each -> [how many, N], 0 where the sample's class is in another shard."""
+        """Spread target values [P] over all samples -> [number of values, N], 0 where the sample's class is
+        in another shard."""
         values = paddle.stack(values_P, axis=1)
         zeros = paddle.zeros([self._samples_here, len(values_P)])
         return paddle.scatter(zeros, targets.rows, values).transpose([1, 0]).contiguous()
 
     @property
     def _samples_here(self) -> int:
-        """N, the samples that this rank works on."""
+        """N, the number of samples that this rank works on."""
         return self.num_samples if self.head.sharded else self.emb_BD.shape[0]
 
     def _share_targets(
         self, samples: Samples, targets: Targets
     ) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Tell every rank the target cosines of all N samples, [N, 1] without and with margin. One SUM, and only for a margin whose
-        other logits depend on them."""
+        """Share the target cosines of all N samples with every rank, [N, 1] without and with margin. One SUM,
+        and only for a margin that changes the other logits by them."""
         if not (self.margin and self.margin.has_others):
             return None
         shared_2N = paddle.zeros([2, self._samples_here])
@@ -224,7 +232,8 @@ class Step:
         return plain_N1, target_N1
 
     def _join_maxima(self, backend: PaddleBackend | KernelBackend) -> Maxima:
-        """Find the largest other logit of each sample over all ranks, and this rank's sum of exponentials below it. One MAX."""
+        """Find the largest logit but the target of each sample over all ranks, and this rank's sum of
+        exponentials. One MAX."""
         own_N, plain_N, sum_N = backend.forward()
         largest_2N = paddle.stack([own_N, plain_N])
         if self.head.sharded:
@@ -233,20 +242,20 @@ class Step:
         return Maxima(max_N, plain_max_N, sum_N * (own_N - max_N).exp())
 
     def _join_ranks(self, targets: Targets, maxima: Maxima) -> tuple[paddle.Tensor, ...]:
-        """Compute losses, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each. One SUM, which also shows
-        labels that no rank owns."""
+        """Compute loss, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each. One
+        SUM, which also reveals labels that are in no shard."""
         if len(targets):
             scale = self.head.scale
             own = scale * targets.plain_P, scale * targets.target_P, paddle.ones_like(targets.plain_P)
             own_3N = self._spread(targets, *own)
         else:
-            own_3N = paddle.zeros([3, len(maxima.rest_N)])
-        packed_4N = paddle.concat([maxima.rest_N.unsqueeze(0), own_3N])
+            own_3N = paddle.zeros([3, len(maxima.sum_N)])
+        packed_4N = paddle.concat([maxima.sum_N.unsqueeze(0), own_3N])
         if self.head.sharded:
             distributed.all_reduce(packed_4N)
-        rest_N, plain_N, target_N, owned_N = packed_4N.unbind()
+        sum_N, plain_N, target_N, owned_N = packed_4N.unbind()
         self._check_labels(owned_N)
-        z_N = maxima.max_N + rest_N.log() - target_N
+        z_N = maxima.max_N + sum_N.log() - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
         return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N)
 
@@ -271,7 +280,8 @@ class Step:
     # -- backward -----------------------------------------------------------------------------------------------------------
 
     def backward(self, saved: Saved, grad: paddle.Tensor) -> paddle.Tensor:
-        """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of centres go to the bank."""
+        """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of
+        centres go to the bank."""
         targets = saved.targets
         factor = grad.astype("float32") / self.num_samples
         miss_P = paddle.gather(saved.miss_N, targets.rows) if len(targets) else None
@@ -280,11 +290,12 @@ class Step:
         if self.margin and self.margin.trains_norm:
             grad_ND = paddle.concat([grad_ND, self._norm_gradient(saved, miss_P).unsqueeze(1)], axis=1)
         grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.head.sharded else grad_ND
-        found = self._embedding_gradient(saved, grad_BD, factor * distributed.world_size())
-        return found.astype(self.emb_BD.dtype)
+        grad_BD = self._embedding_gradient(saved, grad_BD, factor * distributed.world_size())
+        return grad_BD.astype(self.emb_BD.dtype)
 
     def _norm_gradient(self, saved: Saved, miss_P: paddle.Tensor | None) -> paddle.Tensor:
-        """Gradient of this shard's target cosines by the embeddings' norms, [N]; as that of the cosines, without factors."""
+        """Compute the gradient of this shard's target cosines by the embeddings' norms, [N]; like that of the
+        cosines, without factors."""
         if miss_P is None:
             return paddle.zeros_like(saved.samples.norm_N)
         return self._spread(saved.targets, -miss_P * saved.targets.norm_slope_P)[0]
@@ -292,7 +303,8 @@ class Step:
     def _embedding_gradient(
         self, saved: Saved, grad_BD: paddle.Tensor, factor: paddle.Tensor
     ) -> paddle.Tensor:
-        """From the gradient by scaled embeddings, with the norms' as a last column if they are trained."""
+        """Turn the gradient by the scaled embeddings, with that by the norms as a last column if they are
+        trained, into that by the embeddings."""
         of_cosine = factor * self.head.scale
         if not self.margin:
             return grad_BD * of_cosine

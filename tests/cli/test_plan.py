@@ -144,7 +144,7 @@ def test_a_plan_for_the_disk_by_hand():
     asked = case(1_000_000, 1, 16, *ON_DISK, "Checkpoint.keep=1", "DataLoader.Eval.dataset=null")
     found = {**FOUND, "head": {"full": SECONDS, "sampled": SECONDS}, "backbone": [], "parameters": 0}
     planned = plan.plan(asked, found, 400 * MB, {**FREE, "checkpoints": 200_000_000})
-    assert planned["bytes"]["centres"] == planned["bytes"]["momentum"] == 0 < planned["bytes"]["window"]
+    assert planned["bytes"]["centres"] == planned["bytes"]["momentum"] == 0 < planned["bytes"]["buffers"]
     assert planned["disk"]["fits"] and planned["largest_classes_on_disk"] == 200_000_000 // (3 * 64)
     said = plan.show(planned)
     assert "rate 0.01, bank disk, bfloat16\n" in said and "NOT fit" not in said

@@ -23,14 +23,14 @@ DIM = "Model.embedding_size=16"
         "{name: dist_cosface, sample_rate: 0.2}",
     ],
 )
-def test_what_rests_and_the_gradient_are_as_large_as_computed(head):
+def test_stored_rows_and_gradient_are_as_large_as_computed(head):
     cfg = load(None, [f"Head={head}", DIM])
     trial = Trial(cfg, 300, 8)
     trial.step()
     bank = trial.head.bank
     found = memory(cfg.Head, 300, bank.selected, 16, 8)
-    at_rest = sum(array.nbytes for array in bank.state().values())
-    assert at_rest == found["centres"] + found["momentum"]
+    stored = sum(array.nbytes for array in bank.state().values())
+    assert stored == found["centres"] + found["momentum"]
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
 
 
@@ -43,23 +43,25 @@ def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, tmp_path):
     trial.step()
     found = memory(cfg.Head, 300, trial.head.bank.selected, 16, 8)
     state = trial.head.bank.state().values()
-    at_rest = sum(np.prod(array.shape) * array.dtype.itemsize for array in state)
-    assert at_rest == bank_bytes(cfg.Head, 300, 16)
-    assert found["centres"] + found["momentum"] == (0 if bank == "disk" else at_rest)
+    stored = sum(np.prod(array.shape) * array.dtype.itemsize for array in state)
+    assert stored == bank_bytes(cfg.Head, 300, 16)
+    assert found["centres"] + found["momentum"] == (0 if bank == "disk" else stored)
     if bank == "disk":
-        assert os.fstat(trial.head.bank._storage._file.fileno()).st_size == at_rest
+        assert os.fstat(trial.head.bank._storage._file.fileno()).st_size == stored
     if (bank, dtype) != ("host", "float32"):
-        windows = trial.head.bank._buffer, trial.head.bank._next_buffer
-        rows = found["window"] // 2 // (2 * 16 * 4)
-        assert rows == trial.head.bank.selected and all(len(w.arrays["centres"]) >= rows for w in windows)
+        buffers = trial.head.bank._buffer, trial.head.bank._next_buffer
+        rows = found["buffers"] // 2 // (2 * 16 * 4)
+        assert rows == trial.head.bank.selected and all(
+            len(buffer.arrays["centres"]) >= rows for buffer in buffers
+        )
         assert found["gradient"] == rows * 16 * 4
 
 
 def test_memory_does_not_grow_with_the_classes_on_disk():
     cfg = load(None, ["Head.bank=disk", "Head.sample_rate=0.01"]).Head
     assert memory(cfg, 10**6, 10_000, 128, 64) == memory(cfg, 10**8, 10_000, 128, 64)
-    everything = memory(cfg, 10**6, 10**6, 128, 64)  # without sampling: the gradient, and windows of a block
-    assert everything["gradient"] == 4 * 128 * 10**6 and everything["window"] == 8192 * 2 * 128 * 4
+    everything = memory(cfg, 10**6, 10**6, 128, 64)  # without sampling: the gradient, and buffers of a block
+    assert everything["gradient"] == 4 * 128 * 10**6 and everything["buffers"] == 8192 * 2 * 128 * 4
     assert everything["blocks"] > memory(cfg, 10**6, 10**6 - 1, 128, 64)["blocks"] or not kernels.multiplies()
 
 

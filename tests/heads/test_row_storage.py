@@ -1,4 +1,4 @@
-"""Records in memory and in a file are the same to whoever reads and writes them; what is wrong with a disk is told in one line."""
+"""Row storage in memory and in a file read and write the same; a failing disk is reported in one line."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ def test_what_was_synced_is_still_there(tmp_path, drop):
     assert made.read(slice(0, 10)).sum() == 16
 
 
-def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_too_little_space_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     usage = shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError) as caught:
@@ -64,7 +64,7 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypat
     assert not (tmp_path / "new").exists()
 
 
-def test_a_disk_that_fills_up_meanwhile_is_told_alike(tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_meanwhile_is_refused_alike(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -73,7 +73,7 @@ def test_a_disk_that_fills_up_meanwhile_is_told_alike(tmp_path, monkeypatch):
         FileRowStorage(tmp_path, 1, 8, np.float32)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         UserError,
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [slice(0, 10), np.array([1, 9])])
-def test_a_cut_file_is_told(rows, tmp_path):
+def test_a_cut_file_is_reported(rows, tmp_path):
     made = FileRowStorage(tmp_path, 10, 8, np.float32)
     os.ftruncate(made._file.fileno(), 9 * 32 + 5)
     with pytest.raises(UserError) as caught:
@@ -93,7 +93,7 @@ def test_a_cut_file_is_told(rows, tmp_path):
     )
 
 
-def test_a_disk_that_fails_is_told(tmp_path, monkeypatch):
+def test_a_disk_that_fails_is_reported(tmp_path, monkeypatch):
     made = FileRowStorage(tmp_path, 10, 8, np.float32)
 
     def broken(*_):

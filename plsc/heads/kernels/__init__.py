@@ -1,8 +1,9 @@
-"""Kernels in C++ for the head on CPUs. Without a compiler at installation there are none.
+"""Compiled C++ kernels for the head on CPUs; there are none if the installation had no compiler.
 
-`library()` gives the compiled library, or None, and then the caller takes Paddle's ops or numpy. Threads and matrix products
-come from the libraries that Paddle has brought into the process, found at run time: a second OpenMP runtime would fight the first
-for the processors. PLSC_KERNELS=0 in the environment turns the kernels off. Build them in a checkout and try them:
+`library()` returns the compiled library, or None: then the caller uses Paddle's ops or numpy. Threads and
+matrix products come from the libraries that Paddle has brought into the process, found at run time: a second
+OpenMP runtime would fight the first for the processors. PLSC_KERNELS=0 in the environment turns the kernels
+off. Build them in a checkout and try them:
 
     python setup.py build_ext --inplace && pytest tests/heads/kernels
 """
@@ -24,9 +25,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = (
-    3  # of the functions below, as native.cpp says it: a library from before a change must not be called
-)
+_VERSION = 3  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
@@ -50,17 +49,18 @@ _ARGUMENTS = {
 
 
 def library() -> ctypes.CDLL | None:
-    """Load the compiled kernels; None where they are turned off or cannot be had, which the log says once."""
+    """Load the compiled kernels; None where they are turned off or cannot be loaded, which is logged once."""
     return None if os.environ.get("PLSC_KERNELS") == "0" else _load()
 
 
 def multiplies() -> bool:
-    """Whether there are kernels with matrix products in them: Paddle's wheels for x86-64 bring the library for that."""
+    """Say whether there are kernels with matrix products: Paddle's wheels for x86-64 contain the library for
+    them."""
     return library() is not None and bool(library().plsc_multiplies())
 
 
 def has_bfloat16() -> bool:
-    """Whether there are such products of bfloat16 numbers, by a library and a processor that has them in hardware."""
+    """Say whether there are matrix products of bfloat16 numbers, in a library and in the processor."""
     return library() is not None and bool(library().plsc_multiplies_bfloat16())
 
 
@@ -90,7 +90,8 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _fits(native: ctypes.CDLL) -> bool:
-    """Tell ctypes the functions' arguments; False for a library without these functions (results: int, which some leave undefined)."""
+    """Set the functions' argument types; False for a library without these functions (results: int, which
+    some leave undefined)."""
     if not all(hasattr(native, name) for name in _ARGUMENTS) or native.plsc_version() != _VERSION:
         return False
     for name, arguments in _ARGUMENTS.items():
@@ -108,5 +109,5 @@ def _of_paddle(name: str) -> ctypes.CDLL | None:
 
 
 def _address(library: ctypes.CDLL | None, name: str) -> int | None:
-    found = getattr(library, name, None) if library else None
-    return ctypes.cast(found, c_void_p).value if found else None
+    function = getattr(library, name, None) if library else None
+    return ctypes.cast(function, c_void_p).value if function else None

@@ -1,4 +1,4 @@
-// Set-up of the kernels, and those that walk over rows. See native.h; the head's step is in softmax.cpp.
+// Set-up of the kernels, and those that work on rows. See native.h; the head's step is in softmax.cpp.
 #include "native.h"
 
 #include <stdlib.h>
@@ -115,11 +115,11 @@ PLSC_API int plsc_multiplies_bfloat16() {
 
 // How many threads a kernel runs on when this thread calls it.
 PLSC_API int plsc_threads() {
-  int found = 1;
+  int count = 1;
   on_threads([&](int64_t thread, int64_t threads) {
-    if (thread == 0) found = (int)threads;
+    if (thread == 0) count = (int)threads;
   });
-  return found;
+  return count;
 }
 
 // Rows at length 1 -> `unit` [count, width], and 1 / length (0 of a zero row) -> `inverse` [count].

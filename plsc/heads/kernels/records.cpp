@@ -1,5 +1,5 @@
-// Records of a bank that rests in a file or as bfloat16 (plsc/heads/offloaded_bank.py): read, written, packed and unpacked. One
-// thread: they run beside the backbone's matrix products, which have the others. The numpy twins are in records.py.
+// Read, write, pack and unpack the stored rows (records) of a bank in a file or as bfloat16 (plsc/heads/offloaded_bank.py). In one
+// thread: the backbone's matrix products have the others. The numpy versions are in records.py.
 #include "native.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ inline uint32_t bits_of(float x) {
   return bits;
 }
 
-const int64_t announced = 512;  // records that the disk is told of before they are read
+const int64_t ahead = 512;  // records that are announced to the system before they are read
 
 // Low and high half of random[c] decide about x[c] and x[c + half]: see plsc/utils/bfloat16.py, whose numbers these are.
 FOR_EACH_PROCESSOR void round_row(const float* x, int64_t width, uint32_t key, uint16_t* out) {
@@ -58,10 +58,10 @@ FOR_EACH_PROCESSOR bool all_finite(const float* x, int64_t width) {
 
 // Records `rows` of the file, of `bytes` each -> `out`. 0; an errno; -1 where the file ends too early.
 PLSC_API int plsc_read_records(int file, const int64_t* rows, int64_t count, int64_t bytes, char* out) {
-  int64_t told = 0;
+  int64_t announced = 0;
   for (int64_t i = 0; i < count; ++i) {
-    for (; told < count && told < i + announced; ++told)
-      posix_fadvise(file, rows[told] * bytes, bytes, POSIX_FADV_WILLNEED);
+    for (; announced < count && announced < i + ahead; ++announced)
+      posix_fadvise(file, rows[announced] * bytes, bytes, POSIX_FADV_WILLNEED);
     for (int64_t done = 0; done < bytes;) {
       const ssize_t got = pread(file, out + i * bytes + done, bytes - done, rows[i] * bytes + done);
       if (got == 0) return -1;

@@ -1,7 +1,9 @@
-"""Reads, writes, packs and unpacks an offloaded bank's stored rows, the records. Kernel or numpy, one call, the same bits.
+"""Read, write, pack and unpack the stored rows ("records") of an offloaded bank, by kernels or by numpy with
+the same bits.
 
-A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits; see plsc/utils/bfloat16.py). These run in one thread,
-beside the backbone, and the kernels without Python's lock. Try it: `pytest tests/heads/kernels/test_records.py`.
+A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits; see
+plsc/utils/bfloat16.py). All this runs in one thread beside the backbone, the kernels without Python's lock.
+Try it: `pytest tests/heads/kernels/test_records.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _AHEAD = 512  # records that are announced to the disk before they are read; rec
 
 
 def read_records(file: int, rows: np.ndarray, out: np.ndarray) -> None:
-    """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file. Raises OSError; EOFError where it ends too early."""
+    """Fill `out` [k, width] with the records `rows` (int64 [k]) of an open file. Raises OSError; EOFError
+    where it ends too early."""
     assert (
         rows.dtype == np.int64
         and rows.flags.c_contiguous
@@ -59,7 +62,8 @@ def write_records(file: int, rows: np.ndarray, records: np.ndarray) -> None:
 
 
 def pack(arrays: Sequence[np.ndarray], slots: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, bool]:
-    """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records -> them, and whether all numbers are finite.
+    """Pack rows `slots` (int64 [k]) of the float32 arrays [., n] or [.] into records -> them, and whether all
+    numbers are finite.
 
     keys: None, or uint32 [k] for bfloat16, rounded by these (plsc.utils.bfloat16.stochastic).
     """

@@ -1,9 +1,10 @@
-"""Works on rows of a float32 matrix in host memory: normalises, multiplies, fetches and updates them. Kernel or numpy, one call.
+"""Normalise, multiply, gather and update rows of a float32 matrix in host memory, by kernels or by numpy.
 
-    S rows of the matrix   K of them meant, by their numbers int64 [K] or, with None, all (K = S)   D their width
+    S rows of the matrix   K of them selected, by their numbers int64 [K] or, with None, all (K = S)   D their width
 
-Arrays are C-contiguous and used in place; kernels take CPU tensors as well. With kernels the work is shared by the threads of the
-caller's OpenMP team (Global.threads). Try it: `pytest tests/heads/kernels/test_rows.py`.
+Arrays are C-contiguous and used in place; kernels take CPU tensors as well. With kernels the work is shared
+by the threads of the caller's OpenMP team (Global.threads). Try it: `pytest
+tests/heads/kernels/test_rows.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
 
 
 def turn_units(grad_KD, unit_KD, factor_K, out_KD) -> None:
-    """Compute (grad - (grad . unit) unit) * factor, row by row: the gradient by the rows, of that by the unit rows, if factor_K is
-    1 / length."""
+    """Compute (grad - (grad . unit) unit) * factor for each row: with factor 1 / length it turns a gradient
+    by the unit rows into that by the rows."""
     if native := library():
         arrays = address(grad_KD), address(unit_KD), address(factor_K)
         native.plsc_turn_units(*arrays, *_size(grad_KD), address(out_KD))
@@ -52,8 +53,8 @@ def momentum(
     mu: float,
     decay: float,
 ) -> None:
-    """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v. None is meant twice; the others keep their bytes.
-    Rows of one number may come as [S]."""
+    """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v. The numbers in index_K are
+    all different; other rows keep their bytes. Rows of one number may come as [S]."""
     if native := library():
         _check(values_SD, index_K, grads_KD)
         assert list(values_SD.shape) == list(momenta_SD.shape)
@@ -68,8 +69,8 @@ def momentum(
 
 
 def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:
-    """Multiply row left_P of x with row right_P of the matrix, pair by pair -> [P]; `unit`: the second at length 1, where a zero row
-    stays zero."""
+    """Multiply row left_P of x with row right_P of the matrix, pair by pair -> [P]; `unit`: the second at
+    length 1, where a zero row stays zero."""
     if native := library():
         out_P = np.empty(len(left_P), np.float32)
         assert x_ND.shape[1] == rows_SD.shape[1] and len(left_P) == len(right_P)
@@ -85,7 +86,8 @@ def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: 
 
 
 def sum_of_squares(rows_KD) -> float:
-    """Add up the squares of all numbers; not finite where one of them is not, or where a square is too large for float32."""
+    """Add up the squares of all numbers. The sum is not finite if one of them is not, or if a square is too
+    large for float32."""
     if native := library():
         return native.plsc_sum_of_squares(address(rows_KD), int(np.prod(rows_KD.shape)))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -105,7 +107,7 @@ def _size(rows_KD) -> tuple[int, int]:
 
 
 def address(array, dtype: str = "float32") -> int | None:
-    """Give a kernel the address of an array or a CPU tensor; null for None."""
+    """Return the address of an array or a CPU tensor for a kernel; null for None."""
     if array is None:
         return None
     if isinstance(array, np.ndarray):

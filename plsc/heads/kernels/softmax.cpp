@@ -10,7 +10,7 @@
 
 namespace {
 
-const float LOWEST = -1e30f;  // as in heads/step.py: stands for "no other logit"
+const float LOWEST = -1e30f;  // as in heads/backends.py: stands for "no other logit"
 
 // Memory that grows as needed and stays with its thread from step to step: fresh pages cost more than the work on them.
 template <typename T>
@@ -79,9 +79,9 @@ struct Block {
   const float* rows() const {
     const int64_t width = shard.width;
     if (!shard.index) return shard.rows + start * width;
-    float* found = own.rows.at_least(shard.block * width);
-    for (int64_t c = 0; c < count; ++c) memcpy(found + c * width, shard.rows + row(c) * width, width * sizeof(float));
-    return found;
+    float* copied = own.rows.at_least(shard.block * width);
+    for (int64_t c = 0; c < count; ++c) memcpy(copied + c * width, shard.rows + row(c) * width, width * sizeof(float));
+    return copied;
   }
 
   float* logits() const {
@@ -97,9 +97,9 @@ struct Block {
 };
 
 const uint16_t* half(Buffer<uint16_t>& buffer, const float* x, int64_t count) {
-  uint16_t* found = buffer.at_least(count);
-  loops->to_bfloat16(x, found, count);
-  return found;
+  uint16_t* rounded = buffer.at_least(count);
+  loops->to_bfloat16(x, rounded, count);
+  return rounded;
 }
 
 void similarities(const Shard& s, const Block& block, const float* rows, const uint16_t* half_x, float* logit) {

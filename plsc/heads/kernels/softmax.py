@@ -1,4 +1,5 @@
-"""Forward and backward of the softmax over a shard, as one kernel each. Without kernels: `PaddleBackend` in heads/walk.py.
+"""Run forward and backward of the softmax over a shard as one kernel each. Without kernels: `PaddleBackend`
+in heads/backends.py.
 
     N samples   D embedding size   K classes of the step   P samples whose class is in the shard
 
@@ -22,7 +23,8 @@ BLOCK = 128  # classes whose rows and logits lie in a processor's second-level c
 
 
 def block_size(bfloat16: bool) -> int:
-    """Give the classes that a thread works on at a time: twice as many if numbers are half as wide."""
+    """Return the number of classes that a thread works on at a time: twice as many if numbers are half as
+    wide."""
     return 2 * BLOCK if bfloat16 else BLOCK
 
 
@@ -38,10 +40,11 @@ class _Shard(ctypes.Structure):
 
 @dataclass
 class Problem:
-    """What the kernels are given.
+    """The inputs of the kernels.
 
-    x_ND: times the loss's scale. rows_SD, bias_S: of the bank, of which rows index_K take part (None: all K = S).
-    class_P: rising, as the K are numbered. cosine: rows are taken at length 1. bfloat16: the products' inputs are rounded to it.
+    x_ND: times the loss's scale. rows_SD, bias_S: of the bank, of which rows index_K take part (None: all K =
+    S). class_P: rising, as the K are numbered. cosine: rows are taken at length 1. bfloat16: the products'
+    inputs are rounded to it.
     """
 
     x_ND: np.ndarray
@@ -55,15 +58,21 @@ class Problem:
 
 
 class Softmax:
-    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, which it then overwrites; None computes them twice."""
+    """Computes one step. `exps_KN`: where forward leaves the exponentials for backward, which overwrites
+    them; None: computed twice."""
 
     def __init__(self, problem: Problem, exps_KN: np.ndarray | None):
-        p, (samples, width) = problem, problem.x_ND.shape
+        p = problem
+        samples, width = p.x_ND.shape
         self.classes = len(p.rows_SD if p.index_K is None else p.index_K)
         block = block_size(p.bfloat16)
         blocks = -(-self.classes // block)
         self.max_bN, self.sum_bN = np.empty((2, blocks, samples), np.float32)
-        self._held = p, exps_KN, np.empty(self.classes, np.float32)  # while addresses of them are about
+        self._kept = (
+            p,
+            exps_KN,
+            np.empty(self.classes, np.float32),
+        )  # kept as long as kernels have their addresses
         assert p.rows_SD.shape[1] == width and len(p.class_P) == len(p.sample_P) <= samples
         assert exps_KN is None or exps_KN.shape == (self.classes, samples)
         self._shard = _Shard(samples, width, self.classes, block, len(p.class_P), p.bfloat16)
@@ -71,12 +80,13 @@ class Softmax:
         self._shard.target_class, self._shard.target_sample, self._shard.index = (
             address(array, "int64") for array in (p.class_P, p.sample_P, p.index_K)
         )
-        self._shard.inverse = address(self._held[2] if p.cosine else None)
-        self._shard.exps, self._shard.max = address(exps_KN), address(self.max_bN)
+        self._shard.inverse = address(self._kept[2] if p.cosine else None)
+        self._shard.exps = address(exps_KN)
+        self._shard.max = address(self.max_bN)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
-        """Compute for each block of classes, without the samples' own, the maxima of the logits (-1e30 for none), and the sums of
-        exp(logit - maximum), [blocks, N] both."""
+        """Compute for each block of classes, without the samples' own, the maxima of the logits (-1e30 for
+        none), and the sums of exp(logit - maximum), [blocks, N] both."""
         library().plsc_softmax_forward(ctypes.byref(self._shard), address(self.sum_bN))
         return self.max_bN, self.sum_bN
 
@@ -88,13 +98,14 @@ class Softmax:
         drows_KD: np.ndarray,
         dbias_K: np.ndarray | None,
     ) -> np.ndarray:
-        """Compute the gradients, with softmax less one-hot for the logits: by x [N, D], by the rows of the bank and the bias.
+        """Compute the gradients, with softmax less one-hot for the logits: by x [N, D], by the rows of the
+        bank and the bias.
 
         Args:
             lse_N: logarithm of each sample's whole denominator.
             dtarget_P: gradient by the targets' logits.
             scaled_ND: x times the factors that the gradient by the rows shall have.
-            drows_KD, dbias_K: where those by rows and bias go; the latter without these factors.
+            drows_KD, dbias_K: memory for the gradients by rows and bias; the latter without these factors.
         """
         grad_ND = np.empty(scaled_ND.shape, np.float32)
         library().plsc_softmax_backward(

@@ -1,4 +1,4 @@
-"""The kernels, at each instruction set that this processor has, and their plain twins."""
+"""The kernels, at each instruction set that this processor has, and the plain versions."""
 
 import paddle
 import pytest
@@ -8,10 +8,15 @@ from plsc.heads import kernels
 BUILT = kernels.library() is not None
 
 
-@pytest.fixture(params=["twin", *kernels.LEVELS])
+@pytest.fixture(autouse=True)
+def way():
+    """Run each test once: `path` chooses the kernels, not the fixture of the other tests of heads."""
+
+
+@pytest.fixture(params=["plain", *kernels.LEVELS])
 def path(request, monkeypatch):
-    """Run the test once on each path; "twin" is the one without kernels."""
-    if request.param == "twin":
+    """Run the test once on each path; "plain" is the one without kernels."""
+    if request.param == "plain":
         monkeypatch.setenv("PLSC_KERNELS", "0")
         yield request.param
         return

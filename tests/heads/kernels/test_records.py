@@ -1,4 +1,4 @@
-"""Records by kernel and by numpy: the same bits in files, windows and rounding."""
+"""Records by kernel and by numpy: the same bits in files, buffers and rounding."""
 
 import os
 
@@ -64,7 +64,7 @@ def test_packing_takes_the_rows_side_by_side(path, widths, rounded):
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("column", [0, 4, 8])
-def test_what_is_not_finite_is_told_and_kept(path, value, column):
+def test_numbers_that_are_not_finite_are_reported_and_kept(path, value, column):
     array = numbers(3, 9)
     array[1, column] = value
     for keys in (None, np.array([1, 0xFFFFFFFF], np.uint32)):

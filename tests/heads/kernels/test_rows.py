@@ -84,7 +84,7 @@ def test_pair_products(path, two_threads, width, unit):
     assert rows.pair_products(x, left[:0], matrix, right[:0], unit).shape == (0,)
 
 
-def test_a_row_beyond_the_matrix_is_not_walked_into(path):
+def test_a_row_beyond_the_matrix_is_refused(path):
     with pytest.raises((AssertionError, IndexError)):
         rows.gather(drawn(4, 3), np.array([1, 4]), np.empty((2, 3), np.float32))
 
