@@ -1,6 +1,6 @@
-"""Export class centres to a file that other programs read, and import those of other programs.
+"""Export class centres to a file for other programs, and import centres of other programs.
 
-Both go block by block of rows; of shard files one rank's is in memory at a time. Try it:
+Rows are copied block by block; of shard files only one rank's is in memory at a time. Try it:
 
 plsc-ckpt export-centres output/checkpoints/step-00000656 --output centres.npy --normalise
 """
@@ -34,14 +34,15 @@ from plsc.utils.disk import refuse_full_disk
 
 
 def export_centres(folder: str, target: str, names: bool = False, normalise: bool = False) -> str:
-    """Write the centres [num_classes, embedding_size] of the checkpoint `folder` to `target`; a sentence about it.
+    """Write the centres [num_classes, embedding_size] of a checkpoint to `target`; return a report.
 
     Args:
         target: NAME.safetensors, with one array "centres", or NAME.npy.
         names: write the classes' names too, as a JSON list, to target.names.json.
-        normalise: divide each centre by its length, in float64, rounded to the dtype; a centre of zeros stays.
+        normalise: divide each centre by its length, in float64, rounded to the dtype; a centre of zeros
+            stays.
 
-    Raises UserError: another ending, a file that is there, no names in the checkpoint, a damaged checkpoint.
+    Raises UserError for another ending, an existing file, a checkpoint without names, or a damaged one.
     """
     if not target.endswith((".safetensors", ".npy")):
         raise UserError(f"--output: must end in .safetensors or .npy (got '{target}')")
@@ -74,7 +75,7 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
 
 
 def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
-    """Return its head with the centres only, of bfloat16 the float32."""
+    """Return the head of a checkpoint with the centres only; bfloat16 is read as float32."""
     head = head_of(saved)
     entry = head.arrays["centres"]
     dtype = np.dtype(np.float32) if entry.dtype == np.uint16 else entry.dtype
@@ -91,7 +92,7 @@ def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
 
 
 def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:
-    """Yield the blocks of bytes of the .npy file (version 1.0) of the centres."""
+    """Yield the bytes of a .npy file (version 1.0) of the centres, in blocks."""
     entry = head.arrays["centres"]
     shape = (stop - start, *entry.shape[1:])
     text = repr({"descr": entry.dtype.str, "fortran_order": False, "shape": shape})
@@ -104,15 +105,16 @@ def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:
 def import_centres(
     sources: Sequence[str], target: str, backbone: str | None = None, num_classes: int | None = None
 ) -> str:
-    """Gather the shards of another program (see plsc.checkpoint.foreign.shards) into the checkpoint folder `target`; a sentence about it.
+    """Gather the shards of another program into the checkpoint folder `target`; return a report.
 
-    It has a head file for each rank, with that rank's classes: centres, and momentum and bias where the layout has them; float32.
+    The layouts are those of plsc.checkpoint.foreign.shards. `target` has a head file for each rank with that
+    rank's classes in float32: centres, and momentum and bias if the layout has them.
 
     Args:
-        sources: their folder, or the main files of all ranks.
-        backbone: a checkpoint, such as plsc-import makes; its network, contract and config go along. Without, the network has no
-            arrays: the folder is for export-centres, reshard and the like.
-        num_classes: compared with the sum over the ranks.
+        sources: the folder of the shards, or the main files of all ranks.
+        backbone: a checkpoint, such as plsc-import makes; its network, contract and config are copied.
+            Without it the network has no arrays: the folder is for export-centres, reshard and the like.
+        num_classes: must be the sum over the ranks.
 
     Raises UserError.
     """

@@ -1,4 +1,4 @@
-"""The names of a checkpoint's classes: given, changed; and classes merged and dropped by name, with all their rows.
+"""Name, rename, merge and drop the classes of a checkpoint, with all their rows.
 
 plsc-ckpt edit-identities output/checkpoints/step-00000656 --rename "Ann=Anne" --drop Bob --output edited
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.checkpoint.class_names import format_names, pick_rows, refuse_twins
+from plsc.checkpoint.class_names import format_names, pick_rows, refuse_duplicates
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.reshard import Head, fields_of, head_of, others_of, write_checkpoint
 from plsc.checkpoint.store import Checkpoint
@@ -31,24 +31,28 @@ def edit_identities(
     names: str | None = None,
     merge: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Write the checkpoint `folder` with other names or fewer classes as the folder `target`; a line for each change.
+    """Write a checkpoint with other names or fewer classes to `target`; return a line for each change.
 
-    The classes that stay keep their order and every bit of their rows; the head is cut into as many files as before.
+    The classes that stay keep their order and every bit of their rows; the head is cut into as many files as
+    before.
 
     Args:
-        rename: "old=new" each. drop: names, as they are in `folder`.
-        merge: names of one identity each; the first one's rows become the means of all of theirs (centre, momentum, bias), the others go.
+        rename: "old=new" each.
+        drop: names, as they are in `folder`.
+        merge: lists of names of one identity; the first one's rows become the means of all (centre, momentum,
+            bias), the others are dropped.
         keep_list: a file of names, a line each; all other classes are dropped.
         names: a file with a name a line, for a checkpoint that has none.
 
-    Raises UserError: unknown, repeated or missing names.
+    Raises UserError for unknown, repeated or missing names.
     """
     saved = Checkpoint.open(folder)
     classes = _names_of(saved, folder, names)
     new = _renamings(rename)
     kept = set(_lines(keep_list)) if keep_list else set(classes)
-    known, twins = set(classes), [name for names in merge for name in names]
-    asked = {"--rename": new, "--drop": drop, f"--keep-list {keep_list}": kept, "--merge": twins}
+    known = set(classes)
+    merging = [name for names in merge for name in names]
+    asked = {"--rename": new, "--drop": drop, f"--keep-list {keep_list}": kept, "--merge": merging}
     for option, some in asked.items():
         if unknown := [name for name in some if name not in known]:
             raise UserError(f"{option}: {folder} has no class '{min(unknown)}'")
@@ -59,7 +63,7 @@ def edit_identities(
     if not len(stay):
         raise UserError(f"{folder}: none of its {len(classes)} classes would stay; drop fewer")
     edited = [new.get(classes[number], classes[number]) for number in stay.tolist()]
-    refuse_twins(edited, "after the edit")
+    refuse_duplicates(edited, "after the edit")
     fields = {**fields_of(saved), "num_classes": len(stay)}
     files = {**others_of(saved), "classes.json": [json.dumps(edited, indent=0).encode()]}
     head = _chosen(saved, stay, _places(classes, merge))
@@ -68,7 +72,11 @@ def edit_identities(
     renamed = [f"{old} -> {name}" for old, name in new.items() if old not in gone]
     report = [f"{made}: {len(stay):,} of {len(classes):,} classes"]
     into = [f"{' and '.join(others)} into {first}" for first, *others in merge if first not in gone]
-    report += [_told("renamed", renamed), _told("merged", into), _told("dropped", gone)]
+    report += [
+        _format_change("renamed", renamed),
+        _format_change("merged", into),
+        _format_change("dropped", gone),
+    ]
     return "\n".join(filter(None, report))
 
 
@@ -82,7 +90,7 @@ def _names_of(saved: Checkpoint, folder: str, names: str | None) -> list[str]:
         classes = _lines(names)
         if len(classes) != saved.num_classes:
             raise UserError(f"{names}: has {len(classes)} names, {folder} has {saved.num_classes} classes")
-    refuse_twins(classes, names or folder)
+    refuse_duplicates(classes, names or folder)
     return classes
 
 
@@ -128,13 +136,13 @@ def _refuse_merge(
 
 
 def _places(classes: list[str], merge: Sequence[Sequence[str]]) -> dict[int, list[int]]:
-    """Of each class that stays of a merge: the classes whose mean it becomes."""
+    """Return, for the first class of each merge, the classes whose mean it becomes."""
     place = {name: number for number, name in enumerate(classes)} if merge else {}
     return {place[names[0]]: [place[name] for name in names] for names in merge}
 
 
 def _chosen(saved: Checkpoint, stay: np.ndarray, merge: dict[int, list[int]]) -> Head:
-    """The head's rows of the classes `stay` (rising); `merge`: class -> all whose mean it becomes."""
+    """Return the head with the classes `stay` (rising); `merge`: class -> the classes whose mean it becomes."""
     head = head_of(saved)
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
@@ -148,5 +156,5 @@ def _chosen(saved: Checkpoint, stay: np.ndarray, merge: dict[int, list[int]]) ->
     return Head(head.arrays, read)
 
 
-def _told(what: str, names: list[str]) -> str:
+def _format_change(what: str, names: list[str]) -> str:
     return f"{what} {len(names):,}: {format_names(names)}" if names else ""

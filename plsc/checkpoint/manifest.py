@@ -1,9 +1,9 @@
-"""manifest.json: the list of what a checkpoint consists of, and the check that all of it is there, unaltered.
+"""Read manifest.json, which lists the files of a checkpoint, and check that all are there and unaltered.
 
-Checksums are CRC-32: it finds every flip of one bit and of any run up to 32 bits, and costs no time beside
-the writing (SHA-256 would halve the speed, and protects from nobody who can rewrite the manifest too). The
-manifest begins with the checksum of its own other bytes. Arrays carry their dtypes themselves, in the
-safetensors headers.
+Checksums are CRC-32: it detects every change of one bit and of any run up to 32 bits, and takes no extra time
+while writing. SHA-256 would halve the speed and not protect from somebody who can rewrite the manifest too.
+The manifest begins with the checksum of its own other bytes. The dtypes of arrays are in the safetensors
+headers.
 
 Try it: `pytest tests/checkpoint/test_manifest.py`.
 """
@@ -37,7 +37,7 @@ from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
 FORMAT = 1
-# A name that leads to no file. Any other error of reading may pass (a lost network disk), and says nothing about the content.
+# Errors of a missing file. Other errors of reading may be temporary (a lost network disk) and are no damage.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
 
@@ -57,7 +57,7 @@ class HeadFile(BaseModel):
 
 
 class FileSum(BaseModel):
-    """What a file must be."""
+    """Size and checksum of a file."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     bytes: NonNegativeInt
@@ -94,7 +94,7 @@ class Manifest(BaseModel):
     contract: dict[str, Any]
     """How images are prepared: size, channels, mean, scale."""
     state: TrainState
-    """What it knows of the run."""
+    """The state of the run."""
     config: str
     """The resolved config, YAML."""
 
@@ -111,17 +111,17 @@ class Manifest(BaseModel):
         return config
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values, of `state` those that were given."""
+        """Return the fields as plain values; of `state` only those that were given."""
         return {**self.model_dump(), "state": self.state.to_json()}
 
 
 def seal(rest: bytes) -> bytes:
-    """The bytes of manifest.json from what follows its first field, the checksum."""
+    """Return the bytes of manifest.json: the checksum as the first field, then `rest`."""
     return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
 
 
 def read_json(path: Path) -> Any:
-    """The value in the file. Raises: DamagedError when it is not JSON; OSError."""
+    """Read the value in a JSON file. Raises DamagedError if it is not JSON; OSError."""
     try:
         return json.loads(read_regular(path))
     except (ValueError, RecursionError) as error:
@@ -129,16 +129,16 @@ def read_json(path: Path) -> Any:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in the file.
+    """Read and check the manifest in the file.
 
-    Raises: DamagedError (absent, altered, inconsistent, or names files that are none of a checkpoint's),
+    Raises: DamagedError (absent, altered, inconsistent, or lists files that do not belong to a checkpoint),
     UserError (written by a newer plsc), OSError.
     """
     if not path.exists():
         raise DamagedError(f"{path}: is not there; the checkpoint was never completed")
     try:
         data = read_regular(path, _MOST_BYTES)
-    except UserError as error:  # no regular file, or one that no manifest is as large as
+    except UserError as error:  # not a regular file, or too large for a manifest
         raise DamagedError(str(error)) from error
     if data != seal(data[len(seal(b"")) :]):
         raise DamagedError(f"{path}: fails its checksum")
@@ -173,15 +173,16 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
-    """Whether the ranges [start, stop), some perhaps empty, in this order make up [0, num_classes)."""
+    """Return whether the ranges [start, stop), some perhaps empty, make up [0, num_classes) in this order."""
     edges = [0, *(edge for one in ranges for edge in one), num_classes]
     return edges[::2] == edges[1::2] and edges == sorted(edges)
 
 
 def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
-    """The manifest of the checkpoint `path` and its tensor files by name; checked, with `verify` all bytes.
+    """Open the checkpoint `path`: its manifest and tensor files by name, checked; with `verify` all bytes.
 
-    Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable now or by this user).
+    Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable now or by this
+    user).
     """
     try:
         return _open_folder(path, verify)
@@ -202,7 +203,7 @@ def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFi
     if not path.is_dir():
         raise MissingFileError(f"{path}: there is no such checkpoint folder")
     below = sorted(
-        found.parent for at in ("", "checkpoints/") for found in path.glob(f"{at}step-*/manifest.json")
+        file.parent for at in ("", "checkpoints/") for file in path.glob(f"{at}step-*/manifest.json")
     )
     if below and not (path / "manifest.json").exists():
         raise UserError(
@@ -229,7 +230,7 @@ def _check_file(path: Path, info: FileSum, verify: bool) -> None:
 
 
 def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile]) -> None:
-    """Each head file has the rows that the manifest says, and the same arrays as the first."""
+    """Check that each head file has the rows of the manifest and the same arrays as the first."""
     first = tensors[manifest.heads[0].file].arrays
     centres = first.get("centres")
     if centres is None or centres.shape[1:] != (manifest.embedding_size,):
@@ -250,8 +251,10 @@ def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile])
 
 
 def config_sections(config: str) -> dict[str, Any]:
-    """The sections of a checkpoint's config, read as it was written: text that looks like a date stays text. {} for centres of
-    other programs, which have none. Raises ValueError for what is no config."""
+    """Parse the sections of a checkpoint's config; {} for centres of other programs, which have none.
+
+    Text that looks like a date stays text. Raises ValueError if it is not a config.
+    """
     document = parse(config)
     if document.problems:
         raise ValueError(f"line {document.problems[0].line}: {document.problems[0].message}")
@@ -265,5 +268,5 @@ def config_sections(config: str) -> dict[str, Any]:
 
 
 def head_config(config: str) -> dict:
-    """The section Head of a checkpoint's config; {} where it is not said, as with centres of other programs."""
+    """Return the section Head of a checkpoint's config; {} if it is missing (imported centres)."""
     return config_sections(config).get("Head", {})

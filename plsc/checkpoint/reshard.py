@@ -1,7 +1,7 @@
-"""Writes a checkpoint from parts that are read in blocks of rows, so that a head larger than the memory passes through.
+"""Rewrite a checkpoint in blocks of rows, so that a head may be larger than the memory.
 
-plsc.checkpoint.store.save is what a training run calls, with arrays, on every rank; this is for one process and another folder. The bytes
-are the same: a file's layout comes from plsc.checkpoint.tensorfile in both. Try it:
+A training run calls plsc.checkpoint.store.save with arrays on every rank; this module is for one process and
+another folder. Both write the same bytes, since plsc.checkpoint.tensorfile makes the files. Try it:
 
     reshard(Checkpoint.open("step-00000120"), "cut/step-00000120", ranks=3)
 """
@@ -31,20 +31,20 @@ BLOCK = 8 << 20  # bytes of rows, or of a copied file, in memory at once
 
 
 class RowArray(NamedTuple):
-    """An array of a head file, described."""
+    """Dtype and shape of an array of a head file."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
-    """Its first axis is classes."""
+    """The first axis is classes."""
     code: str | None = None
-    """Of the dtype in the file, where numpy has no such dtype (bfloat16)."""
+    """The dtype in the file, if numpy has no such dtype (bfloat16)."""
 
 
 class Head(NamedTuple):
-    """The rows of all classes, wherever they are."""
+    """The rows of all classes, read by a function."""
 
     arrays: Mapping[str, Any]
-    """Name -> anything with .dtype and .shape, the first axis of any length; "centres" is one of them."""
+    """Name -> anything with .dtype and .shape, the first axis of any length; has "centres"."""
     read: Callable[[str, int, int], np.ndarray]
     """(name, start, stop) -> the rows of the classes [start, stop), contiguous."""
 
@@ -56,12 +56,13 @@ def write_checkpoint(
     files: Mapping[str, FileBlocks | Sequence],
     fields: Mapping[str, Any],
 ) -> Path:
-    """Write the checkpoint folder `target`, which must not be there; until all of it is on the disk it is called target.tmp.
+    """Write the checkpoint folder `target`, which must not exist; target.tmp until it is complete.
 
     Args:
         ranges: the classes [start, stop) of each head file, in order.
-        files: the other files by name, copied or as blocks of bytes; the backbone's and the optimizer's have to be among them.
-        fields: of the manifest, all but those about files.
+        files: the other files by name, copied or as blocks of bytes; the backbone's and the optimizer's are
+            required.
+        fields: all fields of the manifest but those about files.
 
     Raises UserError, before anything is written where the disk has too little space.
     """
@@ -85,7 +86,8 @@ def write_checkpoint(
 
 
 def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mapping) -> None:
-    sums, heads = {name: write_synced(tmp / name, blocks) for name, blocks in files.items()}, []
+    sums = {name: write_synced(tmp / name, blocks) for name, blocks in files.items()}
+    heads = []
     for number, (start, stop) in enumerate(ranges):
         name = f"head-{number:05d}-of-{len(ranges):05d}.safetensors"
         sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
@@ -97,7 +99,7 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
 
 
 def rows_as_file(head: Head, start: int, stop: int) -> Iterator:
-    """The blocks of bytes of the safetensors file with these rows of all of the head's arrays."""
+    """Yield the bytes of a safetensors file of the rows [start, stop) of all arrays, in blocks."""
     header, order = header_of(
         {
             name: RowArray(entry.dtype, (stop - start, *entry.shape[1:]), getattr(entry, "code", None))
@@ -111,22 +113,23 @@ def rows_as_file(head: Head, start: int, stop: int) -> Iterator:
 
 
 def row_bytes(head: Head) -> int:
-    """How many bytes one class has in all of the head's arrays."""
+    """Return the bytes of one class in all of the head's arrays."""
     return sum(entry.dtype.itemsize * math.prod(entry.shape[1:]) for entry in head.arrays.values())
 
 
 def row_blocks(head: Head, name: str, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(first class, rows) of [start, stop), as many classes at a time as BLOCK bytes hold."""
+    """Yield (first class, rows) of [start, stop), as many classes at a time as fit into BLOCK bytes."""
     count = max(1, BLOCK // max(row_bytes(Head({name: head.arrays[name]}, head.read)), 1))
     for first in range(start, stop, count):
         yield first, head.read(name, first, min(first + count, stop))
 
 
 class FileBlocks:
-    """A file's bytes, BLOCK at a time. `size`: how many there are."""
+    """The bytes of a file, BLOCK at a time; `size` of them in all."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path, self.size = path, os.path.getsize(path)
+        self.path = path
+        self.size = os.path.getsize(path)
 
     def __iter__(self) -> Iterator[bytes]:
         with open(self.path, "rb") as file:
@@ -135,27 +138,27 @@ class FileBlocks:
 
 
 def head_of(saved: Checkpoint) -> Head:
-    """A checkpoint's head."""
+    """Return the head of a checkpoint."""
     return Head(saved.head_arrays, saved.rows)
 
 
 def fields_of(saved: Checkpoint) -> dict[str, Any]:
-    """What a rewritten checkpoint keeps of the manifest: everything but the files, the format, and who wrote them."""
+    """Return the manifest fields that a rewritten checkpoint keeps: all but files, format and version."""
     fields = {**saved.manifest.to_json(), "state": saved.state.to_json()}
     return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
 
 
 def others_of(saved: Checkpoint) -> dict[str, FileBlocks]:
-    """Its files that are not of the head, as write_checkpoint takes them."""
+    """Return the files of a checkpoint but the head's, for write_checkpoint."""
     heads = {part.file for part in saved.manifest.heads}
     return {name: FileBlocks(saved.path / name) for name in saved.manifest.files if name not in heads}
 
 
 def reshard(saved: Checkpoint, target: str | os.PathLike, ranks: int) -> Path:
-    """Write `saved` with its classes cut into `ranks` head files (see plsc.utils.sharding.split) as the folder `target`.
+    """Write `saved` to `target` with its classes split into `ranks` head files, by plsc.utils.sharding.split.
 
-    Every row array of the head is cut, the other files are copied byte for byte; of the manifest's fields world_size changes. Cut back,
-    the folder has the bytes that it had. Raises UserError.
+    The other files are copied byte for byte; of the manifest's fields only world_size changes. Resharding
+    back to the former number of ranks gives the former bytes. Raises UserError.
     """
     fields = {**fields_of(saved), "world_size": ranks}
     return write_checkpoint(target, split(saved.num_classes, ranks), head_of(saved), others_of(saved), fields)

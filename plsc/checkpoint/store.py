@@ -1,10 +1,10 @@
-"""Checkpoints: a folder a step, written beside and renamed, manifest last; any world size reads any other's.
+"""Save and open checkpoints: a folder a step, written beside and renamed; any world size reads any other's.
 
     checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
 
-A head file holds one rank's class rows; the manifest says which, and each file's size and checksum.
-No pickle, no paddle, no collective of its own.
+A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
+and checksum. No pickle, no Paddle, no collective of its own.
 
 Try it: `Checkpoint.open(latest("output/checkpoints")).head(0, 10)["centres"]`.
 """
@@ -45,11 +45,11 @@ class SaveError(UserError):
 
 @dataclass(frozen=True)
 class Content:
-    """What a checkpoint is made of, as one rank has it. Of all but `head` and `shard` rank 0's is written.
+    """The content of a checkpoint on one rank; of all but `head` and `shard`, rank 0's is written.
 
     head: this rank's rows, first axis = class: "centres" [S, D], perhaps "momentum" [S, D], "bias" [S].
-    shard: the classes of those rows; all of them on every rank: a replicated head.
-    contract: how images are prepared. classes: a name for each class, None: they have none.
+    shard: the classes of those rows; all classes on every rank: a replicated head.
+    contract: how images are prepared. classes: a name for each class; None: no names.
     """
 
     step: int
@@ -66,10 +66,10 @@ class Content:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who writes a checkpoint together.
+    """The ranks that write a checkpoint together.
 
-    gather: the one collective, called three times: each rank's value -> the list of all, on every rank. Ranks come to it as far
-    apart as their disks are unequal: it must wait longer than Gloo's 30 s.
+    gather: the only collective, called three times: each rank's value -> the list of all, on every rank. It
+    must wait longer than Gloo's 30 s, since the disks of the ranks may differ in speed.
     """
 
     rank: int
@@ -85,11 +85,11 @@ def save(
     content: Content,
     ranks: Ranks = ONE_RANK,
 ) -> Path:
-    """Write the folder `root`/step-XXXXXXXX, in place of one that may be there. Every rank calls it.
+    """Write the folder `root`/step-XXXXXXXX, in place of an existing one. Every rank calls it.
 
-    Nothing is copied: the arrays must not change until it returns. All of it is on the disk when it returns.
+    The arrays are not copied and must not change until it returns; then all of it is on the disk.
 
-    Returns: the folder. Raises: SaveError on every rank, naming the one that failed and why.
+    Returns the folder. Raises SaveError on every rank, with the rank that failed and why.
     """
     num_classes = content.shard.num_classes
     assert all(len(array) == content.shard.size for array in content.head.values()), "not a row per class"
@@ -127,7 +127,7 @@ def save(
 
 
 def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
-    """Call `write`, and again after each of these pauses, in seconds, where it raises SaveError; all ranks do the same."""
+    """Call `write`, again after each of `pauses` (seconds) while it raises SaveError; alike on all ranks."""
     for pause in pauses:
         try:
             return write()
@@ -148,12 +148,18 @@ def _files_of_rank_0(content: Content) -> dict[str, list]:
 
 
 def _together(what: str, gather: Callable, work: Callable, *args: Any) -> list:
-    """Call work(*args) on every rank; return all results, or raise SaveError on every rank; without that, the others would wait in vain."""
-    result, failure, cause = None, None, ""
+    """Call work(*args) on every rank; return all results, or raise SaveError on every rank.
+
+    An error on one rank alone would leave the others waiting.
+    """
+    result = None
+    failure = None
+    cause = ""
     try:
         result = work(*args)
     except Exception as error:  # noqa: BLE001 (see above)
-        failure, cause = error, " ".join(f"{type(error).__name__}: {error}".split())
+        failure = error
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
     answers = gather((result, cause))
     for number, (_, cause) in enumerate(answers):
         if cause:
@@ -178,7 +184,8 @@ def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int
 
 
 def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
-    tmp, need = _beside(final, "tmp"), sum(len(buffer) for buffers in files.values() for buffer in buffers)
+    tmp = _beside(final, "tmp")
+    need = sum(len(buffer) for buffers in files.values() for buffer in buffers)
     if error := full_disk(tmp, need):
         raise error
     try:
@@ -190,7 +197,8 @@ def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
 def _publish(final: Path, rank: int, fields: dict) -> None:
     if rank != 0:
         return
-    tmp, root = _beside(final, "tmp"), final.parent
+    tmp = _beside(final, "tmp")
+    root = final.parent
     manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
@@ -206,7 +214,7 @@ def _beside(final: Path, suffix: str) -> Path:
 
 
 def _tidy(root: Path, ignore_errors: bool = False) -> None:
-    """Remove what a killed save or prune left; a replaced checkpoint gets its name back if it is needed."""
+    """Remove the leftovers of a killed save or prune; a replaced checkpoint gets its name back if needed."""
     for path in _entries(root, r"step-\d{8,}\.(tmp|old)"):
         final = path.with_suffix("")
         if path.suffix == ".old" and not final.exists() and path.is_dir():
@@ -226,13 +234,17 @@ def _entries(root: Path, pattern: str) -> list[Path]:
 def latest(root: str | os.PathLike, rename: bool = True, before: int | None = None) -> Path | None:
     """Find the newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
 
-    An unusable newer one is warned about and, with `rename`, set aside as step-XXXXXXXX.bad (never deleted).
-    Let one rank call it, with rename=True for a run that will write here, and tell the others the path; they open it with
-    verify=False. A checkpoint that goes meanwhile, because a run at work here deletes it, is passed over.
-    `before`: of the checkpoints of earlier steps than this one; None too if none of them is usable.
+    An unusable newer one gives a warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never
+    deleted). One rank calls it, with rename=True for a run that will write here, and sends the others the
+    path, which they open with verify=False. A checkpoint that a running training deletes meanwhile is
+    skipped.
+
+    Args:
+        before: only checkpoints of earlier steps than this; then None too if none of them is usable.
 
     Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
-    damaged one; also for one written by a newer plsc, or not readable now or by this user, which is not damage.
+    damaged one; also for one written by a newer plsc, or not readable now or by this user, which is not
+    damage.
     """
     root = Path(root)
     complete = _complete(root)
@@ -271,15 +283,16 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
 
 
 def _complete(root: Path) -> list[Path]:
-    """List the checkpoints in `root` that were completed once, the oldest first."""
+    """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
     folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
     return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))
 
 
 def best(root: str | os.PathLike) -> Path:
-    """Find the best checkpoint in `root` by the main evaluation, every checksum verified; the newest whole one knows which it is.
+    """Find the best checkpoint in `root` by the main evaluation, every checksum verified.
 
-    Raises: UserError if nothing has been evaluated or it is gone; what `latest` and `Checkpoint.open` raise.
+    The newest whole checkpoint records which it is. Raises UserError if nothing has been evaluated or the
+    best is missing, and what `latest` and `Checkpoint.open` raise.
     """
     newest = latest(root, rename=False)
     if newest is None:
@@ -300,7 +313,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def set_aside_after(root: str | os.PathLike, step: int) -> None:
-    """Set the checkpoints of later steps aside: a run that has gone back to this one must not be resumed from them."""
+    """Set the checkpoints of later steps aside, so that a run that has gone back is not resumed from them."""
     for path in _entries(Path(root), r"step-\d{8,}"):
         if int(path.name[5:]) > step:
             _set_aside(path)
@@ -322,7 +335,7 @@ def prune(
     for path in sorted(_entries(Path(root), r"step-\d{8,}"), key=lambda path: int(path.name[5:])):
         try:
             Checkpoint.open(path, verify=False)
-        except UserError:  # not ours to judge here: `latest` says what is wrong with it
+        except UserError:  # `latest` reports what is wrong with it
             continue
         whole.append(path)
     earlier = [int(path.name[5:]) for path in whole if way_back is not None and int(path.name[5:]) < way_back]
@@ -334,14 +347,16 @@ def prune(
     return doomed
 
 
-_THRESHOLD = "threshold.json"  # in the checkpoint's folder but not of its manifest: it may come later, or be taken away
+_THRESHOLD = "threshold.json"  # in the folder but not in the manifest: it may be added or removed later
 
 
 def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path:
-    """Store the threshold that a later evaluation found with a checkpoint; its `state` has it when it is opened again.
+    """Store the threshold of a later evaluation with a checkpoint; `state` has it when it is opened again.
 
     Args:
-        cosine: above which two images are of the same class. of: title of the set. flip: see DataLoader.Eval.flip.
+        cosine: two images with a higher one are of the same class.
+        of: title of the set.
+        flip: see DataLoader.Eval.flip.
     """
     file = saved.path / _THRESHOLD
     content = {"threshold": cosine, "threshold_set": of, "threshold_step": saved.step, "flip": flip}
@@ -355,7 +370,7 @@ def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path
 
 
 def _read_threshold(path: Path) -> dict[str, Any]:
-    """Read what `set_threshold` stored with a checkpoint; {} if nothing."""
+    """Read the fields that `set_threshold` stored with a checkpoint; {} if there are none."""
     file = path / _THRESHOLD
     if not file.is_file():
         return {}
@@ -378,7 +393,9 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
-        self.path, self.manifest, self._tensors = path, manifest, tensors
+        self.path = path
+        self.manifest = manifest
+        self._tensors = tensors
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
         self.state = manifest.state.model_copy(update=_read_threshold(path))
@@ -399,13 +416,13 @@ class Checkpoint:
         return cls(path, *open_folder(path, verify))
 
     def require(self, section: str, *keys: str) -> None:
-        """Raise UserError unless `section`, "state" or "contract", says all `keys`: imported centres alone do not."""
+        """Raise UserError unless `section`, "state" or "contract", has all `keys`; imported centres lack some."""
         known = self.state.to_json() if section == "state" else self.contract
         lacking = [key for key in keys if known.get(key) is None]
         if lacking:
             raise UserError(
-                f"{self.path}/manifest.json: {section}.{lacking[0]}: is not said, so this cannot be used as a run's checkpoint; name "
-                "one of a training, start from this one with Global.init_from, or import centres with --backbone"
+                f"{self.path}/manifest.json: {section}.{lacking[0]}: is missing, so this cannot be used as a run's "
+                "checkpoint; name one of a training, start from this one with Global.init_from, or import centres with --backbone"
             )
 
     def backbone(self) -> dict[str, np.ndarray]:
@@ -434,11 +451,11 @@ class Checkpoint:
 
     @property
     def head_arrays(self) -> dict[str, Any]:
-        """The head's arrays by name, each with `.dtype` and `.shape`, whose first axis is as long as the first file's."""
+        """The head's arrays by name, with `.dtype` and `.shape`; the first axis is that of the first file."""
         return self._tensors[self.manifest.heads[0].file].arrays
 
     def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Read the head's arrays of classes [start, stop), [stop - start, ...] each; reads only their bytes."""
+        """Read only the rows of classes [start, stop) of the head's arrays, [stop - start, ...] each."""
         return {name: self.rows(name, start, stop) for name in self.head_arrays}
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -462,7 +479,7 @@ class Checkpoint:
         head: Mapping[str, Any] | None = None,
         remedy: str = _RESUME,
     ) -> None:
-        """Refuse a checkpoint of another problem: UserError that names each difference, and ends with `remedy`.
+        """Raise UserError for a checkpoint of another model or data, with each difference and `remedy`.
 
         Args:
             backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
@@ -486,7 +503,7 @@ class Checkpoint:
 
 
 def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """List at most one difference of each kind: names that lack, names too many, other shapes."""
+    """List at most one difference of each kind: missing names, extra names, other shapes."""
     axes = slice(1 if part == "head" else 0, None)
     lack, surplus = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
     other = [

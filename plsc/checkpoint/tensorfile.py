@@ -1,9 +1,9 @@
-"""The safetensors layout, written in one pass and read by row ranges: header length, JSON header, raw bytes.
+"""Write safetensors files (header length, JSON header, raw bytes) in one pass, and read them by row ranges.
 
 Why not the safetensors package itself, which reads these files: a checkpoint needs a checksum computed while
 writing, fsync, the umask obeyed (the package leaves mode 0600), no second copy of the arrays, and only some
-rows back, as copies (the package maps the file: who cuts it later kills the process). bfloat16 (BF16) is read
-as its uint16 bits, as Paddle's `.numpy()` gives it. Numpy only.
+rows back, as copies (the package maps the file: truncating it later kills the process). bfloat16 (BF16) is
+read as its uint16 bits, as Paddle's `.numpy()` gives it. Numpy only.
 
 Try it: `pytest tests/checkpoint/test_tensorfile.py`.
 """
@@ -34,9 +34,8 @@ DTYPES = {
 }  # fmt: skip
 _CODES = {np.dtype(name): code for code, name in DTYPES.items() if code != "BF16"}
 _MAX_HEADER = 100_000_000  # bytes; the safetensors package's own limit
-_MAX_EMPTY = (
-    1 << 20
-)  # bytes that one row of an array with no rows may have: numpy allocates as if zeros were ones
+# Bytes that one row of an array without rows may have: numpy allocates as if zeros were ones.
+_MAX_EMPTY = 1 << 20
 _BLOCK = 8 << 20  # bytes read, or written, at once
 
 
@@ -45,9 +44,13 @@ class DamagedError(UserError):
 
 
 def header_of(arrays: Mapping[str, Any]) -> tuple[bytes, list[str]]:
-    """What stands before the data in the safetensors file of `arrays` (of anything with .dtype and .shape, and .code for one that
-    is not its dtype's), and the order in which their data follow."""
-    header, end = {}, 0
+    """Make the header of a safetensors file of `arrays`; return it and the order of their data.
+
+    Args:
+        arrays: name -> anything with .dtype and .shape, and .code if the dtype in the file is another.
+    """
+    header = {}
+    end = 0
     # Wide numbers first: that keeps each array aligned.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     for name in order:
@@ -63,20 +66,25 @@ def header_of(arrays: Mapping[str, Any]) -> tuple[bytes, list[str]]:
 
 
 def layout(arrays: Mapping[str, Any]) -> list:
-    """The buffers that in a row are the safetensors file of `arrays`; views where an array is contiguous. Of an array that is not
-    in memory, which gives its rows by slice, they are `Rows`, read when they are written."""
+    """Return the buffers of the safetensors file of `arrays`, in order; views where an array is contiguous.
+
+    An array that is not in memory and gives its rows by slice becomes `Rows`, which are read when they are
+    written.
+    """
     header, order = header_of(arrays)
     return [header, *(buffer for name in order for buffer in _buffers(arrays[name]))]
 
 
 class Rows:
-    """A buffer that is read when it is called."""
+    """A buffer of rows that is read when it is called."""
 
     def __init__(self, array: Any, start: int, stop: int):
-        self._array, self._start, self._stop = array, start, stop
+        self._array = array
+        self._start = start
+        self._stop = stop
 
     def __len__(self) -> int:
-        """Its bytes."""
+        """The number of bytes."""
         return (self._stop - self._start) * math.prod(self._array.shape[1:]) * self._array.dtype.itemsize
 
     def __call__(self) -> np.ndarray:
@@ -95,7 +103,7 @@ def _buffers(array: Any) -> list:
 
 
 def sync_folder(path: str | os.PathLike) -> None:
-    """Bring the names in a folder to the disk: a renamed file is only then there after a power cut."""
+    """Sync the names in a folder to the disk; before that a renamed file may be lost by a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -106,16 +114,16 @@ def sync_folder(path: str | os.PathLike) -> None:
 def write_synced(path: str | os.PathLike, buffers: Iterable) -> dict:
     """Write `buffers` one after the other into a new file and sync it to the disk; they may be made one at a time.
 
-    Past the page cache where the system lets us (O_DIRECT): pages for gigabytes that nobody will read cost more processor time than
-    all else here, and would drive out the training data. The bytes go through two aligned blocks: one is filled and
-    its checksum computed while a thread writes the other (both release the GIL).
+    It bypasses the page cache if possible (O_DIRECT): cached pages that are never read cost more processor
+    time than all else here, and would displace the training data. The bytes go through two aligned blocks:
+    one is filled and its checksum computed while a thread writes the other (both release the GIL).
 
     Returns: {"bytes": size, "crc32": eight hex digits}. Raises: OSError (FileExistsError too).
     """
     crc = size = 0
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
-        _past_the_cache(file, True)
+        _set_direct_io(file, True)
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(int)  # nothing yet
             for block in _blocks_of(buffers):
@@ -130,14 +138,15 @@ def write_synced(path: str | os.PathLike, buffers: Iterable) -> dict:
 
 
 def _blocks_of(buffers: Iterable) -> Iterator[memoryview]:
-    """The bytes of `buffers`, in turn in one of two blocks of memory, full but for the last."""
+    """Yield the bytes of `buffers` in two alternating blocks of memory, full except for the last."""
     blocks, filled = [memoryview(mmap.mmap(-1, _BLOCK)) for _ in range(2)], 0
     for buffer in buffers:
-        rest = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
-        while len(rest):
-            part = rest[: _BLOCK - filled]
+        remaining = memoryview(buffer() if isinstance(buffer, Rows) else buffer)
+        while len(remaining):
+            part = remaining[: _BLOCK - filled]
             blocks[0][filled : filled + len(part)] = part
-            rest, filled = rest[len(part) :], filled + len(part)
+            remaining = remaining[len(part) :]
+            filled += len(part)
             if filled == _BLOCK:
                 yield blocks[0]
                 blocks, filled = blocks[::-1], 0
@@ -146,27 +155,27 @@ def _blocks_of(buffers: Iterable) -> Iterator[memoryview]:
 
 
 def _write(file: int, block: memoryview) -> None:
-    if len(block) % mmap.PAGESIZE:  # the last: past the cache only whole pages can be written
-        _past_the_cache(file, False)
+    if len(block) % mmap.PAGESIZE:  # the last block: O_DIRECT writes whole pages only
+        _set_direct_io(file, False)
     while len(block):
         try:
             block = block[os.write(file, block) :]
         except OSError as error:
             # Disks with larger sectors, and what is left after a short write.
-            if error.errno != errno.EINVAL or not _past_the_cache(file, False):
+            if error.errno != errno.EINVAL or not _set_direct_io(file, False):
                 raise
 
 
-def _past_the_cache(file: int, wanted: bool) -> bool:
-    """Switch O_DIRECT where there is such a thing; whether it was on."""
+def _set_direct_io(file: int, wanted: bool) -> bool:
+    """Switch O_DIRECT on or off if the system has it; return whether it was on."""
     direct, flags = getattr(os, "O_DIRECT", 0), fcntl.fcntl(file, fcntl.F_GETFL)
-    with contextlib.suppress(OSError):  # a file system that cannot
+    with contextlib.suppress(OSError):  # a file system without it
         fcntl.fcntl(file, fcntl.F_SETFL, flags | direct if wanted else flags & ~direct)
     return bool(flags & direct)
 
 
 def crc32_of(path: str | os.PathLike) -> str:
-    """CRC-32 of the file, eight hex digits."""
+    """Return the CRC-32 of the file, eight hex digits."""
     crc, block = 0, memoryview(bytearray(_BLOCK))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -185,6 +194,7 @@ class TensorFile:
     """A safetensors file whose header was read and checked; the data is read when asked for.
 
     Attributes: path; arrays: name -> entry with `.dtype` and `.shape`.
+
     Raises: DamagedError, in one line and without allocating, for a header that is cut, too long, not JSON, or
     whose arrays overlap, leave gaps or lie outside of the file; OSError.
     """
@@ -200,7 +210,7 @@ class TensorFile:
                 )
             text = file.read(length)
         try:
-            header = json.loads(text, object_pairs_hook=_no_twins)
+            header = json.loads(text, object_pairs_hook=_no_duplicates)
             header.pop("__metadata__", None)
             self.arrays = {name: self._entry(name, **header[name]) for name in header}
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -241,7 +251,7 @@ class TensorFile:
         return entry.start + _size(entry)
 
     def read(self, name: str) -> np.ndarray:
-        """The array `name`, a copy in memory of its own."""
+        """Read the array `name` into memory of its own."""
         out = np.empty(self.arrays[name].shape, self.arrays[name].dtype)
         self._read_into(out, self.arrays[name].start)
         return out
@@ -261,18 +271,18 @@ class TensorFile:
 
 
 def _size(entry: _Entry, at_least: int = 0) -> int:
-    """Bytes of the array; with at_least=1 as if its dimensions were at least that."""
+    """Return the bytes of the array, with all dimensions raised to `at_least`."""
     return math.prod(max(n, at_least) for n in entry.shape) * entry.dtype.itemsize
 
 
-def _no_twins(pairs: list[tuple]) -> dict:
+def _no_duplicates(pairs: list[tuple]) -> dict:
     if len(dict(pairs)) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a repeated name")
     return dict(pairs)
 
 
 def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their: str, our: str) -> list[str]:
-    """A line for each tensor whose name or shape differs between what is called `their` and `our`."""
+    """List the tensors whose name or shape differs, a line each; `their` and `our` name the two sides."""
     lines = [f"{name} is not in {our}" for name in there if name not in here]
     lines += [f"{name} is not in {their}" for name in here if name not in there]
     return lines + [
@@ -283,6 +293,6 @@ def tensor_differences(there: Mapping[str, Any], here: Mapping[str, Any], their:
 
 
 def format_lines(where: str, lines: list[str], most: int = 10) -> str:
-    """The text of a UserError about tensors: the first lines, `where` before each, and how many more there are."""
+    """Format a UserError about tensors: the first lines, each after `where`, and the number of the others."""
     more = [f"and {len(lines) - most} tensors more"] if len(lines) > most else []
     return "\n".join(f"{where}: {line}" for line in [*lines[:most], *more])

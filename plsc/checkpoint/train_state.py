@@ -1,7 +1,7 @@
-"""What a checkpoint knows of the run that wrote it, beside the arrays: `state` in its manifest.json.
+"""Define the state of a run in a checkpoint beside the arrays: `state` in its manifest.json.
 
-A key that is not there has the default: older versions wrote fewer, and folders that plsc-import and import-centres write have no
-run. A key that this version does not know is kept when a checkpoint is rewritten. Knows no paddle.
+A missing key has the default: older versions wrote fewer keys, and folders of plsc-import and import-centres
+have no run. A key that this version does not know is kept when a checkpoint is rewritten. Imports no Paddle.
 """
 
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Optional
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 Side = Annotated[int, Field(ge=1, le=2**16)]
-"""Channels, height or width of an image: as an attacker may have written them, they must not take all memory."""
+"""Channels, height or width of an image; limited, so that a hostile file cannot take all memory."""
 
 
 class Best(BaseModel):

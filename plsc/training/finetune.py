@@ -20,7 +20,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_twins
+from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_duplicates
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.store import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
@@ -181,7 +181,7 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
     if here is None:
         return Match(none, [], f"the classes of the data have no names{remedy}")
     for names, whose in ((there, str(saved.path)), (here, "the data")):
-        refuse_twins(names, f"Global.keep_centres: {whose}")
+        refuse_duplicates(names, f"Global.keep_centres: {whose}")
     row_C, dropped = match_names(there, here)
     same = (
         ""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_twins
+from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_duplicates
 from plsc.errors import UserError
 
 
@@ -32,12 +32,14 @@ def test_only_the_rows_that_are_asked_for_are_read():
 
 
 def test_twins_are_refused():
-    refuse_twins(["Ann", "Bob"], "here")
-    refuse_twins([], "here")
-    with pytest.raises(UserError, match="^here: 2 classes are called 'Ann'; a name is of one class$"):
-        refuse_twins(["Ann", "Bob", "Ann"], "here")
+    refuse_duplicates(["Ann", "Bob"], "here")
+    refuse_duplicates([], "here")
+    with pytest.raises(
+        UserError, match="^here: 2 classes are called 'Ann'; each class needs a name of its own$"
+    ):
+        refuse_duplicates(["Ann", "Bob", "Ann"], "here")
 
 
-def test_few_names_are_told_in_full():
+def test_few_names_are_listed_in_full():
     assert format_names(["a", "b"]) == "a, b"
     assert format_names(list("abcdefghijkl")) == "a, b, c, d, e, f, g, h, i, j, and 2 more"

@@ -121,13 +121,17 @@ def test_names_for_a_checkpoint_without(tmp_path):
 def test_refusals(saved, tmp_path):
     folder, _ = saved
     (tmp_path / "names.txt").write_text("a\nzz\n")
-    (tmp_path / "twins.txt").write_text("a\n" * 11)
+    (tmp_path / "repeated.txt").write_text("a\n" * 11)
     (without, *_) = save_ranks(tmp_path / "w", 1, content(0), 1)
-    names, twins = str(tmp_path / "names.txt"), str(tmp_path / "twins.txt")
+    names, repeated = str(tmp_path / "names.txt"), str(tmp_path / "repeated.txt")
     for source, options, said in (
         (folder, {"rename": ["x=y"]}, f"--rename: {folder} has no class 'x'"),
         (folder, {"rename": ["a"]}, "--rename: must be old=new, once for each class (got 'a')"),
-        (folder, {"rename": ["a=b"]}, "after the edit: 2 classes are called 'b'; a name is of one class"),
+        (
+            folder,
+            {"rename": ["a=b"]},
+            "after the edit: 2 classes are called 'b'; each class needs a name of its own",
+        ),
         (folder, {"drop": ["z"]}, f"--drop: {folder} has no class 'z'"),
         (folder, {"drop": NAMES}, f"{folder}: none of its 11 classes would stay; drop fewer"),
         (folder, {"keep_list": names}, f"--keep-list {names}: {folder} has no class 'zz'"),
@@ -135,7 +139,11 @@ def test_refusals(saved, tmp_path):
         (folder, {"names": names}, f"--names: {folder} has names already; change them with --rename"),
         (without, {}, f"{without}: has no names of classes; give them with --names FILE, a line a class"),
         (without, {"names": names}, f"{names}: has 2 names, {without} has 11 classes"),
-        (without, {"names": twins}, f"{twins}: 11 classes are called 'a'; a name is of one class"),
+        (
+            without,
+            {"names": repeated},
+            f"{repeated}: 11 classes are called 'a'; each class needs a name of its own",
+        ),
     ):
         with pytest.raises(UserError) as raised:
             edit_identities(str(source), str(tmp_path / "out"), **options)

@@ -171,7 +171,7 @@ def test_text_that_looks_like_a_date_stays_text():
 def test_what_a_checkpoint_does_not_say_is_named(tmp_path):
     saved = Checkpoint.open(save_one(tmp_path, 3, {**content(3), "state": TrainState(seed=None)}))
     saved.require("contract", "size", "mean")
-    with pytest.raises(UserError, match=r"manifest\.json: state\.seed: is not said, so this cannot be used"):
+    with pytest.raises(UserError, match=r"manifest\.json: state\.seed: is missing, so this cannot be used"):
         saved.require("state", "seed")
 
 

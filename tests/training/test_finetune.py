@@ -267,7 +267,8 @@ def test_names_that_are_not_unique_are_refused(before, tmp_path):
     with pytest.raises(UserError) as raised:
         started(tmp_path, before, names=["p0", "a", "a"])
     assert (
-        str(raised.value) == "Global.keep_centres: the data: 2 classes are called 'a'; a name is of one class"
+        str(raised.value)
+        == "Global.keep_centres: the data: 2 classes are called 'a'; each class needs a name of its own"
     )
 
 

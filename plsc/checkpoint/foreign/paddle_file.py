@@ -1,8 +1,8 @@
-"""A tensor as Paddle's static graphs wrote it to a file of its own (fluid.io.save_vars, save_persistables), read without Paddle.
+"""Read a tensor file of Paddle's static graphs (fluid.io.save_vars, save_persistables) without Paddle.
 
-All little-endian: uint32 0, uint64 number of levels of sequence lengths, each as uint64 size and bytes; uint32 0, int32 size of a
-protobuf message with the field 1 dtype and the fields 2 dims, and the numbers, raw. Source: Paddle's SerializeToStream and
-TensorToStream, VarType.TensorDesc in framework.proto. Try it:
+All little-endian: uint32 0, uint64 number of levels of sequence lengths, each as uint64 size and bytes;
+uint32 0, int32 size of a protobuf message with the field 1 dtype and the fields 2 dims, and the numbers, raw.
+Source: Paddle's SerializeToStream and TensorToStream, VarType.TensorDesc in framework.proto. Try it:
 
     load_tensor("dist@arcface@rank@00000.w_0")  # a numpy array
 """
@@ -26,7 +26,7 @@ _MOST_LEVELS = 16
 
 
 def load_tensor(path: str) -> np.ndarray:
-    """The tensor in the file. Raises MissingFileError, and UserError for one that is damaged or something else."""
+    """Read the tensor in the file. Raises MissingFileError, and UserError for a damaged or other file."""
     with user_errors(path, "tensor file of Paddle"), open_regular(path) as file:
         dtype, shape = _header(file)
         left = os.fstat(file.fileno()).st_size - file.tell()
@@ -74,7 +74,7 @@ def _read(file: BinaryIO, code: str) -> tuple[int, ...]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Protobuf's number at `at`, and where the next thing begins."""
+    """Read protobuf's number at `at`; return it and the position after it."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):

@@ -1,12 +1,15 @@
-"""Class centres in the shard files of other programs: which layout it is, what each rank has, whether all of it is there.
+"""Read class centres from the shard files of other programs, and check that they are complete.
 
-    arcface_torch   checkpoint_gpu_{r}.pt           "state_dict_softmax_fc": weight [S, D]; momentum in "state_optimizer", or weight_mom
-    Partial FC v1   rank_{r}_softmax_weight.pt      [S, D], a bare tensor; rank_{r}_softmax_weight_mom.pt. Also named rank:{r}_...
-    PLSC 2.4        {prefix}_rank{r}.pdparams       one matrix [S, D]; momentum ("exp_avg") in {prefix}_rank{r}.pdopt
-    PLSC 0.x, 2.2   dist@{name}@rank@{r:05d}.w_0    [D, S] (.b_0 bias; ..._velocity_0), raw tensors, or pickles .pdparam and .pdopt
+    arcface_torch   checkpoint_gpu_{r}.pt           "state_dict_softmax_fc": weight [S, D]; momentum in
+    "state_optimizer", or weight_mom Partial FC v1   rank_{r}_softmax_weight.pt      [S, D], a bare tensor;
+    rank_{r}_softmax_weight_mom.pt. Also named rank:{r}_... PLSC 2.4        {prefix}_rank{r}.pdparams
+    one matrix [S, D]; momentum ("exp_avg") in {prefix}_rank{r}.pdopt PLSC 0.x, 2.2
+    dist@{name}@rank@{r:05d}.w_0    [D, S] (.b_0 bias; ..._velocity_0), raw tensors, or pickles .pdparam and
+    .pdopt
 
-Sources: recognition/arcface_torch/train_v2.py and partial_fc.py of deepinsight/insightface; plsc/nn/partialfc.py (2.4),
-plsc/training/entry.py and models/dist_algo.py (0.x), dynamic/classifiers/lsc.py (2.2) of PaddlePaddle/PLSC. Files are read without running them.
+Sources: recognition/arcface_torch/train_v2.py and partial_fc.py of deepinsight/insightface;
+plsc/nn/partialfc.py (2.4), plsc/training/entry.py and models/dist_algo.py (0.x), dynamic/classifiers/lsc.py
+(2.2) of PaddlePaddle/PLSC. No code of the files is run.
 """
 
 from __future__ import annotations
@@ -30,23 +33,23 @@ from plsc.utils.sharding import split
 
 
 class Layout(NamedTuple):
-    """A way to write shards."""
+    """The shard files of one program."""
 
     name: str
     pattern: str
-    """Of a rank's main file; the groups "rank" and perhaps "set": files of one set belong together."""
+    """Regular expression of a rank's main file; groups "rank" and "set": files of one set belong together."""
     load: Callable[[str], dict[str, np.ndarray | None]]
-    """A rank's main file -> "centres" [S, D], and "momentum" [S, D], "bias" [S], "bias_momentum" [S] where there are such."""
+    """Main file -> "centres" [S, D], and if present "momentum" [S, D], "bias" [S], "bias_momentum" [S]."""
     split: Callable[[int, int], list[tuple[int, int]]]
-    """(classes, ranks) -> the ranges that its program cuts."""
+    """(classes, ranks) -> the ranges of classes that the program gives its ranks."""
 
 
 class Shards(NamedTuple):
-    """The files of all ranks, of one layout."""
+    """The files of all ranks in one layout."""
 
     layout: Layout
     files: list[str]
-    """A rank's main file, in the order of ranks."""
+    """The main files, in the order of ranks."""
 
 
 def _arcface_torch(path: str) -> dict:
@@ -54,7 +57,7 @@ def _arcface_torch(path: str) -> dict:
     head = saved.get("state_dict_softmax_fc") if isinstance(saved, dict) else None
     if not isinstance(head, dict):
         raise UserError(f"{path}: has no 'state_dict_softmax_fc', so it holds no classes")
-    # Without sampling, its first version kept them in the parameter that else holds the sampled ones.
+    # Without sampling, its first version kept them in the parameter for the sampled ones.
     name = "weight" if "weight" in head else "weight_activated"
     return {
         "centres": head.get(name),
@@ -63,14 +66,14 @@ def _arcface_torch(path: str) -> dict:
 
 
 def _last_momentum(saved: dict, centres: object) -> object:
-    """SGD's momentum of the last parameter, which is the head's. None without sampling state of the head's own, or for AdamW."""
+    """Return SGD's momentum of the last parameter, the head's; None if there is none, as for AdamW."""
     optimizer = saved.get("state_optimizer")
     try:
         last = optimizer["param_groups"][-1]["params"][-1]
-        found = optimizer["state"][last]["momentum_buffer"]
+        momentum = optimizer["state"][last]["momentum_buffer"]
     except (KeyError, IndexError, TypeError):
         return None
-    return found if isinstance(found, np.ndarray) and found.shape == np.shape(centres) else None
+    return momentum if isinstance(momentum, np.ndarray) and momentum.shape == np.shape(centres) else None
 
 
 def _partial_fc(path: str) -> dict:
@@ -87,29 +90,30 @@ def _plsc_2_4(path: str) -> dict:
     matrices = [value for value in values if isinstance(value, np.ndarray)]
     if len(matrices) != 1:
         raise UserError(f"{path}: has {len(matrices)} tensors; the file of a rank has one, its classes")
-    optimizer, momentum = path.removesuffix(".pdparams") + ".pdopt", None
+    optimizer = path.removesuffix(".pdparams") + ".pdopt"
+    momentum = None
     if os.path.exists(optimizer):
         state = load_pickle(optimizer)
         state = state.get("state") if isinstance(state, dict) else None
-        found = [
-            _tensor(of["exp_avg"])
-            for of in (state.values() if isinstance(state, dict) else ())
-            if isinstance(of, dict) and "exp_avg" in of
+        momenta = [
+            _tensor(entry["exp_avg"])
+            for entry in (state.values() if isinstance(state, dict) else ())
+            if isinstance(entry, dict) and "exp_avg" in entry
         ]
-        momentum = found[0] if len(found) == 1 else None
+        momentum = momenta[0] if len(momenta) == 1 else None
     return {"centres": matrices[0], "momentum": momentum}
 
 
 def _tensor(value: object) -> object:
-    """Paddle pickles a tensor that is not in a flat state dict as (name, array)."""
+    """Return the array of a pickled tensor, which Paddle may pickle as (name, array)."""
     return value[1] if isinstance(value, tuple) and len(value) == 2 else value
 
 
 def _plsc_0_x(path: str) -> dict:
-    """[D, S], and what lies beside `path`: bias, and the momenta ("velocity")."""
+    """Read the centres [D, S] in `path`, and bias and momenta ("velocity") from the files beside it."""
     folder, name = os.path.split(path)
     stem = re.escape(name[: name.index(".w") + 1])
-    found = {"centres": _transposed(_read_0_x(path))}
+    arrays = {"centres": _transposed(_read_0_x(path))}
     for ours, theirs in (
         ("momentum", r"w(_\d+)?_velocity_\d+"),
         ("bias", r"b(_\d+)?"),
@@ -120,8 +124,8 @@ def _plsc_0_x(path: str) -> dict:
         if len(beside) > 1:
             raise UserError(f"{path}: its {ours} may be any of {', '.join(beside)}; keep one of them")
         value = _read_0_x(os.path.join(folder, beside[0])) if beside else None
-        found[ours] = _transposed(value) if ours == "momentum" else value
-    return found
+        arrays[ours] = _transposed(value) if ours == "momentum" else value
+    return arrays
 
 
 def _read_0_x(path: str) -> object:
@@ -133,7 +137,7 @@ def _transposed(value: object) -> object:
 
 
 def _ceilings(total: int, ranks: int) -> list[tuple[int, int]]:
-    """PLSC 0.x: ceil(C / W) classes each, the last rank what is left."""
+    """Split as PLSC 0.x: ceil(C / W) classes each, the rest on the last rank."""
     size = -(-total // ranks)
     return [(min(rank * size, total), min((rank + 1) * size, total)) for rank in range(ranks)]
 
@@ -147,24 +151,25 @@ LAYOUTS = (
 
 
 def find_shards(sources: Sequence[str]) -> Shards:
-    """The shard files in a folder, or those that are named, in the order of ranks.
+    """Find the shard files in folders or among named files, in the order of ranks.
 
-    Raises UserError: no layout has such names, files of several layouts or runs, a rank is missing or there twice.
+    Raises UserError if no layout has such names, for files of several layouts or runs, or a missing or
+    repeated rank.
     """
-    found: dict[tuple[Layout, str], list[tuple[int, str]]] = {}
+    sets: dict[tuple[Layout, str], list[tuple[int, str]]] = {}
     for path in _files(sources):
         for layout in LAYOUTS:
             if match := re.fullmatch(layout.pattern, os.path.basename(path)):
-                found.setdefault((layout, match["set"]), []).append((int(match["rank"]), path))
+                sets.setdefault((layout, match["set"]), []).append((int(match["rank"]), path))
     where = ", ".join(sources)
-    if not found:
+    if not sets:
         raise UserError(f"{where}: has no shard files of {', '.join(layout.name for layout in LAYOUTS)}")
-    if len(found) > 1:
-        first = ", ".join(min(files)[1] for files in found.values())
+    if len(sets) > 1:
+        first = ", ".join(min(files)[1] for files in sets.values())
         raise UserError(
-            f"{where}: has shards of {len(found)} runs or programs ({first}); name the files of one"
+            f"{where}: has shards of {len(sets)} runs or programs ({first}); name the files of one"
         )
-    (((layout, _), files),) = found.items()
+    (((layout, _), files),) = sets.items()
     files.sort()
     for rank, (number, path) in enumerate(files):
         if number < rank:
@@ -191,14 +196,18 @@ def _files(sources: Sequence[str]) -> list[str]:
 
 
 class Gathered:
-    """The rows of all ranks as one head; a rank's file is in memory at a time.
+    """The rows of all ranks as one head; only one rank's file is in memory at a time.
 
-    Attributes: ranges, the classes [start, stop) of each rank; head, whose arrays are float32.
-    Raises UserError: files that are damaged, hold something else, or do not fit together.
+    Attributes:
+        ranges: the classes [start, stop) of each rank.
+        head: float32 arrays.
+
+    Raises UserError for files that are damaged, hold something else, or do not fit together.
     """
 
     def __init__(self, shards: Shards, num_classes: int | None = None):
-        self.shards, self._loaded = shards, (-1, {})
+        self.shards = shards
+        self._loaded = (-1, {})  # rank, its arrays
         shapes = [
             {name: array.shape for name, array in self._load(rank).items()}
             for rank in range(len(shards.files))
@@ -221,7 +230,7 @@ class Gathered:
         )
 
     def _check_sizes(self, sizes: list[int], total: int, num_classes: int | None) -> None:
-        """Are the ranks' files those that the program cuts, and all of them?"""
+        """Check that the number of classes of each rank is the one that the program gives it."""
         files, layout = self.shards.files, self.shards.layout
         meta = Path(files[0]).with_name("meta.json")
         if layout.load is _plsc_0_x and meta.is_file():
@@ -242,16 +251,16 @@ class Gathered:
                 )
 
     def _load(self, rank: int) -> dict[str, np.ndarray]:
-        """The rank's arrays, checked."""
+        """Load and check the arrays of a rank."""
         if self._loaded[0] != rank:
             path = self.shards.files[rank]
-            self._loaded = (-1, {})  # frees the rank before
-            found = {
+            self._loaded = (-1, {})  # frees the arrays of the rank before
+            arrays = {
                 name: value for name, value in self.shards.layout.load(path).items() if value is not None
             }
             for name, ndim in (("centres", 2), ("momentum", 2), ("bias", 1), ("bias_momentum", 1)):
-                _check_array(path, name, found.get(name), ndim, found.get("centres"))
-            self._loaded = (rank, found)
+                _check_array(path, name, arrays.get(name), ndim, arrays.get("centres"))
+            self._loaded = (rank, arrays)
         return self._loaded[1]
 
     def _read(self, name: str, start: int, stop: int) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""PyTorch's files of weights (`torch.save` of a state dict, .pt and .pth), read without PyTorch and without running them.
+"""Read PyTorch's files of weights (`torch.save` of a state dict, .pt and .pth) without PyTorch.
 
-Such a file is a zip archive, nothing of it compressed: `data.pkl`, a pickle of the dict in which a tensor is a call of
-torch._utils._rebuild_tensor_v2 on a storage, and each storage's numbers, raw and little-endian, as `data/KEY`. The pickle may ask
-for those two and for OrderedDict; the rest is refused by name, as in plsc/utils/safe_pickle.py. Try it:
+Such a file is an uncompressed zip archive of `data.pkl`, a pickle of the dict in which a tensor is a call of
+torch._utils._rebuild_tensor_v2 on a storage, and `data/KEY` with each storage's numbers, raw and
+little-endian. The pickle may use tensors, storages and OrderedDict; anything else is refused by name, as in
+plsc/utils/safe_pickle.py. Try it:
 
     load_torch("backbone.pt")["fc.weight"]  # a numpy array
 """
@@ -21,9 +22,8 @@ import numpy as np
 from plsc.utils.files import open_regular
 from plsc.utils.safe_pickle import Refused, Unpickler, user_errors
 
-_MOST_VIEWS = (
-    16  # times the file's size: what all tensors may have in all, since whoever copies them needs as much
-)
+# Times the file's size: bytes of all tensors together, since copying them takes as much memory.
+_MOST_VIEWS = 16
 
 # BFloat16's bits come as uint16, as in plsc/checkpoint/tensorfile.py.
 STORAGES = {
@@ -34,7 +34,7 @@ STORAGES = {
 
 
 class _Kind(NamedTuple):
-    """Stands in for a class of torch storages."""
+    """Replaces a class of torch storages."""
 
     dtype: np.dtype
 
@@ -48,7 +48,7 @@ def _rebuild_tensor(
     hooks: object,
     meta=None,
 ) -> np.ndarray:
-    """A view: however many tensors a file says it has, they take no memory."""
+    """Return a view of the storage, so that any number of tensors takes no memory."""
     if not isinstance(storage, np.ndarray) or type(shape) is not tuple or type(strides) is not tuple:
         raise ValueError("a tensor without a storage")
     if len(shape) != len(strides) or len(shape) > 32:
@@ -77,7 +77,9 @@ class _TorchUnpickler(Unpickler):
         self.folder = folder
         self.storages: dict[tuple, np.ndarray] = {}
         self.allowed = {**_ALLOWED, "torch._utils._rebuild_tensor_v2": self._rebuild}
-        self.unread = size  # the entries of an archive may overlap: in all they have no more bytes than it
+        self.unread = (
+            size  # bytes still to read: entries of an archive may overlap, but must not exceed it in all
+        )
         self.unviewed = _MOST_VIEWS * size + 2**20
 
     def _rebuild(self, *args: object) -> np.ndarray:
@@ -109,7 +111,7 @@ def _stored(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def load_torch(path: str) -> object:
-    """What torch.save wrote: tensors as read-only numpy arrays, dicts, lists and numbers.
+    """Read what torch.save wrote: tensors as read-only numpy arrays, dicts, lists and numbers.
 
     Raises MissingFileError, and UserError for a file that is damaged, or asks for anything but tensors.
     """
