@@ -284,8 +284,15 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
 
 def _complete(root: Path) -> list[Path]:
     """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
-    folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if path.is_dir()]
+    folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if _may_be_folder(path)]
     return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))
+
+
+def _may_be_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a lost disk: opening the checkpoint reports it
+        return True
 
 
 def best(root: str | os.PathLike) -> Path:
