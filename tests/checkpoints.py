@@ -13,7 +13,13 @@ from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
 from plsc.utils.sharding import ClassShard, split
 
-CONTRACT = {"size": [32, 32], "channels": "grey", "mean": 127.5, "scale": 0.0078431}
+PREPROCESSING = {
+    "shape": [1, 32, 32],
+    "dtype": "uint8",
+    "channels": "grey",
+    "mean": 127.5,
+    "scale": 0.0078431,
+}
 
 
 def content(seed, classes=11, dim=4):
@@ -34,7 +40,7 @@ def content(seed, classes=11, dim=4):
         "num_classes": classes,
         "state": TrainState(seed=seed, threshold=0.1 + seed, best=None, replaced=[seed, 0]),
         "config_yaml": f"Global:\n  seed: {seed}  # ü\n",
-        "contract": CONTRACT,
+        "preprocessing": PREPROCESSING,
     }
 
 
@@ -90,7 +96,7 @@ def assert_holds(path, everything):
     assert_same(checkpoint.backbone(), everything["backbone"])
     assert_same(checkpoint.optimizer(), everything["optimizer"])
     assert_same(checkpoint.head(0, checkpoint.num_classes), everything["head"])
-    for name in ("epoch", "state", "config_yaml", "contract", "num_classes"):
+    for name in ("epoch", "state", "config_yaml", "preprocessing", "num_classes"):
         assert getattr(checkpoint, name) == everything[name]
 
 

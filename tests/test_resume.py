@@ -33,7 +33,7 @@ CASES = {
 
 def states(folder, step):
     manifest = json.loads((checkpoint(folder, step) / "manifest.json").read_text())
-    return {key: manifest[key] for key in ("state", "contract", "epoch", "heads", "files")}
+    return {key: manifest[key] for key in ("state", "preprocessing", "epoch", "heads", "files")}
 
 
 def compare(tmp_path, *overrides, stop=7):

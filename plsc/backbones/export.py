@@ -1,10 +1,11 @@
 """The backbone as files that run without plsc: Paddle Inference and ONNX, checked against the training graph.
 
-    image      float32 [batch, C, H, W]: raw pixels 0..255, of the contract's size and channel order
+    image      float32 [batch, C, H, W]: raw pixels 0..255, of the preprocessing's size and channel order
+    sample     float32 [batch, ...]: instead, of a data set whose samples are no images
     embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
 
-Normalising the pixels and the embedding is part of the graph. What is left to do outside, and the cosine above
-which two images show the same class, stands in contract.json; check.* is an image with its embedding, for
+Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
+which two samples are of the same class, stands in preprocessing.json; check.* is a sample with its embedding, for
 trying out one's own code, and README.txt says how.
 
 Pixels that were normalised already would give embeddings that are all alike, and every comparison would be
@@ -24,6 +25,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -39,15 +41,15 @@ DARKEST = 3.0  # an image without a brighter pixel was normalised before, by wha
 VALUES = "raw pixels 0..255; normalisation is inside the graph"
 RESIZE = "to the size, whatever the aspect ratio: area averages to shrink (cv2.INTER_AREA), linear to enlarge (cv2.INTER_LINEAR)"
 _FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info")}
-_FILES |= {"model.onnx", "contract.json", "README.txt", "check.png", "check.npy", "check.json"}
+_FILES |= {"model.onnx", "preprocessing.json", "README.txt", "check.png", "check.npy", "check.json"}
+_FILES |= {"contract.json"}  # what earlier versions called preprocessing.json
 
 
 def export(
     model: nn.Layer,
     out_dir: str | os.PathLike,
     *,
-    image_shape: tuple[int, int, int],
-    contract: dict,
+    preprocessing: Any,
     formats: Sequence[str] = ("paddle", "onnx"),
     opset: int = 17,
     threshold: float | None = None,
@@ -56,24 +58,23 @@ def export(
     threshold_step: int | None = None,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
-    """Write `model` (normalised images [B, C, H, W] -> embeddings [B, D]) to the folder `out_dir`, for any B.
+    """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
 
     The folder appears, or replaces that of an earlier export, when all is written and every format agrees
     with the training graph in eval mode within TOLERANCE. `model`, without data parallel's wrapper, stays as
     it is.
 
     Args:
-        contract: preprocessing: "size" [H, W], "channels", "mean", "scale" ((pixel - mean) * scale).
+        preprocessing: of the data set, a plsc.data.preprocessing.Preprocessing.
         formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx).
         threshold: cosine above which two images are of the same class; None = not known.
         flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
         threshold_set, threshold_step: what it was found on, and at which step.
 
-    Returns: what contract.json has (see _card), and "folder".
+    Returns: what preprocessing.json has (see _card), and "folder".
     Raises: UserError (missing packages, before anything is written; a model that does not export truly).
     """
     assert formats and set(formats) <= {"paddle", "onnx"}
-    assert tuple(contract["size"]) == tuple(image_shape[1:])
     out = Path(os.path.abspath(out_dir))
     _check_tools(formats)
     _check_replaceable(out)
@@ -81,62 +82,82 @@ def export(
         tmp.mkdir(parents=True)
         with _untouched(model):
             model.eval()
-            examples = [_example(model, contract, (batch, *image_shape)) for batch in check_batches]
-            files = {"paddle": _save_paddle(model, contract, image_shape, tmp)}
-            self_check = _write_self_check(tmp, model, contract, image_shape)
+            examples = [_example(model, preprocessing, batch) for batch in check_batches]
+            files = {"paddle": _save_paddle(model, preprocessing, tmp)}
+            self_check = _write_self_check(tmp, model, preprocessing)
         if "onnx" in formats:
             files["onnx"] = _save_onnx(tmp, files["paddle"], opset)
         checks = [_check(tmp, kind, files[kind], *example) for kind in formats for example in examples]
         if "paddle" not in formats:
             for name in files.pop("paddle")["files"]:
                 (tmp / name).unlink()
-        card = _card(image_shape, examples[0][1].shape[1], contract, threshold, flip)
+        card = _card(preprocessing, examples[0][1].shape[1], threshold, flip)
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, files=files, checks=checks)
         (tmp / "README.txt").write_text(_readme(card, self_check))
         card["self_check"] = self_check
-        (tmp / "contract.json").write_text(json.dumps(card, indent=1) + "\n")
+        (tmp / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
         if out.exists():
             shutil.rmtree(out)
     return {**card, "folder": str(out)}
 
 
-def _card(
-    image_shape: tuple[int, ...], embedding_size: int, contract: dict, threshold: float | None, flip: bool
-) -> dict:
-    """contract.json, to which come "files" (per format: names of files, input and output) and "checks"."""
+def _card(preprocessing: Any, embedding_size: int, threshold: float | None, flip: bool) -> dict:
+    """preprocessing.json, to which come "files" (per format: names of files, input and output) and "checks"."""
+    shape = list(preprocessing.shape)
+    # What is left to do. Mean and scale are not among it: who found them here would normalise once more.
+    if preprocessing.is_image:
+        values, left = VALUES, {"size": shape[1:], "channels": preprocessing.channels, "resize": RESIZE}
+    else:
+        values = (
+            f"samples as in training ({preprocessing.dtype}), as float32; normalisation is inside the graph"
+        )
+        left = {"shape": shape, "dtype": preprocessing.dtype}
+    inside = {
+        "normalisation": f"({_noun(preprocessing, 'pixel', 'sample')} - mean) * scale",
+        "mean": preprocessing.mean,
+        "scale": preprocessing.scale,
+    }
+    if preprocessing.is_image:
+        inside["not_raw_pixels"] = f"an image without a pixel above {DARKEST:g} gets an embedding of zeros"
     return {
         "plsc": __version__,
         "paddle": paddle.__version__,
         "embedding_size": embedding_size,
-        "input": {"dtype": "float32", "shape": ["batch", *image_shape], "values": VALUES},
+        "input": {"dtype": "float32", "shape": ["batch", *shape], "values": values},
         "output": {"dtype": "float32", "shape": ["batch", embedding_size], "length": 1},
-        # What is left to do. Mean and scale are not among it: who found them here would normalise once more.
-        "contract": {"size": contract["size"], "channels": contract["channels"], "resize": RESIZE},
-        "inside_the_graph": {
-            "normalisation": "(pixel - mean) * scale",
-            "mean": contract["mean"],
-            "scale": contract["scale"],
-            "not_raw_pixels": f"an image without a pixel above {DARKEST:g} gets an embedding of zeros",
-        },
+        "preprocessing": left,
+        "inside_the_graph": inside,
         "threshold": threshold,
-        "threshold_of": "image and mirror image, embeddings summed, length 1" if flip else "image",
+        "threshold_of": "image and mirror image, embeddings summed, length 1"
+        if flip
+        else _noun(preprocessing),
     }
 
 
-class _WithNormalisation(nn.Layer):
-    """Pixels -> normalised image -> `model` -> embedding of length 1."""
+def _noun(preprocessing: Any, of_image: str = "image", other: str = "sample") -> str:
+    return of_image if preprocessing.is_image else other
 
-    def __init__(self, model: nn.Layer, contract: dict):
+
+class _WithPreprocessing(nn.Layer):
+    """Samples -> preprocessing -> `model` -> embedding of length 1."""
+
+    def __init__(self, model: nn.Layer, preprocessing: Any):
         super().__init__()
         self.model = model
-        self.mean, self.scale = float(contract["mean"]), float(contract["scale"])
+        self.preprocessing = preprocessing
 
-    def forward(self, image):
-        embedding = self.model((image - self.mean) * self.scale)
+    def forward(self, samples):
+        embedding = self.model(self.preprocessing(samples))
         square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
-        unit = embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
-        brightest = paddle.max(paddle.flatten(image, 1), axis=1, keepdim=True)
-        return unit * paddle.cast(brightest > DARKEST, "float32")
+        return embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
+
+
+class _OfPixels(_WithPreprocessing):
+    """The same, and zeros for an image that was normalised before."""
+
+    def forward(self, samples):
+        brightest = paddle.max(paddle.flatten(samples, 1), axis=1, keepdim=True)
+        return super().forward(samples) * paddle.cast(brightest > DARKEST, "float32")
 
 
 @contextlib.contextmanager
@@ -163,43 +184,59 @@ def _untouched(model: nn.Layer) -> Iterator[None]:
             vars(layer).update(attributes)
 
 
-def _example(model: nn.Layer, contract: dict, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Random pixels, and the embeddings of length 1 that the training graph makes of them."""
-    pixels = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
-    return pixels, _embed(model, contract, pixels)
+def _example(model: nn.Layer, preprocessing: Any, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make random samples, float32, and the embeddings of length 1 that the training graph makes of them."""
+    samples = _random_samples(preprocessing, batch).astype(np.float32)
+    return samples, _embed(model, preprocessing, samples)
 
 
-def _embed(model: nn.Layer, contract: dict, pixels: np.ndarray) -> np.ndarray:
-    """The training graph's embeddings of length 1, float64 [B, D]."""
+def _random_samples(preprocessing: Any, batch: int) -> np.ndarray:
+    """Draw samples of the data set's dtype: pixels, small whole numbers, or normally distributed ones."""
+    draws, shape = np.random.default_rng(0), (batch, *preprocessing.shape)
+    dtype = np.dtype(preprocessing.dtype)
+    if dtype.kind == "f":
+        return draws.normal(size=shape).astype(dtype)
+    return draws.integers(0, 256 if preprocessing.is_image else 100, shape).astype(dtype)
+
+
+def _embed(model: nn.Layer, preprocessing: Any, samples: np.ndarray) -> np.ndarray:
+    """Compute the training graph's embeddings of length 1, float64 [B, D]."""
     with paddle.no_grad():
-        embedding = model(paddle.to_tensor((pixels - contract["mean"]) * contract["scale"], dtype="float32"))
+        embedding = model(preprocessing(paddle.to_tensor(samples)))
     embedding = embedding.numpy().astype(np.float64)
     return embedding / np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-12)
 
 
-def _write_self_check(folder: Path, model: nn.Layer, contract: dict, image_shape: tuple[int, ...]) -> dict:
-    """Write an image and the training graph's embedding of it, for trying out the code around the graph.
+def _write_self_check(folder: Path, model: nn.Layer, preprocessing: Any) -> dict:
+    """Write a sample and the training graph's embedding of it, for trying out the code around the graph.
 
-    The image is a .png where the channels are ones that a .png has, so that reading it and the order of its
-    channels are tried, too; else the pixels as .npy. Channels and halves differ: exchanged or mirrored, it is
-    another image.
+    An image is a .png where the channels are ones that a .png has, so that reading it and the order of its
+    channels are tried, too; any other sample an .npy.
     """
-    channels, height, width = image_shape
+    sample = _pattern(preprocessing.shape) if preprocessing.is_image else _random_samples(preprocessing, 1)[0]
+    name = "check.png" if preprocessing.channels in _HOW_TO_READ else "check.npy"
+    if name == "check.png":
+        picture = sample[::-1] if preprocessing.channels == "RGB" else sample  # OpenCV writes BGR
+        cv2.imwrite(str(folder / name), np.moveaxis(picture, 0, -1))
+    else:
+        np.save(folder / name, sample)
+    embedding = _embed(model, preprocessing, sample[np.newaxis].astype(np.float32))[0]
+    text = json.dumps(
+        {_noun(preprocessing): name, "embedding": [round(number, 7) for number in embedding.tolist()]}
+    )
+    (folder / "check.json").write_text(text + "\n")
+    return {_noun(preprocessing): name, "embedding": "check.json", "least_cosine": 0.999}
+
+
+def _pattern(shape: tuple[int, int, int]) -> np.ndarray:
+    """Draw an image whose channels and halves differ: exchanged or mirrored, it is another one. uint8 [C, H, W]."""
+    channels, height, width = shape
     y, x = np.mgrid[0:height, 0:width]
     image = np.stack([(x * (5 + 2 * k) + y * (3 + k) + 60 * k) % 256 for k in range(channels)]).astype(
         np.uint8
     )
     image[0, height // 4 : height // 2, : width // 3] = 255
-    name = "check.png" if contract["channels"] in ("RGB", "BGR", "grey") else "check.npy"
-    if name == "check.png":
-        picture = image[::-1] if contract["channels"] == "RGB" else image  # OpenCV writes BGR
-        cv2.imwrite(str(folder / name), np.moveaxis(picture, 0, -1))
-    else:
-        np.save(folder / name, image)
-    embedding = _embed(model, contract, image[np.newaxis].astype(np.float32))[0]
-    text = json.dumps({"image": name, "embedding": [round(number, 7) for number in embedding.tolist()]})
-    (folder / "check.json").write_text(text + "\n")
-    return {"image": name, "embedding": "check.json", "least_cosine": 0.999}
+    return image
 
 
 _HOW_TO_READ = {
@@ -209,30 +246,43 @@ _HOW_TO_READ = {
 }
 
 
+_NOT_NORMALISED = [
+    "Do not subtract a mean, do not divide by 255 or 127.5: the graph does what has to be done.",
+    f"An image without a pixel above {DARKEST:g} was normalised before, or is black: its embedding is all zeros.",
+    "",
+]
+
+
+def _about_images(left: dict) -> list[str]:
+    return [
+        f"channels   {left['channels']}",
+        f"size       height and width {left['size']}; resized {RESIZE}",
+    ]
+
+
 def _readme(card: dict, self_check: dict) -> str:
     """README.txt: what the graph takes and gives, and how to check one's own code."""
-    shape = ", ".join(map(str, card["input"]["shape"]))
-    reading = _HOW_TO_READ.get(card["contract"]["channels"], "np.load('check.npy')")
+    noun = "image" if "image" in self_check else "sample"
+    reading = _HOW_TO_READ.get(card["preprocessing"].get("channels"), "np.load('check.npy')")
+    check = f"Check your code: {self_check[noun]} must get the embedding in check.json, with a cosine above"
     lines = [
-        f"image      float32 [{shape}]: {VALUES}.",
-        f"channels   {card['contract']['channels']}",
-        f"size       height and width {card['contract']['size']}; resized {RESIZE}",
+        f"{noun:10} float32 [{', '.join(map(str, card['input']['shape']))}]: {card['input']['values']}.",
+        *(_about_images(card["preprocessing"]) if noun == "image" else []),
         f"embedding  float32 [batch, {card['embedding_size']}] of length 1: the dot product of two is their cosine.",
         "",
-        "Do not subtract a mean, do not divide by 255 or 127.5: the graph does what has to be done.",
-        f"An image without a pixel above {DARKEST:g} was normalised before, or is black: its embedding is all zeros.",
-        "",
-        f"Check your code: {self_check['image']} must get the embedding in check.json, with a cosine above",
-        f"{self_check['least_cosine']}. Below that, the pixels are not what the graph takes (order of the channels,",
-        "normalisation, layout); 0 means that they were normalised.",
+        *(_NOT_NORMALISED if noun == "image" else []),
+        check,
+        f"{self_check['least_cosine']}. Below that, the {noun} is not what the graph takes (normalisation, order of the axes"
+        + (", of the channels); 0 means" if noun == "image" else ")."),
+        *(["that it was normalised."] if noun == "image" else []),
     ]
     if "onnx" in card["files"]:
         lines += [
             "",
             "    import json, cv2, numpy as np, onnxruntime",
-            f"    image = {reading}",
+            f"    {noun} = {reading}",
             "    session = onnxruntime.InferenceSession('model.onnx')",
-            "    embedding = session.run(None, {'image': image[None].astype(np.float32)})[0][0]",
+            f"    embedding = session.run(None, {{'{noun}': {noun}[None].astype(np.float32)}})[0][0]",
             f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
         ]
     elif "paddle" in card["files"]:
@@ -241,10 +291,10 @@ def _readme(card: dict, self_check: dict) -> str:
             "",
             "    import json, cv2, numpy as np",
             "    from paddle import inference",
-            f"    image = {reading}",
+            f"    {noun} = {reading}",
             f"    config = inference.Config('{names['model']}', '{names['params']}')",
             "    predictor = inference.create_predictor(config)",
-            "    predictor.get_input_handle('image').copy_from_cpu(np.ascontiguousarray(image[None], np.float32))",
+            f"    predictor.get_input_handle('{noun}').copy_from_cpu(np.ascontiguousarray({noun}[None], np.float32))",
             "    predictor.run()",
             f"    embedding = predictor.get_output_handle('{names['output']}').copy_to_cpu()[0]",
             f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
@@ -252,9 +302,10 @@ def _readme(card: dict, self_check: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _save_paddle(model: nn.Layer, contract: dict, image_shape: tuple[int, ...], folder: Path) -> dict:
-    layer = _WithNormalisation(model, contract)
-    spec = paddle.static.InputSpec([None, *image_shape], "float32", "image")
+def _save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
+    layer = (_OfPixels if preprocessing.is_image else _WithPreprocessing)(model, preprocessing)
+    name = _noun(preprocessing)
+    spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", name)
     with _failure_told("Export: this backbone cannot be saved as one static graph"):
         # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
         static = paddle.jit.to_static(layer, input_spec=[spec], full_graph=True, backend=None)
@@ -266,7 +317,7 @@ def _save_paddle(model: nn.Layer, contract: dict, image_shape: tuple[int, ...], 
         "files": names,
         "model": program,
         "params": "inference.pdiparams",
-        "input": "image",
+        "input": name,
         "output": output,
     }
 
@@ -290,7 +341,7 @@ def _save_onnx(folder: Path, source: dict, opset: int) -> dict:
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(folder / "model.onnx"))
     made = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    return {"files": ["model.onnx"], "input": "image", "output": "embedding", "opset": made}
+    return {"files": ["model.onnx"], "input": source["input"], "output": "embedding", "opset": made}
 
 
 def _rename(graph, old: str, new: str) -> None:

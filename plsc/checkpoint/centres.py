@@ -112,7 +112,7 @@ def import_centres(
 
     Args:
         sources: the folder of the shards, or the main files of all ranks.
-        backbone: a checkpoint, such as plsc-import makes; its network, contract and config are copied.
+        backbone: a checkpoint, such as plsc-import makes; its network, preprocessing and config are copied.
             Without it the network has no arrays: the folder is for export-centres, reshard and the like.
         num_classes: must be the sum over the ranks.
 
@@ -121,7 +121,7 @@ def import_centres(
     shards = find_shards(sources)
     gathered = Gathered(shards, num_classes)
     classes, size = gathered.ranges[-1][1], gathered.head.arrays["centres"].shape[1]
-    fields = {"contract": {}, "state": {}, "config": ""}
+    fields = {"preprocessing": {}, "state": {}, "config": ""}
     files = {"backbone.safetensors": layout({}), "optimizer.safetensors": layout({})}
     if backbone is not None:
         saved = Checkpoint.open(backbone)
@@ -131,7 +131,7 @@ def import_centres(
             )
         about = saved.state.to_json()
         about = {key: about[key] for key in ("image_shape", "threshold", "flip") if key in about}
-        fields = {"contract": saved.contract, "state": about, "config": saved.config_yaml}
+        fields = {"preprocessing": saved.preprocessing, "state": about, "config": saved.config_yaml}
         files["backbone.safetensors"] = FileBlocks(saved.path / "backbone.safetensors")
     numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}
     fields = {"step": 0, "epoch": 0, **numbers, **fields}

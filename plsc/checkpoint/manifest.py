@@ -28,15 +28,20 @@ from pydantic import (
     PositiveInt,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
-from plsc.checkpoint.train_state import Side, TrainState
+from plsc.checkpoint.train_state import Shape, Side, TrainState
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
-FORMAT = 1
+FORMAT = 2  # 1 had `contract` in place of `preprocessing`, for images only
+NUMBERS = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
 # Errors of a missing file. Other errors of reading may be temporary (a lost network disk) and are no damage.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
@@ -64,8 +69,19 @@ class FileSum(BaseModel):
     crc32: str
 
 
+class Preprocessing(BaseModel):
+    """How samples are prepared, see plsc.data.preprocessing."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    shape: Shape
+    dtype: Literal[NUMBERS]
+    channels: Optional[str] = None
+    mean: FiniteFloat
+    scale: FiniteFloat
+
+
 class Contract(BaseModel):
-    """How images are prepared, see plsc.data.dataset.preprocessing()."""
+    """How images are prepared, as format 1 had it."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     size: Optional[Annotated[list[Side], Field(min_length=2, max_length=2)]] = None
@@ -78,7 +94,7 @@ class Manifest(BaseModel):
     """The fields of manifest.json after "crc32"."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    format: Literal[1]
+    format: Literal[1, 2]
     plsc: str
     """Version of plsc that wrote it."""
     step: NonNegativeInt
@@ -91,18 +107,43 @@ class Manifest(BaseModel):
     heads: list[HeadFile]
     """In class order; together [0, num_classes)."""
     files: dict[str, FileSum]
-    contract: dict[str, Any]
-    """How images are prepared: size, channels, mean, scale."""
+    preprocessing: dict[str, Any]
+    """How samples are prepared: shape, dtype, channels, mean, scale; {} where it is not known."""
     state: TrainState
     """The state of the run."""
     config: str
     """The resolved config, YAML."""
 
-    @field_validator("contract")
+    @model_validator(mode="before")
     @classmethod
-    def _check_contract(cls, contract: dict) -> dict:
-        Contract.model_validate(contract)
-        return contract
+    def _read_format_1(cls, fields: Any) -> Any:
+        """Turn format 1's `contract`, of images, into `preprocessing`."""
+        if not isinstance(fields, dict) or fields.get("format") != 1 or "contract" not in fields:
+            return fields
+        rest = {key: value for key, value in fields.items() if key != "contract"}
+        old, state = (
+            Contract.model_validate(fields["contract"]),
+            TrainState.model_validate(fields.get("state")),
+        )
+        if None in (old.size, old.channels, old.mean, old.scale):
+            return {**rest, "preprocessing": {}}
+        count = {"grey": 1, "RGB": 3, "BGR": 3}.get(old.channels)
+        shape = state.image_shape or [count or 1, *old.size]
+        known = {
+            "shape": shape,
+            "dtype": "uint8",
+            "channels": old.channels,
+            "mean": old.mean,
+            "scale": old.scale,
+        }
+        return {**rest, "preprocessing": known}
+
+    @field_validator("preprocessing")
+    @classmethod
+    def _check_preprocessing(cls, fields: dict) -> dict:
+        if fields:
+            Preprocessing.model_validate(fields)
+        return fields
 
     @field_validator("config")
     @classmethod

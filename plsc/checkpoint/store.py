@@ -49,7 +49,7 @@ class Content:
 
     head: this rank's rows, first axis = class: "centres" [S, D], perhaps "momentum" [S, D], "bias" [S].
     shard: the classes of those rows; all classes on every rank: a replicated head.
-    contract: how images are prepared. classes: a name for each class; None: no names.
+    preprocessing: how images are prepared. classes: a name for each class; None: no names.
     """
 
     step: int
@@ -60,7 +60,7 @@ class Content:
     shard: ClassShard
     state: TrainState
     config_yaml: str
-    contract: dict
+    preprocessing: dict
     classes: list[str] | None = None
 
 
@@ -99,7 +99,7 @@ def save(
     fields = {
         "step": content.step,
         "epoch": content.epoch,
-        "contract": content.contract,
+        "preprocessing": content.preprocessing,
         "state": content.state.to_json(),
         "config": content.config_yaml,
         "world_size": ranks.world_size,
@@ -396,7 +396,7 @@ class Checkpoint:
     """A whole checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
 
     Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
-    contract, config_yaml.
+    preprocessing, config_yaml.
     """
 
     def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
@@ -406,7 +406,7 @@ class Checkpoint:
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
         self.state = manifest.state.model_copy(update=_read_threshold(path))
-        self.contract, self.config_yaml = manifest.contract, manifest.config
+        self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
 
     @classmethod
     def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
@@ -423,8 +423,8 @@ class Checkpoint:
         return cls(path, *open_folder(path, verify))
 
     def require(self, section: str, *keys: str) -> None:
-        """Raise UserError unless `section`, "state" or "contract", has all `keys`; imported centres lack some."""
-        known = self.state.to_json() if section == "state" else self.contract
+        """Raise UserError unless `section`, "state" or "preprocessing", has all `keys`; imported centres lack some."""
+        known = self.state.to_json() if section == "state" else self.preprocessing
         lacking = [key for key in keys if known.get(key) is None]
         if lacking:
             raise UserError(

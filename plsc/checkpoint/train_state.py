@@ -7,12 +7,27 @@ have no run. A key that this version does not know is kept when a checkpoint is 
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
 # ruff: noqa: FA100
 
+import math
 from typing import Annotated, Any, Optional
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 Side = Annotated[int, Field(ge=1, le=2**16)]
 """Channels, height or width of an image; limited, so that a hostile file cannot take all memory."""
+
+
+def _refuse_huge(shape: list[int]) -> list[int]:
+    if math.prod(shape) > 2**32:
+        raise ValueError("a sample must have at most 2**32 numbers")
+    return shape
+
+
+Shape = Annotated[
+    list[Annotated[int, Field(ge=1, le=2**32)]],
+    Field(min_length=1, max_length=8),
+    AfterValidator(_refuse_huge),
+]
+"""Of a sample of any kind."""
 
 
 class Best(BaseModel):
@@ -35,7 +50,7 @@ class TrainState(BaseModel):
     """Samples of a step on all ranks together."""
     steps_per_epoch: Optional[PositiveInt] = None
     image_shape: Optional[Annotated[list[Side], Field(min_length=3, max_length=3)]] = None
-    """[C, H, W]."""
+    """[C, H, W]: of images, in checkpoints of format 1. Since then the shape is part of the preprocessing."""
     margin: dict[str, FiniteFloat] = {}
     """What the margin remembers from step to step."""
     threshold: Optional[FiniteFloat] = None

@@ -55,7 +55,9 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             help="another run's folder or results.json: a second column in the report",
         )
     if verb == "predict":
-        parser.add_argument("images", nargs="+", help="image files, or one .txt list of them")
+        parser.add_argument(
+            "images", nargs="+", help="image files, one .txt list of them, or one .npy file of samples"
+        )
         parser.add_argument("--output", metavar="FOLDER", help="default: predict in Global.output_dir")
     return parser
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from plsc.data.dataset import Dataset, check_sample
+from plsc.data.dataset import Dataset
+from plsc.data.preprocessing import check_sample
 from plsc.data.transforms import SUBSTITUTES, generator
 from plsc.errors import CorruptImageError, UserError
 
@@ -24,7 +25,7 @@ class SampleError(RuntimeError):
 def make_batch(
     dataset: Dataset, seed: int, epoch: int, indices: np.ndarray, images: np.ndarray
 ) -> list[Replacement]:
-    """Write samples `indices` into `images`, uint8 [B, C, H, W]; return the rows that hold another sample, because
+    """Write samples `indices` into `images` [B, *shape]; return the rows that hold another sample, because
     theirs is corrupt. Raises UserError, SampleError."""
     replaced = []
     for row, index in enumerate(indices.tolist()):
@@ -50,7 +51,7 @@ def _make_substitute(dataset: Dataset, seed: int, epoch: int, index: int, image:
 
 
 def make_sample(dataset: Dataset, epoch: int, index: int, image: np.ndarray) -> None:
-    """Write a sample into `image`, uint8 [C, H, W]. Raises UserError, SampleError."""
+    """Write a sample into `image`, whose shape and dtype it must have. Raises UserError, SampleError."""
     try:
         made = dataset.sample(index, epoch)
         what = f"{type(dataset).__name__}.sample({index})"

@@ -66,7 +66,7 @@ class CorruptImages:
         """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks stop now."""
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
-        found, image = [], np.empty(self.dataset.image_shape, np.uint8)
+        found, image = [], self.dataset.preprocessing.empty(1)[0]
         for index in tried.tolist():
             try:
                 make_sample(self.dataset, 0, index, image)

@@ -13,50 +13,40 @@ from __future__ import annotations
 import os
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from plsc.data.preprocessing import Preprocessing, check_sample, preprocessing_of
 from plsc.errors import UserError, shown
 
-MEAN, SCALE = 127.5, 1 / 127.5  # (pixel - MEAN) * SCALE lies in [-1, 1]
 EVALUATION = 2**32  # the epoch of the images that are evaluated
 
 
-def preprocessing(
-    image_shape: tuple[int, int, int], mean: float = MEAN, scale: float = SCALE, channels: str | None = None
-) -> dict:
-    """The contract between pictures and network, saved with checkpoints and exports: uint8 pictures of this
-    `size` [H, W] and these `channels` ("grey", "RGB" or "BGR"; None: grey for one, RGB for three); the network's
-    input is (pixel - mean) * scale."""
-    count, height, width = image_shape
-    channels = channels or {1: "grey", 3: "RGB"}.get(count, str(count))
-    return {"size": [height, width], "channels": channels, "mean": mean, "scale": scale}
+class SampleSet:
+    """What every set says of its samples, which all have one shape and dtype.
+
+    Images are uint8 [C, H, W], pixels 0..255, and have `image_shape`. Samples of any other kind have `sample_shape` and
+    `sample_dtype` instead. The network's input is float32, (sample - mean) * scale.
+    """
+
+    image_shape: tuple[int, int, int] | None = None  # C, H, W
+    sample_shape: tuple[int, ...] | None = None
+    sample_dtype: str | np.dtype | type | None = None  # None: float32
+    mean: float | None = None  # None: of images 127.5, of other samples 0
+    scale: float | None = None  # None: of images 1 / 127.5, of other samples 1
+    channels: str | None = None  # of images: "grey", "RGB" or "BGR"; None: grey for one, RGB for three
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Describe the samples, and how they become the network's input."""
+        return preprocessing_of(self)
 
 
-def check_sample(made: object, shape: Sequence[int], dtype: np.dtype, what: Callable[[], str]) -> np.ndarray:
-    """Refuse a sample that has not the shape and the dtype that its set declares. UserError, which calls it `what()`."""
-    dtype = np.dtype(dtype)
-    if isinstance(made, np.ndarray) and made.dtype == dtype and made.shape == tuple(shape):
-        return made
-    got = f"{made.dtype} {list(made.shape)}" if isinstance(made, np.ndarray) else type(made).__name__
-    remedy = (
-        "; mean and scale of the set normalise the pixels later"
-        if "float" in got and dtype == np.uint8
-        else ""
-    )
-    raise UserError(
-        f"{what()}: must be an array {dtype} {list(shape)} like every sample of its set, got {got}{remedy}"
-    )
-
-
-class Dataset(ABC):
-    """Labelled images, to train on or to classify. The labels run from 0 to num_classes - 1."""
+class Dataset(SampleSet, ABC):
+    """Labelled samples, to train on or to classify. The labels run from 0 to num_classes - 1."""
 
     num_classes: int
     labels: np.ndarray  # int64 [len(self)]
-    image_shape: tuple[int, int, int]  # C, H, W
-    mean, scale, channels = MEAN, SCALE, None  # of the contract, see preprocessing()
     # What the classes are, in the order of the labels, where that is known: text or whole numbers, see shared_identities().
     identities: np.ndarray | None = None
 
@@ -65,7 +55,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        """Image `index` as augmented in `epoch`: uint8 [C, H, W]. The same arguments give the same bytes.
+        """Image `index` as augmented in `epoch`: an array of the declared shape and dtype. The same arguments give the same bytes.
 
         Raises CorruptImageError for one that cannot be decoded: training takes another sample instead.
         """
@@ -80,31 +70,25 @@ class Dataset(ABC):
         return type(self).__name__
 
     def images(self, start: int, stop: int) -> np.ndarray:
-        """Samples [start, stop) to evaluate on, uint8 [n, C, H, W]: as augmented in an epoch that training never has."""
+        """Samples [start, stop) to evaluate on, [n, *shape]: as augmented in an epoch that training never has."""
         return np.stack([self._checked(index) for index in range(start, stop)])
 
     def _checked(self, index: int) -> np.ndarray:
         made = self.sample(index, EVALUATION)
         what = f"{type(self).__name__}.sample({index})"
-        return check_sample(made, self.image_shape, np.uint8, lambda: f"{what} ({self.name(index)})")
-
-    @property
-    def contract(self) -> dict:
-        """See preprocessing()."""
-        return preprocessing(self.image_shape, self.mean, self.scale, self.channels)
+        expected = self.preprocessing
+        return check_sample(made, expected.shape, expected.dtype, lambda: f"{what} ({self.name(index)})")
 
 
-class _Images(ABC):
+class _Images(SampleSet, ABC):
     """Images without labels, which are embedded once each; the base of what verification and search ask for."""
 
     name: str
     num_images: int
-    image_shape: tuple[int, int, int]  # C, H, W
-    mean, scale, channels = MEAN, SCALE, None  # of the contract, see preprocessing()
 
     @abstractmethod
     def image(self, index: int) -> np.ndarray:
-        """uint8 [C, H, W]; the same bytes each time."""
+        """Make an image, or another sample, of the declared shape and dtype; the same bytes each time."""
 
     @property
     def title(self) -> str:
@@ -116,20 +100,16 @@ class _Images(ABC):
         return f"image {index}"
 
     def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Images [start, stop) as one array: uint8 [N, C, H, W]."""
+        """Images [start, stop) as one array: [N, *shape]."""
         indices = range(start, self.num_images if stop is None else stop)
         return np.stack([self._checked(index) for index in indices])
 
     def _checked(self, index: int) -> np.ndarray:
         what = f"{type(self).__name__}.image({index})"
+        expected = self.preprocessing
         return check_sample(
-            self.image(index), self.image_shape, np.uint8, lambda: f"{what} ({self.image_name(index)})"
+            self.image(index), expected.shape, expected.dtype, lambda: f"{what} ({self.image_name(index)})"
         )
-
-    @property
-    def contract(self) -> dict:
-        """See preprocessing()."""
-        return preprocessing(self.image_shape, self.mean, self.scale, self.channels)
 
 
 class PairSet(_Images):

@@ -11,14 +11,13 @@ import functools
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from plsc.data.hold_out import check_hold_out, choose_held_out, class_keys
-from plsc.data.images import CHANNELS, EncodedImages, load_image, read_file
+from plsc.data.images import EncodedImages, read_file
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import open_regular, refuse_irregular
 from plsc.utils.logging import get_logger
@@ -219,31 +218,6 @@ def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = N
         raise MissingFileError(
             f"{where}: {named}; {len(missing):,} missing images in all (relative paths start at {os.path.abspath(paths.root)})"
         )
-
-
-def pictures(
-    images: str | os.PathLike | Iterable[str] | np.ndarray, contract: dict
-) -> tuple[Callable[[int, int], np.ndarray], list[str]]:
-    """What to predict: (start, stop) -> uint8 [n, C, H, W] as the preprocessing contract wants it, and the names.
-
-    `images`: a list file, an image file, several image files, or pixels uint8 [n, C, H, W]. Raises MissingFileError, UserError.
-    """
-    if isinstance(images, np.ndarray):
-        shape = (CHANNELS[contract["channels"]], *contract["size"])
-        if images.dtype != np.uint8 or images.shape[1:] != shape:
-            raise UserError(
-                f"predict: pixels must be uint8 [n, {', '.join(map(str, shape))}], got {images.dtype} {list(images.shape)}"
-            )
-        return (lambda start, stop: images[start:stop]), [str(number) for number in range(len(images))]
-    if isinstance(images, (str, os.PathLike)):
-        path = os.fspath(images)
-        if os.path.isdir(path):
-            raise UserError(f"predict: {path} is a folder; name its images, or a list of them")
-        # OpenCV complains on stderr about a file that is not there.
-        one = os.path.isfile(path) and cv2.haveImageReader(path)
-        images = [path] if one else read_list(path, labelled=False)[0]
-    names = [str(path) for path in images]
-    return (lambda start, stop: np.stack([load_image(path, contract) for path in names[start:stop]])), names
 
 
 def identity_names(folders: Sequence[str]) -> np.ndarray:

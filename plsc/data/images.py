@@ -1,4 +1,4 @@
-"""Pictures from bytes: OpenCV decodes them, the preprocessing contract sizes them, training augments them.
+"""Pictures from bytes: OpenCV decodes them, the preprocessing sizes them, training augments them.
 
 `EncodedImages` is what all formats of labelled image files share, `EncodedPairs` the same for verification: a format
 only says where the bytes of an image are. `load_image` serves prediction, so that a picture is prepared there
@@ -15,8 +15,9 @@ import cv2
 import numpy as np
 
 from plsc.data.augment import Augment
-from plsc.data.dataset import MEAN, SCALE, Dataset, IdentificationSet, PairSet
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.data.image_size import MOST_PIXELS, promised_pixels
+from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, MissingFileError, UserError, shown
 from plsc.utils.files import open_regular
@@ -56,13 +57,13 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
     return picture
 
 
-def decode_picture(data: np.ndarray, contract: dict, name: Callable[[], str]) -> np.ndarray:
-    """As decode_pixels, in the contract's channels and size, resized without keeping the aspect ratio."""
-    return resize(decode_pixels(data, contract["channels"] == "grey", name), *contract["size"])
+def decode_picture(data: np.ndarray, preprocessing: Preprocessing, name: Callable[[], str]) -> np.ndarray:
+    """As decode_pixels, in the preprocessing's channels and size, resized without keeping the aspect ratio."""
+    return resize(decode_pixels(data, preprocessing.channels == "grey", name), *preprocessing.size)
 
 
 def planes(picture: np.ndarray, channels: str) -> np.ndarray:
-    """A picture in OpenCV's order, uint8 [H, W, 3] or grey [H, W], as uint8 [C, H, W] in the contract's `channels`."""
+    """A picture in OpenCV's order, uint8 [H, W, 3] or grey [H, W], as uint8 [C, H, W] in the preprocessing's `channels`."""
     if picture.ndim == 2:
         return picture[np.newaxis]
     image = np.empty((3, *picture.shape[:2]), np.uint8)
@@ -71,18 +72,18 @@ def planes(picture: np.ndarray, channels: str) -> np.ndarray:
     return image
 
 
-def decode(data: np.ndarray, contract: dict, name: str) -> np.ndarray:
-    """An encoded image, uint8 [n], as the preprocessing contract wants it: uint8 [C, H, W]. See decode_picture."""
-    return planes(decode_picture(data, contract, lambda: name), contract["channels"])
+def decode(data: np.ndarray, preprocessing: Preprocessing, name: str) -> np.ndarray:
+    """An encoded image, uint8 [n], as the preprocessing wants it: uint8 [C, H, W]. See decode_picture."""
+    return planes(decode_picture(data, preprocessing, lambda: name), preprocessing.channels)
 
 
-def load_image(path: str, contract: dict) -> np.ndarray:
-    """An image file as the preprocessing contract wants it, see `decode`. Raises MissingFileError, UserError."""
-    return decode(read_file(path), contract, path)
+def load_image(path: str, preprocessing: Preprocessing) -> np.ndarray:
+    """An image file as the preprocessing wants it, see `decode`. Raises MissingFileError, UserError."""
+    return decode(read_file(path), preprocessing, path)
 
 
 class _Encoded:
-    """The preprocessing contract of a set of encoded images."""
+    """The preprocessing of a set of encoded images."""
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class EncodedImages(_Encoded, Dataset):
             )
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        picture = decode_picture(self.encoded(index), self.contract, lambda: self.name(index))
+        picture = decode_picture(self.encoded(index), self.preprocessing, lambda: self.name(index))
         if self.augment:
             picture = self.augment(picture, generator(self.seed, epoch, index))
         return planes(picture, self.channels)
@@ -175,11 +176,11 @@ class EncodedPairs(_Encoded, PairSet):
     """
 
     def image(self, index: int) -> np.ndarray:
-        return decode(self.encoded(index), self.contract, self.image_name(index))
+        return decode(self.encoded(index), self.preprocessing, self.image_name(index))
 
 
 class EncodedSearch(_Encoded, IdentificationSet):
     """Gallery and probes of images that are decoded when they are needed; `size`, ... as in EncodedPairs."""
 
     def image(self, index: int) -> np.ndarray:
-        return decode(self.encoded(index), self.contract, self.image_name(index))
+        return decode(self.encoded(index), self.preprocessing, self.image_name(index))

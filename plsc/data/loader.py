@@ -95,7 +95,7 @@ class Loader:
     def epoch(
         self, epoch: int, start_step: int = 0, replaced: int = 0
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """This rank's batches from `start_step` on, before which it had `replaced` corrupt images: images uint8 [B, C, H, W], labels, indices int64 [B], which are those of
+        """This rank's batches from `start_step` on, before which it had `replaced` corrupt images: samples [B, *shape], labels, indices int64 [B], which are those of
         the substitutes where images were corrupt.
 
         One epoch at a time. An error in a sample is raised here, when its batch is due: the data set's own
@@ -170,7 +170,7 @@ class _Thread:
         self._futures.append(self._pool.submit(self._make, epoch, indices))
 
     def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
-        images = np.empty((len(indices), *self._dataset.image_shape), np.uint8)
+        images = self._dataset.preprocessing.empty(len(indices))
         return images, make_batch(self._dataset, self._seed, epoch, indices, images)
 
     def result(self) -> tuple[np.ndarray, list[Replacement]]:

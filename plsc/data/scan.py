@@ -14,9 +14,9 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from plsc.data.dataset import EVALUATION, Dataset, IdentificationSet, PairSet
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.data.images import decode_pixels
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 
 AnySet = Union[Dataset, PairSet, IdentificationSet]
 _PART = 128  # images that a thread takes at once
@@ -26,9 +26,7 @@ class Scan(NamedTuple):
     """What was found; arrays by image."""
 
     digests: np.ndarray  # uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none
-    sizes: (
-        np.ndarray
-    )  # int32 [N, 2], height and width before any resizing; 0 where an image cannot be decoded
+    sizes: np.ndarray  # int32 [N, 2], height and width before any resizing, 1 of a sample that is no image; 0 where one cannot be read
     faults: dict[int, str]  # image -> why it cannot be used
     mean: float  # over all channels and pixels, of 0 to 255; the images count alike, whatever their size
     std: float
@@ -80,7 +78,9 @@ def _bar(title: str, count: int) -> tqdm:
 def _look(images: AnySet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:
     """The digest, the size, and the means of the pixels and of their squares. Raises UserError for a bad image."""
     if not hasattr(images, "encoded"):
-        pixels = images.sample(index, EVALUATION) if isinstance(images, Dataset) else images.image(index)
+        pixels = images.images(index, index + 1)[0]
+        if not images.preprocessing.is_image:
+            return _digest(pixels.tobytes()), (1, 1), _sample_moments(pixels, name_of(images, index))
         return _digest(pixels.tobytes()), pixels.shape[1:], _moments(pixels.reshape(len(pixels), -1).T)
     data = images.encoded(index)
     pixels = decode_pixels(data, images.channels == "grey", lambda: name_of(images, index))
@@ -94,6 +94,13 @@ def _digest(data: bytes | np.ndarray) -> np.ndarray:
 def _moments(pixels: np.ndarray) -> tuple[float, float]:
     mean, std = cv2.meanStdDev(pixels)
     return float(mean.mean()), float((mean**2 + std**2).mean())
+
+
+def _sample_moments(sample: np.ndarray, name: str) -> tuple[float, float]:
+    values = sample.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise UserError(f"{shown(name)}: has numbers that are not finite")
+    return float(values.mean()), float((values**2).mean())
 
 
 def same_content(digests: np.ndarray) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ parent died.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pickle
@@ -61,7 +62,11 @@ class Workers:
 
     def __init__(self, dataset: Dataset, seed: int, num_workers: int, largest: int):
         self._seed, self.depth = seed, SLOTS * num_workers
-        self._shape = (largest, *dataset.image_shape)
+        expected = dataset.preprocessing
+        self._shape, self._dtype = (largest, *expected.shape), expected.dtype
+        self._bytes = (
+            SLOTS * math.prod(self._shape) * np.dtype(self._dtype).itemsize
+        )  # of one worker's batches
         self._submitted = self._received = 0
         self._sizes: list[int] = []
         self._processes: list[subprocess.Popen] = []
@@ -74,7 +79,7 @@ class Workers:
                     self._start_one(handed_over.fileno())
         except OSError as error:
             self.close()
-            megabytes = self.depth * int(np.prod(self._shape)) / 2**20
+            megabytes = num_workers * self._bytes / 2**20
             raise UserError(
                 f"cannot start {num_workers} data workers with {megabytes:.1f} MB for their batches: {error.strerror}; "
                 "lower DataLoader.Train.num_workers or batch_size, or raise the limit (ulimit -a shows it)"
@@ -82,7 +87,7 @@ class Workers:
 
     def _start_one(self, dataset_file: int) -> None:
         ours, theirs = Pipe()
-        with _anonymous_file(SLOTS * int(np.prod(self._shape))) as memory, theirs:
+        with _anonymous_file(self._bytes) as memory, theirs:
             files = [theirs.fileno(), dataset_file, memory.fileno()]
             path = [os.path.abspath(folder) for folder in sys.path]
             process = subprocess.Popen(
@@ -91,10 +96,10 @@ class Workers:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
-            self._slots.append(_mapped(memory.fileno()).reshape(SLOTS, *self._shape))
+            self._slots.append(_slots(memory.fileno(), self._shape, self._dtype))
         self._processes.append(process)
         self._pipes.append(ours)
-        self._send(len(self._pipes) - 1, (self._shape, self._seed))
+        self._send(len(self._pipes) - 1, (self._shape, self._dtype, self._seed))
 
     @property
     def closed(self) -> bool:
@@ -108,7 +113,7 @@ class Workers:
         self._submitted += 1
 
     def result(self) -> tuple[np.ndarray, list[Replacement]]:
-        """The oldest batch under way: uint8 [B, C, H, W], the caller's own; and what make_batch replaced in it.
+        """The oldest batch under way: [B, *shape], the caller's own; and what make_batch replaced in it.
 
         Raises what make_batch raised in the worker, or WorkerDied.
         """
@@ -205,6 +210,11 @@ def _unpacked(file: int) -> Dataset:
     return pickle.loads(parts[1], buffers=parts[2:])
 
 
+def _slots(file: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return the memory of a worker's batches: [SLOTS, largest, *shape of a sample]."""
+    return _mapped(file).view(dtype).reshape(SLOTS, *shape)
+
+
 def main() -> None:
     """A worker. Its arguments: the descriptors of its pipe, the packed data set and its batch memory."""
     pipe_file, dataset_file, memory_file = map(int, sys.argv[1:4])
@@ -217,8 +227,8 @@ def main() -> None:
 
 def _serve(pipe: Connection, dataset_file: int, memory_file: int) -> None:
     cv2.setNumThreads(0)  # the workers are the parallelism
-    shape, seed = pipe.recv()
-    slots = _mapped(memory_file).reshape(SLOTS, *shape)
+    shape, dtype, seed = pipe.recv()
+    slots = _slots(memory_file, shape, dtype)
     dataset = None
     while True:
         slot, epoch, indices = pipe.recv()

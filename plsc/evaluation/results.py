@@ -185,9 +185,12 @@ def worst_of(found: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> l
 
 
 def _shown(pairs: PairSet, index: int) -> tuple[Any, str]:
-    """A picture of one side of a pair, uint8 [C, H, W], and its name."""
+    """Return a picture of one side of a pair, uint8 [C, H, W], None of what is no picture, and its name."""
+    preprocessing = pairs.preprocessing
+    drawable = preprocessing.is_image and preprocessing.shape[0] in (1, 3)
     if not isinstance(pairs, TemplatePairs):
-        return pairs.image(index), pairs.image_name(index)
+        return pairs.image(index) if drawable else None, pairs.image_name(index)
     images = (pairs.template == index).nonzero()[0]
     first = int(images[0])
-    return pairs.image(first), f"template {index} ({len(images)} images): {pairs.image_name(first)}"
+    picture = pairs.image(first) if drawable else None
+    return picture, f"template {index} ({len(images)} images): {pairs.image_name(first)}"

@@ -42,9 +42,9 @@ def build_trainer(
         signals: knows whether the run was asked to stop; None: never.
     """
     dataset = build_training_set(cfg)
-    backbone = backbone or build_backbone(cfg, dataset.image_shape)
+    backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
     seen = getattr(dataset, "identities", None)
-    sets = build_sets(cfg, dataset.contract, dataset.num_classes, seen, class_names(dataset))
+    sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     loader = _build_loader(cfg, dataset)
     sizes = dataset.num_classes, cfg.Model.embedding_size
     head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)

@@ -152,9 +152,10 @@ class DumpWriter:
             get_logger().error(f"{path}: the batch is not written ({error}); training goes on")
 
     def _describe(self, step: SkippedStep, what: str) -> dict[str, Any]:
-        pixels = step.images.astype(np.float32)
+        samples = step.images.astype(np.float32)
         losses = step.out.losses_B.numpy().astype(float)
         with np.errstate(over="ignore", invalid="ignore"):
+            values = {key: _number(float(getattr(samples, key)())) for key in ("min", "max", "mean", "std")}
             norms = np.linalg.norm(step.emb_BD.numpy().reshape(len(step.labels), -1), axis=1).astype(float)
         rows = zip(step.indices.tolist(), step.labels.tolist(), map(_number, losses), map(_number, norms))
         return {
@@ -163,7 +164,7 @@ class DumpWriter:
             "what": what,
             "learning_rate": step.learning_rate,
             "loss": _number(step.out.loss.item()),
-            "pixels": {key: float(getattr(pixels, key)()) for key in ("min", "max", "mean", "std")},
+            "values": values,
             "samples": [
                 {
                     "name": self._name(index),

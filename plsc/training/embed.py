@@ -1,6 +1,6 @@
 """Embed any number of images by a trained backbone, spread over the ranks.
 
-Used by verification during training, by test, predict and the report. The normalisation of pixels stands here once.
+Used by verification during training, by test, predict and the report. How samples become the input is plsc.data.preprocessing's.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.utils.sharding import split
 
 
-def to_input(images: np.ndarray, contract: dict) -> paddle.Tensor:
-    """Turn uint8 pixels [B, C, H, W] into the backbone's float32 input, normalised on the device: (pixel - mean) * scale."""
-    return (paddle.to_tensor(images).astype("float32") - contract["mean"]) * contract["scale"]
+def to_input(samples: np.ndarray, preprocessing: Preprocessing) -> paddle.Tensor:
+    """Turn samples [B, *shape] into the backbone's float32 input, prepared on the device."""
+    if samples.dtype != np.uint8:  # pixels are a quarter of the bytes; of other dtypes Paddle lacks some
+        samples = samples.astype(np.float32, copy=False)
+    return preprocessing(paddle.to_tensor(samples))
 
 
 def check_output(out: object, count: int, size: int | None = None) -> None:
@@ -46,7 +49,7 @@ def embed(
     backbone: paddle.nn.Layer,
     images: Callable[[int, int], np.ndarray],
     count: int,
-    contract: dict,
+    preprocessing: Preprocessing,
     batch_size: int,
     flip: bool = False,
 ) -> np.ndarray:
@@ -56,8 +59,8 @@ def embed(
 
     Args:
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.
-        images: (start, stop) -> uint8 [stop - start, C, H, W].
-        contract: the preprocessing, see plsc.data.dataset.preprocessing.
+        images: (start, stop) -> samples [stop - start, *shape].
+        preprocessing: of these samples.
         flip: the mean of the image's embedding and that of its mirror image (InsightFace takes the sum: the same direction).
     """
     start, stop = split(count, distributed.world_size())[distributed.rank()]
@@ -65,7 +68,7 @@ def embed(
     backbone.eval()
 
     def through(pixels: np.ndarray) -> np.ndarray:
-        x = to_input(pixels, contract)
+        x = to_input(pixels, preprocessing)
         out = backbone(x)
         check_output(out, len(pixels))
         out = out.flatten(1)

@@ -25,6 +25,7 @@ import numpy as np
 from plsc.config import Config, format_rows, load
 from plsc.config.advice import advice
 from plsc.config.setters import Setters
+from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text
 from plsc.utils.atomic_write import atomic_write, replace_file
@@ -145,7 +146,12 @@ class Entry(Setters):
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
         saved = self._checkpoint()
         backbone = resume.build_saved_backbone(self.config, saved, self._model)
-        sets = build_sets(self.config, saved.contract, saved.num_classes, names=saved.classes())
+        sets = build_sets(
+            self.config,
+            Preprocessing.from_json(saved.preprocessing),
+            saved.num_classes,
+            names=saved.classes(),
+        )
         compared = read_compared(compare, sets) if compare else None
         head = resume.build_saved_head(self.config, saved) if needs_head(sets) else None
         evaluator = Evaluator(self.config.DataLoader.Eval, sets, backbone, saved.num_classes, head)
@@ -165,20 +171,23 @@ class Entry(Setters):
         """Embed images by a checkpoint's backbone, L2-normalised: their inner products are the cosines.
 
         Args:
-            images: a list file (a path a line, a label may follow), an image file, a list of image files, or uint8 pixels
-                [n, C, H, W].
+            images: a list file (a path a line, a label may follow), an image file, a list of image files, or an array of
+                samples [n, *shape] in the dtype of training, or an .npy file of them.
             output: folder for embeddings.npy and names.txt; None: output_dir/predict.
 
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
         self._start(reads_data=False)
         from plsc import distributed
-        from plsc.data.image_list import pictures
+        from plsc.data.to_predict import samples_to_predict
         from plsc.training import resume
         from plsc.training.embed import embed
+        from plsc.training.evaluator import refuse_flip
 
         saved = self._checkpoint()
-        read, names = pictures(images, saved.contract)
+        preprocessing = Preprocessing.from_json(saved.preprocessing)
+        refuse_flip(self.config.DataLoader.Eval, preprocessing)
+        read, names = samples_to_predict(images, preprocessing)
         if not names:
             raise UserError("predict: no images given, give at least one")
         evaluation, state = self.config.DataLoader.Eval, saved.state
@@ -188,7 +197,7 @@ class Entry(Setters):
             )
         backbone = resume.build_saved_backbone(self.config, saved, self._model)
         sizes = evaluation.batch_size, evaluation.flip
-        emb = embed(backbone, read, len(names), saved.contract, *sizes)
+        emb = embed(backbone, read, len(names), preprocessing, *sizes)
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"
@@ -215,10 +224,9 @@ class Entry(Setters):
             facts = export(
                 resume.build_saved_backbone(self.config, saved, self._model),
                 self.output_dir / "export",
-                image_shape=tuple(saved.state.image_shape),
                 formats=self.config.Export.formats,
                 opset=self.config.Export.opset,
-                contract=saved.contract,
+                preprocessing=Preprocessing.from_json(saved.preprocessing),
                 threshold=saved.state.threshold,
                 flip=saved.state.flip,
                 threshold_set=saved.state.threshold_set,
@@ -240,7 +248,7 @@ class Entry(Setters):
         world_size, rank = environment.world_size_from_env(), environment.rank_from_env()
         loader = Loader(dataset, train.batch_size, rank, world_size, self.config.Global.seed)
         backbone = self._model or self.config.Model.build(
-            embedding_size=self.config.Model.embedding_size, image_shape=dataset.image_shape
+            embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
         plan = [f"WARNING {line}" for line in self._advice()]
         plan += self._plan_lines(dataset, backbone, loader.steps_per_epoch)
@@ -312,7 +320,7 @@ class Entry(Setters):
         parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
         rows = {
             "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
-            "data": f"{len(dataset):,} images of {dataset.num_classes:,} classes, shape {list(dataset.image_shape)}",
+            "data": f"{len(dataset):,} {'images' if dataset.preprocessing.is_image else dataset.preprocessing.dtype + ' samples'} of {dataset.num_classes:,} classes, shape {list(dataset.preprocessing.shape)}",
             "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
             "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
             "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
@@ -385,8 +393,7 @@ class Entry(Setters):
                 f"{self.output_dir / 'checkpoints'}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
             )
         saved = Checkpoint.open(path, verify=False)
-        saved.require("contract", "size", "channels", "mean", "scale")
-        saved.require("state", "image_shape")
+        saved.require("preprocessing", "shape", "dtype", "mean", "scale")
         return saved
 
     def _finish(

@@ -26,6 +26,7 @@ from plsc.data.dataset import (
     misnumbered_class,
     shared_identities,
 )
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.evaluation import (
     Classification,
@@ -47,7 +48,7 @@ Result = Union[Classification, Identification, Verification]
 
 def build_sets(
     cfg: Config,
-    contract: dict,
+    preprocessing: Preprocessing,
     num_classes: int,
     seen: np.ndarray | None = None,
     names: list[str] | None = None,
@@ -55,10 +56,11 @@ def build_sets(
     """Build the sets of DataLoader.Eval by title, the main one first; UserError for one that does not fit what is trained on.
 
     Args:
-        contract, num_classes: preprocessing and number of classes of the training set.
+        preprocessing, num_classes: preprocessing and number of classes of the training set.
         seen: `identities` of the training set, which no pair and no search may have; None: not known.
         names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
     """
+    refuse_flip(cfg.DataLoader.Eval, preprocessing)
     sets: dict[str, EvalSet] = {}
     given = {"DataLoader.Eval.dataset": (None, cfg.DataLoader.Eval.dataset)}
     given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in cfg.DataLoader.Eval.more.items()})
@@ -67,7 +69,7 @@ def build_sets(
             continue
         data = cfg.build_dataset(key)
         check_arrays(data)
-        _check_contract(key, data.contract, contract)
+        _check_preprocessing(key, data.preprocessing, preprocessing)
         if isinstance(data, Dataset):
             _check_classes(key, data, num_classes, names)
         else:
@@ -77,6 +79,14 @@ def build_sets(
             raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
         sets[title] = data
     return sets
+
+
+def refuse_flip(section: EvalCfg, preprocessing: Preprocessing) -> None:
+    """Refuse by UserError to mirror samples that are no images."""
+    if section.flip and not preprocessing.is_image:
+        raise UserError(
+            f"DataLoader.Eval.flip: mirrors images, these samples are {preprocessing.samples}; set it to false"
+        )
 
 
 def needs_head(sets: Mapping[str, EvalSet]) -> bool:
@@ -171,7 +181,7 @@ class Evaluator:
     def _embed(self, data: EvalSet) -> np.ndarray:
         section = self._section
         count = len(data) if isinstance(data, Dataset) else data.num_images
-        return embed(self._backbone, data.images, count, data.contract, section.batch_size, section.flip)
+        return embed(self._backbone, data.images, count, data.preprocessing, section.batch_size, section.flip)
 
     def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
         """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks together."""
@@ -206,14 +216,17 @@ def score(
     return verify_pairs(embeddings, data.pairs, data.same, identity_of=data.identity_of)
 
 
-def _check_contract(key: str, theirs: dict, trained: dict) -> None:
-    if theirs != trained:
-        differences = ", ".join(
-            f"{what} {theirs.get(what)} (trained on {trained.get(what)})"
-            for what in {**trained, **theirs}
-            if theirs.get(what) != trained.get(what)
+def _check_preprocessing(key: str, theirs: Preprocessing, trained: Preprocessing) -> None:
+    ours = trained.to_json()
+    differences = [
+        f"{what} {value} (trained on {ours[what]})"
+        for what, value in theirs.to_json().items()
+        if value != ours[what]
+    ]
+    if differences:
+        raise UserError(
+            f"{key}: its samples have {', '.join(differences)}; the network needs what it was trained on"
         )
-        raise UserError(f"{key}: its images have {differences}; the network needs what it was trained on")
 
 
 def _check_classes(key: str, data: Dataset, num_classes: int, trained: list[str] | None) -> None:

@@ -26,7 +26,8 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
 from plsc.config.schema import GlobalCfg, is_softmax, kind_of_head
-from plsc.data.dataset import EVALUATION, Dataset, class_names
+from plsc.data.dataset import Dataset, class_names
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import ahead, to_input
@@ -76,7 +77,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     path = cfg.Global.init_from
     saved = _open(path)
     arrays, names, match = _what_fits(cfg, saved, backbone, data)
-    lines = [init_backbone(backbone, saved, arrays, data.contract)]
+    lines = [init_backbone(backbone, saved, arrays, data.preprocessing)]
     kept = int((match.row_C >= 0).sum())
     lines += _take_margin(cfg, saved, head) if kept else [f"the head is new: {match.nothing}"]
     length, bias = _keep(saved, head, match.row_C)
@@ -147,13 +148,17 @@ def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> 
     return arrays
 
 
-def init_backbone(backbone: paddle.nn.Layer, saved: Checkpoint, arrays: dict, contract: dict) -> str:
+def init_backbone(
+    backbone: paddle.nn.Layer, saved: Checkpoint, arrays: dict, preprocessing: Preprocessing
+) -> str:
     """Give `backbone` the checkpoint's weights, which fit; a sentence."""
     own = backbone.state_dict()
     for name, array in arrays.items():
         own[name].set_value(array)
-    if saved.contract != contract:
-        get_logger().warning(f"{saved.path} was trained on images {saved.contract}, this run has {contract}")
+    if saved.preprocessing != (ours := preprocessing.to_json()):
+        get_logger().warning(
+            f"{saved.path} was trained on samples {saved.preprocessing}, this run has {ours}"
+        )
     return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}"
 
 
@@ -309,7 +314,7 @@ def directions(backbone: paddle.nn.Layer, data: Dataset, classes: np.ndarray) ->
         read = partial(_read, data, groups)
         # More ranks than groups: one without a group takes the first along, to know D.
         batches = ahead(read, first, stop, 1) if first < stop else [read(0, 1)]
-        parts = [_means(backbone, data.contract, *batch) for batch in batches]
+        parts = [_means(backbone, data.preprocessing, *batch) for batch in batches]
     finally:
         if training:
             backbone.train()
@@ -330,27 +335,32 @@ def _some_images(labels: np.ndarray, classes: np.ndarray, num_classes: int) -> l
 
 
 def _read(data: Dataset, groups: list, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Read the images of the group `start` that can be decoded, uint8 [m, C, H, W]; the place of each one's class in the group, int64 [m];
+    """Read the images of the group `start` that can be decoded, [m, *shape]; the place of each one's class in the group, int64 [m];
     how many classes it has."""
     (group,) = groups[start:stop]
     pictures, places = [], []
     for place, indices in enumerate(group):
         for index in indices.tolist():
             try:
-                pictures.append(data.sample(index, EVALUATION))
+                pictures.append(data.images(index, index + 1)[0])
             except CorruptImageError:
                 continue
             places.append(place)
-    shape = (len(pictures), *data.image_shape)
-    return np.array(pictures, np.uint8).reshape(shape), np.array(places, np.int64), len(group)
+    expected = data.preprocessing
+    shape = (len(pictures), *expected.shape)
+    return np.array(pictures, expected.dtype).reshape(shape), np.array(places, np.int64), len(group)
 
 
 @paddle.no_grad()
 def _means(
-    backbone: paddle.nn.Layer, contract: dict, images: np.ndarray, places: np.ndarray, count: int
+    backbone: paddle.nn.Layer,
+    preprocessing: Preprocessing,
+    images: np.ndarray,
+    places: np.ndarray,
+    count: int,
 ) -> np.ndarray:
-    pixels = images if len(images) else np.zeros((1, *images.shape[1:]), np.uint8)  # to know D
-    emb = backbone(to_input(pixels, contract)).flatten(1).numpy().astype(np.float64)
+    pixels = images if len(images) else np.zeros((1, *images.shape[1:]), images.dtype)  # to know D
+    emb = backbone(to_input(pixels, preprocessing)).flatten(1).numpy().astype(np.float64)
     mean = np.zeros((count, emb.shape[1]))
     np.add.at(mean, places, _unit(emb[: len(images)]))
     return _unit(mean)

@@ -17,6 +17,7 @@ from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config
 from plsc.config.schema import affects_training
 from plsc.data.dataset import Dataset, misnumbered_class
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
@@ -25,7 +26,7 @@ from plsc.utils.logging import warn
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
 
-def build_backbone(cfg: Config, image_shape: tuple[int, int, int]) -> paddle.nn.Layer:
+def build_backbone(cfg: Config, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
     """Build the backbone with its initial weights, the same on every rank."""
     paddle.seed(cfg.Global.seed)
     return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
@@ -82,7 +83,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
     alike = {
         "optimizer": (theirs.optimizer, ours.optimizer),
         "head": (theirs.head, ours.head),
-        "preprocessing": (saved.contract, data.contract),
+        "preprocessing": (saved.preprocessing or None, data.preprocessing.to_json()),
     }
     for what, (there, here) in alike.items():
         if there not in (None, here):
@@ -135,7 +136,7 @@ def build_saved_backbone(
     cfg: Config, saved: store.Checkpoint, model: paddle.nn.Layer | None = None
 ) -> paddle.nn.Layer:
     """Build the config's backbone, or take `model`, and give it a checkpoint's weights."""
-    backbone = model or build_backbone(cfg, tuple(saved.state.image_shape))
+    backbone = model or build_backbone(cfg, Preprocessing.from_json(saved.preprocessing).shape)
     load_backbone(backbone, saved)
     return backbone
 

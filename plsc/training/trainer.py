@@ -199,7 +199,7 @@ class Trainer:
     def train_step(
         self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, learning_rate: float
     ) -> HeadOutput:
-        """Take one optimizer step on this rank's uint8 images [B, C, H, W], int64 labels and indices [B]. Every rank calls it.
+        """Take one optimizer step on this rank's samples [B, *shape], int64 labels and indices [B]. Every rank calls it.
 
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too many in a row.
         """
@@ -251,7 +251,7 @@ class Trainer:
         paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
         model.train()
         with timer.part("forward"):
-            out = model(to_input(images, self.dataset.contract))
+            out = model(to_input(images, self.dataset.preprocessing))
         check_output(out, len(images), self.cfg.Model.embedding_size)
         if out.stop_gradient:
             raise UserError(
@@ -338,7 +338,7 @@ class Trainer:
             shard=self.head.shard,
             state=self._state(self._replaced_so_far(), best),
             config_yaml=self.cfg.to_yaml(),
-            contract=self.dataset.contract,
+            preprocessing=self.dataset.preprocessing.to_json(),
             classes=class_names(self.dataset) if self.rank == 0 else None,
         )
         ranks = store.Ranks(self.rank, self.world_size, distributed.gather_objects)
@@ -425,7 +425,6 @@ class Trainer:
             seed=self.cfg.Global.seed,
             global_batch=self.global_batch,
             steps_per_epoch=self.steps_per_epoch,
-            image_shape=list(self.dataset.image_shape),
             margin=self.head.margin.state() if self.head.margin else {},
             threshold=self.threshold,
             optimizer=type(self.optimizer).__name__,

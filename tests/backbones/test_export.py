@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -12,10 +13,11 @@ from paddle import inference, nn
 
 import plsc.backbones.export
 from plsc.backbones.export import export
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 
 SHAPE = (3, 16, 12)
-CONTRACT = {"size": [16, 12], "channels": "RGB", "mean": 127.5, "scale": 1 / 127.5}
+PREPROCESSING = Preprocessing.of_images(SHAPE)
 SELF_CHECK = {"README.txt", "check.json", "check.png"}
 MISSING = [name for name in ("paddle2onnx", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(
@@ -65,7 +67,7 @@ def pixels_of(batch):
 
 
 def run_paddle(folder, pixels):
-    names = json.loads((folder / "contract.json").read_text())["files"]["paddle"]
+    names = json.loads((folder / "preprocessing.json").read_text())["files"]["paddle"]
     config = inference.Config(str(folder / names["model"]), str(folder / names["params"]))
     predictor = inference.create_predictor(config)
     predictor.get_input_handle(names["input"]).copy_from_cpu(pixels)
@@ -75,7 +77,7 @@ def run_paddle(folder, pixels):
 
 def test_paddle_inference_agrees_at_batches_that_were_not_checked(tmp_path):
     net = trained(Net())
-    report = export(net, tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+    report = export(net, tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     assert [(check["format"], check["batch"]) for check in report["checks"]] == [("paddle", 1), ("paddle", 8)]
     assert all(check["max_difference"] <= 1e-4 for check in report["checks"])
     for batch in (2, 5):
@@ -90,7 +92,7 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
     import onnxruntime
 
     net = trained(Net())
-    report = export(net, tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, opset=15)
+    report = export(net, tmp_path / "out", preprocessing=PREPROCESSING, opset=15)
     assert len(report["checks"]) == 4 and max(check["max_difference"] for check in report["checks"]) <= 1e-4
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
     assert [value.name for value in (*graph.input, *graph.output)] == ["image", "embedding"]
@@ -110,9 +112,9 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
 
 @needs_onnx
 def test_onnx_alone(tmp_path):
-    report = export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["onnx"])
+    report = export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["onnx"])
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"contract.json", "model.onnx", *SELF_CHECK}
+    assert names == {"preprocessing.json", "model.onnx", *SELF_CHECK}
     assert list(report["files"]) == ["onnx"] and len(report["checks"]) == 2
 
 
@@ -125,35 +127,34 @@ def test_a_backbone_that_onnx_cannot_hold_is_told(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"paddle2onnx cannot convert this backbone .*: set Export.formats=\[paddle\]"
     ):
-        export(Net(), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT)
+        export(Net(), tmp_path / "out", preprocessing=PREPROCESSING)
     assert not list(tmp_path.iterdir())
 
 
-def test_contract_json(tmp_path):
+def test_preprocessing_json(tmp_path):
     report = export(
         trained(Net()),
         tmp_path / "out",
-        image_shape=SHAPE,
-        contract=CONTRACT,
+        preprocessing=PREPROCESSING,
         formats=["paddle"],
         threshold=0.31,
     )
-    card = json.loads((tmp_path / "out" / "contract.json").read_text())
+    card = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert {**card, "folder": str(tmp_path / "out")} == report
-    assert {key: card["contract"][key] for key in ("size", "channels")} == {
+    assert {key: card["preprocessing"][key] for key in ("size", "channels")} == {
         "size": [16, 12],
         "channels": "RGB",
     }
-    assert "INTER_AREA" in card["contract"]["resize"] and "mean" not in card["contract"]
+    assert "INTER_AREA" in card["preprocessing"]["resize"] and "mean" not in card["preprocessing"]
     inside = card["inside_the_graph"]
-    assert (inside["mean"], inside["scale"]) == (CONTRACT["mean"], CONTRACT["scale"])
+    assert (inside["mean"], inside["scale"]) == (PREPROCESSING.mean, PREPROCESSING.scale)
     assert card["threshold"] == 0.31 and card["embedding_size"] == 16
     assert card["plsc"] == plsc.__version__ and card["paddle"] == paddle.__version__
     values = "raw pixels 0..255; normalisation is inside the graph"
     assert card["input"] == {"dtype": "float32", "shape": ["batch", *SHAPE], "values": values}
     assert card["output"] == {"dtype": "float32", "shape": ["batch", 16], "length": 1}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "contract.json",
+        "preprocessing.json",
         *card["files"]["paddle"]["files"],
         *SELF_CHECK,
     }
@@ -164,7 +165,7 @@ def test_the_code_in_the_readme_checks_the_export(tmp_path, monkeypatch, form):
     """It runs as it stands, and an image whose channels are exchanged does not pass."""
     if form == "onnx" and (MISSING or paddle.__version__.startswith("2.")):
         pytest.skip("no ONNX export here")
-    export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=[form])
+    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=[form])
     text = (tmp_path / "out" / "README.txt").read_text()
     assert "raw pixels 0..255; normalisation is inside the graph" in text
     code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
@@ -175,8 +176,8 @@ def test_the_code_in_the_readme_checks_the_export(tmp_path, monkeypatch, form):
 
 
 def test_channels_that_no_png_has_are_checked_by_an_array(tmp_path):
-    contract = {**CONTRACT, "channels": "3"}
-    card = export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=contract, formats=["paddle"])
+    preprocessing = replace(PREPROCESSING, channels="3")
+    card = export(trained(Net()), tmp_path / "out", preprocessing=preprocessing, formats=["paddle"])
     content = json.loads((tmp_path / "out" / card["self_check"]["embedding"]).read_text())
     pixels = np.load(tmp_path / "out" / content["image"])
     assert (pixels.dtype, pixels.shape) == (np.uint8, SHAPE)
@@ -187,7 +188,7 @@ def test_channels_that_no_png_has_are_checked_by_an_array(tmp_path):
 @pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255), (127.5, 57.5)])
 def test_pixels_that_were_normalised_before_resemble_nothing(tmp_path, mean, deviation):
     """Their embeddings would be all alike, and every pair accepted; raw pixels beside them are not touched."""
-    export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     pixels = pixels_of(4)
     mixed = pixels.copy()
     mixed[1:3] = (pixels[1:3] - mean) / deviation
@@ -200,7 +201,7 @@ def test_pixels_that_were_normalised_before_resemble_nothing(tmp_path, mean, dev
 def test_onnx_gives_zeros_for_normalised_pixels_too(tmp_path):
     import onnxruntime
 
-    export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["onnx"])
+    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["onnx"])
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
     (found,) = session.run(None, {"image": (pixels_of(2) - 127.5) / 127.5})
     np.testing.assert_array_equal(found, 0)
@@ -212,7 +213,7 @@ def test_the_model_comes_back_as_it_was(tmp_path):
     before = [dict(vars(layer)) for layer in layers]
     functions = [dict(layer._original_funcs) for layer in layers]
     values = {name: value.numpy() for name, value in net.state_dict().items()}
-    export(net, tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+    export(net, tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     for layer, attributes, originals in zip(layers, before, functions):
         assert vars(layer).keys() == attributes.keys()
         assert all(vars(layer)[name] is attributes[name] for name in attributes), layer
@@ -227,7 +228,7 @@ def test_the_model_comes_back_as_it_was(tmp_path):
 def test_an_embedding_of_zeros_stays_zeros(tmp_path):
     net = Net()
     net.embed[3].weight.set_value(paddle.zeros([16]))
-    export(net, tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+    export(net, tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     np.testing.assert_array_equal(run_paddle(tmp_path / "out", pixels_of(2)), np.zeros((2, 16)))
 
 
@@ -250,11 +251,11 @@ class NotANumber(Net):
     ],
 )
 def test_a_graph_that_differs_is_refused_and_the_older_export_stays(tmp_path, net, message):
-    export(trained(Net()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     wrong = trained(net())
     with pytest.raises(UserError, match=message) as error:
-        export(wrong, tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+        export(wrong, tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
@@ -273,7 +274,7 @@ def test_a_fixed_batch_size_is_refused(tmp_path):
     with pytest.raises(
         UserError, match="the paddle graph of this backbone, at batch 8, does not run: ."
     ) as error:
-        export(OneByOne(), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+        export(OneByOne(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
@@ -286,21 +287,26 @@ def test_a_backbone_that_is_no_static_graph_is_refused(tmp_path):
     with pytest.raises(
         UserError, match="^Export: this backbone cannot be saved as one static graph: ."
     ) as error:
-        export(trained(NoGraph()), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+        export(
+            trained(NoGraph()),
+            tmp_path / "out",
+            preprocessing=PREPROCESSING,
+            formats=["paddle"],
+        )
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
 def test_an_output_of_another_shape_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(plsc.backbones.export, "_run", lambda *args: np.zeros((1, 128), np.float32))
     with pytest.raises(UserError, match=r"gives \[1, 128\] instead of \[1, 16\]: is the batch size fixed\?"):
-        export(Net(), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+        export(Net(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
 
 
 def test_missing_packages_are_told_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(paddle, "__version__", "3.3.1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name != "onnx" else True)
     with pytest.raises(UserError) as error:
-        export(Net(), tmp_path / "deep" / "out", image_shape=SHAPE, contract=CONTRACT)
+        export(Net(), tmp_path / "deep" / "out", preprocessing=PREPROCESSING)
     assert str(error.value) == (
         "Export.formats: ONNX export needs the extra, paddle2onnx, onnxruntime not found: "
         "pip install 'plsc[export]', or set Export.formats=[paddle]"
@@ -311,7 +317,7 @@ def test_missing_packages_are_told_before_anything_is_written(tmp_path, monkeypa
 def test_onnx_on_paddle_2_is_told_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(paddle, "__version__", "2.6.2")
     with pytest.raises(UserError, match=r"needs Paddle 3, .* \(2.6.2\): set Export.formats=\[paddle\]$"):
-        export(Net(), tmp_path / "out", image_shape=SHAPE, contract=CONTRACT)
+        export(Net(), tmp_path / "out", preprocessing=PREPROCESSING)
     assert not list(tmp_path.iterdir())
 
 
@@ -319,11 +325,11 @@ def test_an_earlier_export_is_replaced_whole_and_other_folders_are_not(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
     (out / "model.onnx").write_text("of an earlier export")
-    export(Net(), out, image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+    export(Net(), out, preprocessing=PREPROCESSING, formats=["paddle"])
     assert not (out / "model.onnx").exists()
     (out / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match=r"out: holds other files \(thesis.tex\); name a new or empty folder"):
-        export(Net(), out, image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+        export(Net(), out, preprocessing=PREPROCESSING, formats=["paddle"])
     with pytest.raises(UserError, match="thesis.tex: is a file; name a folder"):
-        export(Net(), out / "thesis.tex", image_shape=SHAPE, contract=CONTRACT, formats=["paddle"])
+        export(Net(), out / "thesis.tex", preprocessing=PREPROCESSING, formats=["paddle"])
     assert (out / "thesis.tex").read_text() == "years of work"

@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from plsc.backbones.export import export
-from plsc.data.dataset import preprocessing
+from plsc.data.preprocessing import Preprocessing
 from plsc.utils.registry import BACKBONES
 
 # Backbones whose images may be small: the test is of each name, not of its speed.
@@ -30,7 +30,5 @@ def test_a_registered_backbone_is_built_run_and_exported(name, tmp_path):
     if EXPORTED_OF.get(family, name) != name:
         return
     # export compares the file's embeddings with the network's, at batch 1 and 8, and raises if they differ
-    found = export(
-        backbone, tmp_path / "x", image_shape=shape, contract=preprocessing(shape), formats=["paddle"]
-    )
+    found = export(backbone, tmp_path / "x", preprocessing=Preprocessing.of_images(shape), formats=["paddle"])
     assert found["embedding_size"] == 24 and len(found["checks"]) == 2

@@ -113,7 +113,7 @@ def test_the_network_of_another_checkpoint_goes_along(tmp_path):
     made = Checkpoint.open(tmp_path / "out")
     assert_same(made.backbone(), everything["backbone"])
     assert made.optimizer() == {} and made.step == 0
-    assert (made.contract, made.config_yaml) == (everything["contract"], everything["config_yaml"])
+    assert (made.preprocessing, made.config_yaml) == (everything["preprocessing"], everything["config_yaml"])
     assert made.state.to_json() == {"image_shape": [1, 32, 32], "threshold": 0.3}
     assert np.array_equal(made.head(0, 11)["bias"], foreign.BIAS)
 

@@ -18,8 +18,9 @@ from plsc.errors import MissingFileError, UserError
 from tests.checkpoints import content, reseal, save_one, save_ranks
 
 FILE = {"bytes": 8, "crc32": "00000000"}
+KNOWN = {"shape": [1, 32, 32], "dtype": "uint8", "channels": "grey", "mean": 127.5, "scale": 1 / 127.5}
 GOOD = {
-    "format": 1,
+    "format": 2,
     "plsc": "0.1.0",
     "step": 120,
     "epoch": 2,
@@ -36,7 +37,7 @@ GOOD = {
         "head-00000-of-00002.safetensors": FILE,
         "head-00001-of-00002.safetensors": FILE,
     },
-    "contract": {"size": [32, 32]},
+    "preprocessing": KNOWN,
     "state": {"threshold": 0.1, "rng": 2**100, "worst": float("inf")},
     "config": "Global:\n  seed: 0\n",
 }
@@ -50,6 +51,27 @@ def read(folder, fields):
 
 def test_round_trip(tmp_path):
     assert read(tmp_path, GOOD).to_json() == GOOD
+
+
+def format_1(contract, **changes):
+    """The manifest as the versions before 2 wrote it."""
+    fields = {key: value for key, value in GOOD.items() if key != "preprocessing"}
+    return {**fields, "format": 1, "contract": contract, **changes}
+
+
+def test_the_contract_of_format_1_is_read(tmp_path):
+    old = {"size": [32, 32], "channels": "grey", "mean": 127.5, "scale": 1 / 127.5}
+    assert read(tmp_path, format_1(old)).preprocessing == KNOWN
+    blue_first = read(tmp_path, format_1({**old, "channels": "BGR"})).preprocessing
+    assert blue_first == {**KNOWN, "shape": [3, 32, 32], "channels": "BGR"}
+    two = format_1({**old, "channels": "2"}, state={"image_shape": [2, 32, 32]})
+    assert read(tmp_path, two).preprocessing == {**KNOWN, "shape": [2, 32, 32], "channels": "2"}
+    assert read(tmp_path, format_1({})).preprocessing == {}
+    for bad in ({"size": 32}, {"size": [32, None]}, {"mean": "x"}, None):
+        with pytest.raises(DamagedError):
+            read(tmp_path, format_1(bad))
+    with pytest.raises(DamagedError):
+        read(tmp_path, format_1(old, state=None))
 
 
 def test_it_is_json_for_any_reader(tmp_path):
@@ -86,9 +108,9 @@ def test_absent(tmp_path):
 
 def test_a_newer_format_is_not_called_damaged(tmp_path):
     with pytest.raises(
-        UserError, match="has format 2, this plsc reads up to 1; install a newer plsc"
+        UserError, match="has format 3, this plsc reads up to 2; install a newer plsc"
     ) as error:
-        read(tmp_path, {**GOOD, "format": 2, "new": True})
+        read(tmp_path, {**GOOD, "format": 3, "new": True})
     assert not isinstance(error.value, DamagedError)
 
 
@@ -120,10 +142,14 @@ HOSTILE = {
     "state.skipped: Input should be a valid integer": {"state": {"skipped": "3"}},
     "state.global_batch: Input should be greater than 0": {"state": {"global_batch": 0}},
     "state.flip: Input should be a valid boolean": {"state": {"flip": 1}},
-    "contract.size: Input should be a valid list": {"contract": {"size": 32}},
-    "contract.size.1: Input should be a valid integer": {"contract": {"size": [32, None]}},
-    "contract.mean: Input should be a valid number": {"contract": {"mean": "x"}},
-    "contract.channels: Input should be a valid string": {"contract": {"channels": 3}},
+    "preprocessing.shape: Input should be a valid list": {"preprocessing": {**KNOWN, "shape": 32}},
+    "preprocessing.shape.1: Input should be a valid integer": {
+        "preprocessing": {**KNOWN, "shape": [32, None]}
+    },
+    "preprocessing.shape: a sample must have": {"preprocessing": {**KNOWN, "shape": [2**20, 2**20]}},
+    "preprocessing.dtype: Input should be 'bool', ": {"preprocessing": {**KNOWN, "dtype": "object"}},
+    "preprocessing.mean: Input should be a valid number": {"preprocessing": {**KNOWN, "mean": "x"}},
+    "preprocessing.channels: Input should be a valid string": {"preprocessing": {**KNOWN, "channels": 3}},
     "config: line 1: not valid YAML": {"config": "a: ["},
     "config: is no mapping of sections": {"config": "[1]"},
     "config: Head.name must be text": {"config": "Head: {name: 3}"},
@@ -170,7 +196,7 @@ def test_text_that_looks_like_a_date_stays_text():
 
 def test_what_a_checkpoint_does_not_say_is_named(tmp_path):
     saved = Checkpoint.open(save_one(tmp_path, 3, {**content(3), "state": TrainState(seed=None)}))
-    saved.require("contract", "size", "mean")
+    saved.require("preprocessing", "shape", "mean")
     with pytest.raises(UserError, match=r"manifest\.json: state\.seed: is missing, so this cannot be used"):
         saved.require("state", "seed")
 

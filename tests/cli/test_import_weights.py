@@ -13,14 +13,14 @@ from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.checkpoint.store import Checkpoint
 from plsc.cli.commands.import_weights import import_weights, match, read_weights
 from plsc.config import load
-from plsc.data.dataset import preprocessing
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.entry import Entry
 from tests.backbones.numpy_layers import scatter
 from tests.torch_files import numbers, write_torch
 
 MODEL = ["Model.name=MobileFaceNet", "Model.embedding_size=6", "Model.scale=1", "Model.blocks=[1,1,1,1]"]
-CONTRACT = preprocessing((3, 20, 16))
+PREPROCESSING = Preprocessing.of_images((3, 20, 16))
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def write(path, state):
     return str(path)
 
 
-def run(tmp_path, weights, *overrides, contract=CONTRACT):
-    return import_weights(weights, load(None, [*MODEL, *overrides]), tmp_path / "out", contract)
+def run(tmp_path, weights, *overrides, preprocessing=PREPROCESSING):
+    return import_weights(weights, load(None, [*MODEL, *overrides]), tmp_path / "out", preprocessing)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
@@ -79,7 +79,7 @@ def test_weights_of_torch_become_the_network(tmp_path, net, suffix, change):
     assert {row.done for row in done["skipped"]} == {"skipped: torch counts batches there; nothing reads it"}
     assert all(row.name.endswith("num_batches_tracked") and not row.to for row in done["skipped"])
     assert sum(map(len, done.values())) == len(rows) and len(done["loaded"]) + 1 == len(wanted)
-    assert (saved.num_classes, saved.embedding_size, saved.contract) == (0, 6, CONTRACT)
+    assert (saved.num_classes, saved.embedding_size, saved.preprocessing) == (0, 6, PREPROCESSING.to_json())
     assert saved.head(0, 0)["centres"].shape == (0, 6)
     report = json.loads((tmp_path / "out" / "import.json").read_text())
     assert report["tensors"] == [row._asdict() for row in rows] and report["model"] == "MobileFaceNet"
@@ -231,6 +231,6 @@ def test_what_is_there_is_not_replaced_and_the_network_has_to_be_given(tmp_path,
     )
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):
-        import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", CONTRACT)
+        import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", PREPROCESSING)
     assert cli.main(["import", weights, "--output", str(tmp_path / "new")]) == 2
     assert capsys.readouterr().err == "ERROR plsc-import: give the network, by --model NAME or by -c FILE\n"

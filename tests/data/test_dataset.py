@@ -1,4 +1,5 @@
 import unicodedata
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,9 +14,9 @@ from plsc.data.dataset import (
     check_arrays,
     class_names,
     misnumbered_class,
-    preprocessing,
     shared_identities,
 )
+from plsc.data.preprocessing import Preprocessing
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
 
@@ -38,16 +39,16 @@ class RampPairs(PairSet):
 def test_a_data_set_of_your_own_needs_little():
     assert len(Ramp()) == 3
     assert Ramp().name(2) == "sample 2" and Ramp().title == "Ramp"
-    assert Ramp().contract == {"size": [4, 5], "channels": "RGB", "mean": 127.5, "scale": 1 / 127.5}
+    assert Ramp().preprocessing == Preprocessing((3, 4, 5), "uint8", "RGB", 127.5, 1 / 127.5)
     with pytest.raises(TypeError, match="sample"):
         Dataset()
 
 
-def test_the_contract_is_the_data_sets_own():
+def test_the_preprocessing_is_the_data_sets_own():
     class FromZeroToOne(Ramp):
         mean, scale = 0.0, 1 / 255
 
-    assert FromZeroToOne().contract == {**Ramp().contract, "mean": 0.0, "scale": 1 / 255}
+    assert FromZeroToOne().preprocessing == replace(Ramp().preprocessing, mean=0.0, scale=1 / 255)
 
 
 def test_images_to_evaluate_on_are_augmented_as_no_epoch_of_training_does():
@@ -65,7 +66,7 @@ def test_a_pair_set_of_your_own_needs_little():
     assert pairs.images().shape == (4, 1, 2, 2)
     assert pairs.images(1, 3)[:, 0, 0, 0].tolist() == [1, 2]
     assert pairs.image_name(3) == "image 3"
-    assert pairs.contract["channels"] == "grey"
+    assert pairs.preprocessing.channels == "grey"
 
 
 def test_templates_and_galleries_offer_images_as_pairs_do():
@@ -83,8 +84,8 @@ def test_templates_and_galleries_offer_images_as_pairs_do():
 
 
 def test_preprocessing_maps_bytes_to_minus_one_and_one():
-    contract = preprocessing((1, 32, 32))
-    assert [(pixel - contract["mean"]) * contract["scale"] for pixel in (0, 255)] == [-1, 1]
+    pixels = np.array([[[[0, 255]]]], np.uint8)
+    assert Preprocessing.of_images((1, 1, 2))(pixels).tolist() == [[[[-1, 1]]]]
 
 
 def test_shared_identities_are_found_where_both_sets_know_theirs():

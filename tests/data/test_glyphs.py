@@ -21,7 +21,7 @@ def test_training_set_is_every_class_in_every_face(glyphs):
     assert len(glyphs) == 8 * glyphs.num_classes and 2500 < glyphs.num_classes < 2700
     assert glyphs.labels.dtype == np.int64
     assert np.array_equal(np.bincount(glyphs.labels), np.full(glyphs.num_classes, 8))
-    assert glyphs.contract["size"] == [32, 32] and glyphs.contract["channels"] == "grey"
+    assert glyphs.preprocessing.shape == (1, 32, 32) and glyphs.preprocessing.channels == "grey"
 
 
 @pytest.mark.parametrize("faces", [4, 8])

@@ -13,6 +13,7 @@ import pytest
 from plsc.config import load
 from plsc.data.idx import IdxImages, read_idx
 from plsc.data.loader import Loader
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError
 from tests.idx_files import DATA, NAMES, needs_fashion_mnist, write_family, write_idx
 
@@ -38,8 +39,8 @@ def test_images_and_labels_plain_or_compressed(suffix, tmp_path):
 
 
 def test_the_network_sees_numbers_from_0_to_1(files):
-    contract = IdxImages(*files).contract
-    assert contract == {"size": [3, 5], "channels": "grey", "mean": 0.0, "scale": 1 / 255}
+    preprocessing = IdxImages(*files).preprocessing
+    assert preprocessing == Preprocessing((1, 3, 5), "uint8", "grey", 0.0, 1 / 255)
 
 
 def header(*numbers):

@@ -6,10 +6,10 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data.dataset import preprocessing
 from plsc.data.image_list import ImageList
 from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.images import load_image
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, MissingFileError, UserError
 
 
@@ -34,7 +34,7 @@ def write(folder, text):
 
 def test_a_missing_image_is_named(folder):
     with pytest.raises(MissingFileError, match=r"x.png: no such image$"):
-        load_image(str(folder / "x.png"), preprocessing((3, 8, 8)))
+        load_image(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
 
 
 def test_an_image_that_cannot_be_decoded_is_named(folder):
@@ -43,9 +43,9 @@ def test_an_image_that_cannot_be_decoded_is_named(folder):
         with pytest.raises(
             CorruptImageError, match=rf"{name}: not an image that OpenCV can decode \({size} bytes\)"
         ):
-            load_image(str(folder / name), preprocessing((3, 8, 8)))
+            load_image(str(folder / name), Preprocessing.of_images((3, 8, 8)))
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        load_image(str(folder), preprocessing((3, 8, 8)))
+        load_image(str(folder), Preprocessing.of_images((3, 8, 8)))
 
 
 @pytest.mark.parametrize("kind", [".png", ".jpg", ".bmp", ".webp", ".pgm", ".tiff"])
@@ -71,7 +71,7 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
         data = data.replace(struct.pack("<HHII", 257, 3, 1, 12), struct.pack("<HHII", 257, 4, 1, many))
     (folder / f"bomb{kind}").write_bytes(data)
     with pytest.raises(CorruptImageError, match=rf"bomb{kind}: (its header promises|not an image)"):
-        load_image(str(folder / f"bomb{kind}"), preprocessing((3, 8, 8)))
+        load_image(str(folder / f"bomb{kind}"), Preprocessing.of_images((3, 8, 8)))
     if kind not in (".pgm", ".tiff"):
         assert promised_pixels(bytes(data)) > MOST_PIXELS
 
@@ -88,7 +88,7 @@ def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
     )
     (folder / "bits.png").write_bytes(b"\x89PNG\r\n\x1a\n" + text)
     with pytest.raises(CorruptImageError, match=r"bits.png: its header promises 900,000,000 pixels"):
-        load_image(str(folder / "bits.png"), preprocessing((3, 8, 8)))
+        load_image(str(folder / "bits.png"), Preprocessing.of_images((3, 8, 8)))
 
 
 @pytest.mark.parametrize(
@@ -106,32 +106,32 @@ def test_the_size_in_a_header_is_found(kind, options):
 def test_a_pipe_among_the_images_is_refused(folder):
     os.mkfifo(folder / "x.png")
     with pytest.raises(UserError, match=r"x\.png: is a pipe, no regular file"):
-        load_image(str(folder / "x.png"), preprocessing((3, 8, 8)))
+        load_image(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
     with pytest.raises(UserError, match=r"a\\x00b: is no path"):
-        load_image("a\0b", preprocessing((3, 8, 8)))
+        load_image("a\0b", Preprocessing.of_images((3, 8, 8)))
 
 
-def test_an_image_follows_the_contract(folder):
+def test_an_image_follows_the_preprocessing(folder):
     path = str(folder / "ä.png")
-    whole = load_image(path, preprocessing((3, 12, 16)))
+    whole = load_image(path, Preprocessing.of_images((3, 12, 16)))
     assert whole.shape == (3, 12, 16) and whole.dtype == np.uint8 and whole.flags.c_contiguous
     assert whole[:, 0, 0].tolist() == [255, 0, 0] and whole[:, 0, 15].tolist() == [0, 255, 0]
-    half = load_image(path, preprocessing((3, 6, 8)))
+    half = load_image(path, Preprocessing.of_images((3, 6, 8)))
     assert np.array_equal(half, whole[:, ::2, ::2])
-    grey = load_image(path, preprocessing((1, 24, 32)))
+    grey = load_image(path, Preprocessing.of_images((1, 24, 32)))
     assert grey.shape == (1, 24, 32) and grey[0, 0, 0] == 76  # 0.299 of 255
-    blue_first = load_image(path, preprocessing((3, 12, 16), channels="BGR"))
+    blue_first = load_image(path, Preprocessing.of_images((3, 12, 16), channels="BGR"))
     assert np.array_equal(blue_first, whole[::-1])
 
 
-def test_mean_and_scale_are_in_the_contract(folder):
+def test_mean_and_scale_are_in_the_preprocessing(folder):
     data = ImageList(write(folder, "a.png\t0\n"), size=(12, 16), channels="BGR", mean=127.5, scale=1 / 128)
-    assert data.contract == {"size": [12, 16], "channels": "BGR", "mean": 127.5, "scale": 1 / 128}
+    assert data.preprocessing == Preprocessing((3, 12, 16), "uint8", "BGR", 127.5, 1 / 128)
 
 
 def test_flip_mirrors_about_half_anew_each_epoch(folder):
     data = ImageList(write(folder, "a.png\t0\n" * 40), size=(12, 16), flip=True)
-    plain = load_image(str(folder / "a.png"), data.contract)
+    plain = load_image(str(folder / "a.png"), data.preprocessing)
     mirrored = [
         [np.array_equal(data.sample(i, epoch), plain[:, :, ::-1]) for i in range(40)] for epoch in (0, 1)
     ]

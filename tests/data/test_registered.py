@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plsc.data.bin_packs import write_pack
-from plsc.data.dataset import Dataset, IdentificationSet, PairSet, check_arrays, preprocessing
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet, check_arrays
 from plsc.utils.registry import DATASETS
 from tests.idx_files import write_idx
 from tests.image_files import png, write_folder, write_rec
@@ -53,8 +53,7 @@ def test_a_registered_data_set_is_built_and_keeps_its_promises(name, examples):
     assert name in examples, f"give {name} its arguments in the fixture 'examples'"
     first, second = (DATASETS.build(name, **examples[name]) for _ in range(2))
     check_arrays(first)
-    assert set(first.contract) == set(preprocessing(first.image_shape))
-    assert first.contract["size"] == list(first.image_shape[1:])
+    assert first.preprocessing.is_image and first.preprocessing.shape == first.image_shape
     if isinstance(first, IdentificationSet):
         assert {*first.gallery.tolist(), *first.probe.tolist()} <= {*range(first.num_images)}
         assert len(first.identities) == first.num_images

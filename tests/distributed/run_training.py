@@ -11,6 +11,7 @@ import numpy as np
 from plsc import distributed as d
 from plsc.config import load
 from plsc.config.schema import head_names
+from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.divergence import DivergedError
 from plsc.training.embed import embed, to_input
@@ -37,13 +38,13 @@ assert "(learning rate 1e+30), step 2 in a row that had to be skipped; " in line
     d.gather_objects(line)
 ) == {line}
 
-net, contract = Linear(), {"mean": 127.5, "scale": 1 / 127.5}
+net, preprocessing = Linear(), Preprocessing.of_images((1, 12, 10))
 for parameter in net.parameters():
     d.broadcast(parameter)
 images = np.random.default_rng(0).integers(0, 256, (7, 1, 12, 10), np.uint8)
-whole = net(to_input(images, contract)).numpy()
+whole = net(to_input(images, preprocessing)).numpy()
 for count in (7, W, 1):  # uneven, one each, and none for most
-    found = embed(net, lambda start, stop: images[start:stop], count, contract, batch_size=2)
+    found = embed(net, lambda start, stop: images[start:stop], count, preprocessing, batch_size=2)
     assert found.shape == (count, 8) and np.allclose(found, whole[:count], atol=1e-5)
     assert len(set(d.gather_objects(found.tobytes()))) == 1
 
@@ -52,7 +53,7 @@ overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Eval.batch_size=7"]
 
 
 def make_evaluator(cfg, backbone):
-    return Evaluator(cfg.DataLoader.Eval, build_sets(cfg, NoisePairs().contract, 23), backbone, 23)
+    return Evaluator(cfg.DataLoader.Eval, build_sets(cfg, NoisePairs().preprocessing, 23), backbone, 23)
 
 
 evaluator = make_evaluator(load(TINY, overrides), net)
@@ -61,7 +62,8 @@ assert set(evaluator.results) == (set(evaluator.sets) if r == 0 else set())
 assert [rows == evaluator.rows for rows in d.gather_objects(evaluator.rows)] == [True] * W
 for title, data in evaluator.sets.items():
     both = sum(
-        net(to_input(np.ascontiguousarray(x), contract)) for x in (data.images(), data.images()[..., ::-1])
+        net(to_input(np.ascontiguousarray(x), preprocessing))
+        for x in (data.images(), data.images()[..., ::-1])
     )
     expected = score(data, both.numpy()).row()
     for key, value in evaluator.rows[title].items():

@@ -140,7 +140,7 @@ def test_the_snippets_of_the_extend_page_run(tmp_path):
     for name in files:
         if name.endswith(".py"):
             run_forked(name, cwd=tmp_path)
-    for run in ("tiny", "object", "halved", "stripes"):
+    for run in ("tiny", "object", "halved", "stripes", "speakers"):
         assert list((tmp_path / "output" / run / "checkpoints").glob("step-*4")), run
 
 

@@ -117,7 +117,7 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, d
 def checkpoint_of(head, folder):
     content = Content(
         5, 1, backbone={}, optimizer={}, head=head.bank.state(), shard=ClassShard.whole(C), state=TrainState(), config_yaml="",
-        contract={},
+        preprocessing={},
     )  # fmt: skip
     return Checkpoint.open(save(folder / "checkpoints", content))
 

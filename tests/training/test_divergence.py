@@ -92,7 +92,7 @@ def test_the_batch_is_kept(tmp_path):
     told = json.loads((folder / "step-00000002-rank0.json").read_text())
     assert (told["step"], told["rank"], told["learning_rate"], told["loss"]) == (2, 0, rate, "nan")
     assert told["what"] == f"embedding of {trainer.dataset.name(indices[0])} is NaN"
-    assert told["pixels"]["max"] == images.max() and told["pixels"]["mean"] == pytest.approx(images.mean())
+    assert told["values"]["max"] == images.max() and told["values"]["mean"] == pytest.approx(images.mean())
     assert [sample["name"] for sample in told["samples"]] == [trainer.dataset.name(i) for i in indices]
     assert [sample["label"] for sample in told["samples"]] == labels.tolist()
     bad, *good = told["samples"]

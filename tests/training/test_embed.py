@@ -5,9 +5,10 @@ import paddle
 import pytest
 from paddle import nn
 
+from plsc.data.preprocessing import Preprocessing
 from plsc.training.embed import embed, to_input
 
-CONTRACT = {"size": [4, 3], "channels": "grey", "mean": 100.0, "scale": 0.01}
+PREPROCESSING = Preprocessing.of_images((1, 4, 3), mean=100.0, scale=0.01)
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 1, 4, 3), np.uint8)
 
 
@@ -20,11 +21,11 @@ def net_with_norm():
 
 
 def embeddings(net, batch_size, count=7):
-    return embed(net, lambda start, stop: IMAGES[start:stop], count, CONTRACT, batch_size)
+    return embed(net, lambda start, stop: IMAGES[start:stop], count, PREPROCESSING, batch_size)
 
 
-def test_pixels_are_normalised_by_the_contract():
-    x = to_input(IMAGES, CONTRACT)
+def test_pixels_are_normalised_by_the_preprocessing():
+    x = to_input(IMAGES, PREPROCESSING)
     assert x.dtype == paddle.float32
     assert np.allclose(x.numpy(), (IMAGES.astype(np.float64) - 100.0) * 0.01, atol=1e-6)
 
@@ -35,7 +36,7 @@ def test_the_batches_change_nothing(batch_size):
     found = embeddings(net, batch_size)
     net.eval()
     assert found.dtype == np.float32 and found.shape == (7, 5)
-    assert np.allclose(found, net(to_input(IMAGES, CONTRACT)).numpy(), atol=1e-6)
+    assert np.allclose(found, net(to_input(IMAGES, PREPROCESSING)).numpy(), atol=1e-6)
 
 
 def test_fewer_images_than_there_are():
@@ -61,5 +62,5 @@ def test_the_mode_comes_back_after_a_failure():
 
     net = net_with_norm()
     with pytest.raises(OSError, match="no such picture"):
-        embed(net, broken, 7, CONTRACT, 2)
+        embed(net, broken, 7, PREPROCESSING, 2)
     assert net.training

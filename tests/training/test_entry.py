@@ -246,9 +246,9 @@ def test_an_export_gives_the_embeddings_of_predict(trained, tmp_path):
     found = entry(trained).export()
     assert set(found["files"]) == set(FORMATS) and found["folder"] == str(trained / "export")
     assert {check["format"] for check in found["checks"]} == set(FORMATS)
-    card = json.loads((trained / "export" / "contract.json").read_text())
+    card = json.loads((trained / "export" / "preprocessing.json").read_text())
     (last,) = rows(trained, evaluations=True)
-    assert card["threshold"] == last["threshold"] and card["contract"]["size"] == [12, 10]
+    assert card["threshold"] == last["threshold"] and card["preprocessing"]["size"] == [12, 10]
     expected, _ = entry(trained).predict(PIXELS, tmp_path)
     names = found["files"]["paddle"]
     folder = trained / "export"

@@ -59,10 +59,10 @@ def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tm
     """As `plsc-ckpt import-centres` makes them."""
     path = tmp_path / "out" / "checkpoints" / "step-00000002"
     shutil.copytree(checkpoint(trained, 2), path)
-    reseal(path, lambda fields: fields.update(state={}, contract={}, config=""))
+    reseal(path, lambda fields: fields.update(state={}, preprocessing={}, config=""))
     line = refused(lambda: entry(tmp_path, f"Global.checkpoint={path}").predict(["a.png"]))
     assert line.startswith(
-        f"{path}/manifest.json: contract.size: is missing, so this cannot be used as a run's"
+        f"{path}/manifest.json: preprocessing.shape: is missing, so this cannot be used as a run's"
     )
     line = refused(entry(tmp_path / "out", "Global.resume=true", "Global.max_steps=4").train)
     assert line.startswith(f"{path}/manifest.json: state.seed: is missing")

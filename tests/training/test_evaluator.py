@@ -13,7 +13,7 @@ from plsc.training.embed import embed
 from plsc.utils.metrics import Metrics
 from tests.tiny_runs import TINY, Linear, NoisePairs, make_trainer, rows
 
-CONTRACT = NoisePairs().contract
+PREPROCESSING = NoisePairs().preprocessing
 CLASSES = 23
 
 
@@ -54,7 +54,7 @@ def make(*overrides, **arguments):
 
 
 def evaluator_of(cfg, backbone, **arguments):
-    sets = evaluator.build_sets(cfg, CONTRACT, CLASSES, **arguments)
+    sets = evaluator.build_sets(cfg, PREPROCESSING, CLASSES, **arguments)
     return evaluator.Evaluator(cfg.DataLoader.Eval, sets, backbone, CLASSES)
 
 
@@ -106,8 +106,10 @@ def test_mirror_images_are_embedded_too():
         one.evaluate()
     paddle.seed(0)
     pairs, net = NoisePairs(), Linear()
-    mirrored = embed(net, lambda start, stop: pairs.images(start, stop)[..., ::-1].copy(), 80, CONTRACT, 7)
-    together = embed(net, pairs.images, 80, CONTRACT, 7) + mirrored
+    mirrored = embed(
+        net, lambda start, stop: pairs.images(start, stop)[..., ::-1].copy(), 80, PREPROCESSING, 7
+    )
+    together = embed(net, pairs.images, 80, PREPROCESSING, 7) + mirrored
     expected = verify_pairs(together, pairs.pairs, pairs.same)
     np.testing.assert_allclose(both.results["noise pairs"].similarity, expected.similarity, atol=1e-6)
     assert not np.allclose(
@@ -180,8 +182,8 @@ FOLDER = 'DataLoader.Eval.more.labelled={name: "tests.tiny_runs:People", people:
 def test_labelled_images_of_the_trained_classes_in_their_order_are_taken(people):
     cfg = load(TINY, [FOLDER % people])
     trained = ["/train/Anna", "/train/Bert", "/train/Carl"]
-    assert "labelled" in evaluator.build_sets(cfg, CONTRACT, CLASSES, names=trained)
-    assert "labelled" in evaluator.build_sets(cfg, CONTRACT, CLASSES), (
+    assert "labelled" in evaluator.build_sets(cfg, PREPROCESSING, CLASSES, names=trained)
+    assert "labelled" in evaluator.build_sets(cfg, PREPROCESSING, CLASSES), (
         "nothing is known of the trained classes"
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -62,7 +63,7 @@ def reference(trainer, label, length):
     indices = np.flatnonzero(data.labels == label)
     for place in np.linspace(0, len(indices) - 1, min(len(indices), IMAGES)).astype(int):
         pixels = data.sample(int(indices[place]), EVALUATION)[np.newaxis]
-        emb = trainer.backbone(to_input(pixels, data.contract)).numpy().astype(np.float64).ravel()
+        emb = trainer.backbone(to_input(pixels, data.preprocessing)).numpy().astype(np.float64).ravel()
         total += emb / np.sqrt((emb**2).sum())
     return total / np.sqrt((total**2).sum()) * length
 
@@ -297,10 +298,11 @@ def test_what_to_keep_needs_a_checkpoint():
 
 def test_images_prepared_in_another_way_are_warned_about(before, tmp_path, capsys):
     trainer = make_trainer(tmp_path, people(NEW), NO_PAIRS)
-    contract = trainer.dataset.contract
-    finetune.init_backbone(trainer.backbone, Checkpoint.open(before), {}, dict(contract, mean=1.0))
+    preprocessing = trainer.dataset.preprocessing
+    ours = preprocessing.to_json()
+    finetune.init_backbone(trainer.backbone, Checkpoint.open(before), {}, replace(preprocessing, mean=1.0))
     assert capsys.readouterr().out.endswith(
-        f"{before} was trained on images {contract}, this run has {dict(contract, mean=1.0)}\n"
+        f"{before} was trained on samples {ours}, this run has {dict(ours, mean=1.0)}\n"
     )
 
 

@@ -53,7 +53,7 @@ def inspect(folder: str) -> dict[str, Any]:
             for name, info in manifest.files.items()
         ],
         "names": None if names is None else {"count": len(names), "first": names[:5]},
-        "contract": saved.contract,
+        "preprocessing": saved.preprocessing,
         "best": saved.state.to_json().get("best"),
         "state": saved.state.to_json(),
         "config": {key: config[key] for key in _SHOWN if key in config},
@@ -72,7 +72,7 @@ def told(facts: dict[str, Any]) -> str:
         ("names", "none" if names is None else f"{names['count']:,}, from {', '.join(names['first'])}"),
         ("world size", facts["world_size"]),
         ("head", "; ".join(arrays)),
-        ("contract", _line(facts["contract"])),
+        ("preprocessing", _line(facts["preprocessing"])),
         ("best", _line(best) if isinstance(best, dict) else "none so far" if best is None else best),
         *((name, _line(section)) for name, section in facts["config"].items()),
         ("written by", f"plsc {facts['plsc']}"),

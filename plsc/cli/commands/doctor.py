@@ -86,12 +86,15 @@ def examine(images: AnySet, name: str, found: Findings) -> Scan:
     began = time.perf_counter()
     seen = scan(images)
     seconds = time.perf_counter() - began
+    preprocessing = images.preprocessing
     decoded = seen.sizes[seen.sizes[:, 0] > 0]
     kinds, counts = np.unique(decoded, axis=0, return_counts=True)
     usual = kinds[np.argmax(counts)].tolist() if len(kinds) else [0, 0]
     found.sets[name] = numbers = {
         "images": count_of(images),
-        "size": f"{usual[0]} x {usual[1]}" + (f" ({len(kinds)} sizes)" if len(kinds) > 1 else ""),
+        "size": f"{usual[0]} x {usual[1]}" + (f" ({len(kinds)} sizes)" if len(kinds) > 1 else "")
+        if preprocessing.is_image
+        else preprocessing.samples,
         "mean": round(seen.mean, 2),
         "std": round(seen.std, 2),
         "images_per_second": round(count_of(images) / max(seconds, 1e-9)),
@@ -104,7 +107,8 @@ def examine(images: AnySet, name: str, found: Findings) -> Scan:
         found.add(
             "warning", name, f"{len(other):,} images are not {usual[0]} x {usual[1]} as most are", examples
         )
-    _examine_sizes(decoded, usual, [*images.image_shape[1:]], name, found)
+    if preprocessing.is_image:
+        _examine_sizes(decoded, usual, [*preprocessing.size], name, found)
     if isinstance(images, Dataset):
         _examine_classes(images, name, numbers, found)
     elif hasattr(images, "same"):

@@ -26,7 +26,7 @@ from plsc.checkpoint.foreign.torch_file import load_torch
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, load
-from plsc.data.dataset import MEAN, SCALE, preprocessing
+from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
@@ -143,11 +143,13 @@ def _refuse_differences(found: Mapping, wanted: Mapping, left: list[str], path: 
         raise UserError(format_lines(path, lines))
 
 
-def import_weights(path: str, config: Config, output: str | os.PathLike, contract: dict) -> list[Row]:
+def import_weights(
+    path: str, config: Config, output: str | os.PathLike, preprocessing: Preprocessing
+) -> list[Row]:
     """Write the weights at `path`, of the network in the config's Model section, as the checkpoint folder `output`.
 
     Args:
-        contract: how images are prepared for these weights, see plsc.data.dataset.preprocessing; only who trained them knows.
+        preprocessing: how images are prepared for these weights; only who trained them knows.
 
     Beside the checkpoint's own files it gets config.yaml, which names the network and the folder, and import.json, the rows.
     Raises UserError; `output` has to be new or empty.
@@ -155,16 +157,15 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, contrac
     output = Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is there already; name a new folder for what is imported")
-    image_shape = (1 if contract["channels"] == "grey" else 3, *contract["size"])
     width = config.Model.embedding_size
-    backbone = config.Model.build(embedding_size=width, image_shape=image_shape)
+    backbone = config.Model.build(embedding_size=width, image_shape=preprocessing.shape)
     arrays, rows = match(read_weights(path), backbone, path)
     report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
-    state = TrainState(image_shape=list(image_shape), threshold=None)
+    state = TrainState(threshold=None)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
-            made = _save(Path(folder), arrays, width, state, config.to_yaml(), contract)
+            made = _save(Path(folder), arrays, width, state, config.to_yaml(), preprocessing)
             replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
             replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
@@ -174,7 +175,7 @@ def import_weights(path: str, config: Config, output: str | os.PathLike, contrac
 
 
 def _save(
-    folder: Path, arrays: dict, width: int, state: TrainState, config_yaml: str, contract: dict
+    folder: Path, arrays: dict, width: int, state: TrainState, config_yaml: str, preprocessing: Preprocessing
 ) -> Path:
     return store.save(
         folder,
@@ -187,7 +188,7 @@ def _save(
             shard=ClassShard.whole(0),
             state=state,
             config_yaml=config_yaml,
-            contract=contract,
+            preprocessing=preprocessing.to_json(),
         ),
     )
 
@@ -231,9 +232,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     overrides.append(f"Global.checkpoint={json.dumps(os.path.abspath(args.output))}")
     image_shape = (1 if args.channels == "grey" else 3, *args.size)
-    contract = preprocessing(image_shape, args.mean, args.scale, args.channels)
+    preprocessing = Preprocessing.of_images(image_shape, args.mean, args.scale, args.channels)
     rows = import_weights(
-        args.weights, load(args.config, [*overrides, *args.override]), args.output, contract
+        args.weights, load(args.config, [*overrides, *args.override]), args.output, preprocessing
     )
     print(
         table(

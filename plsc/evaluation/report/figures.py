@@ -47,11 +47,11 @@ class Result(Protocol):
 
 @dataclass(frozen=True)
 class WorstPair:
-    """Two images that were judged wrongly: uint8 [C, H, W] each, C 1 or 3 (RGB)."""
+    """Two samples that were judged wrongly: images uint8 [C, H, W], C 1 or 3 (RGB); None for what is no picture."""
 
     kind: Literal["false reject", "false accept"]
     similarity: float
-    images: tuple[np.ndarray, np.ndarray]
+    images: tuple[np.ndarray | None, np.ndarray | None]
     names: tuple[str, str]
 
 
@@ -253,13 +253,14 @@ def draw_worst_pairs(
     if not groups:
         why = "no pair is on the wrong side of the threshold" if verifications else "no pairs were verified"
         return None, f"No worst pairs: {why}."
-    heights = [0.45 + CARD * -(-len(pairs) // PER_LINE) for _, pairs in groups]
+    heights = [0.45 + _card_height(pairs) * -(-len(pairs) // PER_LINE) for _, pairs in groups]
     figure = Figure(figsize=(WIDTH, sum(heights)))
     top = sum(heights)
     for (heading, pairs), height in zip(groups, heights):
         _text(figure, 0.15, top - 0.28, drawable(heading), fontsize=10.5, fontweight="bold")
+        card = _card_height(pairs)
         for k, pair in enumerate(pairs):
-            _draw_pair(figure, 0.15 + COLUMN * (k % PER_LINE), top - 0.45 - CARD * (k // PER_LINE), pair)
+            _draw_pair(figure, 0.15 + COLUMN * (k % PER_LINE), top - 0.45 - card * (k // PER_LINE), pair)
         top -= height
     text = (
         "The worst errors first: the cosine that the network gives a pair, its images enlarged, their names."
@@ -268,12 +269,21 @@ def draw_worst_pairs(
     return figure, text
 
 
+def _card_height(pairs: Sequence[WorstPair]) -> float:
+    """Return the inches of a pair; those of a set all have pictures, or none has."""
+    return CARD if pairs[0].images[0] is not None else CARD - PICTURE
+
+
 def _draw_pair(figure: Figure, left: float, top: float, pair: WorstPair) -> None:
     """Two pictures side by side, the cosine above, the names below; `left` and `top` in inches."""
     _text(figure, left, top - 0.2, f"cosine {pair.similarity:.3f}".replace("-", "−"), color=FAINT)
     width, height = figure.get_size_inches()
     for k, (image, name) in enumerate(zip(pair.images, pair.names)):
         x = left + k * (PICTURE + 0.06)
+        lines = "\n".join(shorten(drawable(name)))
+        if image is None:
+            _text(figure, x, top - 0.33, lines, va="top", fontsize=7.5, linespacing=1.25)
+            continue
         box = (x / width, (top - 0.28 - PICTURE) / height, PICTURE / width, PICTURE / height)
         axes = figure.add_axes(box, xticks=[], yticks=[])
         pixels = np.moveaxis(image, 0, -1)
@@ -281,7 +291,6 @@ def _draw_pair(figure: Figure, left: float, top: float, pair: WorstPair) -> None
         axes.imshow(pixels.squeeze(-1) if len(image) == 1 else pixels, interpolation="nearest", **grey)
         for spine in axes.spines.values():
             spine.set(visible=True, color=LINE)
-        lines = "\n".join(shorten(drawable(name)))
         _text(figure, x, top - 0.33 - PICTURE, lines, va="top", fontsize=7.5, linespacing=1.25)
 
 

@@ -27,16 +27,15 @@ from plsc.utils.text import table
 
 
 class Normalised(Dataset):
-    """A data set whose samples are normalised where they are made: float32 [C, H, W], shown to the loader as its bytes."""
+    """A data set whose samples are normalised where they are made: float32 [C, H, W]."""
 
     def __init__(self, source: Dataset):
         self.source, self.labels, self.num_classes = source, source.labels, source.num_classes
-        channels, height, width = source.image_shape
-        self.image_shape = (channels, height, 4 * width)
+        self.sample_shape, self.sample_dtype = source.image_shape, "float32"
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         image = self.source.sample(index, epoch).astype(np.float32)
-        return ((image - np.float32(self.source.mean)) * np.float32(self.source.scale)).view(np.uint8)
+        return (image - np.float32(self.source.mean)) * np.float32(self.source.scale)
 
 
 class PerChannel(Normalised):
@@ -50,10 +49,10 @@ class PerChannel(Normalised):
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         picture = decode_picture(
-            self.source.encoded(index), self.source.contract, lambda: self.source.name(index)
+            self.source.encoded(index), self.source.preprocessing, lambda: self.source.name(index)
         )
         floats = (picture[:, :, ::-1].astype(np.float32) - self.means) / self.deviations
-        return np.ascontiguousarray(floats.transpose(2, 0, 1)).view(np.uint8)
+        return np.ascontiguousarray(floats.transpose(2, 0, 1))
 
 
 def write_jpgs(folder: str, count: int, size: int) -> str:

@@ -116,7 +116,7 @@ def _save(folder: Path, state: dict) -> Path:
             shard=ClassShard.whole(classes),
             state=TrainState(),
             config_yaml="",
-            contract={},
+            preprocessing={},
         ),
     )
 

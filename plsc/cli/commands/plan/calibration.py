@@ -65,9 +65,7 @@ class Case:
 # ---- the calibration, in new processes
 
 
-def calibrate(
-    case: Case, seconds: float, image_shape: tuple[int, int, int] | None, threads: int | None
-) -> dict:
+def calibrate(case: Case, seconds: float, image_shape: tuple[int, ...] | None, threads: int | None) -> dict:
     """What this machine takes, measured in new processes: as many as `case` has ranks, if there are processors for them.
 
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...] (with

@@ -374,9 +374,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(args.ranks)
     free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
     free = {**free, "one": True} if args.disk else disk_free(cfg)
-    planned = plan(case, calibrate(case, args.seconds, dataset.image_shape, None), memory, free)
+    planned = plan(case, calibrate(case, args.seconds, dataset.preprocessing.shape, None), memory, free)
     if args.config is None:
-        name, shape = cfg.Model.name, " x ".join(map(str, dataset.image_shape))
+        name, shape = cfg.Model.name, " x ".join(map(str, dataset.preprocessing.shape))
         print(
             f"no config given (-c): planned are the defaults and what -o changes of them, the network {name} on images of {shape} from "
             f"{cfg.DataLoader.Train.dataset.name}"

@@ -256,7 +256,7 @@ def check_reshard() -> Worst:
                 shard=ClassShard(num_classes, start, stop),
                 state=TrainState(),
                 config_yaml="",
-                contract={},
+                preprocessing={},
             ),
             store.Ranks(rank, world_size, distributed.gather_objects),
         )
