@@ -7,7 +7,7 @@ import pytest
 from plsc.cli.commands.benchmark import benchmark
 from plsc.cli.commands.benchmark.backbone import HEADERS, image_shape_of, row
 from plsc.utils.registry import BACKBONES
-from tests.structure import ROOT
+from tests.launch import ROOT
 
 PAGE = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
 IN_THE_PAGE = {

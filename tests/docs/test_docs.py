@@ -7,8 +7,7 @@ import re
 import pytest
 
 from plsc.config import Config, load
-from tests.launch import run_forked
-from tests.structure import ROOT
+from tests.launch import ROOT, run_forked
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
