@@ -73,7 +73,10 @@ class Preprocessing:
 
     def __call__(self, samples: Samples) -> Samples:
         """Prepare samples [n, *shape], an array or a tensor: the network's input, float32."""
-        return (samples.astype("float32") - self.mean) * self.scale
+        samples = samples.astype("float32")
+        if (self.mean, self.scale) == (0, 1):
+            return samples
+        return (samples - self.mean) * self.scale
 
     def empty(self, count: int) -> np.ndarray:
         """Make room for so many samples."""

@@ -93,11 +93,11 @@ def test_a_set_is_scored_by_its_kind():
 
 def test_labelled_images_may_be_a_further_set(tmp_path):
     labelled = "{name: Synthetic, num_classes: 20, images_per_class: 2, image_shape: [1, 12, 10]}"
-    evaluator = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}").evaluator
-    assert evaluator.needs_head(evaluator.sets)
-    evaluator.evaluate()
-    assert evaluator.results["seen"].kind == "classification" and evaluator.rows["seen"]["images"] == 40
-    assert evaluator.results["seen"].num_classes == CLASSES
+    found = make_trainer(tmp_path, f"DataLoader.Eval.more.seen={labelled}").evaluator
+    assert evaluator.needs_head(found.sets)
+    found.evaluate()
+    assert found.results["seen"].kind == "classification" and found.rows["seen"]["images"] == 40
+    assert found.results["seen"].num_classes == CLASSES
 
 
 def test_mirror_images_are_embedded_too():
@@ -142,7 +142,7 @@ WIDE = '{name: "tests.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}'
     [
         (
             f"DataLoader.Eval.more.wide={WIDE}",
-            "DataLoader.Eval.more.wide: its images have size [12, 12] (trained on [12, 10]); the network needs what it was trained on",
+            "DataLoader.Eval.more.wide: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the network needs what it was trained on",
         ),
         (
             "DataLoader.Eval.more.many={name: Synthetic, num_classes: 24, image_shape: [1, 12, 10]}",

@@ -329,7 +329,7 @@ def refused(*overrides, resume=None):
         ),
         (
             'DataLoader.Eval.dataset={name: "tests.tiny_runs:NoisePairs", image_shape: [1, 12, 12]}',
-            "DataLoader.Eval.dataset: its images have size [12, 12] (trained on [12, 10]); the network needs",
+            "DataLoader.Eval.dataset: its samples have shape [1, 12, 12] (trained on [1, 12, 10]); the network needs",
         ),
         ("Model.blocks=[1]", "Model.blocks: must have one number per stage, 2 as Model.widths has (got [1])"),
     ],
