@@ -161,7 +161,7 @@ def stop_once(
     code = process.wait(timeout=60)
     seconds, step = time.monotonic() - when, newest_step(folder / "out")
     said = lines(folder)[-1]
-    assert code == 0 and all_ended(folder, 0), said
+    assert code == 128 + signal.SIGTERM and all_ended(folder, 0), said
     assert said == f"INFO stopped on SIGTERM at step {step}; resume with the same command", said
     assert steps(rows(folder / "out")) == list(range(1, step + 1)), "a step was lost, or done beyond the save"
     return step, seconds
@@ -223,7 +223,7 @@ def kill_again_and_again(warm: Warm, folder: Path, count: int, draw: random.Rand
         samples.append(sample(program.pid, folder))
     pid = wait_for(folder, 0, newest_step(folder / "out") + 1, pid, lambda: True)
     os.kill(program.pid, signal.SIGTERM)
-    assert program.wait(60) == 0 and all_ended(folder, 0)
+    assert program.wait(60) == 128 + signal.SIGTERM and all_ended(folder, 0)
     step = newest_step(folder / "out")
     assert steps(rows(folder / "out")) == list(range(1, step + 1)), "not every step once"
     assert len([line for line in lines(folder) if "was killed (signal 9)" in line]) == count

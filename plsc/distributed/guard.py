@@ -167,7 +167,10 @@ class Guard:
         )
         with contextlib.suppress(OSError):
             print(f"ERROR {text}", file=sys.stderr, flush=True)
-        self._record({"type": "KeyboardInterrupt", "message": text, "user": False, "where": where})
+        name = signal.Signals(number).name  # a consequence: whoever failed first did not end by it
+        self._record(
+            {"type": "KeyboardInterrupt", "message": text, "user": False, "where": where, "ended_by": name}
+        )
         os._exit(exit_code(number))
 
     def _file(self, kind: str) -> Path:

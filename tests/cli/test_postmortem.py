@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from plsc.cli.commands.run import postmortem
 from plsc.cli.commands.run.postmortem import Watch
+from plsc.distributed import collectives
 
 GLOO = "RuntimeError", "[gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"
 TRACE = """Thread 0x00007f0e (most recent call first):
@@ -33,10 +35,10 @@ def alive(folder, rank, step, pid=None):
     (folder / f"rank{rank}.alive").write_text(json.dumps(record).ljust(99))
 
 
-def raised(folder, rank, step, kind, message, when=0.0, user=False, host=None):
+def raised(folder, rank, step, kind, message, when=0.0, user=False, host=None, **more):
     record = {"time": time.time() + when, "rank": rank, "host": host or socket.gethostname(), "step": step}
     (folder / f"rank{rank}.json").write_text(
-        json.dumps({**record, "type": kind, "message": message, "user": user})
+        json.dumps({**record, "type": kind, "message": message, "user": user, **more})
     )
 
 
@@ -237,3 +239,24 @@ def test_an_earlier_start_is_forgotten_but_not_what_another_machine_says(folder)
     )
     assert watch.failure(2, "log").user and not watch.failure(1, "log").user
     assert watch.failure(-9, "log").text == "the launcher was killed (signal 9)"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_rank_that_the_launcher_ended_by_a_second_signal_is_stuck_and_no_cause(folder, alone):
+    watch = Watch(folder)
+    alive(folder, 1, 2, dead())
+    text = "ended by a second SIGTERM in /lib/loader.py:77, step 2 is not saved by it"
+    raised(folder, 1, 2, "KeyboardInterrupt", text, when=3, ended_by="SIGTERM")
+    (folder / "rank1.trace").write_text(TRACE)
+    if alone:
+        assert watch.failure(1, "log").text == f"rank 1 {text}"
+        return
+    raised(folder, 0, 2, *GLOO, when=1)
+    found = watch.failure(1, "log")
+    assert found.rank == 1 and re.fullmatch(
+        r"no progress for .* s: rank 1 is at step 3 in /lib/loader.py:77", found.text
+    )
+
+
+def test_the_module_of_the_collectives_is_known_in_a_stack():
+    assert postmortem._COLLECTIVE.search(f'File "{collectives.__file__}", line 8 in barrier')

@@ -21,7 +21,7 @@ from tests.warm import all_ended, lines, shared
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
 SETTINGS = ["Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"]
 FAULTS = ROOT / "tests/faults.py"
-SLOW = {"stopped": "1:3:SIGSTOP", "late": "1:3:late", "evaluation": "0:1:late@before judge"}
+SLOW = {"stopped": "1:3:SIGSTOP", "late": "1:3:late", "evaluation": "0:1:late@before score"}
 
 
 def training(folder, *plan, more=()):
@@ -128,7 +128,7 @@ STOPS = {  # in this order, each after a start with the same command
     "0:0:supervisor SIGTERM": "while it starts",
     "0:2:supervisor SIGINT": "in a step",
     "1:1:supervisor SIGTERM@after write_synced head": "in the save of step 4",
-    "0:1:supervisor SIGTERM@before judge": "in the evaluation of step 6",
+    "0:1:supervisor SIGTERM@before score": "in the evaluation of step 6",
     "1:1:SIGTERM": "to one rank",
     "0:2:launcher SIGTERM": "to the launcher",
     "1:1:SIGINT": "Ctrl-C to one rank",

@@ -27,7 +27,9 @@ _LOST_PEER = re.compile(
 _CRASH = re.compile(r"^Fatal Python error: (.*)", re.MULTILINE)  # of faulthandler
 _UNSEEN = 0.5  # seconds: a process is seen while it ends; the launcher kills others 0.6 s after a failure at the earliest
 _TIMEOUT = re.compile(r"^Timeout \((?:(\d+):(\d+):(\d+))", re.MULTILINE)  # of faulthandler
-_COLLECTIVE = re.compile(r"paddle/distributed/|plsc/distributed\.py")  # in a stack: it waits for other ranks
+_COLLECTIVE = re.compile(
+    r"paddle/distributed/|plsc/distributed/collectives\.py"
+)  # in a stack: it waits for other ranks
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Watch:
 
     def failure(self, code: int, logs: str) -> Failure:
         """Who failed first, after the launcher has ended with `code`; `logs` is the folder that it wrote to."""
-        raised = {rank: r for rank, r in self._records("json").items() if "type" in r}
+        raised = {rank: r for rank, r in self._records("json").items() if "type" in r and "ended_by" not in r}
         vanished = {rank: r for rank, r in self._records("alive").items() if rank not in raised}
         if code < 0:
             return Failure(f"the launcher was killed (signal {-code})")
@@ -164,6 +166,9 @@ class Watch:
             return self._of_stuck(rank, 3600 * hours + 60 * minutes + seconds, step)
         if crash := _CRASH.search(trace):
             return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
+        ended = self._records("json").get(rank, {})
+        if "ended_by" in ended:
+            return f"rank {rank} {ended['message']}"
         memory = ": the machine is probably out of memory; lower DataLoader.Train.batch_size"
         return f"rank {rank} was killed (signal 9) at step {step}{memory if _oom_kills() > self._oom_kills else ''}"
 
