@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from plsc.errors import shown
+
 if TYPE_CHECKING:
     from plsc.config import Config
 
@@ -26,6 +28,7 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
             "verify on people that training does not see, write hold_out: 0.1 in Train.dataset and in an Eval.dataset with "
             "name: ImagePairs (docs/data.md)"
         )
+    lines += _hold_out_advice(cfg)
     rate, batch = cfg.LRScheduler.learning_rate, cfg.DataLoader.Train.batch_size * ranks
     usual = USUAL_RATE * max(1.0, batch / USUAL_BATCH)
     if rate > TOO_HIGH * usual:
@@ -38,5 +41,31 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
         here = f" for each of {ranks_here} ranks" if ranks_here > 1 else ""
         lines.append(
             f"Global.threads: {threads} threads{here} share this machine's {processors} processors, which is slower than fewer"
+        )
+    return lines
+
+
+def _hold_out_advice(cfg: Config) -> list[str]:
+    """Say of each evaluation set that may hold out others than the training: names are compared where there are some, numbers are not."""
+    train = cfg.DataLoader.Train.dataset.keywords
+    trained = train.get("folder") or train.get("list") or train.get("path")
+    sets = {"DataLoader.Eval.dataset": cfg.DataLoader.Eval.dataset}
+    sets.update(
+        {f"DataLoader.Eval.more.{title}": section for title, section in cfg.DataLoader.Eval.more.items()}
+    )
+    lines = []
+    for key, section in sets.items():
+        given = section.keywords if section else {}
+        if not given.get("hold_out"):
+            continue
+        if given["hold_out"] > train.get("hold_out", 0.0):
+            why = f"holds out {given['hold_out']:g} of the classes, the training only {train.get('hold_out', 0.0):g}"
+        elif given.get("images") != trained:
+            why = f"is of {shown(given.get('images'))}, the training of {shown(trained)}"
+        else:
+            continue
+        lines.append(
+            f"{key}: {why}; unless names show otherwise, the network is verified on classes that it has seen: give both the same "
+            "images and the same hold_out"
         )
     return lines

@@ -243,12 +243,12 @@ class ImagePairs(EncodedPairs):
         where = images
         if classes:
             chosen = np.flatnonzero(in_classes(self.source.labels, self.source.num_classes, classes, images))
-            where = f"{images}, classes {classes[0]} to {classes[1] - 1},"
+            where = f"{images} (classes {classes[0]} to {classes[1] - 1})"
         if hold_out:
             names = class_keys(self.source.identities, self.source.num_classes)
             held = choose_held_out(names, hold_out, images)
             chosen = chosen[held[self.source.labels[chosen]]]
-            where = f"{images}, held out,"
+            where = f"{images} (held out)"
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
         self._used, places = np.unique(chosen[pairs], return_inverse=True)
         self.pairs, self.num_images = places.reshape(-1, 2).astype(np.int64), len(self._used)

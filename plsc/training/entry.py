@@ -242,9 +242,10 @@ class Entry(Setters):
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
         from plsc.data.loader import Loader
+        from plsc.training.build import build_training_set
 
         train = self.config.DataLoader.Train
-        dataset = self.config.build_dataset("DataLoader.Train.dataset")
+        dataset = build_training_set(self.config)
         world_size, rank = environment.world_size_from_env(), environment.rank_from_env()
         loader = Loader(dataset, train.batch_size, rank, world_size, self.config.Global.seed)
         backbone = self._model or self.config.Model.build(

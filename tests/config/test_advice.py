@@ -22,6 +22,27 @@ def refused(*overrides, path=None):
     return str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "images, share, said",
+    [
+        ("label.txt", 0.1, None),
+        ("label.txt", 0.05, None),
+        ("label.txt", 0.2, "holds out 0.2 of the classes, the training only 0.1"),
+        ("other.txt", 0.1, "is of other.txt, the training of label.txt"),
+    ],
+)
+def test_verifying_on_what_was_not_held_out_is_said(tmp_path, monkeypatch, images, share, said):
+    """A list has numbers for classes, of which nothing shows that they are those of another set."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("label.txt", "other.txt"):
+        (tmp_path / name).write_text("")
+    train = "DataLoader.Train.dataset={name: ImageList, list: label.txt, hold_out: 0.1}"
+    evaluation = f"DataLoader.Eval.dataset={{name: ImagePairs, images: {images}, hold_out: {share}}}"
+    lines = advice(load(None, [train, evaluation]), 1, 1)
+    assert len(lines) == (said is not None)
+    assert said is None or lines[0].startswith(f"DataLoader.Eval.dataset: {said}")
+
+
 def test_without_an_evaluation_of_ones_own_data_nothing_is_evaluated_and_that_is_said(tmp_path):
     cfg = load(None, [OWN])
     assert cfg.DataLoader.Eval.dataset is None and cfg.evaluation_dropped
@@ -115,3 +136,9 @@ def test_a_list_that_is_a_folder_is_called_one(tmp_path):
     cfg = load(None, [f"DataLoader.Train.dataset={{name: ImageList, list: {tmp_path}}}"])
     with pytest.raises(UserError, match=r"list: '.*' is a folder; .* name: ImageFolder"):
         cfg.check_data()
+
+
+def test_a_dry_run_refuses_data_that_training_refuses(tmp_path):
+    one = "DataLoader.Train.dataset={name: Synthetic, num_classes: 1, image_shape: [1, 12, 10]}"
+    with pytest.raises(UserError, match="has 1 class, and nothing to tell it from"):
+        Entry(TINY, [one, f"Global.output_dir={tmp_path}"]).dry_run()

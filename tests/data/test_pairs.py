@@ -156,7 +156,7 @@ def test_pairs_of_some_classes_share_no_identity_with_the_others(folder):
     assert {name.partition("_")[0] for pair in images(pairs) for name in pair} == {"Bob", "Cy"}
     assert not np.intersect1d(pairs.identities, ImageFolder(str(folder), classes=(0, 1)).identities).size
     with pytest.raises(
-        UserError, match=r"^num_pairs: must be at most 6 \(got 20\): .*faces, classes 1 to 2, has no more"
+        UserError, match=r"^num_pairs: must be at most 6 \(got 20\): .*faces \(classes 1 to 2\) has no more"
     ):
         ImagePairs(str(folder), num_pairs=20, classes=(1, 3))
     assert len(ImagePairs(str(folder), classes=(1, 3)).same) == 6  # by default as many as there are

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from plsc.distributed import environment
-from tests.launch import ROOT
+from tests.launch import ROOT, run_python
 
 PREPARE = """
 import {first}plsc.distributed.environment
@@ -137,3 +137,15 @@ def test_rank_and_world_size_come_from_the_launcher(monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINER_ID", "2")
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "4")
     assert (environment.rank_from_env(), environment.world_size_from_env()) == (2, 4)
+
+
+def test_opencv_says_nothing_of_images_that_are_cut_off():
+    """What cannot be decoded is named by us; OpenCV would add a line without a name for each."""
+    program = (
+        "from plsc.distributed import environment\n"
+        "environment.before_paddle()\n"
+        "import cv2, numpy as np\n"
+        "encoded = cv2.imencode('.png', np.zeros((9, 9, 3), np.uint8))[1]\n"
+        "assert cv2.imdecode(encoded[:60], cv2.IMREAD_COLOR) is None\n"
+    )
+    assert run_python("-c", program, cwd=ROOT, OPENCV_LOG_LEVEL=None).stderr == ""
