@@ -57,3 +57,12 @@ class Whole(Recordings):
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
         return np.rint(100 * super().sample(index, epoch)).astype(np.int16)
+
+
+class Poisoned(Recordings):
+    """Sample 7 has a number that is none."""
+
+    def sample(self, index: int, epoch: int) -> np.ndarray:
+        made = super().sample(index, epoch)
+        made[0, 0, 0] = np.nan if index == 7 else made[0, 0, 0]
+        return made

@@ -183,3 +183,27 @@ def test_the_doctor_says_what_it_can(trained, tmp_path, capsys):
     assert doctor(["-c", str(config), "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "float32 [1, 20, 12]" in said and "115" in said and "stretched" not in said
+
+
+def test_the_doctor_names_samples_that_are_not_finite(tmp_path, capsys):
+    data = [DATA[1], 'DataLoader.Train.dataset={name: "tests.float_samples:Poisoned"}']
+    assert doctor(["-c", str(TINY), "-o", *data, "--output", str(tmp_path)]) == 2
+    assert "sample 7: has numbers that are not finite" in capsys.readouterr().out
+
+
+def test_the_batch_of_a_skipped_step_is_kept_as_it_was(tmp_path):
+    entry(tmp_path, 'DataLoader.Train.dataset={name: "tests.float_samples:Poisoned"}').train()
+    path = next((tmp_path / "diverged").glob("*.json"))
+    with np.load(path.with_suffix(".npz"), allow_pickle=False) as kept:
+        assert kept["images"].dtype == np.float32 and kept["images"].shape[1:] == SHAPE
+        assert np.isnan(kept["images"]).sum() == 1 and 7 in kept["indices"]
+    said = json.loads(path.read_text())
+    assert said["values"]["max"] == "nan" and said["what"] == "input of sample 7 is NaN"
+
+
+def test_new_classes_start_from_their_mean_embeddings(trained, tmp_path):
+    start = [f"Global.init_from={checkpoint(trained[0])}", "Global.keep_centres=number"]
+    more = 'DataLoader.Train.dataset={name: "tests.float_samples:Recordings", speakers: 30}'
+    entry(tmp_path, *start, more, "Global.max_steps=2").train()
+    kept = json.loads((tmp_path / "identities.json").read_text())
+    assert (kept["kept"], len(kept["new"]), kept["random"]) == (23, 7, [])

@@ -80,7 +80,8 @@ class Loader:
         """What to do when training waits for data."""
         processors = os.cpu_count()
         workers = f"raise DataLoader.Train.num_workers (now {self._num_workers}; this machine has {processors} processors)"
-        smaller = "store smaller images (plsc-convert)"
+        images = self.dataset.preprocessing.is_image
+        smaller = "store smaller images (plsc-convert)" if images else "make the samples cheaper to read"
         busy = self._num_workers * self.world_size >= processors
         return (
             f"{smaller}; as many data workers run as there are processors"

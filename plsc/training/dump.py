@@ -92,6 +92,10 @@ def _cause_here(
         if not finite_arrays([array]):
             kind = "NaN" if any(np.isnan(block).any() for block in blocks_of(array)) else "inf"
             return 0, f"weight head.{row_array} is {kind}"
+    if step.images.dtype.kind == "f":  # whole numbers are finite
+        for row, index in enumerate(step.indices.tolist()):
+            if kind := kind_of(paddle.to_tensor(step.images[row])):
+                return 1, f"input of {name(index)} is {kind}"
     for place, what, values in ((1, "embedding", step.emb_BD), (2, "loss", step.out.losses_B)):
         for row, index in enumerate(step.indices.tolist()):
             if kind := kind_of(values[row]):
