@@ -36,6 +36,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "distributed" not in item.path.parts)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Escape what tests print and log: xdist ends the whole run at a character that is not UTF-8."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
 def restore():
     for name in settings().keys() - USERS.keys():
         del os.environ[name]

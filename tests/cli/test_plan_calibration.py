@@ -55,14 +55,14 @@ def test_the_step_is_asked_for_as_many_classes_as_the_run_has_in_one(monkeypatch
     def ask(arguments, ranks, logs):
         raise Asked(arguments[-2])
 
-    monkeypatch.setattr(calibration.benchmark, "run_ranks", ask)
+    monkeypatch.setattr(calibration.launcher, "run_ranks", ask)
     with pytest.raises(Asked) as asked:
         calibrate(case(classes, 1, 0, f"Head.sample_rate={rate}"), 1.0, None, None)
     assert f'"rate": {expected}' in str(asked.value)
 
 
 def test_a_calibration_that_fails_says_why(monkeypatch):
-    monkeypatch.setattr(calibration.benchmark, "run_ranks", lambda *_: "ERROR the disk is gone")
+    monkeypatch.setattr(calibration.launcher, "run_ranks", lambda *_: "ERROR the disk is gone")
     with pytest.raises(UserError, match=r"^plsc-plan: the calibration failed: the disk is gone$"):
         calibrate(case(), 1.0, None, None)
 

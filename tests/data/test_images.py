@@ -107,7 +107,7 @@ def test_a_pipe_among_the_images_is_refused(folder):
     os.mkfifo(folder / "x.png")
     with pytest.raises(UserError, match=r"x\.png: is a pipe, no regular file"):
         load_image(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
-    with pytest.raises(UserError, match=r"a\\x00b: is no path"):
+    with pytest.raises(UserError, match=r"a\\x00b: is not a path"):
         load_image("a\0b", Preprocessing.of_images((3, 8, 8)))
 
 
