@@ -31,7 +31,7 @@ from typing import IO, Any
 from plsc.distributed import lock
 from plsc.distributed.environment import rank_from_env
 from plsc.errors import UserError
-from plsc.utils.atomic_write import replace_file
+from plsc.utils.atomic_write import remove, replace_file
 
 SUPERVISOR = "PLSC_RUN_PID"  # in the environment of all processes that plsc-run starts
 LOCKED = "PLSC_RUN_LOCK"  # the folder whose lock plsc-run holds for them
@@ -94,8 +94,12 @@ class Guard:
                 self._exit.callback(signal.signal, number, signal.signal(number, self._ask))
                 signal.siginterrupt(number, False)  # Paddle's store does not retry an interrupted receive
         if self.supervised:
-            (self.folder / "errors").mkdir(exist_ok=True)
-            self._file("json").unlink(missing_ok=True)
+            try:
+                (self.folder / "errors").mkdir(exist_ok=True)
+            except FileExistsError:
+                raise UserError(f"{self.folder / 'errors'}: is no folder; remove it") from None
+            for kind in ("json", "reserved", "trace", "alive"):
+                remove(self._file(kind))  # whatever has that name: no link is followed, no pipe opened
             self._file("reserved").write_bytes(bytes(_RESERVED))
             self._exit.callback(self._file("reserved").unlink, missing_ok=True)
             self._file("trace").write_text("\n" * _RESERVED)

@@ -219,6 +219,7 @@ def test_files_that_no_rank_has_written_are_passed_over(folder):
     (folder / "rankx.alive").write_text("{}")
     alive(folder, "z", 3)
     (folder / "rank77.alive").mkdir()
+    os.mkfifo(folder / "rank78.json")  # reading it would block for ever
     raised(folder, 50, 6, "ValueError", "a bad value")
     watch.look()
     assert watch.stopped() is None and watch.pids() == {}

@@ -106,6 +106,32 @@ def test_a_full_disk_does_not_keep_the_error_from_being_written(tmp_path, launch
     assert json.loads((tmp_path / "errors/rank1.json").read_text())["message"] == "a full disk"
 
 
+def test_what_lies_where_a_rank_writes_its_errors_is_neither_followed_nor_in_the_way(
+    tmp_path, launched, monkeypatch
+):
+    monkeypatch.setenv(guard.SUPERVISOR, str(os.getpid()))
+    monkeypatch.setattr(guard.faulthandler, "enable", lambda file: None)
+    monkeypatch.setattr(guard.faulthandler, "disable", lambda: None)
+    errors, other = tmp_path / "errors", tmp_path / "other"
+    (errors / "rank1.json").mkdir(parents=True)
+    other.write_text("untouched")
+    (errors / "rank1.reserved").symlink_to(other)
+    (errors / "rank1.alive").symlink_to(other)
+    os.mkfifo(errors / "rank1.trace")
+    with pytest.raises(ValueError), Guard(tmp_path) as found:
+        found.listen()
+        raise ValueError("a defect")
+    assert json.loads((errors / "rank1.json").read_text())["message"] == "a defect"
+    assert other.read_text() == "untouched"
+
+
+def test_a_file_in_place_of_the_folder_of_errors_is_refused(tmp_path, launched, monkeypatch):
+    monkeypatch.setenv(guard.SUPERVISOR, str(os.getpid()))
+    (tmp_path / "errors").write_text("")
+    with pytest.raises(UserError, match="errors: is no folder; remove it"), Guard(tmp_path) as found:
+        found.listen()
+
+
 def test_rank_0_locks_the_folder_unless_the_supervisor_does(tmp_path, monkeypatch):
     with Guard(tmp_path), pytest.raises(UserError, match=f"is in use by pid {os.getpid()} on host "):
         hold(tmp_path)

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -290,6 +290,9 @@ def processor_name() -> str:
     return next(names, platform.machine())
 
 
+_MOST = 10**15  # classes; int() of 1e999999999 would take hours
+
+
 def whole_number(text: str) -> int:
     """Read 1000, 100k, 10M, 1.5e6 or 1,000,000."""
     units = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
@@ -298,11 +301,11 @@ def whole_number(text: str) -> int:
         digits, factor = digits[:-1], units[digits[-1]]
     try:
         number = Decimal(digits) * factor
-    except InvalidOperation:
+    except ArithmeticError:  # no number, or one with an exponent of millions
         number = Decimal("NaN")
-    if not number.is_finite() or number != int(number):
+    if not number.is_finite() or abs(number) >= _MOST or number != int(number):
         raise argparse.ArgumentTypeError(
-            f"must be a whole number, such as 100000, 100k, 10M or 1.5e6 (got '{text}')"
+            f"must be a whole number below {_MOST:.0e}, such as 100000, 100k, 10M or 1.5e6 (got '{text}')"
         )
     return int(number)
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plsc.utils.files import read_regular
+
 _LOST_PEER = re.compile(
     r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore|connection (reset|closed) by peer",
     re.IGNORECASE,
@@ -67,7 +69,7 @@ class Watch:
         for path in self._folder.glob(f"rank*.{kind}"):
             rank = re.fullmatch(r"rank(\d{1,9})", path.stem, re.ASCII)
             try:
-                written, record = path.stat().st_mtime, json.loads(path.read_bytes())
+                written, record = path.stat().st_mtime, json.loads(read_regular(path))
             except (OSError, ValueError, RecursionError):
                 continue
             if rank and _is_record(kind, record) and record["host"] == socket.gethostname():
