@@ -1,4 +1,4 @@
-"""Look for what is wrong with sets of images: python tools/doctor.py train.rec --validation lfw.bin"""
+"""Find errors in sets of images: python tools/doctor.py train.rec --validation lfw.bin"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Read weights of other programs: python tools/import_weights.py backbone.pt --model IResNet50 --output imported"""
+"""Import weights: python tools/import_weights.py backbone.pt --model IResNet50 --output imported"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a run will take: python tools/plan.py -c configs/ --classes 1000000 --ranks 2"""
+"""Predict memory and time of a run: python tools/plan.py -c configs/ --classes 1000000 --ranks 2"""
 
 import sys
 

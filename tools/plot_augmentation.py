@@ -1,4 +1,4 @@
-"""The picture of docs/augmentation.md, and the table of what each costs: python tools/plot_augmentation.py out.png [picture]"""
+"""Draw and time the augmentations of docs/augmentation.md: python tools/plot_augmentation.py out.png [picture]"""
 
 import statistics
 import sys
@@ -12,7 +12,9 @@ from plsc.data.augment import Augment
 from plsc.data.fonts import draw_glyphs
 from plsc.data.transforms import generator, resize
 
-SIDE, SHOWN, GAP = 112, 6, 4
+SIDE = 112
+SHOWN = 6
+GAP = 4
 EXAMPLES = {
     "flip": True,
     "crop": 0.25,
@@ -28,7 +30,7 @@ STRONG = Augment(True, 0.15, 8.0, 0.3, 0.1, 0.1, 0.2, 0.2, 2)
 
 
 def example() -> np.ndarray:
-    """A letter on a framed ground, uint8 [SIDE, SIDE, 3]; flat colours make a small file."""
+    """Draw a letter in a frame, uint8 [SIDE, SIDE, 3]; flat colours make a small file."""
     picture = np.full((SIDE, SIDE, 3), (150, 90, 40), np.uint8)
     cv2.rectangle(picture, (3, 3), (SIDE - 4, SIDE - 4), (200, 170, 120), 4)
     ink = draw_glyphs(np.array([ord("R")]), 2, SIDE)[0, 1, :, :, None] / 255.0
@@ -44,7 +46,7 @@ def row(name: str, pictures: list[np.ndarray]) -> np.ndarray:
 
 
 def microseconds(augment: Augment, picture: np.ndarray, count: int = 500) -> float:
-    """Median over `count` pictures, each of its own stream, which is made before the clock starts."""
+    """Return the median microseconds over `count` pictures, each with a random stream of its own."""
     times = []
     for index in range(count):
         rng = generator(0, 0, index)

@@ -1,4 +1,4 @@
-"""The picture of docs/margins.md: python tools/plot_margins.py docs/pictures/margins.png"""
+"""Draw the picture of docs/margins.md: python tools/plot_margins.py docs/pictures/margins.png"""
 
 import sys
 from pathlib import Path
@@ -14,11 +14,13 @@ COS = paddle.to_tensor(np.cos(np.deg2rad(DEGREES)), dtype="float32").unsqueeze(1
 
 
 def curve(name: str, norm: float = 20.0, t: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """The own class's cosine after the margin; with t, another class's, where the own one is at 60 degrees."""
+    """Return the own class's cosine after the margin; with t, another class's, the own one at 60 degrees."""
     margin, own = MARGINS.build(name), paddle.full_like(COS, 0.5)
-    margin.t, margin.mean, margin.deviation = t, 20.0, 1.0
-    found = margin.others(COS, own, own)[0] if t else margin(COS, paddle.full_like(COS, norm)).cosine
-    return DEGREES, found.numpy()
+    margin.t = t
+    margin.mean = 20.0
+    margin.deviation = 1.0
+    cosine = margin.others(COS, own, own)[0] if t else margin(COS, paddle.full_like(COS, norm)).cosine
+    return DEGREES, cosine.numpy()
 
 
 same = {name: curve(name) for name in ("arcface", "cosface", "sphereface", "combined")}

@@ -1,4 +1,4 @@
-"""Embeddings of images: python tools/predict.py -c configs/ pictures.txt"""
+"""Compute embeddings of images: python tools/predict.py -c configs/ pictures.txt"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train and restart what died: python tools/run.py --nproc_per_node 2 tools/train.py -c configs/"""
+"""Train, and restart after failures: python tools/run.py --nproc_per_node 2 tools/train.py -c configs/"""
 
 import sys
 

@@ -1,7 +1,8 @@
 """The command line: `plsc VERB ...`, each verb also as plsc-VERB, and `python -m plsc VERB ...`; tools/*.py call these too.
 
-COMMANDS is the one table of verbs. train, eval, predict and export call Entry; the others have a module each. A UserError is printed, one
-line a mistake, and the exit code is 2; a run that a signal has stopped ends with 130 (SIGINT) or 143 (SIGTERM), as shells have it.
+COMMANDS is the one table of verbs. train, eval, predict and export call Entry; the others have a module each.
+A UserError is printed, one line a mistake, and the exit code is 2; a run that a signal has stopped ends with
+130 (SIGINT) or 143 (SIGTERM), as shells have it.
 
 Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it.
 """
@@ -63,7 +64,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 
 def run(verb: str, argv: Sequence[str] | None = None) -> int:
-    """Run one verb of Entry with its arguments; the exit code."""
+    """Run one verb of Entry with its arguments, and return the exit code."""
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     return _without_traceback(lambda: _call_entry(verb, argv), debug)
 
@@ -101,28 +102,28 @@ def _say_defaults() -> None:
 
 
 def _exit_code(stopped: str | None) -> int:
-    """The exit code of a training; `stopped` names the signal that has stopped it."""
+    """Return the exit code of a training; `stopped` names the signal that has stopped it."""
     from plsc.distributed import guard
 
     if (
         stopped is None or guard.SUPERVISOR in os.environ
-    ):  # plsc-run has its own, and no rank of it has failed
+    ):  # plsc-run has an exit code of its own; no rank has failed
         return 0
     _ignore_the_launcher()
     return guard.exit_code(signal.Signals[stopped])
 
 
 def _ignore_the_launcher() -> None:
-    """The launcher terminates all ranks when one has ended; this one is about to, and with its own exit code."""
+    """Ignore the launcher's SIGTERM to all ranks when one ends: this rank has an exit code of its own."""
     if "PADDLE_TRAINER_ID" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
-    """The exit code of `act`; 2, and a line for each of the user's mistakes, where it raises UserError; 130 after Ctrl-C."""
+    """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130."""
     environment.before_paddle()
-    if hasattr(sys.stdout, "reconfigure"):  # whoever calls us may have put anything there
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8
+    if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:
         return act() or 0
     except UserError as error:
@@ -140,67 +141,70 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
 
 
 def train(argv: Sequence[str] | None = None) -> int:
-    """`plsc-train`."""
+    """Run `plsc-train`."""
     return run("train", argv)
 
 
 def evaluate(argv: Sequence[str] | None = None) -> int:
-    """`plsc-eval`."""
+    """Run `plsc-eval`."""
     return run("eval", argv)
 
 
 def predict(argv: Sequence[str] | None = None) -> int:
-    """`plsc-predict`."""
+    """Run `plsc-predict`."""
     return run("predict", argv)
 
 
 def export(argv: Sequence[str] | None = None) -> int:
-    """`plsc-export`."""
+    """Run `plsc-export`."""
     return run("export", argv)
 
 
 def supervise(argv: Sequence[str] | None = None) -> int:
-    """`plsc-run`; exit code 1 if it gave up."""
+    """Run `plsc-run`; exit code 1 if it gave up."""
     return _module("run.supervisor", argv)
 
 
 def import_weights(argv: Sequence[str] | None = None) -> int:
-    """`plsc-import`."""
+    """Run `plsc-import`."""
     return _module("import_weights", argv, prepare=True)
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:
-    """`plsc-selftest`; exit code 1 if a part failed."""
+    """Run `plsc-selftest`; exit code 1 if a part failed."""
     return _module("selftest.selftest", argv, prepare=True)
 
 
 def plan(argv: Sequence[str] | None = None) -> int:
-    """`plsc-plan`."""
+    """Run `plsc-plan`."""
     return _module("plan.plan", argv)
 
 
 def benchmark(argv: Sequence[str] | None = None) -> int:
-    """tools/benchmark.py."""
+    """Run tools/benchmark.py."""
     return _module("benchmark.benchmark", argv)
 
 
 def convert(argv: Sequence[str] | None = None) -> int:
-    """`plsc-convert`."""
+    """Run `plsc-convert`."""
     return _module("convert", argv)
 
 
 def doctor(argv: Sequence[str] | None = None) -> int:
-    """`plsc-doctor`; exit code 1 for warnings, 2 for errors."""
+    """Run `plsc-doctor`; exit code 1 for warnings, 2 for errors."""
     return _module("doctor", argv)
 
 
 def ckpt(argv: Sequence[str] | None = None) -> int:
-    """`plsc-ckpt`."""
+    """Run `plsc-ckpt`."""
     return _module("ckpt", argv)
 
 
 def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
-    """Run the main() of plsc.cli.commands.name. `prepare`: it imports Paddle, before which the environment must be set."""
+    """Run the main() of plsc.cli.commands.name.
+
+    `prepare`: it imports Paddle, before which the environment must be set.
+    """
 
     def act() -> int | None:
         threads = environment.prepare()[0] if prepare else None
@@ -211,7 +215,7 @@ def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int
 
 
 class Command(NamedTuple):
-    """A verb: what it is for, in a few words, and the function that takes its arguments."""
+    """A verb: its help text, and the function that takes its arguments."""
 
     help: str
     call: Callable[..., int]
@@ -238,7 +242,7 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`plsc VERB ...`."""
+    """Run `plsc VERB ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv == ["--version"]:
         print(_version())

@@ -26,7 +26,7 @@ def test_a_training_and_another_version_of_it(tmp_path, capsys):
 
 def test_what_it_refuses(tmp_path):
     with pytest.raises(
-        UserError, match=f"--against: {tmp_path} is no checkout of plsc; give the folder that holds"
+        UserError, match=f"--against: {tmp_path} is not a checkout of plsc; give the folder that holds"
     ):
         benchmark.main(["end2end", "-c", str(TINY), "--against", str(tmp_path)])
     with pytest.raises(UserError, match=r"Head\.scal"):

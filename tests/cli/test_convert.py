@@ -155,7 +155,7 @@ def test_what_cannot_be_converted_leaves_nothing_behind(faces, tmp_path):
     said = refusal(faces, tmp_path / "copy")
     assert (
         said
-        == f"{faces}/Bob/Bob_0001.png: is no image of a known kind (begins with 0x77686174); it cannot be named"
+        == f"{faces}/Bob/Bob_0001.png: is not an image of a known kind (begins with 0x77686174); it cannot be named"
     )
     assert sorted(os.listdir(tmp_path)) == before
 

@@ -180,9 +180,12 @@ def test_what_the_trace_of_a_vanished_rank_tells(folder, line, said):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_watchdogs_the_one_that_did_not_wait_for_the_other_counts(folder, first):
+@pytest.mark.parametrize(
+    "collective", ["paddle/distributed/communication/all_reduce.py", "plsc/distributed/collectives.py"]
+)
+def test_of_two_watchdogs_the_one_that_did_not_wait_for_the_other_counts(folder, first, collective):
     watch = Watch(folder)
-    waiting = TRACE.replace("/lib/loader.py", "/lib/paddle/distributed/communication/all_reduce.py")
+    waiting = TRACE.replace("/lib/loader.py", f"/lib/{collective}")
     for rank, trace in enumerate([waiting, TRACE]):
         alive(folder, rank, 4, dead())
         (folder / f"rank{rank}.trace").write_text("Timeout (0:10:00)!\n" + trace)

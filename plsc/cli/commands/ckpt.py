@@ -1,9 +1,10 @@
-"""`plsc-ckpt`: checkpoints looked at, checked, cut for another number of ranks, their centres taken out and brought in. No Paddle.
+"""Inspect, verify, reshard and edit checkpoints, and export and import their centres: `plsc-ckpt`. No Paddle.
 
     plsc-ckpt inspect output/checkpoints/step-00000656
     plsc-ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
 
-Nothing is changed in place, and a target appears under its name only when it is whole. docs/checkpoints.md has each verb by task.
+Nothing is changed in place, and a target appears under its name only when it is whole. docs/checkpoints.md
+explains the verbs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SHOWN = ("Model", "Head", "Optimizer")  # sections of the config
 
 
 def inspect(folder: str) -> dict[str, Any]:
-    """What a checkpoint is, as plain values: the rows of `inspect --json`. Reads headers and sizes, no data."""
+    """Describe a checkpoint as plain values, for `inspect --json`. Reads headers and sizes, no data."""
     saved = Checkpoint.open(folder, verify=False)
     manifest, names = saved.manifest, saved.classes()
     ranges = {part.file: [part.start, part.stop] for part in manifest.heads}
@@ -60,8 +61,8 @@ def inspect(folder: str) -> dict[str, Any]:
     }
 
 
-def told(facts: dict[str, Any]) -> str:
-    """The facts of inspect() as a table for people."""
+def format_facts(facts: dict[str, Any]) -> str:
+    """Format the facts of inspect() as tables."""
     best, names = facts["best"], facts["names"]
     arrays = [
         f"{name} {kind} [{', '.join(map(str, shape))}]" for name, (kind, *shape) in facts["head"].items()
@@ -96,7 +97,7 @@ def _range(classes: list[int] | None) -> tuple[str, int | None]:
 
 
 def verify(folder: str) -> str:
-    """Read every byte of a checkpoint and compare; a sentence. Raises UserError that names the first bad file."""
+    """Verify every byte of a checkpoint; return a report. Raises UserError that names the first bad file."""
     saved = Checkpoint.open(folder)
     count, size = len(saved.manifest.files), sum(info.bytes for info in saved.manifest.files.values())
     there = {path.name for path in saved.path.iterdir()} - {"manifest.json", *saved.manifest.files}
@@ -105,7 +106,7 @@ def verify(folder: str) -> str:
 
 
 def cut(folder: str, target: str, ranks: int, verb: str = "reshard") -> str:
-    """merge, split or reshard `folder` into the new folder `target`; a sentence."""
+    """Merge, split or reshard `folder` into the new folder `target`; return a report."""
     if not 1 <= ranks <= MOST_RANKS:
         raise UserError(f"--ranks: must be an integer in [1, {MOST_RANKS}] (got {ranks})")
     saved = Checkpoint.open(folder)
@@ -166,22 +167,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Raises UserError."""
+    """Run `plsc-ckpt`. Raises UserError."""
     args = _parser().parse_args(argv)
     if args.verb == "inspect":
         facts = inspect(args.folder)
-        print(json.dumps(facts, indent=1, ensure_ascii=False) if args.json else told(facts))
+        print(json.dumps(facts, indent=1, ensure_ascii=False) if args.json else format_facts(facts))
         return 0
     if args.verb == "verify":
-        said = verify(args.folder)
+        report = verify(args.folder)
     elif args.verb in ("merge", "split", "reshard"):
-        said = cut(args.folder, args.output, getattr(args, "ranks", 1), args.verb)
+        report = cut(args.folder, args.output, getattr(args, "ranks", 1), args.verb)
     elif args.verb == "export-centres":
-        said = export_centres(args.folder, args.output, args.names, args.normalise)
+        report = export_centres(args.folder, args.output, args.names, args.normalise)
     elif args.verb == "edit-identities":
         lists = args.rename, args.drop, args.keep_list, args.names, args.merge
-        said = edit_identities(args.folder, args.output, *lists)
+        report = edit_identities(args.folder, args.output, *lists)
     else:
-        said = import_centres(args.sources, args.output, args.backbone, args.classes)
-    print(said.replace(f"{os.getcwd()}/", ""))
+        report = import_centres(args.sources, args.output, args.backbone, args.classes)
+    print(report.replace(f"{os.getcwd()}/", ""))
     return 0

@@ -1,8 +1,8 @@
-"""Sets of images from one format to another: `plsc-convert faces/ train.rec`. The encoded images are copied byte for byte.
+"""Convert sets of images between formats, `plsc-convert faces/ train.rec`; images are copied byte for byte.
 
-The target's name says the format: .rec (InsightFace's layout, with its .idx), .bin (a verification pack), else a folder with
-a folder for each identity. The source is recognised by looking, see plsc.data.autodetect. Nothing is overwritten, and a target
-appears under its name only when it is whole.
+The target's name determines the format: .rec (InsightFace's layout, with its .idx), .bin (a verification
+pack), else a folder with a folder for each identity. The source's format is detected, see
+plsc.data.autodetect. Nothing is overwritten, and a target appears under its name only when it is whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.logging import get_logger
 
-# What encoded images begin with -> the extension of their files.
+# First bytes of encoded images -> extension of their files.
 _SIGNATURES = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG": ".png",
@@ -38,8 +38,7 @@ _SIGNATURES = {
     b"\0\0\0\x0cjP": ".jp2",
 }
 
-
-# Numbers in the headers of a .rec are float32, which has no more consecutive whole numbers.
+# Numbers in the headers of a .rec are float32, which is exact up to here.
 _LARGEST_LABEL = 2**24
 
 
@@ -62,7 +61,7 @@ def write_rec(images: EncodedImages, target: str) -> None:
 
 
 def write_folder(images: EncodedImages, target: str) -> None:
-    """Write identity/0001.jpg, ...: the images of each identity in their order, under its name if that is known."""
+    """Write identity/0001.jpg, ...: the images of each identity in order, under its name if known."""
     with atomic_write(target) as beside:
         _write_files(images, beside)
 
@@ -78,19 +77,19 @@ def _write_files(images: EncodedImages, folder: Path) -> None:
         extension = next((ext for start, ext in _SIGNATURES.items() if data.startswith(start)), None)
         if extension is None:
             raise UserError(
-                f"{images.name(index)}: is no image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
+                f"{images.name(index)}: is not an image of a known kind (begins with 0x{data[:4].hex()}); it cannot be named"
             )
         with open(folder / names[label] / f"{seen[label]:04}{extension}", "xb") as file:
             file.write(data)
 
 
 def identity_folders(images: EncodedImages) -> list[str]:
-    """Name a folder for each class: as the identity where that is known and makes a folder of its own, else by the label."""
+    """Name a folder for each class by its identity if all make different folder names, else by its label."""
     if images.identities is not None:
         names = [os.path.basename(str(name)) for name in images.identities]
-        # Some file systems take A and a, or the two ways to write an accent, for one name.
+        # For some file systems A and a, or the two encodings of an accent, are the same name.
         different = {unicodedata.normalize("NFC", name).casefold() for name in names}
-        # A name with a dot in front would not be read again: it is hidden, the folder itself or the one above.
+        # A name that begins with a dot would not be read again: such folders are hidden.
         if len(different) == len(names) and all(name and not name.startswith(".") for name in names):
             return names
         get_logger().info("the identities' names make no folder for each of them; the folders are numbered")
@@ -99,7 +98,7 @@ def identity_folders(images: EncodedImages) -> list[str]:
 
 
 def write_bin(pairs: EncodedPairs, target: str) -> None:
-    """Write a verification pack; an image in several pairs comes that often."""
+    """Write a verification pack; an image in several pairs is written several times."""
     write_pack(
         target,
         (pairs.encoded(index).tobytes() for index in _shown(pairs.pairs.ravel().tolist(), target)),
@@ -115,14 +114,14 @@ def _bytes_of(images: EncodedImages, index: int) -> bytes:
 
 
 def _shown(indices: Iterable[int], target: str) -> Iterator[int]:
-    """A progress bar on a terminal."""
+    """Iterate with a progress bar on a terminal."""
     return tqdm(indices, desc=f"writing {target}", unit=" images", disable=None, leave=False)
 
 
 def convert(
     source: str, target: str, root: str = "", num_pairs: int | None = None, classes: Sequence[int] = ()
 ) -> str:
-    """Convert `source`; returns a sentence about what was written. See main() for the arguments."""
+    """Convert `source`, and return a sentence about the result. See main() for the arguments."""
     target = target.rstrip(os.sep) or target  # a folder may be written as faces/
     written = [target]
     if target.endswith(".rec"):

@@ -1,8 +1,9 @@
-"""What is wrong with sets of images: `plsc-doctor train.rec --validation lfw.bin`, or `plsc-doctor -c my.yaml`.
+"""Find errors in sets of images: `plsc-doctor train.rec --validation lfw.bin`, or `plsc-doctor -c my.yaml`.
 
-Every image is read and decoded once. Looked for: labels with gaps, images that cannot be decoded or have another size, the
-same bytes twice (of one identity, of two, in training and validation), identities that are in both, few images in a class.
-Written: report.txt, doctor.json and images_per_class.png. The exit code: 0 nothing, 1 warnings, 2 errors.
+Every image is read and decoded once. It finds labels with gaps, images that cannot be decoded or have another
+size, the same bytes twice (in one identity, in two, in training and validation), identities in both sets, and
+classes with few images. It writes report.txt, doctor.json and images_per_class.png. The exit code: 0 nothing,
+1 warnings, 2 errors.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from plsc.utils.text import table
 
 SHOWN = 5  # examples of a finding that report.txt names; doctor.json has them all
 LONGEST = 300  # characters of an example in report.txt
-STRETCHED = 1.02  # a change of the ratio of width to height that is called one
+STRETCHED = 1.02  # a change of the ratio of width to height above this is reported
 LEVELS = ("note", "warning", "error")
 
 
 class Findings:
-    """What was found: lines with a level of LEVELS, and numbers."""
+    """The result: lines with a level of LEVELS, and numbers."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -51,7 +52,7 @@ class Findings:
         return max((LEVELS.index(line["level"]) for line in self.lines), default=0)
 
     def text(self) -> str:
-        """The report for people."""
+        """Format the report as text."""
         names = {key: None for numbers in self.sets.values() for key in numbers}
         rows = [
             [key.replace("_", " "), *(numbers.get(key) for numbers in self.sets.values())] for key in names
@@ -70,7 +71,7 @@ class Findings:
 
 
 def _first(examples: Sequence[str]) -> str:
-    """The lines of some examples, and how many there are besides."""
+    """Format the first examples as lines, and the number of the others."""
     lines = [text if len(text) <= LONGEST else f"{text[:LONGEST]} ..." for text in examples[:SHOWN]]
     if len(examples) > SHOWN:
         lines.append(f"... and {len(examples) - SHOWN:,} more, all of them in doctor.json")
@@ -81,8 +82,8 @@ def _shown(value: Any) -> Any:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def examine(images: AnySet, name: str, found: Findings) -> Scan:
-    """Look at one set; add what is found under its name."""
+def examine(images: AnySet, name: str, findings: Findings) -> Scan:
+    """Examine one set, and add the findings under its name."""
     began = time.perf_counter()
     seen = scan(images)
     seconds = time.perf_counter() - began
@@ -90,7 +91,7 @@ def examine(images: AnySet, name: str, found: Findings) -> Scan:
     decoded = seen.sizes[seen.sizes[:, 0] > 0]
     kinds, counts = np.unique(decoded, axis=0, return_counts=True)
     usual = kinds[np.argmax(counts)].tolist() if len(kinds) else [0, 0]
-    found.sets[name] = numbers = {
+    findings.sets[name] = numbers = {
         "images": count_of(images),
         "size": f"{usual[0]} x {usual[1]}" + (f" ({len(kinds)} sizes)" if len(kinds) > 1 else "")
         if preprocessing.is_image
@@ -100,32 +101,32 @@ def examine(images: AnySet, name: str, found: Findings) -> Scan:
         "images_per_second": round(count_of(images) / max(seconds, 1e-9)),
     }
     if seen.faults:
-        found.add("error", name, f"{len(seen.faults):,} images cannot be read", seen.faults.values())
+        findings.add("error", name, f"{len(seen.faults):,} images cannot be read", seen.faults.values())
     other = np.flatnonzero((seen.sizes != usual).any(axis=1) & (seen.sizes[:, 0] > 0))
     if len(other):
         examples = (f"{name_of(images, i)}: {seen.sizes[i, 0]} x {seen.sizes[i, 1]}" for i in other.tolist())
-        found.add(
+        findings.add(
             "warning", name, f"{len(other):,} images are not {usual[0]} x {usual[1]} as most are", examples
         )
     if preprocessing.is_image:
-        _examine_sizes(decoded, usual, [*preprocessing.size], name, found)
+        _examine_sizes(decoded, usual, [*preprocessing.size], name, findings)
     if isinstance(images, Dataset):
-        _examine_classes(images, name, numbers, found)
+        _examine_classes(images, name, numbers, findings)
     elif hasattr(images, "same"):
-        _examine_pairs(images.same, name, numbers, found)
-    _examine_duplicates(images, seen, name, found)
+        _examine_pairs(images.same, name, numbers, findings)
+    _examine_duplicates(images, seen, name, findings)
     return seen
 
 
 def _examine_sizes(
-    decoded: np.ndarray, usual: list[int], wanted: list[int], name: str, found: Findings
+    decoded: np.ndarray, usual: list[int], wanted: list[int], name: str, findings: Findings
 ) -> None:
     """Note what resizing changes; `decoded`: heights and widths, int32 [N, 2]; `usual`, `wanted`: [height, width]."""
     if not len(decoded):
         return
     from_to = f"from {usual[0]} x {usual[1]} to {wanted[0]} x {wanted[1]}"
     if usual != wanted:
-        found.add("note", name, f"its images are resized {from_to} (height x width)")
+        findings.add("note", name, f"its images are resized {from_to} (height x width)")
     wider = (wanted[1] / decoded[:, 1]) / (wanted[0] / decoded[:, 0])
     change = np.maximum(wider, 1 / wider)
     count = int((change > STRETCHED).sum())
@@ -135,13 +136,13 @@ def _examine_sizes(
             f"{count:,} images are stretched: for their height they become {middle:.2f} times as wide (median; the most: "
             f"{worst:.2f} times); crop or pad them to the ratio of size, {wanted[0]} x {wanted[1]}, or set size to theirs"
         )
-        found.add("note", name, text)
+        findings.add("note", name, text)
 
 
-def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found: Findings) -> None:
+def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findings: Findings) -> None:
     counts = np.bincount(images.labels, minlength=images.num_classes)
-    found.spreads[name] = spread(images.labels, images.num_classes)
-    single = found.spreads[name]["1"]
+    findings.spreads[name] = spread(images.labels, images.num_classes)
+    single = findings.spreads[name]["1"]
     numbers.update(
         classes=images.num_classes,
         images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
@@ -149,37 +150,37 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], found:
     hint = nested_hint(images)
     if images.num_classes < 2:
         text = "has 1 class, and nothing to tell it from; training needs at least 2"
-        found.add("error", name, text + f"; {hint}" * bool(hint))
+        findings.add("error", name, text + f"; {hint}" * bool(hint))
     elif hint:
-        found.add(
+        findings.add(
             "warning", name, f"each of its {images.num_classes:,} classes has folders of its own: {hint}"
         )
     if single:
         share = f"{single:,} of {images.num_classes:,} classes have a single image"
-        found.add("note", name, f"{share}: nothing shows how the images of such a class vary")
+        findings.add("note", name, f"{share}: nothing shows how the images of such a class vary")
 
 
-def _examine_pairs(same: np.ndarray, name: str, numbers: dict[str, Any], found: Findings) -> None:
+def _examine_pairs(same: np.ndarray, name: str, numbers: dict[str, Any], findings: Findings) -> None:
     positive = int(same.sum())
     numbers.update(pairs=len(same), positive_pairs=positive)
     if positive in (0, len(same)):
-        found.add(
+        findings.add(
             "warning", name, f"all of its {len(same):,} pairs are {'positive' if positive else 'negative'}"
         )
     folds = one_sided_folds(same)
     if folds:
         text = f"{folds} of ten folds have pairs of one kind only, so their accuracy means little; set alternate: true"
-        found.add("warning", name, text)
+        findings.add("warning", name, text)
 
 
-def _examine_duplicates(images: AnySet, seen: Scan, name: str, found: Findings) -> None:
+def _examine_duplicates(images: AnySet, seen: Scan, name: str, findings: Findings) -> None:
     groups = same_content(seen.digests)
     labels = images.labels if isinstance(images, Dataset) else None
     two = [labels is not None and len(np.unique(labels[group])) > 1 for group in groups]
     across = [group for group, differ in zip(groups, two) if differ]
     within = [group for group, differ in zip(groups, two) if not differ]
     if across:
-        found.add(
+        findings.add(
             "warning",
             name,
             f"{len(across):,} images are under two or more identities, byte for byte",
@@ -187,7 +188,9 @@ def _examine_duplicates(images: AnySet, seen: Scan, name: str, found: Findings) 
         )
     if within:
         of, level = ("of one identity", "warning") if labels is not None else ("in it", "note")
-        found.add(level, name, f"{len(within):,} images {of} are there twice or more", _named(images, within))
+        findings.add(
+            level, name, f"{len(within):,} images {of} are there twice or more", _named(images, within)
+        )
 
 
 def _named(images: AnySet, groups: Iterable[np.ndarray]) -> Iterable[str]:
@@ -197,12 +200,13 @@ def _named(images: AnySet, groups: Iterable[np.ndarray]) -> Iterable[str]:
 def compare(
     train: tuple[str, AnySet, Scan],
     other: tuple[str, AnySet, Scan],
-    found: Findings,
+    findings: Findings,
     same_classes: bool = False,
 ) -> None:
-    """Look for what training and another set have in common, and should not.
+    """Find images and identities that training and another set have in common but should not.
 
-    same_classes: the other set's images are of the classes that are trained on, as a labelled set's of DataLoader.Eval are.
+    same_classes: the other set's images are of the classes that are trained on, as a labelled set's of
+        DataLoader.Eval are.
     """
     (name, images, seen), (other_name, other_images, other_seen) = train, other
     about = f"{name} and {other_name}"
@@ -210,32 +214,32 @@ def compare(
     if same_classes:
         wrong = misnumbered_class(class_names(images), other_images)
         if wrong:
-            found.add("error", other_name, wrong)
+            findings.add("error", other_name, wrong)
     elif both is None:
-        found.add("note", about, "who is in one of them is not known by name; compared by content only")
+        findings.add("note", about, "who is in one of them is not known by name; compared by content only")
     elif len(both):
-        found.add("error", about, f"{len(both):,} identities are in both", map(str, both))
+        findings.add("error", about, f"{len(both):,} identities are in both", map(str, both))
     else:
-        found.add("note", about, "no identity is in both, by name")
+        findings.add("note", about, "no identity is in both, by name")
     joined = np.concatenate([seen.digests, other_seen.digests])
     shared = [group for group in same_content(joined) if group[0] < len(seen.digests) <= group[-1]]
     if shared:
         pairs = ((int(group[0]), int(group[-1]) - len(seen.digests)) for group in shared)
         examples = (f"{name_of(images, first)} = {name_of(other_images, second)}" for first, second in pairs)
-        found.add("error", about, f"{len(shared):,} images are in both, byte for byte", examples)
+        findings.add("error", about, f"{len(shared):,} images are in both, byte for byte", examples)
 
 
 def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:
-    """How many classes have 1, 2, 3-4, 5-8, ... images."""
+    """Count the classes with 1, 2, 3-4, 5-8, ... images."""
     counts = np.bincount(labels, minlength=num_classes)
     doublings = np.ceil(np.log2(counts)).astype(int)
-    found = np.bincount(doublings).tolist()
-    names = ["1", "2", *(f"{2 ** (power - 1) + 1}-{2**power}" for power in range(2, len(found)))]
-    return dict(zip(names, found))
+    classes = np.bincount(doublings).tolist()
+    names = ["1", "2", *(f"{2 ** (power - 1) + 1}-{2**power}" for power in range(2, len(classes)))]
+    return dict(zip(names, classes))
 
 
 def draw_spread(spread: dict[str, int], name: str) -> bytes:
-    """A PNG of what `spread` gives."""
+    """Draw the result of `spread` as a PNG."""
     with styled():
         figure = new_figure(3.2)
         axes = figure.subplots()
@@ -251,37 +255,38 @@ def draw_spread(spread: dict[str, int], name: str) -> bytes:
 def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findings:
     """Examine sets, the first of them training's, and write the report.
 
-    of_config: a labelled set besides training's is of the same classes; else of others, to draw pairs from.
-    `sets`: name -> a function that opens the set. What it raises as UserError is an error that the report names.
+    of_config: labelled sets besides training's have the same classes; else others, to draw pairs from.
+    sets: name -> a function that opens the set. The report contains its UserError.
     """
-    found, opened = Findings(), []
+    findings = Findings()
+    opened = []
     for name, make in sets.items():
         with collected_problems() as problems:
             try:
                 opened.append((name, make()))
             except UserError as error:
-                found.add("error", name, str(error))
+                findings.add("error", name, str(error))
         for problem in problems:
-            found.add(problem.level, name, problem.text, problem.names)
-    seen = [(name, images, examine(images, name, found)) for name, images in opened]
+            findings.add(problem.level, name, problem.text, problem.names)
+    seen = [(name, images, examine(images, name, findings)) for name, images in opened]
     training = next(iter(sets))
     for other in seen[1:] if seen and seen[0][0] == training else ():
-        compare(seen[0], other, found, of_config and isinstance(other[1], Dataset))
+        compare(seen[0], other, findings, of_config and isinstance(other[1], Dataset))
     output.mkdir(parents=True, exist_ok=True)
-    if training in found.spreads:
-        replace_file(output / "images_per_class.png", draw_spread(found.spreads[training], training))
+    if training in findings.spreads:
+        replace_file(output / "images_per_class.png", draw_spread(findings.spreads[training], training))
     content = {
-        "severity": found.severity,
-        "sets": found.sets,
-        "classes_with_images": found.spreads,
-        "findings": found.lines,
+        "severity": findings.severity,
+        "sets": findings.sets,
+        "classes_with_images": findings.spreads,
+        "findings": findings.lines,
     }
     replace_file(
         output / "doctor.json",
         (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"),
     )
-    replace_file(output / "report.txt", shown_lines(found.text() + "\n").encode())
-    return found
+    replace_file(output / "report.txt", shown_lines(findings.text() + "\n").encode())
+    return findings
 
 
 def _open(path: str) -> AnySet:
@@ -289,7 +294,7 @@ def _open(path: str) -> AnySet:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("plsc-doctor", description="What is wrong with sets of images.")
+    parser = argparse.ArgumentParser("plsc-doctor", description="Find errors in sets of images.")
     parser.add_argument("train", nargs="?", help="images to train on: .rec, folder, list or base64 parts")
     parser.add_argument(
         "--validation",
@@ -318,10 +323,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sets = _sets_of(args.config, args.override)
     else:
         sets = {path: (lambda path=path: _open(path)) for path in (args.train, *args.validation)}
-    found = doctor(sets, args.output, of_config=args.config is not None)
-    print(found.text())
+    findings = doctor(sets, args.output, of_config=args.config is not None)
+    print(findings.text())
     print(f"done: report in {args.output}")
-    return found.severity
+    return findings.severity
 
 
 def _sets_of(config: str, override: Sequence[str]) -> dict[str, Any]:

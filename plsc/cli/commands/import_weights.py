@@ -1,8 +1,8 @@
-"""Weights of other programs -> a checkpoint folder of ours, for `plsc-predict`, `plsc-eval`, `plsc-export` and Global.init_from.
+"""Import weights of other programs into a checkpoint folder, for `plsc-predict`, `plsc-export` and Global.init_from.
 
-Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, and PLSC 2.4's .pdparams, none of them by running
-what the file says. Names are mapped onto the network's, every tensor is accounted for, and one that lacks, is left over, or has
-another shape is an error. Try it:
+Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, and PLSC 2.4's .pdparams,
+without running code of the file. Names are mapped to the network's, and a tensor that is missing, left over
+or of another shape is an error. Try it:
 
     plsc-import backbone.pt --model IResNet50 --output imported
     plsc-predict -c imported/config.yaml photo.jpg
@@ -35,7 +35,7 @@ from plsc.utils.safe_pickle import load_pickle, user_errors
 from plsc.utils.sharding import ClassShard
 from plsc.utils.text import table
 
-# Where a file holds more than a state dict: arcface_torch's checkpoint_gpu_0.pt, and what many others do.
+# Keys of the state dict in files that hold more, such as arcface_torch's checkpoint_gpu_0.pt.
 _INSIDE = ("state_dict_backbone", "state_dict")
 _SKIPPED = {
     "num_batches_tracked": "torch counts batches there; nothing reads it",
@@ -44,58 +44,62 @@ _SKIPPED = {
 
 
 class Row(NamedTuple):
-    """What became of one tensor of the file."""
+    """The use of one tensor of the file."""
 
     name: str
-    """In the file."""
+    """Name in the file."""
     to: str
-    """In the network; "" if it is skipped."""
+    """Name in the network; "" if it is skipped."""
     shape: list[int]
     done: str
     """loaded, transposed, reshaped, or skipped and why."""
 
 
 def read_weights(path: str) -> dict[str, np.ndarray]:
-    """The tensors of a file by name: .safetensors, .pdparams, or what torch.save wrote. bfloat16 comes as float32.
+    """Read the tensors of a .safetensors, .pdparams or torch.save file by name; bfloat16 becomes float32.
 
-    Raises MissingFileError, and UserError for a file that is damaged, holds no tensors, or asks for more than tensors.
+    Raises MissingFileError, and UserError for a file that is damaged, holds no tensors, or asks for more than
+    tensors.
     """
     with user_errors(path, "file of weights"), open_regular(path) as file:
         start = file.read(2)
     if path.endswith(".safetensors"):
         try:
-            tensors = TensorFile(path)
+            tensor_file = TensorFile(path)
         except DamagedError as error:
             raise UserError(f"{error}; fetch it again") from error
-        found = {name: tensors.read(name) for name in tensors.arrays}
+        tensors = {name: tensor_file.read(name) for name in tensor_file.arrays}
     else:
-        found = load_torch(path) if start == b"PK" else load_pickle(path)
+        tensors = load_torch(path) if start == b"PK" else load_pickle(path)
     for key in _INSIDE:
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict) or not any(isinstance(value, np.ndarray) for value in found.values()):
+        if isinstance(tensors, dict) and isinstance(tensors.get(key), dict):
+            tensors = tensors[key]
+    if not isinstance(tensors, dict) or not any(isinstance(value, np.ndarray) for value in tensors.values()):
         old = "; torch's format before 1.6 is not read: load it and torch.save it again"
         raise UserError(f"{path}: holds no tensors by name{'' if start == b'PK' else old}")
-    return {str(name): float32_of(value) for name, value in found.items()}
+    return {str(name): float32_of(value) for name, value in tensors.items()}
 
 
 def match(
     tensors: Mapping[str, object], backbone: nn.Layer, path: str
 ) -> tuple[dict[str, np.ndarray], list[Row]]:
-    """The arrays for `backbone` by its names, and what became of each tensor of the file.
+    """Map the tensors of a file to the names of `backbone`; return the arrays and a row for each tensor.
 
-    torch's names (running_mean) and its linear weights, [outputs, inputs], are turned into Paddle's; a file with Paddle's names is
-    taken as it is. Raises UserError, a line for each tensor that lacks, is left over or has another shape (the first few).
+    torch's names (running_mean) and its linear weights, [outputs, inputs], are converted to Paddle's; a file
+    with Paddle's names is used as it is. Raises UserError, a line for each tensor that is missing, left over
+    or of another shape (the first few).
     """
     wanted = backbone.state_dict()
     names = {name: name.removeprefix("module.") for name in tensors}
     of_torch = not any(name.endswith(("._mean", "._variance")) for name in names)
     linear = {f"{name}.weight" for name, layer in backbone.named_sublayers() if isinstance(layer, nn.Linear)}
-    found, rows, left = {}, [], []
+    arrays = {}
+    rows = []
+    left = []
     for name, plain in names.items():
         value, to = tensors[name], _ours(plain, wanted)
         why = _why_skipped(plain, wanted)
-        if why or to is None or to in found or not isinstance(value, np.ndarray):
+        if why or to is None or to in arrays or not isinstance(value, np.ndarray):
             rows.append(Row(name, "", list(np.shape(value)), f"skipped: {why}"))
             left += [] if why else [name]
             continue
@@ -104,14 +108,14 @@ def match(
             value, done = value.T, "transposed"
         elif shape != wanted[to].shape and _no_ones(shape) == _no_ones(wanted[to].shape):
             value, done = value.reshape(wanted[to].shape), "reshaped"
-        found[to] = np.array(value, np.float32, order="C")
+        arrays[to] = np.array(value, np.float32, order="C")
         rows.append(Row(name, to, shape, done))
-    _refuse_differences(found, wanted, left, path, type(backbone).__name__)
-    return found, rows
+    _refuse_differences(arrays, wanted, left, path, type(backbone).__name__)
+    return arrays, rows
 
 
 def _ours(name: str, wanted: Mapping) -> str | None:
-    """The network's name for a file's; None if it has none."""
+    """Return the network's name for a name in the file; None if it has none."""
     place, _, part = name.rpartition(".")
     part = {"running_mean": "_mean", "running_var": "_variance"}.get(part, part)
     name = f"{place}.{part}" if place else part
@@ -131,14 +135,14 @@ def _no_ones(shape: Sequence[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _refuse_differences(found: Mapping, wanted: Mapping, left: list[str], path: str, network: str) -> None:
-    if not found:
+def _refuse_differences(arrays: Mapping, wanted: Mapping, left: list[str], path: str, network: str) -> None:
+    if not arrays:
         raise UserError(
             f"{path}: none of its {len(left)} tensors is one of {network}'s (the first is {left[0] if left else 'none'}); "
             "give the model that they are of"
         )
     lines = [f"{name} is not in {network}" for name in left]
-    lines += tensor_differences(found, wanted, "the file", network)
+    lines += tensor_differences(arrays, wanted, "the file", network)
     if lines:
         raise UserError(format_lines(path, lines))
 
@@ -151,8 +155,8 @@ def import_weights(
     Args:
         preprocessing: how images are prepared for these weights; only who trained them knows.
 
-    Beside the checkpoint's own files it gets config.yaml, which names the network and the folder, and import.json, the rows.
-    Raises UserError; `output` has to be new or empty.
+    Beside the checkpoint's own files it gets config.yaml, which names the network and the folder, and
+    import.json, the rows. Raises UserError; `output` has to be new or empty.
     """
     output = Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -194,7 +198,7 @@ def _save(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`plsc-import`. Raises UserError."""
+    """Run `plsc-import`. Raises UserError."""
     parser = argparse.ArgumentParser(
         "plsc-import", description="weights of other programs -> a checkpoint folder"
     )

@@ -1,7 +1,8 @@
-"""What each backbone costs: parameters, multiply-accumulates, and images/s trained on this machine, as the table of docs/backbones.md.
+"""Measure the backbones: parameters, multiply-accumulates and images/s of training, as in docs/backbones.md.
 
-A run is a forward and a backward pass of one batch, without data, head and optimizer; the networks take turns, and the median of
-the runs counts. Try it: `python tools/benchmark.py backbone MobileFaceNet IResNet18 --batch 8 --threads 2`.
+A run is a forward and a backward pass of one batch, without data, head and optimizer; the networks take
+turns, and the median of the runs counts. Try it: `python tools/benchmark.py backbone MobileFaceNet IResNet18
+--batch 8 --threads 2`.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ HEADERS = ("name", "parameters", "MACs", "images/s")
 
 
 def image_shape_of(name: str, size: int) -> tuple[int, int, int]:
-    """Square images of `size`, with the channels that the backbone has by default."""
+    """Return the shape of square images of `size`, with the backbone's default channels."""
     channels = inspect.signature(BACKBONES.get(name)).parameters["image_shape"].default[0]
     return (channels, size, size)
 
 
 def row(name: str, size: int, images_per_second: float | None) -> str:
-    """A line of the table; None = not measured."""
+    """Format a line of the table; images_per_second None: not measured."""
     from plsc.backbones.count import count
 
     shape = image_shape_of(name, size)
-    found = count(BACKBONES.build(name, embedding_size=512, image_shape=shape), shape)
+    cost = count(BACKBONES.build(name, embedding_size=512, image_shape=shape), shape)
     speed = "-" if images_per_second is None else f"{images_per_second:,.1f}"
-    return f"| `{name}` | {found.parameters / 1e6:.2f} M | {found.macs / 1e9:.2f} G | {speed} |"
+    return f"| `{name}` | {cost.parameters / 1e6:.2f} M | {cost.macs / 1e9:.2f} G | {speed} |"
 
 
 def one_pass(name: str, size: int, batch: int):
-    """A function that trains on one batch of noise."""
+    """Return a function that runs forward and backward on one batch of noise."""
     import paddle
 
     shape = image_shape_of(name, size)

@@ -1,6 +1,6 @@
 """Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | save`.
 
-How it is measured: plsc/utils/measure.py.
+plsc/utils/measure.py describes the method.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plsc.distributed import environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python tools/benchmark.py PART ...`."""
+    """Run `python tools/benchmark.py PART ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["backbone"]:
         return backbone.main(argv[1:])
@@ -37,15 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         part.add_argument("--json", type=Path, help="also write the numbers there")
     args = parser.parse_args(argv)
     module, measure = measures[args.part]
-    found = measure(args)
+    result = measure(args)
     row = getattr(args, "row", None)
-    if row:  # of new processes of our own, rank 0's
+    if row:  # in new processes started by a benchmark: rank 0 writes the result
         if environment.rank_from_env() == 0:
-            row.write_text(json.dumps(found))
+            row.write_text(json.dumps(result))
         return 0
-    print(module.show(found))
+    print(module.show(result))
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
     if getattr(args, "plot", None):
-        args.plot.write_bytes(module.plot(found))
+        args.plot.write_bytes(module.plot(result))
     return 0

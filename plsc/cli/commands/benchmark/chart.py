@@ -1,4 +1,4 @@
-"""Draw what a benchmark measured."""
+"""Draw the result of a benchmark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
 
 
 def draw_log_log(lines: dict[str, list[tuple[float, float]]], across: str, up: str) -> bytes:
-    """Draw lines, label -> points (x, y), on two logarithmic axes; returns a PNG."""
+    """Draw lines, label -> points (x, y), on two logarithmic axes, as a PNG."""
     with styled():
         figure = new_figure(4.5)
         axes = figure.add_subplot(xlabel=across, ylabel=up, xscale="log", yscale="log")

@@ -1,8 +1,9 @@
-"""What the ranks' talking costs: each collective of plsc.distributed that training calls, by size, ranks and what is sent.
+"""Measure the collectives of plsc.distributed that training calls, by size and number of ranks.
 
     python tools/benchmark.py collectives --ranks 2 4 --kb 1 1024 65536
 
-In new processes for each number of ranks. Sizes are of one rank's part: what it gives to a gather, what is summed in a sum.
+Each number of ranks has new processes. Sizes are of one rank's part: its rows in a gather, its array in a
+sum.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collectives(args: argparse.Namespace) -> dict:
-    """Seconds of each collective on ranks of this machine."""
+    """Measure the seconds of each collective on ranks of this machine."""
     if args.row:
         return {"rows": measure_rows(args.kb, args.runs)}
     rows = []
     for ranks in args.ranks:
         if ranks < 2:
-            raise UserError(f"--ranks: one process has nobody to talk to (got {ranks}), give 2 or more")
+            raise UserError(f"--ranks: one process has no collectives (got {ranks}), give 2 or more")
         with tempfile.TemporaryDirectory() as folder:
-            found = Path(folder, "rows.json")
+            target = Path(folder, "rows.json")
             sizes = ["--kb", *map(str, args.kb), "--runs", str(args.runs)]
-            said = launcher.run_ranks(
-                ["benchmark", "collectives", *sizes, "--row", str(found)], ranks, Path(folder, "log")
+            last_line = launcher.run_ranks(
+                ["benchmark", "collectives", *sizes, "--row", str(target)], ranks, Path(folder, "log")
             )
-            if not found.exists():
-                raise UserError(f"{ranks} ranks were not measured: {said}")
-            rows += json.loads(found.read_text())["rows"]
+            if not target.exists():
+                raise UserError(f"{ranks} ranks were not measured: {last_line}")
+            rows += json.loads(target.read_text())["rows"]
     return {**measure.describe_machine(), "rows": rows}
 
 
 def measure_rows(sizes_kb: list[int], runs: int) -> list[dict]:
-    """The rows of this number of ranks; every rank calls it."""
+    """Measure the rows of this number of ranks; every rank calls it."""
     from plsc.distributed import environment
 
     threads, _ = environment.prepare()
@@ -81,15 +82,15 @@ def measure_rows(sizes_kb: list[int], runs: int) -> list[dict]:
     ]
 
 
-def show(found: dict) -> str:
-    rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in found["rows"]]
-    return f"{measure.format_machine(found)}\n{table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
+def show(result: dict) -> str:
+    rows = [[row["what"], row["ranks"], row["kb"] or None, 1e3 * row["seconds"]] for row in result["rows"]]
+    return f"{measure.format_machine(result)}\n{table(rows, ['collective', 'ranks', 'kB', 'ms'])}"
 
 
-def plot(found: dict) -> bytes:
-    """Milliseconds over the size, a line for each collective and number of ranks."""
+def plot(result: dict) -> bytes:
+    """Draw milliseconds over the size, a line for each collective and number of ranks."""
     lines: dict[str, list] = {}
-    for row in found["rows"]:
+    for row in result["rows"]:
         if row["kb"]:
             point = (row["kb"], 1e3 * row["seconds"])
             lines.setdefault(f"{row['what']}, {row['ranks']} ranks", []).append(point)

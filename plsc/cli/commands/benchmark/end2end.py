@@ -1,9 +1,10 @@
-"""Images a second of a short training, what the time of its steps goes into, and how it compares with another version of plsc.
+"""Measure images per second and the parts of a step in a short training, also against another version of plsc.
 
     python tools/benchmark.py end2end -c configs/ --ranks 2 --against ../plsc-before
 
-Each run is a training of its own, started as a user's, without evaluation. The versions take turns. The first log line of a run is left
-out: workers start then, and memory is got.
+Each run is a training of its own, started like a user's, without evaluation. The versions take turns. The
+first log line of a run is left
+out: it includes the start of the workers and the allocation of memory.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def end2end(args: argparse.Namespace) -> dict:
-    """Images a second, and seconds of a step by part."""
-    config.load(args.config, args.override)  # a mistake in it is told here, once
+    """Measure images per second, and seconds of a step by part."""
+    config.load(args.config, args.override)  # reports a mistake in it once
     versions = {"this": HERE}
     if args.against:
         versions["against"] = args.against / "plsc"
         if not (args.against / "plsc" / "__main__.py").exists():
             raise UserError(
-                f"--against: {args.against} is no checkout of plsc; give the folder that holds plsc/"
+                f"--against: {args.against} is not a checkout of plsc; give the folder that holds plsc/"
             )
     rates: dict[str, list[float]] = {version: [] for version in versions}
     rows: list[dict] = []
     for _ in range(args.runs):
         for version, package in versions.items():
-            found = train(package, args)
-            rates[version].append(statistics.median(row["images_per_second"] for row in found))
-            rows += found if version == "this" else []
+            training = train(package, args)
+            rates[version].append(statistics.median(row["images_per_second"] for row in training))
+            rows += training if version == "this" else []
     median = {version: statistics.median(values) for version, values in rates.items()}
     parts = {name: statistics.median(row["profile"][name] for row in rows) for name in rows[0]["profile"]}
     return {
@@ -64,7 +65,7 @@ def end2end(args: argparse.Namespace) -> dict:
 
 
 def train(package: Path, args: argparse.Namespace) -> list[dict]:
-    """A training by the plsc in the folder `package`; its rows of metrics.jsonl but the first."""
+    """Train by the plsc in the folder `package`; return its rows of metrics.jsonl but the first."""
     with tempfile.TemporaryDirectory() as folder:
         every = max(1, args.steps // 6)
         given = [f"Global.output_dir={folder}", f"Global.max_steps={args.steps}", f"Global.log_every={every}"]
@@ -82,20 +83,20 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
     return rows[1:] or rows
 
 
-def show(found: dict) -> str:
-    total = sum(found["seconds"].values())
-    rows = [[name, 1e3 * part, f"{part / total:.1%}"] for name, part in found["seconds"].items()]
-    against = f", {found['over_against']:.2f} times the other version" if found["over_against"] else ""
+def show(result: dict) -> str:
+    total = sum(result["seconds"].values())
+    rows = [[name, 1e3 * part, f"{part / total:.1%}"] for name, part in result["seconds"].items()]
+    against = f", {result['over_against']:.2f} times the other version" if result["over_against"] else ""
     return (
-        f"{measure.format_machine(found)}\n{found['images_per_second']:,.0f} images/s on {found['ranks']} ranks{against}; a step of "
+        f"{measure.format_machine(result)}\n{result['images_per_second']:,.0f} images/s on {result['ranks']} ranks{against}; a step of "
         f"{1e3 * total:.1f} ms, rank 0:\n{table(rows, ['part', 'ms', 'share'])}"
     )
 
 
-def plot(found: dict) -> bytes:
-    """The chart of the report."""
+def plot(result: dict) -> bytes:
+    """Draw the report's chart of the parts of a step."""
     from plsc.evaluation.report.figures import draw_steps
     from plsc.evaluation.report.style import png_of, styled
 
     with styled():
-        return png_of(draw_steps([{"profile": found["seconds"]}])[0])
+        return png_of(draw_steps([{"profile": result["seconds"]}])[0])

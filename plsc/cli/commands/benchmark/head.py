@@ -1,10 +1,11 @@
-"""What a step of the head costs in time and memory, against its three bare matrix products and a dense head by autograd.
+"""Measure time and memory of a head's step, against bare matrix products and a dense head by autograd.
 
     python tools/benchmark.py head --classes 10000 100000 1000000 --rate 1 0.1 --ranks 1 2 --plot head.png
 
-Every combination is a row, measured in new processes, so that no row finds the memory of another. Within a row all is measured in turn. The floor,
-[N, D] x [D, K], [N, K] x [K, D] and [K, N] x [N, D] by paddle.matmul, is what no head can do without; the dense head has all C classes on
-one process, ArcFace and Momentum as a user of Paddle would write them, and is left out where it would not fit.
+Every combination is a row, measured in new processes, so that rows do not share memory. Within a row all
+variants take turns. The bare products, [N, D] x [D, K], [N, K] x [K, D] and [K, N] x [N, D] by paddle.matmul,
+are a lower bound. The dense head has all C classes on one process, ArcFace and Momentum as a user of Paddle
+would write them, and is left out where it would not fit.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def config(args: argparse.Namespace, rate: float) -> Config:
 
 
 def head(args: argparse.Namespace) -> dict:
-    """One step of the head: forward, backward and update."""
+    """Measure one step of the head: forward, backward and update."""
     for rate in args.rate:
-        config(args, rate)  # a mistake in it is told here, once
+        config(args, rate)  # reports a mistake in it once
     if args.row:
         (classes,), (rate,) = args.classes, args.rate
         return measure_row(config(args, rate), classes, args)
@@ -74,14 +75,14 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
         arguments += ["--threads", args.threads] if args.threads else []
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
-        said = launcher.run_ranks([str(argument) for argument in arguments], ranks, Path(folder, "log"))
+        last_line = launcher.run_ranks([str(argument) for argument in arguments], ranks, Path(folder, "log"))
         if not row.exists():
-            raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {said}")
+            raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         return json.loads(row.read_text())
 
 
 def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
-    """A row, by this process or all ranks together: times in seconds (medians), memory in bytes of this rank."""
+    """Measure a row on this process or all ranks: times in seconds (medians), memory in bytes of this rank."""
     threads, _ = environment.prepare(args.threads)
     from plsc import distributed
     from plsc.cli.commands.plan.cost import Trial, memory
@@ -121,8 +122,10 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
 
 
 def bare_products(batch: int, dim: int, selected: int):
-    """A function that makes the three products; with more than 2 GB of logits a part of them, and then it returns how often
-    that would have to be done."""
+    """Return a function that computes the three products and returns a factor for its time.
+
+    With more than 2 GB of logits it computes a part of them; the factor is the number of such parts.
+    """
     import paddle
 
     classes = max(1, min(selected, _ONE_ROW // (4 * batch)))
@@ -146,7 +149,10 @@ class Dense:
         rows = np.random.default_rng(0).standard_normal((classes, cfg.Model.embedding_size), np.float32)
         self.centres = paddle.create_parameter(list(rows.shape), "float32")
         self.centres.set_value(rows)
-        self.emb, self.label, self.scale, self.margin = trial.emb, trial.label, cfg.Head.scale, 0.5
+        self.emb = trial.emb
+        self.label = trial.label
+        self.scale = cfg.Head.scale
+        self.margin = 0.5
         self.optimizer = paddle.optimizer.Momentum(
             0.1, cfg.Optimizer.momentum, [self.centres], weight_decay=cfg.Optimizer.weight_decay
         )
@@ -169,22 +175,22 @@ class Dense:
         self.emb.clear_grad()
 
 
-def show(found: dict) -> str:
-    """A table, times in milliseconds and memory in MB of rank 0."""
+def show(result: dict) -> str:
+    """Format a table, times in milliseconds and memory in MB of rank 0."""
     columns = ("classes", "rate", "ranks", "threads", "batch", "dim")
     rows = [
         [row[name] for name in columns]
         + [1e3 * row["step_seconds"], row["step_over_products"], row["step_over_dense"]]
         + [row["peak_bytes"] / 2**20, sum(row["planned_bytes"].values()) / 2**20]
-        for row in found["rows"]
+        for row in result["rows"]
     ]
     headers = [*columns, "step, ms", "x products", "x dense", "peak, MB", "planned, MB"]
-    return f"{measure.format_machine(found)}\n{table(rows, headers)}"
+    return f"{measure.format_machine(result)}\n{table(rows, headers)}"
 
 
-def plot(found: dict) -> bytes:
-    """Milliseconds of a step over the number of classes, a line for each rate and number of ranks, and the floor."""
-    rows = found["rows"]
+def plot(result: dict) -> bytes:
+    """Draw milliseconds of a step over the classes, lines for each rate and number of ranks."""
+    rows = result["rows"]
     lines = {}
     for rate, ranks in dict.fromkeys((row["rate"], row["ranks"]) for row in rows):
         chosen = [row for row in rows if (row["rate"], row["ranks"]) == (rate, ranks)]

@@ -1,9 +1,10 @@
-"""Images a second of the loader, against the same loader with pictures normalised to float32 in its workers, in two ways.
+"""Measure images per second of the loader, against loaders whose workers normalise pictures to float32.
 
     python tools/benchmark.py loader train.rec
 
-What normalised pictures cost is arithmetic in the workers and four times the bytes on the way; on the device the
-arithmetic is nearly free. The twins exist here only. Start-up of the workers is not counted; page cache is warm.
+Normalised pictures cost arithmetic in the workers and four times the bytes to move; on the device the
+arithmetic is nearly free. Those loaders exist here only. Start-up of the workers is not counted; page cache
+is warm.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from plsc.utils.text import table
 
 
 class Normalised(Dataset):
-    """A data set whose samples are normalised where they are made: float32 [C, H, W]."""
+    """A data set that normalises its samples to float32 [C, H, W]."""
 
     def __init__(self, source: Dataset):
         self.source, self.labels, self.num_classes = source, source.labels, source.num_classes
@@ -39,8 +40,10 @@ class Normalised(Dataset):
 
 
 class PerChannel(Normalised):
-    """The same numbers as lists of transforms usually make them, PLSC 2.4's NormalizeImage and ToCHWImage among them: a
-    mean and a deviation for each channel, in float32 [H, W, C], which is transposed in the end. For `source` of RGB."""
+    """A data set that normalises by a mean and deviation per channel in float32 [H, W, C], then transposes.
+
+    Lists of transforms usually do so, such as PLSC 2.4's NormalizeImage and ToCHWImage. For an RGB `source`.
+    """
 
     def __init__(self, source: EncodedImages):
         super().__init__(source)
@@ -56,7 +59,7 @@ class PerChannel(Normalised):
 
 
 def write_jpgs(folder: str, count: int, size: int) -> str:
-    """`count` soft random pictures of about 3 kB, as face crops have; returns their list file."""
+    """Write `count` smooth random pictures of about 3 kB, like face crops; return their list file."""
     lines = []
     for number in range(count):
         coarse = generator(number).integers(0, 256, (9, 9, 3), np.uint8)
@@ -80,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def loader(args: argparse.Namespace) -> dict:
-    """Images a second of the loader with uint8 batches and with float32 ones, and whether workers change a bit."""
+    """Measure the loader with uint8 and float32 batches, and check that workers change no bit."""
     with tempfile.TemporaryDirectory() as folder:
         path = args.path or write_jpgs(folder, args.images, args.size)
         kind = {"path": path} if path.endswith(".rec") else {"list": path}
@@ -90,7 +93,7 @@ def loader(args: argparse.Namespace) -> dict:
 
 
 def measure(data: EncodedImages, batch_size: int, workers: list[int], runs: int) -> dict:
-    """Median images a second of each, by number of workers; their ratios; the checksum of an epoch's batches."""
+    """Measure median images per second by number of workers; compare checksums of an epoch."""
     sets = {"uint8": data, "float32": Normalised(data), "per_channel": PerChannel(data)}
     loaders = {
         (kind, count): Loader(each, batch_size, 0, 1, seed=0, num_workers=count)
@@ -101,7 +104,7 @@ def measure(data: EncodedImages, batch_size: int, workers: list[int], runs: int)
     seconds = alternate(runs, {key: lambda each=each: read(each) for key, each in loaders.items()})
     for each in loaders.values():
         each.close()
-    twins = [kind for kind in sets if kind != "uint8"]
+    others = [kind for kind in sets if kind != "uint8"]
     rates = {kind: [len(data) / seconds[kind, count] for count in workers] for kind in sets}
     return {
         "images": len(data),
@@ -113,14 +116,14 @@ def measure(data: EncodedImages, batch_size: int, workers: list[int], runs: int)
         **rates,
         **{
             f"over_{kind}": [ours / theirs for ours, theirs in zip(rates["uint8"], rates[kind])]
-            for kind in twins
+            for kind in others
         },
         "identical": all(len({checksums[kind, count] for count in workers}) == 1 for kind in sets),
     }
 
 
 def checksum(loader: Loader) -> int:
-    """Of all images, labels and indices of an epoch, in order."""
+    """Compute the checksum of all images, labels and indices of an epoch, in order."""
     total = 0
     for batch in loader.epoch(0):
         for array in batch:
@@ -133,7 +136,7 @@ def read(loader: Loader) -> None:
         pass
 
 
-def show(found: dict) -> str:
+def show(result: dict) -> str:
     columns = {
         "workers": "workers",
         "uint8": "uint8 img/s",
@@ -142,11 +145,11 @@ def show(found: dict) -> str:
         "per_channel": "per channel img/s",
         "over_per_channel": "ratio",
     }
-    rows = list(zip(*(found[key] for key in columns)))
-    same = "the same bit for bit" if found["identical"] else "NOT THE SAME"
+    rows = list(zip(*(result[key] for key in columns)))
+    same = "the same bit for bit" if result["identical"] else "NOT THE SAME"
     return (
-        f"{found['images']:,} images {found['shape']}, batches of {found['batch']}, {found['processors']} processors, "
-        f"medians of {found['runs']} runs in turn\n"
+        f"{result['images']:,} images {result['shape']}, batches of {result['batch']}, {result['processors']} processors, "
+        f"medians of {result['runs']} runs in turn\n"
         + table(rows, list(columns.values()))
-        + f"\nbatches with {', '.join(map(str, found['workers']))} workers: {same}"
+        + f"\nbatches with {', '.join(map(str, result['workers']))} workers: {same}"
     )

@@ -1,9 +1,9 @@
-"""Whether plsc-plan is right: seven heads planned, then measured, in turn.
+"""Compare the predictions of plsc-plan with measurements of seven heads.
 
     python tools/benchmark.py plan --json plan.json
 
-Time is that of a step of the head, memory what the head adds to the process at its peak, of rank 0. Each is planned from a calibration of its
-own, as `plsc-plan` does it.
+Time is of a step of the head; memory is the head's part of rank 0's peak. Each is planned from a calibration
+of its own, as by `plsc-plan`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> dict:
-    """plsc-plan's predictions against measurements."""
+    """Compare plsc-plan's predictions with measurements."""
     return {**measure.describe_machine(), "rows": [row(*CASES[number], args) for number in args.cases]}
 
 
@@ -48,7 +48,7 @@ def row(
 ) -> dict:
     keys = [f"Head.sample_rate={rate}", *more]
     case = plan.Case(load(None, [f"Model.embedding_size={dim}", *keys]), classes, ranks, batch)
-    found = plan.calibrate(case, args.seconds, None, None)
+    calibration = plan.calibrate(case, args.seconds, None, None)
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "row.json")
         sizes = [
@@ -64,12 +64,14 @@ def row(
             args.runs,
         ]
         asked = ["benchmark", "head", *map(str, sizes), "--no-dense", "--row", str(target), "-o", *keys]
-        said = launcher.run_ranks(asked, ranks, Path(folder, "log"))
+        last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"))
         if not target.exists():
-            raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {said}")
+            raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         measured = json.loads(target.read_text())
     size = sum(plan.head_bytes(case, rate).values())
-    disk = plan.disk_of(case, plan.available_bytes() / plan.on_this_machine(ranks), found["base"] + size)
+    disk = plan.disk_of(
+        case, plan.available_bytes() / plan.on_this_machine(ranks), calibration["base"] + size
+    )
     return {
         "classes": classes,
         "dim": dim,
@@ -77,16 +79,16 @@ def row(
         "ranks": ranks,
         "rate": rate,
         "override": more,
-        "planned_seconds": plan.head_seconds(case, found, rate, disk),
+        "planned_seconds": plan.head_seconds(case, calibration, rate, disk),
         "seconds": measured["step_seconds"],
         "planned_bytes": size,
         "bytes": measured["peak_bytes"],
     }
 
 
-def show(found: dict) -> str:
+def show(result: dict) -> str:
     rows = []
-    for each in found["rows"]:
+    for each in result["rows"]:
         pairs = [each[key] for key in ("planned_seconds", "seconds", "planned_bytes", "bytes")]
         ms, measured_ms, size, measured = (x * scale for x, scale in zip(pairs, (1e3, 1e3, 2**-20, 2**-20)))
         head = [
@@ -114,4 +116,4 @@ def show(found: dict) -> str:
         "MB",
         "off",
     ]
-    return f"{measure.format_machine(found)}\n{table(rows, headers)}"
+    return f"{measure.format_machine(result)}\n{table(rows, headers)}"

@@ -1,9 +1,11 @@
-"""How fast a checkpoint is saved, against the plain writing of as many bytes to the same disk.
+"""Measure how fast a checkpoint is saved, against plain writing of as many bytes to the same disk.
 
     python tools/benchmark.py save --classes 1000000 --dim 512 --folder output
 
-Centres and momentum of one rank, as training saves them: weights checked for NaN, safetensors, checksums, fsync, manifest, rename. The plain
-twin writes the same bytes into one file and syncs it; both read those of a bank on disk (`--bank disk`) from there. Nothing else of a run happens, so the time of a save is the pause of training.
+Centres and momentum of one rank, as training saves them: weights checked for NaN, safetensors, checksums,
+fsync, manifest, rename. Plain writing puts the same bytes into one file and syncs it; both read a bank on
+disk (`--bank disk`) from there. Nothing else of a run happens, so the time of a save is the pause of
+training.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
 
 
 def save(args: argparse.Namespace) -> dict:
-    """Seconds of a save of centres and momentum, and of a plain write and fsync of the same bytes, in turn."""
+    """Measure a save of centres and momentum, and a plain write and fsync of the same bytes, in turn."""
     if args.bank == "device" and args.bank_dtype != "float32":
         raise UserError("--bank-dtype: only with --bank host or disk")
     state = filled(args.bank, args.bank_dtype, args.classes, args.dim, args.folder).state()
@@ -80,8 +82,10 @@ def save(args: argparse.Namespace) -> dict:
 
 
 def filled(kind: str, dtype: str, classes: int, dim: int, folder: str) -> Bank:
-    """A bank of `kind` whose momentum is there in memory too: a page of zeros that nobody touched costs nothing to write. One on disk has its
-    file in `folder`."""
+    """Make a bank of `kind` with all rows and their momentum written; a bank on disk has its file in `folder`.
+
+    Untouched pages of zeros would cost nothing to write.
+    """
     settings = {"bias": False, "std": 0.01, "seed": 0, "rule": Momentum(0.9, 0.0)}
     bank = build_bank(kind, dtype, folder, ClassShard.whole(classes), dim, **settings)
     for start in range(0, classes, _ROWS):
@@ -121,11 +125,11 @@ def _save(folder: Path, state: dict) -> Path:
     )
 
 
-def show(found: dict) -> str:
+def show(result: dict) -> str:
     return (
-        f"{found['classes']:,} classes x {found['dim']}, bank {found['bank']}, {found['megabytes']:,.0f} MB, medians of "
-        f"{found['runs']} runs in turn\n"
-        f"plain write and fsync  {found['plain_mb_per_second']:,.0f} MB/s\n"
-        f"checkpoint             {found['save_mb_per_second']:,.0f} MB/s, {100 * found['save_over_plain_speed']:.0f} % of it\n"
-        f"training pauses for {found['pause_seconds']:.2f} s, with {max(found['more_memory_mb'], 0):,.0f} MB more of memory"
+        f"{result['classes']:,} classes x {result['dim']}, bank {result['bank']}, {result['megabytes']:,.0f} MB, medians of "
+        f"{result['runs']} runs in turn\n"
+        f"plain write and fsync  {result['plain_mb_per_second']:,.0f} MB/s\n"
+        f"checkpoint             {result['save_mb_per_second']:,.0f} MB/s, {100 * result['save_over_plain_speed']:.0f} % of it\n"
+        f"training pauses for {result['pause_seconds']:.2f} s, with {max(result['more_memory_mb'], 0):,.0f} MB more of memory"
     )

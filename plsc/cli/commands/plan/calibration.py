@@ -1,9 +1,11 @@
-"""What this machine takes for a run, measured in new processes: steps of the head on growing numbers of classes, of the backbone on growing batches.
+"""Measure steps of the head and the backbone on this machine, at growing numbers of classes and batches.
 
-`plsc-plan` continues what is found here along straight lines. A bank on disk is made for real, in a folder for the moment beside where the run
-would have it, and timed twice: with its rows in the page cache, and with the disk reading and writing them. Try it:
+New processes measure; `plsc-plan` extrapolates along straight lines. A bank on disk is made in a temporary
+folder beside the place of the run's, and timed twice: with its rows in the page cache, and with the disk
+reading and writing them. Try it:
 
-    calibrate(Case(load("configs/"), classes=100_000, ranks=1, batch=128), seconds=5, image_shape=None, threads=None)
+    calibrate(Case(load("configs/"), classes=100_000, ranks=1, batch=128), seconds=5, image_shape=None,
+    threads=None)
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from plsc.utils.disk import nearest_folder
 from plsc.utils.sharding import split
 
 MOST_ROWS = 200_000  # classes of a rank that the calibration makes: more take seconds to draw
-SMALLEST = 1024  # of the growing numbers of classes
-HIGHEST_RATE = 0.1  # of the steps that stand for those with sampling
+SMALLEST = 1024  # the first number of classes
+HIGHEST_RATE = 0.1  # sample rate of the steps measured with sampling
 _STEPS = 5  # timed at each size, after one that is not; the median counts
-# What is assumed of a machine to choose the sizes, so that the same command measures the same ones each time, however busy the machine is.
+# Assumed speeds of a machine, to choose the same sizes each time however busy the machine is.
 _MACS = 1e10  # multiply-accumulates in a second
 _BYTES = 5e9  # of memory read or written in a second
 _GIVE_UP = 10  # times the time that was asked for
@@ -37,7 +39,7 @@ _GIVE_UP = 10  # times the time that was asked for
 
 @dataclass
 class Case:
-    """What is planned: a config's head with this many classes, ranks, and samples of a rank."""
+    """A case to plan: a config's head with so many classes, ranks, and samples of a rank."""
 
     cfg: Config
     classes: int
@@ -46,19 +48,19 @@ class Case:
 
     @property
     def shard(self) -> int:
-        """S of the largest shard."""
+        """Classes S of the largest shard."""
         spread = self.cfg.Head.sharded
         return split(self.classes, self.ranks)[0][1] if spread else self.classes
 
     def selected(self, rate: float) -> int:
-        """K, about: positives that were not drawn come on top."""
+        """Estimate K, the sampled classes: those drawn and the positives that were not drawn."""
         samples = self.batch * self.ranks
         drawn = round(rate * self.shard)
         return min(self.shard, drawn + round(samples * (1 - rate) * self.shard / self.classes))
 
     @property
     def samples(self) -> int:
-        """N that a rank judges."""
+        """Samples N that a rank compares with its classes."""
         return self.batch * (self.ranks if self.cfg.Head.sharded else 1)
 
 
@@ -66,19 +68,21 @@ class Case:
 
 
 def calibrate(case: Case, seconds: float, image_shape: tuple[int, ...] | None, threads: int | None) -> dict:
-    """What this machine takes, measured in new processes: as many as `case` has ranks, if there are processors for them.
+    """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one.
 
-    Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...] (with
-    `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each,
-    "scatter": the largest relative difference of a time's middle half from its median}. With
-    a bank on disk the points of the head are [K, seconds with all rows in the page cache, with none of them there, seconds to write].
+    Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...]
+    (with `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes
+    that took part, "threads": of each, "scatter": the largest relative difference of a time's middle half
+    from its median}. With a bank on disk the points of the head are [K, seconds with all rows in the page
+    cache, with none of them there, seconds to write].
     """
     processors = os.cpu_count() or 1
     ranks = case.ranks if case.ranks <= processors else 1
     # None: as in training, the processors shared out, or what the user's OMP_NUM_THREADS says.
     threads = threads or case.cfg.Global.threads or (None if ranks == case.ranks else 1)
     with tempfile.TemporaryDirectory() as folder, _with_bank_folder(case.cfg) as cfg:
-        config, found = Path(folder, "config.yaml"), Path(folder, "found.json")
+        config = Path(folder, "config.yaml")
+        target = Path(folder, "measured.json")
         config.write_text(cfg.to_yaml())
         asked = {
             "classes": case.classes // case.ranks * ranks,
@@ -91,17 +95,17 @@ def calibrate(case: Case, seconds: float, image_shape: tuple[int, ...] | None, t
             ),
         }
         asked.update(image_shape=image_shape, threads=threads)
-        said = launcher.run_ranks(
-            ["plan", "-c", str(config), "--work", json.dumps(asked), str(found)], ranks, Path(folder, "log")
+        last_line = launcher.run_ranks(
+            ["plan", "-c", str(config), "--work", json.dumps(asked), str(target)], ranks, Path(folder, "log")
         )
-        if not found.exists():
-            raise UserError(f"plsc-plan: the calibration failed: {said.removeprefix('ERROR ')}")
-        return {**json.loads(found.read_text()), "ranks": ranks}
+        if not target.exists():
+            raise UserError(f"plsc-plan: the calibration failed: {last_line.removeprefix('ERROR ')}")
+        return {**json.loads(target.read_text()), "ranks": ranks}
 
 
 @contextlib.contextmanager
 def _with_bank_folder(cfg: Config) -> Iterator[Config]:
-    """The config with a folder for the moment where the run would have its bank on disk. UserError if none can be made."""
+    """Yield the config with a temporary folder for a bank on disk, on the run's disk. Raises UserError."""
     if cfg.Head.bank != "disk":
         yield cfg
         return
@@ -117,7 +121,7 @@ def _with_bank_folder(cfg: Config) -> Iterator[Config]:
 
 
 def work(cfg: Config, asked: dict) -> dict:
-    """The calibration on this rank; every rank calls it."""
+    """Measure on this rank; every rank calls it."""
     threads, _ = environment.prepare(asked["threads"])
     from plsc import distributed
     from plsc.cli.commands.plan.cost import Trial
@@ -126,52 +130,52 @@ def work(cfg: Config, asked: dict) -> dict:
     small = {"Head": {"sample_rate": 1.0}}
     Trial(_with(cfg, **small), 1000, 8).step()
     base = measure.resident_bytes()
-    found: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
+    measured: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
     rates = {"full": 1.0, "sampled": asked["rate"]}
     kinds = rates if cfg.Head.sharded else ["full"]
     seconds, times = asked["seconds"] / (len(kinds) + 1), Times()
-    # The backbone first: what a head has freed would be taken for its activations, and not be seen.
+    # The backbone first: in memory that a head has freed its activations would not be seen.
     if asked["image_shape"]:
-        found.update(_backbone_costs(cfg, asked, seconds, times))
+        measured.update(_backbone_costs(cfg, asked, seconds, times))
     for kind in kinds:
-        found["head"][kind] = _head_times(cfg, rates[kind], asked, seconds, times)
-    return {**found, "scatter": times.scatter}
+        measured["head"][kind] = _head_times(cfg, rates[kind], asked, seconds, times)
+    return {**measured, "scatter": times.scatter}
 
 
 class Times:
-    """Takes median times, and remembers how far they scatter."""
+    """Measures median times, and keeps their largest scatter."""
 
     scatter = 0.0
 
     def median(self, step: Callable[[], None]) -> float:
-        """Time `step` _STEPS times, after once without; the median in seconds."""
+        """Time `step` _STEPS times after a run that is not timed; return the median in seconds."""
         step()
-        found = []
+        times = []
         for _ in range(_STEPS):
             began = time.perf_counter()
             step()
-            found.append(time.perf_counter() - began)
-        middle = statistics.median(found)
-        low, _, high = statistics.quantiles(found, n=4)
+            times.append(time.perf_counter() - began)
+        middle = statistics.median(times)
+        low, _, high = statistics.quantiles(times, n=4)
         self.scatter = max(self.scatter, (high - low) / 2 / middle)
         return middle
 
 
 def head_sizes(seconds: float, samples: int, width: int, most: float, disk: bool) -> list[float]:
-    """Choose growing numbers of classes in a step, of `most` at most, that take about `seconds` in all on the assumed machine."""
+    """Choose growing numbers of classes, up to `most`, for about `seconds` in all at the assumed speed."""
     of_class = 3 * samples * width / _MACS + 8 * 4 * width / _BYTES
     return _sizes(SMALLEST, seconds / (of_class * (3 if disk else 1)), most)
 
 
 def backbone_batches(seconds: float, macs: int, most: int) -> list[int]:
-    """Choose growing batches, of `most` at most, that take about `seconds` in all on the assumed machine."""
+    """Choose growing batches, up to `most`, for about `seconds` in all at the assumed speed."""
     of_image = 3 * max(macs, 10**6) / _MACS
     # Training-mode BatchNorm takes two images.
     return [max(min(2, most), int(size)) for size in _sizes(4, seconds / of_image, most)]
 
 
 def _sizes(first: float, all_steps: float, most: float) -> list[float]:
-    """first, 4 first, ... up to what fits into `all_steps` with the steps of the smaller ones; `most` is the last if it fits."""
+    """List first, 4 first, ... while their sum over all steps is within `all_steps`, at most `most`."""
     sizes = [min(first, most)]
     while sizes[-1] < most:
         following = min(4 * sizes[-1], most)
@@ -189,28 +193,31 @@ def _with(cfg: Config, **sections: dict) -> Config:
 
 
 def _head_times(cfg: Config, rate: float, asked: dict, seconds: float, times: Times) -> list[list[float]]:
-    """[K, seconds of a step] for growing numbers of classes; with a bank on disk the seconds from there, too."""
+    """Measure [K, seconds of a step] for growing numbers of classes; with a bank on disk its seconds too."""
     from plsc import distributed
     from plsc.cli.commands.plan.cost import Trial
 
-    began, found, ranks = time.monotonic(), [], distributed.world_size()
-    most, disk = min(asked["classes"] / ranks, MOST_ROWS), cfg.Head.bank == "disk"
+    began = time.monotonic()
+    measured = []
+    ranks = distributed.world_size()
+    most = min(asked["classes"] / ranks, MOST_ROWS)
+    disk = cfg.Head.bank == "disk"
     samples = asked["batch"] * (ranks if cfg.Head.sharded else 1)
     for size in head_sizes(seconds, samples, cfg.Model.embedding_size, max(1.0, rate * most), disk):
         classes = max(2, int(min(size / rate, most) * ranks))
         trial = Trial(_with(cfg, Head={"sample_rate": rate}), classes, asked["batch"])
         spent = times.median(trial.step)
-        found.append([trial.head.bank.selected, spent])
+        measured.append([trial.head.bank.selected, spent])
         if disk:
             both = [trial.seconds_on_disk() for _ in range(_STEPS)]
-            found[-1] += [statistics.median(values) for values in zip(*both)]
+            measured[-1] += [statistics.median(values) for values in zip(*both)]
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
-    return found
+    return measured
 
 
 def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> dict:
-    """Seconds and bytes of forward and backward for growing batches, less than a step of the run's."""
+    """Measure seconds and bytes of forward and backward for growing batches."""
     import paddle
 
     from plsc import distributed
@@ -219,7 +226,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
     shape, before = tuple(asked["image_shape"]), measure.resident_bytes()
     backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
     parameters = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
-    found, began = [], time.monotonic()
+    measured, began = [], time.monotonic()
     for batch in backbone_batches(seconds, count(backbone, shape).macs, asked["backbone_batch"]):
         images = paddle.randn([batch, *asked["image_shape"]])
         grad = paddle.randn([batch, cfg.Model.embedding_size])
@@ -230,7 +237,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
 
         measure.reset_peak()
         spent = times.median(step)
-        found.append([batch, spent, measure.resident_bytes("VmHWM") - before])
+        measured.append([batch, spent, measure.resident_bytes("VmHWM") - before])
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
-    return {"backbone": found, "parameters": parameters}
+    return {"backbone": measured, "parameters": parameters}

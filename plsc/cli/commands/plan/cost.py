@@ -1,6 +1,7 @@
-"""Computes what a head costs in memory and on disk, and runs one on noise, to be timed.
+"""Compute the memory and disk space of a head, and run one on noise for timing.
 
-`plsc-plan` and `tools/benchmark.py head` use both. For a head of the defaults with 100,000 classes on one rank:
+`plsc-plan` and `tools/benchmark.py head` use both. For a head of the defaults with 100,000 classes on one
+rank:
 
     memory(HeadCfg(), classes=100_000, selected=100_000, embedding_size=512, samples=256)
 """
@@ -21,21 +22,24 @@ from plsc.heads.kernels import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
 from plsc.training.build_head import build_head, changes_others
 
-_ROWS_AT_ONCE = 8192  # read together
+_ROWS_AT_ONCE = 8192  # rows of one read
 
 
 def memory(
     cfg: HeadCfg, classes: int, selected: int, embedding_size: int, samples: int, threads: int = 1
 ) -> dict[str, int]:
-    """Compute the bytes on a rank by part: what is stored there, and what a step needs besides.
+    """Compute the bytes of a head on a rank by part: stored rows, and the needs of a step.
 
     Args:
-        classes: S, of this rank's shard. selected: K, of them in a step: all but with sampling. samples: N, that the rank judges.
+        classes: S, of this rank's shard.
+        selected: K of them in a step; without sampling all.
+        samples: N, which the rank compares with its classes.
         threads: of the rank; with kernels each has blocks of its own.
     """
     width = embedding_size * cfg.sub_centres + cfg.bias
-    rests, sampled = bank_bytes(cfg, classes, embedding_size), selected < classes
-    in_memory = rests // 2 if cfg.bank != "disk" else 0
+    stored = bank_bytes(cfg, classes, embedding_size)
+    sampled = selected < classes
+    in_memory = stored // 2 if cfg.bank != "disk" else 0
     offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
     by_kernels = kernels.multiplies() and (sampled or not offloaded)
     return {
@@ -49,12 +53,12 @@ def memory(
 
 
 def itemsize(cfg: HeadCfg) -> int:
-    """Bytes of a stored number of a centre."""
+    """Return the bytes of a stored number of a centre."""
     return 2 if cfg.bank_dtype == "bfloat16" else 4
 
 
 def bank_bytes(cfg: HeadCfg, classes: int, embedding_size: int) -> int:
-    """Bytes of so many centres and their momentum, stored or in a checkpoint."""
+    """Return the bytes of `classes` centres and their momentum, stored or in a checkpoint."""
     return 2 * itemsize(cfg) * classes * (embedding_size * cfg.sub_centres + cfg.bias)
 
 
@@ -86,7 +90,7 @@ class Trial:
         self.number = 0
 
     def step(self) -> None:
-        """Do a forward and a backward pass, an update, and what a bank does beside it."""
+        """Run forward, backward and update, and wait for the bank."""
         self.head(self.emb, self.label, self.number).loss.backward()
         self.head.step(0.1, self.number)
         self.head.bank.finish()
@@ -94,14 +98,15 @@ class Trial:
         self.number += 1
 
     def seconds_on_disk(self) -> tuple[float, float]:
-        """Time a step whose rows come from the disk and not from the page cache, and the writing of what it has changed to the disk. Only
-        with a bank on disk.
+        """Time a step that reads its rows from the disk, not the page cache, and the writing of its changes.
 
-        The rows of a step are read in the step before, and the pages on which they are must still be in memory when they are written, as
-        in training: so the step that is timed follows one that is not. Without sampling a step reads the shard three times, of which
-        the page cache saves the second and the third: they are timed apart.
+        Only with a bank on disk. The rows of a step are read in the step before, and their pages must still
+        be in memory when they are written, as in training: so the timed step follows one that is not timed.
+        Without sampling a step reads the shard three times, the second and third time from the page cache:
+        these are timed separately.
         """
-        bank, sampled = self.head.bank, self.head.sample_rate < 1
+        bank = self.head.bank
+        sampled = self.head.sample_rate < 1
         bank.sync(drop=True)
         if sampled:
             self.step()
@@ -109,7 +114,8 @@ class Trial:
         began = time.perf_counter()
         self.step()
         writing = bank.sync(drop=not sampled)
-        seconds, began = time.perf_counter() - began - writing, time.perf_counter()
+        seconds = time.perf_counter() - began - writing
+        began = time.perf_counter()
         if sampled:
             return seconds, writing
         for start in range(0, bank.shard.size, _ROWS_AT_ONCE):

@@ -1,10 +1,10 @@
-"""plsc-plan: what a run will take, before it is started: memory by part, time of the head, how many classes fit, whether sampling pays.
+"""Predict memory, time and disk space of a run, how many classes fit, and whether sampling pays: `plsc-plan`.
 
     plsc-plan -c configs/ --classes 1000000 --ranks 2 --rate 0.1
 
-Memory of the head and what is written to the disk are computed; the backbone's memory, and all times, come from about ten seconds of work in new
-processes on this machine (calibration.py), continued along straight lines. What no calibration sees is said. How good it is:
-docs/performance.md, `tools/benchmark.py plan`.
+Memory of the head and disk space are computed; the backbone's memory and all times come from about ten
+seconds of measurement in new processes on this machine (calibration.py), extrapolated along straight lines.
+The output names what is not measured. For the accuracy see docs/performance.md and `tools/benchmark.py plan`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from plsc.utils.disk import free_bytes, nearest_folder
 from plsc.utils.text import table
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
-PAYS = 0.1  # share of a step's time that a lower rate must save
-_UNWRITTEN = 0.2  # of the page cache that may wait to be written, as Linux has it (vm.dirty_ratio)
+PAYS = 0.1  # share of a step's time that a lower rate must save to be proposed
+_UNWRITTEN = 0.2  # share of the page cache that may wait to be written, Linux's vm.dirty_ratio
 
 
 class Disk(NamedTuple):
-    """Shares of the rows of a step that the disk reads and writes, the page cache having the others."""
+    """Shares of the rows of a step that the disk reads and writes; the others are in the page cache."""
 
     reads: float = 0.0
     writes: float = 0.0
@@ -43,7 +43,7 @@ CACHED = Disk()
 
 
 def along(points: Sequence[Sequence[float]], x: float) -> float:
-    """y at `x`: between the measured points [x, y] on straight lines, beyond the last along the line from the first to it."""
+    """Interpolate points [x, y] at `x`; beyond the last point extrapolate the line from the first to it."""
     xs, ys = (np.array([point[axis] for point in points], float) for axis in (0, 1))
     if x <= xs[-1]:
         return float(np.interp(x, xs, ys))
@@ -51,10 +51,13 @@ def along(points: Sequence[Sequence[float]], x: float) -> float:
     return float(ys[-1] + slope * (x - xs[-1]))
 
 
-def head_seconds(case: Case, found: dict, rate: float, disk: Disk = CACHED) -> float:
-    """Of a step. With a bank on disk it waits for what is read; what is written goes on beside, and is waited for where it takes longer than
-    all but the reading."""
-    points = found["head"]["full" if rate == 1 else "sampled"]
+def head_seconds(case: Case, measured: dict, rate: float, disk: Disk = CACHED) -> float:
+    """Predict the seconds of the head in a step.
+
+    With a bank on disk a step waits for reading; writing goes on in parallel, and is waited for if it takes
+    longer than the rest.
+    """
+    points = measured["head"]["full" if rate == 1 else "sampled"]
     cached, *others = (
         along([(point[0], point[place]) for point in points], case.selected(rate))
         for place in range(1, len(points[0]))
@@ -66,15 +69,16 @@ def head_seconds(case: Case, found: dict, rate: float, disk: Disk = CACHED) -> f
 
 
 def disk_of(case: Case, memory: float, used: int) -> Disk:
-    """What the disk has to do if the process has `used` of `memory` bytes, and the page cache the rest."""
+    """Predict the work of the disk if the process uses `used` of `memory` bytes, the page cache the others."""
     if case.cfg.Head.bank != "disk":
         return CACHED
-    size, cache = max(1, _bank_bytes(case, case.shard)), max(0.0, memory - used)
+    size = max(1, _bank_bytes(case, case.shard))
+    cache = max(0.0, memory - used)
     return Disk(max(0.0, 1 - cache / size), max(0.0, 1 - _UNWRITTEN * cache / size))
 
 
 def head_bytes(case: Case, rate: float) -> dict[str, int]:
-    """Bytes of the head on a rank, by part."""
+    """Compute the bytes of the head on a rank, by part."""
     from plsc.cli.commands.plan.cost import memory
 
     cfg = case.cfg
@@ -82,23 +86,22 @@ def head_bytes(case: Case, rate: float) -> dict[str, int]:
     return memory(cfg.Head, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples, threads)
 
 
-def backbone_bytes(case: Case, found: dict) -> dict[str, int]:
-    """Bytes of the backbone on a rank: value, gradient, momentum; and what its activations take."""
-    if not found["backbone"]:
+def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
+    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations."""
+    if not measured["backbone"]:
         return {}
-    weights = 3 * 4 * found["parameters"]
-    peak = along([(batch, peak) for batch, _, peak in found["backbone"]], case.batch)
-    return {"backbone": weights, "activations": max(0, round(peak) - 2 * 4 * found["parameters"])}
+    weights = 3 * 4 * measured["parameters"]
+    peak = along([(batch, peak) for batch, _, peak in measured["backbone"]], case.batch)
+    return {"backbone": weights, "activations": max(0, round(peak) - 2 * 4 * measured["parameters"])}
 
 
 def largest(case: Case, others: int, memory: float) -> int:
-    """The most classes for which the head's bytes on a rank, its whole Head.logits_budget_mb among them, and `others` are within
-    `memory` bytes."""
+    """Find the most classes whose head and `others` bytes fit `memory` bytes of a rank."""
     rate, budget = case.cfg.Head.sample_rate, int(case.cfg.Head.logits_budget_mb * 2**20)
 
     def fits(more: Case) -> bool:
         parts = head_bytes(more, rate)
-        # Whole, since more classes may need less: exponentials that do not fit the budget are not kept.
+        # The whole budget, since more classes may need less: exponentials that do not fit it are not kept.
         parts["blocks"] = max(parts["blocks"], budget)
         return sum(parts.values()) + others <= memory
 
@@ -124,13 +127,15 @@ def _bank_bytes(case: Case, classes: int) -> int:
 
 
 def on_this_machine(ranks: int) -> int:
-    """Of so many ranks: one for each processor at most, the others are somewhere else."""
+    """Return how many of the ranks run on this machine: at most one for each processor."""
     return min(ranks, os.cpu_count() or 1)
 
 
 def disk_needs(case: Case, parameters: int) -> dict:
-    """Bytes that a run writes: the banks of this machine's ranks, a checkpoint, and how many of these there are at most at a time: those that
-    are kept, the best one, and the one that is being written."""
+    """Compute the bytes that a run writes: banks, a checkpoint, and the most checkpoints at a time.
+
+    These are the ones that are kept, the best one, and the one that is being written.
+    """
     cfg = case.cfg
     return {
         "bank": _bank_bytes(case, case.shard) * on_this_machine(case.ranks) if cfg.Head.bank == "disk" else 0,
@@ -140,7 +145,7 @@ def disk_needs(case: Case, parameters: int) -> dict:
 
 
 def disk_free(cfg: Config) -> dict:
-    """Bytes free where the bank and where the checkpoints would be, and whether that is one disk."""
+    """Return the free bytes for the bank and for the checkpoints, and whether they share a disk."""
     bank = nearest_folder(cfg.Head.bank_folder or cfg.Global.output_dir)
     output = nearest_folder(cfg.Global.output_dir)
     return {
@@ -157,20 +162,22 @@ def fits_disk(needs: dict, free: dict) -> bool:
     return needs["bank"] <= free["bank"] and checkpoints <= free["checkpoints"]
 
 
-# ---- what is told
+# ---- the plan and its text
 
 
-def plan(case: Case, found: dict, memory: float, free: dict) -> dict:
-    """All that is told, from a calibration; `memory`: bytes for each rank; `free`: as of `disk_free`."""
+def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
+    """Make the plan from a calibration; `memory`: bytes for each rank; `free`: the result of `disk_free`."""
     rate = case.cfg.Head.sample_rate
-    parts = {"Paddle": found["base"], **backbone_bytes(case, found)}
+    parts = {"Paddle": measured["base"], **backbone_bytes(case, measured)}
     fixed = sum(parts.values())
-    backbone = along([point[:2] for point in found["backbone"]], case.batch) if found["backbone"] else None
-    rates = sorted({*(RATES if "sampled" in found["head"] else (1.0,)), rate}, reverse=True)
+    backbone = (
+        along([point[:2] for point in measured["backbone"]], case.batch) if measured["backbone"] else None
+    )
+    rates = sorted({*(RATES if "sampled" in measured["head"] else (1.0,)), rate}, reverse=True)
     totals = {each: fixed + sum(head_bytes(case, each).values()) for each in rates}
     disks = {each: disk_of(case, memory, totals[each]) for each in rates}
-    seconds = {each: head_seconds(case, found, each, disks[each]) for each in rates}
-    needs = disk_needs(case, found["parameters"])
+    seconds = {each: head_seconds(case, measured, each, disks[each]) for each in rates}
+    needs = disk_needs(case, measured["parameters"])
     return {
         "classes": case.classes,
         "ranks": case.ranks,
@@ -180,13 +187,13 @@ def plan(case: Case, found: dict, memory: float, free: dict) -> dict:
         "bytes": {**parts, **head_bytes(case, rate)},
         "memory": memory,
         "head_seconds": seconds[rate],
-        "head_seconds_cached": head_seconds(case, found, rate),
+        "head_seconds_cached": head_seconds(case, measured, rate),
         "from_disk": disks[rate]._asdict(),
         "backbone_seconds": backbone,
         "largest_classes": largest(case, fixed, memory),
         "disk": {**needs, "free": free, "fits": fits_disk(needs, free)},
         "largest_classes_on_disk": _most(
-            case, lambda more: fits_disk(disk_needs(more, found["parameters"]), free)
+            case, lambda more: fits_disk(disk_needs(more, measured["parameters"]), free)
         ),
         "rates": [
             {
@@ -197,17 +204,16 @@ def plan(case: Case, found: dict, memory: float, free: dict) -> dict:
             }
             for each in rates
         ],
-        "calibration": found,
+        "calibration": measured,
     }
 
 
 def verdict(planned: dict) -> str:
-    """Whether a lower rate pays, in a sentence."""
+    """Say in a sentence whether a lower rate pays."""
     present = next(row for row in planned["rates"] if row["rate"] == planned["rate"])
     lower = [row for row in planned["rates"] if row["rate"] < planned["rate"]]
-    rest = planned["backbone_seconds"] or 0.0
-    whole = present["head_seconds"] + rest
-    for row in lower:  # the highest rate that gets most of what there is to be had
+    whole = present["head_seconds"] + (planned["backbone_seconds"] or 0.0)
+    for row in lower:  # the highest rate with most of the possible saving
         saved = (present["head_seconds"] - row["head_seconds"]) / whole
         best = (present["head_seconds"] - min(each["head_seconds"] for each in lower)) / whole
         if saved >= PAYS and saved >= 0.8 * best:
@@ -216,14 +222,16 @@ def verdict(planned: dict) -> str:
 
 
 def show(planned: dict) -> str:
-    mb, found, (bank, dtype) = 2**20, planned["calibration"], planned["bank"]
+    mb = 2**20
+    measured = planned["calibration"]
+    bank, dtype = planned["bank"]
     total = sum(planned["bytes"].values())
     rows = [[name, size / mb] for name, size in planned["bytes"].items()] + [["all", total / mb]]
     rates = [
         [row["rate"], row["selected"], 1e3 * row["head_seconds"], row["bytes"] / mb]
         for row in planned["rates"]
     ]
-    furthest = max(point[0] for points in found["head"].values() for point in points)
+    furthest = max(point[0] for points in measured["head"].values() for point in points)
     lines = [
         (
             f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {planned['batch']} samples each, rate {planned['rate']:g}, "
@@ -235,7 +243,7 @@ def show(planned: dict) -> str:
         table(rates, ["rate", "classes in a step", "head, ms", "all, MB"]),
         "",
         f"memory: {total / mb:,.0f} of {planned['memory'] / mb:,.0f} MB for each rank; up to {planned['largest_classes']:,} classes fit",
-        disk_told(planned),
+        format_disk(planned),
         f"time of a step: head {1e3 * planned['head_seconds']:.1f} ms",
     ]
     if planned["backbone_seconds"] is not None:
@@ -250,7 +258,7 @@ def show(planned: dict) -> str:
         )
     lines += [
         verdict(planned),
-        calibration_told(planned, furthest),
+        format_calibration(planned, furthest),
     ]
     if total > planned["memory"]:
         lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
@@ -261,27 +269,27 @@ def show(planned: dict) -> str:
     return "\n".join(lines)
 
 
-def calibration_told(planned: dict, furthest: int) -> str:
-    """Whose times these are, how far they were measured, and how sure they are."""
-    found, ranks = planned["calibration"], planned["ranks"]
-    if found["ranks"] == ranks:
+def format_calibration(planned: dict, furthest: int) -> str:
+    """Describe the calibration: machine, processes, sizes and scatter."""
+    measured, ranks = planned["calibration"], planned["ranks"]
+    if measured["ranks"] == ranks:
         who = f"all {ranks} ranks" if ranks > 1 else "the one rank"
     else:
         who = (
-            f"{found['ranks']} process{'es' * (found['ranks'] > 1)} in place of each of the {ranks} ranks, of which this machine "
+            f"{measured['ranks']} process{'es' * (measured['ranks'] > 1)} in place of each of the {ranks} ranks, of which this machine "
             "has not processors enough; what ranks send each other is not in them"
         )
     sizes = f"measured up to {furthest:,} classes in a step"
-    if found["backbone"]:
-        sizes += f" and {found['backbone'][-1][0]} images"
+    if measured["backbone"]:
+        sizes += f" and {measured['backbone'][-1][0]} images"
     return (
-        f"times are of this machine's processor ({processor_name()}, {found['threads']} threads a rank), not of a GPU or another machine: "
-        f"{who}; {sizes}, beyond that a straight line; repeated measurements differ by {found.get('scatter', 0):.0%} or so"
+        f"times are of this machine's processor ({processor_name()}, {measured['threads']} threads a rank), not of a GPU or another machine: "
+        f"{who}; {sizes}, beyond that a straight line; repeated measurements differ by {measured.get('scatter', 0):.0%} or so"
     )
 
 
 def processor_name() -> str:
-    """What the system calls the processor (Linux), else its architecture."""
+    """Return the system's name of the processor (Linux), else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -314,8 +322,10 @@ def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count != 1)}"
 
 
-def disk_told(planned: dict) -> str:
-    needs, free, mb = planned["disk"], planned["disk"]["free"], 2**20
+def format_disk(planned: dict) -> str:
+    needs = planned["disk"]
+    free = needs["free"]
+    mb = 2**20
     parts = [f"at most {needs['checkpoints']} checkpoints of {needs['checkpoint'] / mb:,.0f} MB"]
     if not free["one"]:
         parts[0] += f" of {free['checkpoints'] / mb:,.0f} MB free"
@@ -364,9 +374,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     cfg = config_of(args)
     if args.work:
-        found = work(cfg, json.loads(args.work[0]))
+        measured = work(cfg, json.loads(args.work[0]))
         if environment.rank_from_env() == 0:
-            Path(args.work[1]).write_text(json.dumps(found))
+            Path(args.work[1]).write_text(json.dumps(measured))
         return 0
     for key in ("classes", "ranks"):
         if getattr(args, key) is not None and getattr(args, key) < 1:
@@ -391,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that programs of this machine can still get (Linux)."""
+    """Return the bytes of memory that programs of this machine can still get (Linux)."""
     line = next(
         line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
     )

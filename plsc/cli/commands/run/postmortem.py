@@ -1,8 +1,9 @@
-"""Which rank failed first, and why, in one line: from the files that plsc.distributed.guard leaves in output_dir/errors.
+"""Find the rank that failed first, and why, from the files of plsc.distributed.guard in output_dir/errors.
 
-Paddle's launcher names the first failed rank by number, and its exit code may be that of a rank which it ended itself. What counts
-is who failed earliest: a rank writes its exception with the time; one that vanished without a word was killed, at the time when it
-was last seen. When a rank hangs its peers fail first, by Gloo's 30 s; the one that did not fail is the one that hung.
+Paddle's launcher names the failed rank of the lowest number, and its exit code may be that of a rank which it
+ended itself. Here the earliest failure counts: a rank writes its exception with the time; one without an
+exception was killed when it was last seen. When a rank hangs, its peers fail first, by Gloo's 30 s; the one
+that did not fail is the one that hung.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _CRASH = re.compile(r"^Fatal Python error: (.*)", re.MULTILINE)  # of faulthandler
-_UNSEEN = 0.5  # seconds: a process is seen while it ends; the launcher kills others 0.6 s after a failure at the earliest
+_UNSEEN = 0.5  # seconds: a process is visible while it ends; the launcher kills others 0.6 s after a failure or later
 _TIMEOUT = re.compile(r"^Timeout \((?:(\d+):(\d+):(\d+))", re.MULTILINE)  # of faulthandler
 _COLLECTIVE = re.compile(
     r"paddle/distributed/|plsc/distributed/collectives\.py"
@@ -36,7 +37,10 @@ _COLLECTIVE = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """What happened first. `user`: the user's mistake, so that a restart would be no use; `rank`: None if it is not known."""
+    """The first failure.
+
+    `user`: a mistake of the user, so a restart would not help; `rank`: None if unknown.
+    """
 
     text: str
     user: bool = False
@@ -44,18 +48,18 @@ class Failure:
 
 
 class Watch:
-    """The ranks of one start, whose processes are on this machine; `look` several times a second, then ask.
+    """Watches the ranks of one start on this machine; call `look` several times a second, then `failure`.
 
     Args:
         folder: output_dir/errors; files of earlier starts on this machine are deleted.
     """
 
     def __init__(self, folder: Path):
-        self._folder, self._asked = folder, False
+        self._folder = folder
+        self._asked = False
         self._seen: dict[int, float] = {}  # rank -> when it was last seen running
-        self._halted: dict[
-            int, dict[str, Any]
-        ] = {}  # rank -> its record, of a process that was stopped (SIGSTOP)
+        # rank -> its record, of a process that was stopped (SIGSTOP)
+        self._halted: dict[int, dict[str, Any]] = {}
         for kind in ("alive", "json"):
             for rank in self._records(kind):
                 for suffix in ("alive", "json", "trace", "reserved"):
@@ -63,9 +67,11 @@ class Watch:
         self._oom_kills = _oom_kills()
 
     def _records(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Rank -> what its file says, and "since" when, of ranks on this machine; without a file that is being written just now, or
-        that no rank has written."""
-        found = {}
+        """Read rank -> the content of its file and its time "since", of ranks on this machine.
+
+        Files that are being written, or that no rank has written, are left out.
+        """
+        records = {}
         for path in self._folder.glob(f"rank*.{kind}"):
             rank = re.fullmatch(r"rank(\d{1,9})", path.stem, re.ASCII)
             try:
@@ -73,17 +79,20 @@ class Watch:
             except (OSError, ValueError, RecursionError):
                 continue
             if rank and _is_record(kind, record) and record["host"] == socket.gethostname():
-                found[int(rank[1])] = {**record, "since": written}
-        return found
+                records[int(rank[1])] = {**record, "since": written}
+        return records
 
     def pids(self) -> dict[int, int]:
-        """Rank -> process, of those that are at work and listen to signals."""
+        """Return rank -> process of the ranks that run and handle signals."""
         return {
             rank: record["pid"] for rank, record in self._records("alive").items() if _runs(record["pid"])
         }
 
     def look(self) -> None:
-        """Note who is there. Once one has failed, the others are asked where they are; one that was stopped must go on to answer."""
+        """Note which ranks run.
+
+        After a failure ask the others for their stacks; a stopped one must continue for that.
+        """
         pids = self.pids()
         self._seen.update(dict.fromkeys(pids, time.time()))
         if not self._asked and any("type" in record for record in self._records("json").values()):
@@ -96,12 +105,12 @@ class Watch:
                 send(pid, signal.SIGCONT)
 
     def stopped(self) -> str | None:
-        """The signal on which the ranks have saved and stopped, or None."""
+        """Return the signal on which the ranks have saved and stopped, or None."""
         names = [record["stopped"] for record in self._records("json").values() if "stopped" in record]
         return names[0] if names else None
 
     def failure(self, code: int, logs: str) -> Failure:
-        """Who failed first, after the launcher has ended with `code`; `logs` is the folder that it wrote to."""
+        """Find the first failure after the launcher has ended with `code`; `logs` is the folder of its logs."""
         raised = {rank: r for rank, r in self._records("json").items() if "type" in r and "ended_by" not in r}
         vanished = {rank: r for rank, r in self._records("alive").items() if rank not in raised}
         if code < 0:
@@ -118,22 +127,25 @@ class Watch:
             return Failure(self._of_vanished(first, vanished[first]["step"] + 1), rank=first)
         error = raised[first]
         waited_for = self._halted or vanished
-        if waited_for and _LOST_PEER.search(error["message"]):  # in vain, until the launcher had to kill it
+        if waited_for and _LOST_PEER.search(
+            error["message"]
+        ):  # the others waited for it until the launcher killed it
             stuck = min(waited_for, key=lambda rank: (waited_for[rank]["step"], self._seen.get(rank, 0)))
             record = waited_for[stuck]
             return Failure(
                 self._of_stuck(stuck, error["time"] - record["since"], record["step"] + 1), rank=stuck
             )
-        said = f"{error['type']}: {error['message']}" if not error["user"] else error["message"]
+        text = f"{error['type']}: {error['message']}" if not error["user"] else error["message"]
         if error["type"] == "MemoryError":
-            said += "; lower DataLoader.Train.batch_size"
-        return Failure(f"rank {first} failed at step {error['step'] + 1}: {said}", error["user"], first)
+            text += "; lower DataLoader.Train.batch_size"
+        return Failure(f"rank {first} failed at step {error['step'] + 1}: {text}", error["user"], first)
 
     def _first(self, times: dict[int, float], raised: dict[int, Any], vanished: dict[int, Any]) -> int:
-        """The earliest of the ranks that failed by themselves; where there is none, the earliest of all.
+        """Return the earliest of the ranks that failed by themselves, or else the earliest of all.
 
-        A rank that lost its peer, or was aborted by the library that lost it, shows a consequence, and may be seen first. One that was
-        killed is a cause if it was not seen after the first failure of another: later the launcher may have killed it.
+        A rank that lost its peer, or was aborted by the library that lost it, shows a consequence, possibly
+        first. One that was killed is a cause if it was not seen after the first failure of another: later the
+        launcher may have killed it.
         """
         times = {rank: self._crash_time(rank) or when for rank, when in times.items()}
         causes = [rank for rank in raised if not _LOST_PEER.search(raised[rank]["message"])]
@@ -147,14 +159,16 @@ class Watch:
         return min(causes or times, key=times.__getitem__)
 
     def _crash_time(self, rank: int) -> float | None:
-        """When faulthandler wrote that the process crashed; None if it did not."""
+        """Return the time at which faulthandler recorded a crash; None without one."""
         if not _CRASH.search(self._trace(rank)):
             return None
         return (self._folder / f"rank{rank}.trace").stat().st_mtime
 
     def _waited_for(self, first: int, vanished: dict[int, Any]) -> list[int]:
-        """Watchdogs of ranks that wait in a collective go off at the same time as that of the rank they wait for: the latter, if there is
-        one, and else `first`."""
+        """Return the ranks that the others waited for, else [first].
+
+        The watchdogs of ranks in a collective end them at the same time as that of the rank they wait for.
+        """
         stacks = {
             rank: _main_thread(self._trace(rank)) for rank in vanished if _TIMEOUT.search(self._trace(rank))
         }
@@ -185,7 +199,7 @@ class Watch:
 
 
 def _is_record(kind: str, record: Any) -> bool:
-    """Whether a rank may have written it: a file of this kind with all its fields."""
+    """Return whether a record has all fields of its kind, so that a rank may have written it."""
     fields = {"host": str, "step": int}
     if kind == "alive":
         fields["pid"] = int
@@ -199,23 +213,23 @@ def _is_record(kind: str, record: Any) -> bool:
 
 
 def _main_thread(trace: str) -> str:
-    """Its stack, which faulthandler writes last, the innermost frame first."""
+    """Return the stack of the main thread, which faulthandler writes last, innermost frame first."""
     return re.split(r"^(?:Current t|T)hread .*$", trace, flags=re.MULTILINE)[-1]
 
 
 def _place(trace: str) -> str:
-    """file:line of the main thread."""
+    """Return file:line of the main thread."""
     frame = re.search(r'File "(.*?)", line (\d+)', _main_thread(trace))
     return f"{frame[1]}:{frame[2]}" if frame else ""
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process is there and not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     return _state(pid) not in "ZX"
 
 
 def _state(pid: int) -> str:
-    """A letter, as `ps` has it: T stopped, Z zombie; X where there is none."""
+    """Return the state of a process as in `ps`: T stopped, Z zombie; X: no process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -223,17 +237,19 @@ def _state(pid: int) -> str:
 
 
 def _oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory since it started; 0 where it does not say."""
+    """Return how many processes the kernel has killed for lack of memory since its start; 0 if unknown."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    return int(found[1]) if found else 0
+    return int(match[1]) if match else 0
 
 
 def send(pid: int, number: int) -> None:
-    """A signal to a process that may have ended: to its main thread, where the C library lets us, so that in a process that was stopped
-    this thread answers before it goes on, whichever of them wakes first."""
+    """Send a signal to a process that may have ended, to its main thread if the C library can.
+
+    In a stopped process the main thread then handles the signal before it continues.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "tgkill"):  # glibc before 2.30
         with contextlib.suppress(ProcessLookupError):

@@ -1,10 +1,12 @@
-"""`plsc-run`: Paddle's launcher with somebody beside it who restarts what died, says why, and leaves nothing behind.
+"""Run Paddle's launcher, restart it after failures, and report their causes: `plsc-run`.
 
-    plsc-run --nproc_per_node 2 [--max_failures 3] [options of paddle.distributed.launch] tools/train.py -c configs/ -o ...
+    plsc-run --nproc_per_node 2 [--max_failures 3] [options of paddle.distributed.launch] tools/train.py -c
+    configs/ -o ...
 
-It reads the config to know the output folder, locks that, and starts Paddle's launcher, whose own words go to launcher.log beside the
-ranks' logs. A death is followed by a start with Global.resume=true; the user's own mistake (exit code 2) is not, nor are R failures
-without a new checkpoint between them. SIGTERM and SIGINT go to the ranks, which save and stop. Imports no Paddle.
+It reads the config for the output folder, locks that, and starts Paddle's launcher, whose own messages go to
+launcher.log beside the ranks' logs. After a failure it starts again with Global.resume=true, but not after a
+mistake of the user (exit code 2) or R failures without a new checkpoint between them. SIGTERM and SIGINT go
+to the ranks, which save and stop. Imports no Paddle.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from plsc.utils import disk
 _POLL = 0.1  # seconds
 _PAUSE = 1.0  # before a restart
 _PAUSE_FULL = 60.0  # before the first restart on a full disk, twice that before the second, ...
-_FULL = 1 << 20  # bytes free on a disk that is called full
+_FULL = 1 << 20  # a disk with fewer free bytes counts as full
 _USAGE = "plsc-run --nproc_per_node N [--max_failures R] [launcher options] tools/train.py -c ... -o ..."
 
 
@@ -40,7 +42,7 @@ class Supervisor:
     Args:
         options: of paddle.distributed.launch; every one of them takes a value.
         program: the script and its arguments, among them -c and -o.
-        max_failures: so many in a row without a new checkpoint end it.
+        max_failures: end after so many in a row without a new checkpoint.
     """
 
     def __init__(self, options: Sequence[str], program: Sequence[str], max_failures: int):
@@ -50,10 +52,12 @@ class Supervisor:
                 f"plsc-run: there is no script {self._script}; after the launcher's options, each with its value, comes one, such as "
                 "tools/train.py"
             )
-        sys.path.insert(0, str(Path(self._script).resolve().parent))  # as for the script: it may hold classes
+        sys.path.insert(
+            0, str(Path(self._script).resolve().parent)
+        )  # as for the script: it may define classes
         given, _ = _config_parser().parse_known_args(self._arguments)
         cfg = config.load(given.config, given.override)
-        cfg.check_data()  # here it costs nothing; of ranks that end while they start, the first may not be the one that knows why
+        cfg.check_data()  # before the ranks start: the first of them to end may not be the one with the reason
         self.folder = Path(cfg.Global.output_dir)
         self._chosen = any(override.startswith("Global.resume=") for override in given.override)
         self._resumes = cfg.Global.resume
@@ -64,11 +68,11 @@ class Supervisor:
             self._options += ["--log_dir", self._logs]
         self._signals: list[int] = []
         self._launcher: subprocess.Popen | None = None
-        self._said_before = 0  # bytes in the launcher's log
+        self._log_start = 0  # bytes in the launcher's log
         self._paused = False
 
     def run(self) -> int:
-        """The exit code: 0 done, 130 or 143 stopped on SIGINT or SIGTERM, 1 given up, 2 the user's mistake."""
+        """Run; return 0: done, 130 or 143: stopped on SIGINT or SIGTERM, 1: given up, 2: user's mistake."""
         for number in (*guard.STOPPING, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_IGN:  # nohup
                 continue
@@ -83,9 +87,11 @@ class Supervisor:
                 held.close()
 
     def _run(self, locked: bool) -> int:
-        failures, restarts, best = 0, 0, newest_step(self.folder)
+        failures = 0
+        restarts = 0
+        best = newest_step(self.folder)
         resume = best is not None and not self._chosen and not self._finished(best)
-        # A start that dies early leaves what another run had left there; to go on from that would be to take its result.
+        # A start that fails early leaves the checkpoints of a former run, from which a new one must not resume.
         others = None if resume or self._resumes else _stamp(self.folder, best)
         if resume:
             closed = not list((self.folder / "errors").glob("rank*.alive"))
@@ -111,8 +117,8 @@ class Supervisor:
             progress = newest is not None and (best is None or newest > best)
             failures, best = (0 if progress else failures + 1), (newest if progress else best)
             if failures >= self._max_failures:
-                said = f"{failures} failure{'s' if failures > 1 else ''} without a new checkpoint"
-                self._say(f"ERROR {failed.text}; giving up after {said}, the logs are in {self._logs}")
+                count = f"{failures} failure{'s' if failures > 1 else ''} without a new checkpoint"
+                self._say(f"ERROR {failed.text}; giving up after {count}, the logs are in {self._logs}")
                 return 1
             restarts, resume = restarts + 1, newest is not None
             where = f"step {newest}" if resume else "the beginning"
@@ -123,11 +129,11 @@ class Supervisor:
                 return self._ended_on_request(watch)
 
     def _failure(self, watch: Watch, code: int) -> Failure:
-        """Who failed first and why; a full disk keeps the ranks from saying it."""
+        """Find the first failure; with a full disk the ranks cannot record it."""
         failed = watch.failure(code, self._logs)
         if failed.rank is not None:
             return failed
-        launcher.show_mistakes(self._logs, self._said_before, sys.stderr)
+        launcher.show_mistakes(self._logs, self._log_start, sys.stderr)
         free = disk.free_bytes(self.folder)
         return Failure(f"the disk of {self.folder} is full ({free:,} bytes free)") if free < _FULL else failed
 
@@ -136,13 +142,13 @@ class Supervisor:
         return any(text in failed.text for text in texts) or disk.free_bytes(self.folder) < _FULL
 
     def _pause(self, seconds: float) -> None:
-        """Wait, but for a signal."""
+        """Wait until a signal or the end of the time."""
         end = time.monotonic() + seconds
         while not self._signals and time.monotonic() < end:
             time.sleep(min(_POLL, seconds))
 
     def _finished(self, newest: int) -> bool:
-        """Whether results.json is of the newest checkpoint: then the same command is a new run."""
+        """Return whether results.json is of the newest checkpoint: then the same command is a new run."""
         try:
             results = json.loads((self.folder / "results.json").read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -158,7 +164,7 @@ class Supervisor:
         return self._ended_otherwise(watch, name, step)
 
     def _ended_otherwise(self, watch: Watch, name: str, step: int | None) -> int:
-        """Asked to stop, but no rank says that it has saved."""
+        """Return the exit code after a request to stop if no rank has recorded that it saved."""
         if self._launcher.returncode == 0:
             return 0  # the run was at its end
         if self._paused:
@@ -173,23 +179,24 @@ class Supervisor:
         return 2 if failed.user else 1
 
     def _start(self, watch: Watch, resume: bool, locked: bool) -> int:
-        """Start the launcher, pass signals on, wait until nothing of it is left. Its exit code."""
+        """Start the launcher, pass signals on, and wait for all its processes; return its exit code."""
         again = ["-o", "Global.resume=true", "Global.checkpoint=newest"] if resume else []
         env = {**environment.for_ranks(), guard.SUPERVISOR: str(os.getpid())}
         if locked:
             env[guard.LOCKED] = str(self.folder.resolve())
         if (
             env.get("CUDA_VISIBLE_DEVICES") == ""
-        ):  # the usual way to hide GPUs; Paddle's launcher stumbles over it
+        ):  # the usual way to hide GPUs, on which Paddle's launcher fails
             del env["CUDA_VISIBLE_DEVICES"]
         command = [str(launcher.STARTER), *self._options, self._script, *self._arguments, *again]
-        passed, self._paused = 0, False
-        with launcher.open_log(self._logs) as words:
-            self._said_before = words.tell()
+        passed = 0
+        self._paused = False
+        with launcher.open_log(self._logs) as log:
+            self._log_start = log.tell()
             self._launcher = subprocess.Popen(
                 [sys.executable, *command],
                 env=env,
-                stderr=words,
+                stderr=log,
                 start_new_session=True,  # Ctrl-C must reach the ranks through us only, once
                 preexec_fn=guard.die_with_parent,  # noqa: PLW1509 (this process has one thread)
             )
@@ -200,19 +207,22 @@ class Supervisor:
                 passed += 1
             time.sleep(_POLL)
         watch.look()
-        _end_the_rest()
+        _kill_leftovers()
         self._forget_environments()
         return self._launcher.returncode
 
     def _forget_environments(self) -> None:
-        """Delete the launcher's JOB.abcdef.log, a new one a start, which holds its environment and nothing that is of use later."""
+        """Delete the launcher's JOB.abcdef.log of each start, which contains its environment only."""
         job = _value(self._options, "--job_id") or "default"
         for path in Path(self._logs).glob(f"{job}.{6 * '[a-z]'}.log"):
             path.unlink(missing_ok=True)
 
     def _pass_on(self, number: int, watch: Watch, first: bool) -> None:
-        """The first to the ranks themselves: the launcher would give them 30 s only. Before they listen, to the launcher. A further one
-        to both: a second SIGINT ends a rank at once."""
+        """Pass a signal on: the first to the ranks, since the launcher would give them only 30 s.
+
+        Before the ranks handle signals it goes to the launcher. A further one goes to both: a second SIGINT
+        ends a rank at once.
+        """
         pids = watch.pids().values()
         for pid in pids:
             wanted = number if number in guard.STOPPING else signal.SIGTERM
@@ -221,7 +231,7 @@ class Supervisor:
             send(self._launcher.pid, signal.SIGTERM)
 
     def _say(self, text: str) -> None:
-        """One line, on stderr and in the run's log, if there is one already."""
+        """Print a line on stderr, and append it to the run's log if that exists."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown(text)}\n"
         path = self.folder / "train.log"
         with contextlib.suppress(OSError):  # a full disk, or a terminal that was closed (nohup)
@@ -233,22 +243,22 @@ class Supervisor:
 
 
 def newest_step(folder: Path) -> int | None:
-    """Step of the newest checkpoint that was completed in `folder`, an output_dir; its checksums are the ranks' to verify."""
-    found = (folder / "checkpoints").glob("step-*/manifest.json")
-    steps = [re.fullmatch(r"step-(\d{8,})", path.parent.name) for path in found]
+    """Return the step of the newest completed checkpoint in an output_dir, without verifying checksums."""
+    manifests = (folder / "checkpoints").glob("step-*/manifest.json")
+    steps = [re.fullmatch(r"step-(\d{8,})", path.parent.name) for path in manifests]
     return max((int(step[1]) for step in steps if step), default=None)
 
 
 def _stamp(folder: Path, step: int | None) -> tuple[int, int] | None:
-    """What tells a checkpoint from another of the same step; None without one."""
+    """Identify a checkpoint among others of the same step; None without one."""
     if step is None:
         return None
-    found = (folder / f"checkpoints/step-{step:08d}/manifest.json").stat()
-    return found.st_ino, found.st_mtime_ns
+    status = (folder / f"checkpoints/step-{step:08d}/manifest.json").stat()
+    return status.st_ino, status.st_mtime_ns
 
 
-def _end_the_rest() -> None:
-    """Kill what the launcher has left: the kernel ends its ranks with it, but not one that had just been born."""
+def _kill_leftovers() -> None:
+    """Kill ranks that outlive the launcher: the kernel does, except one that has just started."""
     ours = f"{guard.SUPERVISOR}={os.getpid()}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -260,14 +270,14 @@ def _end_the_rest() -> None:
 
 
 def _value(options: Sequence[str], name: str) -> str | None:
-    """What `options` say after `name`, or in name=value."""
-    found = None
+    """Return the value of the option `name` in `options`, as "name value" or name=value."""
+    value = None
     for option, following in zip(options, [*options[1:], None]):
         if option == name:
-            found = following
+            value = following
         elif option.startswith(f"{name}="):
-            found = option.partition("=")[2]
-    return found
+            value = option.partition("=")[2]
+    return value
 
 
 def _config_parser() -> argparse.ArgumentParser:
@@ -277,7 +287,7 @@ def _config_parser() -> argparse.ArgumentParser:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options of the launcher, each with its value; the script and its arguments. `train` alone is plsc's own program."""
+    """Split a command into launcher options, and the script with arguments; `train` is plsc's own program."""
     cut = 0
     while cut < len(argv) and argv[cut].startswith("-"):
         cut += 1 if "=" in argv[cut] else 2
@@ -290,7 +300,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`plsc-run ...`: the exit code."""
+    """Run `plsc-run`, and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv in ([], ["-h"], ["--help"]):
         print(f"usage: {_USAGE}\n\nrestarts what died; docs/reliability.md explains it")

@@ -1,7 +1,7 @@
-"""The parts of `plsc-selftest`: collectives, heads and checkpoints of these ranks against slow and obvious numpy.
+"""Check collectives, heads and checkpoints of these ranks against simple numpy: the parts of `plsc-selftest`.
 
-Each is a function -> {what was compared: its worst error on this rank}; every rank calls it. The tests compare heads by the same
-`head_errors`, on more cases.
+Each part is a function -> {what was compared: its worst error on this rank}; every rank calls it. The tests
+compare heads by the same `head_errors`, on more cases.
 
     head_errors("arcface", 53, [5, 8])          on 2 ranks with 5 and 8 samples
 """
@@ -36,14 +36,14 @@ MARGINS = {
 
 
 def relative(got, want) -> float:
-    """Largest difference, in units of the largest number of `want`."""
+    """Return the largest difference, relative to the largest number of `want`."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, (got.shape, want.shape)
     return float(np.abs(got - want).max() / max(np.abs(want).max(), 1e-12)) if got.size else 0.0
 
 
 def different_bytes(got: np.ndarray, want: np.ndarray) -> float:
-    """How many bytes differ."""
+    """Count the bytes that differ."""
     assert got.shape == want.shape and got.dtype == want.dtype, (got.shape, want.shape)
     return float(np.count_nonzero(_bytes(got) != _bytes(want)))
 
@@ -53,7 +53,7 @@ def _bytes(x: np.ndarray) -> np.ndarray:
 
 
 class Worst(dict):
-    """Name -> the largest number noted under it; what is not a number counts as infinite."""
+    """Name -> the largest number noted under it; NaN counts as infinite."""
 
     def note(self, name: str, error: float) -> None:
         self[name] = max(self.get(name, 0.0), float(error) if np.isfinite(error) else np.inf)
@@ -63,7 +63,7 @@ class Worst(dict):
 
 
 def _uneven(least: int) -> tuple[list[int], slice]:
-    """Samples of each rank, and where this rank's are among all."""
+    """Return the number of samples of each rank, and the slice of this rank's."""
     counts = [least + 3 * rank for rank in range(distributed.world_size())]
     start = sum(counts[: distributed.rank()])
     return counts, slice(start, start + counts[distributed.rank()])
@@ -80,7 +80,7 @@ def check_all_reduce() -> Worst:
 
 
 def check_gather() -> Worst:
-    """Forward and backward; each rank weighs what it gathered by its rank + 1."""
+    """Check gathering, forward and backward; each rank multiplies its copy by rank + 1."""
     counts, own = _uneven(2)
     x = np.random.default_rng(1).standard_normal((sum(counts), 3)).astype(np.float32)
     mine = paddle.to_tensor(x[own], stop_gradient=False)
@@ -108,7 +108,7 @@ def check_reduce_scatter() -> Worst:
 
 
 def check_data_parallel() -> Worst:
-    """Rank 0's parameters everywhere, and the average of the ranks' gradients."""
+    """Check that all ranks have rank 0's parameters and the average of the gradients."""
     world_size, rank = distributed.world_size(), distributed.rank()
     paddle.seed(rank)
     layer = distributed.data_parallel(paddle.nn.Linear(2, 1))
@@ -124,7 +124,10 @@ def check_data_parallel() -> Worst:
 
 
 def labels_for(kind: str, num_samples: int, num_classes: int, rng) -> np.ndarray:
-    """ "any": uniform. "one rank": all in the last shard that has classes. "gap": none in the first shard, if others have any."""
+    """Draw labels.
+
+    "any": uniform; "one rank": all in the last shard with classes; "gap": none in the first.
+    """
     shards = [s for s in split(num_classes, distributed.world_size()) if s[1] > s[0]]
     low, high = {"any": (0, num_classes), "one rank": shards[-1], "gap": (shards[1:] or shards)[0]}[kind]
     if kind == "gap":
@@ -142,13 +145,15 @@ def head_errors(
     lr: float = 0.01,
     **options,
 ) -> Worst:
-    """Train a head of `options` alone for some steps beside the dense float64 reference restricted to the sampled classes.
+    """Train a head for some steps beside the dense float64 reference restricted to the sampled classes.
 
     Args:
-        counts: samples of each rank. labels: see `labels_for`.
+        counts: samples of each rank.
+        labels: see `labels_for`.
+        options: of make_head.
 
-    Returns: the worst relative errors of this rank's part of losses, gradients and parameters, and how many samples' classes
-    were not among the sampled ones.
+    Returns: the worst relative errors of this rank's part of losses, gradients and parameters, and how many
+    samples' classes were not among the sampled ones.
     """
     margin, dense_margin, scale = MARGINS[name]
     options = {"scale": scale, "init_std": 0.5, "seed": 3, "weight_decay": 5e-4, **options}
@@ -202,7 +207,7 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
 
 
 def check_head(name: str, **options) -> Worst:
-    """Uneven batches; C not divisible by W, and below it; labels on one rank only."""
+    """Check a head with uneven batches; C not divisible by W, and below W; labels on one rank only."""
     counts, worst = _uneven(5)[0], Worst()
     for num_classes, labels in ((53, "any"), (11, "one rank"), (max(1, len(counts) - 1), "any")):
         case = head_errors(name, num_classes, counts, labels=labels, steps=3, **options)
@@ -212,7 +217,7 @@ def check_head(name: str, **options) -> Worst:
 
 
 def check_every_class_sampled() -> Worst:
-    """Partial FC that samples, and finds that each class is a positive, against the head that does not sample."""
+    """Compare Partial FC when every class is a positive with a head that does not sample."""
     counts, own = _uneven(30)
     ends = []
     for rate in (1.0, 0.9):
@@ -237,7 +242,7 @@ def check_every_class_sampled() -> Worst:
 
 
 def check_reshard() -> Worst:
-    """Saved by these ranks; each reads it whole and as every other number of ranks would."""
+    """Save by these ranks; each reads the checkpoint whole, and split for 1 to 8 ranks."""
     world_size, rank, num_classes = distributed.world_size(), distributed.rank(), 23
     whole = {"centres": initial_rows(1, 0, num_classes, D, 1.0), "momentum": initial_rows(2, 0, 23, D, 1.0)}
     start, stop = split(num_classes, world_size)[rank]
@@ -273,7 +278,7 @@ def check_reshard() -> Worst:
     return worst
 
 
-# float32 with a scale of 64 reaches 5e-6, on whatever processor; a line that is wrong costs 1e-2 and more.
+# float32 with a scale of 64 reaches 5e-6 on any processor; a wrong line gives 1e-2 and more.
 HEAD_LIMIT = 5e-5
 PARTS: dict[str, tuple[Callable[[], Worst], float]] = {
     "all_reduce, broadcast": (check_all_reduce, 1e-6),

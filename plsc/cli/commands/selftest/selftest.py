@@ -1,11 +1,11 @@
-"""Check this machine: the collectives, the heads and the checkpoints against slow and obvious numpy, in under two minutes.
+"""Check collectives, heads and checkpoints on this machine against simple numpy, in under two minutes.
 
     plsc-selftest                 on this process and, launched, on 2 ranks
     plsc-selftest --ranks 4       on 4 ranks too; --ranks 1: on this process only
     python -m paddle.distributed.launch --nproc_per_node 4 tools/selftest.py          in a launch of yours
 
-A part that raises on one of several ranks ends that rank, because the others may be waiting for it; whoever launched the ranks
-then starts new ones for the parts that are left. The parts: selftest_parts.py.
+A part that raises on one of several ranks ends that rank, because the others may be waiting for it; the
+launching process then starts new ranks for the remaining parts. The parts: parts.py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from plsc.cli.commands.selftest.parts import PARTS
 from plsc.distributed import launcher
 from plsc.utils.text import table
 
-PART_SECONDS = 60  # a part that takes longer on several ranks is ended: one of them waits in vain
+PART_SECONDS = 60  # a part that takes longer on several ranks is ended: a rank is probably waiting for ever
 
 
 @dataclass
 class Row:
-    """What became of a part: its worst error and what that is of, or why there is none and since when (seconds)."""
+    """The result of a part: its worst error and the name of that, or why and when (seconds) it failed."""
 
     part: str
     worst: float = 0.0
@@ -52,7 +52,7 @@ class Row:
 
 
 def run_part(part: str) -> Row:
-    """One part on this rank, whatever it raises."""
+    """Run one part on this rank, and catch what it raises."""
     try:
         worst = PARTS[part][0]()
     except Exception as error:  # noqa: BLE001 (a broken part must not hide the others)
@@ -64,10 +64,11 @@ def run_part(part: str) -> Row:
 
 
 def run_parts(parts: Sequence[str], results: Path | None) -> list[Row]:
-    """The parts on this rank, up to the first that raises if there are other ranks.
+    """Run the parts on this rank, up to the first that raises if there are other ranks.
 
     Args:
-        results: folder for this rank's file of rows, a name alone where a part begins; None writes none.
+        results: folder for this rank's file: the name of each part when it begins, and its row; None: no
+            file.
     """
     rows: list[Row] = []
     for part in parts:
@@ -89,7 +90,10 @@ def _write(results: Path | None, line: str | dict) -> None:
 
 
 def launch_parts(parts: Sequence[str], ranks: int, device: str, folder: Path) -> list[Row]:
-    """The parts on `ranks` processes of this machine, each row the worst of all ranks. Logs go below `folder`."""
+    """Run the parts on `ranks` processes of this machine; each row is the worst of all ranks.
+
+    Logs: `folder`.
+    """
     rows: list[Row] = []
     while len(rows) < len(parts):
         left = parts[len(rows) :]
@@ -97,9 +101,9 @@ def launch_parts(parts: Sequence[str], ranks: int, device: str, folder: Path) ->
         results.mkdir()
         arguments = ["selftest", "--device", device, "--results", str(results), "--parts", *left]
         code = launcher.launch(arguments, ranks, results / "log", say=lambda line: None)
-        found = join_ranks(left, [_read(results / f"rank-{rank}.jsonl") for rank in range(ranks)])
+        joined = join_ranks(left, [_read(results / f"rank-{rank}.jsonl") for rank in range(ranks)])
         why = f"the launch of {ranks} ranks ended with exit code {code} before it"
-        rows += found or [Row(part, failure=why) for part in left]
+        rows += joined or [Row(part, failure=why) for part in left]
     return rows
 
 
@@ -108,23 +112,23 @@ def _read(path: Path) -> list[str | dict]:
 
 
 def join_ranks(parts: Sequence[str], lines_of_rank: list[list]) -> list[Row]:
-    """One row for each part, from what every rank wrote, up to and with the first part that a rank did not end well."""
+    """Join the lines of all ranks to a row for each part, up to the first part that failed on a rank."""
     rows = []
     for part in parts:
-        found = [
+        ended = [
             [Row(**line) for line in lines if line != part and _part(line) == part] for lines in lines_of_rank
         ]
         began = [rank for rank, lines in enumerate(lines_of_rank) if part in lines]
         failures = [
-            (row[0].time, rank, row[0].failure) for rank, row in enumerate(found) if row and row[0].failure
+            (row[0].time, rank, row[0].failure) for rank, row in enumerate(ended) if row and row[0].failure
         ]
-        if failures:  # the first to fail: the others' complaint is that it left them
+        if failures:  # the first to fail: the others failed because it ended
             _, rank, failure = min(failures)
             return [*rows, Row(part, failure=f"rank {rank}: {failure}")]
-        if not all(found):
-            lost = [rank for rank in began if not found[rank]]
+        if not all(ended):
+            lost = [rank for rank in began if not ended[rank]]
             return [*rows, Row(part, failure=f"rank {lost[0]} ended in it")] if lost else rows
-        rows.append(max((row[0] for row in found), key=lambda row: row.worst))
+        rows.append(max((row[0] for row in ended), key=lambda row: row.worst))
     return rows
 
 
@@ -133,7 +137,7 @@ def _part(line: str | dict) -> str | None:
 
 
 def _show(where: str, rows: list[Row]) -> list[str]:
-    """Print the table; the names of the parts that failed."""
+    """Print the table, and return the names of the parts that failed."""
     print(
         f"\n{where}\n\n{table([row.cells() for row in rows], ['part', 'result', 'worst error', 'limit'])}",
         flush=True,
@@ -156,18 +160,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None, threads: int) -> int:
-    """Exit code 0 if every part passed, 1 if not. In a launch: of this rank alone."""
+    """Run `plsc-selftest`; return 0 if every part passed, else 1. In a launch: of this rank alone."""
     args = _arguments(argv)
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # its products have 10 bits, and the limits are those of float32
     distributed.init(args.device, threads)
     rows = run_parts(args.parts, args.results)
     ranks, device = distributed.world_size(), paddle.get_device().partition(":")[0]
     if args.results is not None:
-        return int(any(row.failure for row in rows))  # whoever launched it judges the numbers
+        return int(
+            any(row.failure for row in rows)
+        )  # the launching process compares the numbers with the limits
     failed = _show(f"{ranks} rank{'s' if ranks > 1 else ''} on {device}, Paddle {paddle.__version__}", rows)
     if "PADDLE_TRAINER_ID" in os.environ:
         if len(rows) == len(args.parts) and not rows[-1].failure:
-            distributed.barrier()  # the launcher ends the other ranks once one says 1
+            distributed.barrier()  # the launcher ends the other ranks once one exits with 1
         return int(bool(failed))
     if args.ranks > 1:
         failed += _launch_all(args.parts, sorted({2, args.ranks}), device)
@@ -176,8 +182,9 @@ def main(argv: Sequence[str] | None, threads: int) -> int:
 
 
 def _launch_all(parts: Sequence[str], numbers: Sequence[int], device: str) -> list[str]:
-    """The tables of each number of ranks; what failed. The ranks' logs are kept then."""
-    folder, failed = Path(tempfile.mkdtemp(prefix="plsc-selftest-")), []
+    """Launch each number of ranks, print its table, and return the failed parts; then logs are kept."""
+    folder = Path(tempfile.mkdtemp(prefix="plsc-selftest-"))
+    failed = []
     for ranks in numbers:
         here = _device_for(ranks, device)
         failed += _show(f"{ranks} ranks on {here}", launch_parts(parts, ranks, here, folder))
@@ -189,5 +196,5 @@ def _launch_all(parts: Sequence[str], numbers: Sequence[int], device: str) -> li
 
 
 def _device_for(ranks: int, device: str) -> str:
-    """The GPUs if there is one for each rank."""
+    """Choose the GPUs if there is one for each rank, else the CPU."""
     return "cpu" if device == "cpu" or paddle.device.cuda.device_count() < ranks else "gpu"
