@@ -1,11 +1,12 @@
-"""Evaluation: embeddings or predictions in, numbers and curves out. numpy only; knows no network and no ranks.
+"""Evaluation: compute metrics and curves from embeddings or predictions. numpy only, without networks and
+ranks.
 
     verify_pairs(embeddings, pairs, same)         are two images, or templates, of the same class?
     identify(embeddings, gallery, probe, ids)     who of the gallery is it, if anybody?
     classify(label, predicted, num_classes)       which of the trained classes is it?
 
-Each gives a result with `kind`, `headline`, `row()` for metrics.jsonl, `numbers()` for results.json, `results()` for
-people and `notes`. Try it: `python -c "from plsc.evaluation import *; help(verify)"`.
+Each returns a result with `kind`, `headline`, `row()` for metrics.jsonl, `numbers()` for results.json,
+`results()` for people and `notes`. Try it: `python -c "from plsc.evaluation import *; help(verify)"`.
 """
 
 from plsc.evaluation.classification import Classification, classify

@@ -1,4 +1,4 @@
-"""Classification: how often the head finds the class of images whose classes were trained on.
+"""Classification: compute the share of images of trained classes that the head classifies correctly.
 
 classify(np.array([0, 1, 1]), np.array([0, 1, 0]), num_classes=2).results()
 """
@@ -16,7 +16,7 @@ from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interva
 
 @dataclass(frozen=True)
 class Classification:
-    """What was predicted for images whose classes were trained on."""
+    """The predictions for images of trained classes."""
 
     kind: ClassVar[str] = "classification"
     label: np.ndarray  # [n] int64 in [0, C)
@@ -40,22 +40,24 @@ class Classification:
         return {"accuracy": wilson(self.accuracy, len(self.label))}
 
     def confusion(self) -> np.ndarray:
-        """How many images of each class were taken for each: int64 [C, C], rows are the true classes."""
+        """Count the predictions of each class for each true class: int64 [C, C], rows are the true
+        classes."""
         cell = self.label * self.num_classes + self.predicted
         return np.bincount(cell, minlength=self.num_classes**2).reshape(self.num_classes, -1)
 
     def row(self) -> dict[str, float]:
-        """For metrics.jsonl: {"accuracy", "images"}."""
+        """Return the row of metrics.jsonl: {"accuracy", "images"}."""
         return {"accuracy": self.accuracy, "images": len(self.label)}
 
     def numbers(self) -> dict:
-        """For results.json: `row`, the intervals, and the share of right predictions of each class (None: no image)."""
+        """Return the numbers of results.json: `row`, the intervals, and the share of right predictions of
+        each class (None: no image)."""
         right, images = self._per_class()
         shares = [None if n == 0 else r / n for r, n in zip(right.tolist(), images.tolist())]
         return {**self.row(), "confidence_95": self.intervals, "accuracy_of_class": shares}
 
     def results(self) -> dict[str, str]:
-        """The same numbers for people: label -> value with its unit."""
+        """Format the numbers for people: label -> value with its unit."""
         right, images = self._per_class()
         share = np.divide(right, images, where=images > 0, out=np.full(self.num_classes, np.inf))
         worst = int(np.argmin(share))
@@ -67,13 +69,14 @@ class Classification:
         }
 
     def _per_class(self) -> tuple[np.ndarray, np.ndarray]:
-        """Right predictions and images of each class, int64 [C] each."""
+        """Count right predictions and images of each class, int64 [C] each."""
         right = np.bincount(self.label[self.predicted == self.label], minlength=self.num_classes)
         return right, np.bincount(self.label, minlength=self.num_classes)
 
 
 def classify(label: np.ndarray, predicted: np.ndarray, num_classes: int) -> Classification:
-    """Judge predictions: label, predicted [n] int64; the head gives `num_classes` where it has no finite logit.
+    """Score predictions: label, predicted [n] int64; the head gives `num_classes` where it has no finite
+    logit.
 
     UserError: no images, no prediction.
     """

@@ -1,8 +1,9 @@
-"""Identification, one against many: each probe is searched for in a gallery. Who is it, and is it anybody?
+"""Identification, one against many: search for each probe in a gallery.
 
-Rank-k: how often one of the k most similar gallery images shows the probe's identity (closed set: of the probes whose identity
-is in the gallery). TPIR at FPIR: how often the most similar one is the right one and its cosine is above a threshold that
-only a share FPIR of the probes of strangers exceeds (open set; ISO/IEC 19795-1). Try it:
+Rank-k: how often one of the k most similar gallery images shows the probe's identity (closed set: of the
+probes whose identity is in the gallery). TPIR at FPIR: how often the most similar one is the right one and
+its cosine is above a threshold that only a share FPIR of the probes of strangers exceeds (open set; ISO/IEC
+19795-1). Try it:
 
     identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.array([0, 1, 0, 1])).results()
 """
@@ -26,19 +27,19 @@ CMC_RANKS = 50
 
 @dataclass(frozen=True)
 class Identification:
-    """What `identify` found. Rates are fractions in [0, 1]; what the probes do not allow is None."""
+    """The result of `identify`. Rates are fractions in [0, 1]; None where the probes do not allow one."""
 
     kind: ClassVar[str] = "identification"
     probes: int  # of identities in the gallery
     strangers: int  # probes of identities that are not
     gallery: int  # images
-    cmc: np.ndarray | None  # [<= 50] float64: rank-1, rank-2, ...; longer ranks are not looked at
+    cmc: np.ndarray | None  # [<= 50] float64: rank-1, rank-2, ...; higher ranks are not computed
     tpir_at_fpir: dict[float, float | None]
     threshold_at_fpir: dict[float, float | None]  # cosines
     notes: tuple[str, ...] = ()
 
     def rank(self, k: int) -> float | None:
-        """Rank-k identification rate; with a gallery smaller than k, that of all of it."""
+        """Return the rank-k identification rate; with a gallery smaller than k, that of the whole gallery."""
         return None if self.cmc is None else float(self.cmc[min(k, len(self.cmc)) - 1])
 
     @property
@@ -48,7 +49,8 @@ class Identification:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval: Wilson's over the probes, thresholds taken as given."""
+        """Key of `row` -> its 95 % confidence interval: Wilson's over the probes, thresholds taken as
+        given."""
         rates = {key: rate for key, rate in self._rates().items() if rate is not None}
         return {key: wilson(rate, self.probes) for key, rate in rates.items()}
 
@@ -57,12 +59,13 @@ class Identification:
         return {**rates, **{f"tpir@fpir={fpir:g}": tpir for fpir, tpir in self.tpir_at_fpir.items()}}
 
     def row(self) -> dict[str, float | None]:
-        """For metrics.jsonl: {"rank1", "rank5", "rank10", "tpir@fpir=0.01", ..., "probes", "strangers", "gallery"}."""
+        """Return the row of metrics.jsonl: {"rank1", "rank5", "rank10", "tpir@fpir=0.01", ..., "probes",
+        "strangers", "gallery"}."""
         counts = {"probes": self.probes, "strangers": self.strangers, "gallery": self.gallery}
         return {**self._rates(), **counts}
 
     def numbers(self) -> dict:
-        """For results.json: `row`, the intervals, the CMC curve and the thresholds."""
+        """Return the numbers of results.json: `row`, the intervals, the CMC curve and the thresholds."""
         return {
             **self.row(),
             "confidence_95": self.intervals,
@@ -71,7 +74,7 @@ class Identification:
         }
 
     def results(self) -> dict[str, str]:
-        """The same numbers for people: label -> value with its unit, or why there is none."""
+        """Format the numbers for people: label -> value with its unit, or why there is none."""
         intervals, none = self.intervals, "needs probes of identities in the gallery"
         labels = {
             "probes": f"{self.probes + self.strangers:,} ({self.probes:,} in the gallery, {self.strangers:,} not)",
@@ -108,13 +111,14 @@ def identify(
     UserError: an empty gallery, no probes, an image in both, an embedding that is not finite.
     """
     _check(gallery, probe)
-    found = {name: _unit(embeddings, rows) for name, rows in (("gallery", gallery), ("probe", probe))}
-    score, index = search(found["probe"], found["gallery"], CMC_RANKS)
+    score, index = search(_unit(embeddings, probe), _unit(embeddings, gallery), CMC_RANKS)
     right = identities[gallery][index] == identities[probe][:, None]  # [Q, k]
     mated = np.isin(identities[probe], identities[gallery])
     cmc = np.mean(np.maximum.accumulate(right[mated], axis=1), axis=0) if mated.any() else None
     strangers = np.sort(score[~mated, 0])[::-1]
-    rates, thresholds, notes = {}, {}, []
+    rates = {}
+    thresholds = {}
+    notes = []
     for fpir in FPIRS:
         rates[fpir] = thresholds[fpir] = None
         if len(strangers) >= needed(fpir) and mated.any():
@@ -143,7 +147,7 @@ def _check(gallery: np.ndarray, probe: np.ndarray) -> None:
 
 
 def _unit(embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The rows as float32 of length 1."""
+    """Normalise these rows, as float32."""
     unit = embeddings[rows].astype(np.float32)
     norm = np.linalg.norm(unit, axis=1, keepdims=True)
     if not np.isfinite(norm).all():

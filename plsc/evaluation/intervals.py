@@ -1,13 +1,16 @@
-"""How far to trust a rate: 95 % confidence intervals, by the bootstrap over identities or pairs, and Wilson's for plain shares.
+"""Compute 95 % confidence intervals of rates: by the bootstrap over identities or pairs, and Wilson's for
+plain shares.
 
-The bootstrap draws as many pairs as there are, with replacement, 1,000 times, and takes the middle 95 % of what each draw
-gives (Efron's percentile interval). All that a rate asks of a pair is the cell of a table that it falls into, so a draw is a
-table of counts. Above EXACT_PAIRS the counts are drawn directly, as Poisson numbers with the cell's count as mean: the
-same but for the total, whose spread is then negligible. Always the same seed: equal pairs give equal intervals.
+The bootstrap draws as many pairs as there are, with replacement, 1,000 times, and takes the middle 95 % of
+the rates of the draws (Efron's percentile interval). A rate depends only on the cell of a table that each
+pair falls into, so a draw is a table of counts. Above EXACT_PAIRS the counts are drawn directly, as Poisson
+numbers with the cell's count as mean: the same but for the total, whose spread is then negligible. The seed
+is fixed: equal pairs give equal intervals.
 
-Pairs of one person are alike: of 6,000 pairs of 30 people, the 30 people are the sample. Where the identities are known,
-they are drawn instead: a same pair counts as often as its identity was drawn, a different pair the product of its two
-(the pigeonhole bootstrap of Owen 2007, The Annals of Applied Statistics 1(2), which errs on the wide side).
+Pairs of one person are alike: of 6,000 pairs of 30 people, the 30 people are the sample. Where the identities
+are known, they are drawn instead: a same pair counts as often as its identity was drawn, a different pair the
+product of its two (the pigeonhole bootstrap of Owen 2007, The Annals of Applied Statistics 1(2), which errs
+on the wide side).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ RESAMPLES = 1000
 FEWER_RESAMPLES = 200  # of more than EXACT_PAIRS pairs
 EXACT_PAIRS = 20_000
 LEVEL = 0.95
-IN_BRACKETS = "in brackets"  # the label of the line that says what the brackets are
+IN_BRACKETS = "in brackets"  # label of the line that explains the brackets
 _QUANTILES = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 _Z = 1.959964  # the normal distribution's quantile of LEVEL
 _SEED = 20180901
@@ -30,14 +33,15 @@ _BLOCK = 1 << 20  # numbers at a time
 
 
 def resamples(pairs: int) -> int:
-    """How many resamples are drawn of so many pairs."""
+    """Choose the number of resamples for so many pairs."""
     return RESAMPLES if pairs <= EXACT_PAIRS else FEWER_RESAMPLES
 
 
 def bootstrap(counts: np.ndarray, rates: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Intervals [2, M] float64 of M rates; a draw in which a rate is NaN (no negative drawn, say) does not count for it.
+    """Compute intervals [2, M] float64 of M rates; a draw in which a rate is NaN (no negative drawn, say)
+    does not count for it.
 
-    counts: int64 [...], how many pairs are in each cell. rates: resampled counts [r, ...] -> float64 [r, M].
+    counts: int64 [...], the pairs in each cell. rates: resampled counts [r, ...] -> float64 [r, M].
     """
     return _quantiles(_draws(counts.ravel()), counts.shape, rates)
 
@@ -48,8 +52,11 @@ def bootstrap_identities(
     identities: np.ndarray,
     rates: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """`bootstrap` over the identities: each pair's cell of a table of this shape, [P], and its two identities [P, 2],
-    int64 from 0 on without gaps."""
+    """Compute intervals as `bootstrap`, over the identities.
+
+    cell: each pair's cell of a table of this shape, [P]. identities: the two of each pair, int64 [P, 2], from
+    0 on without gaps.
+    """
     return _quantiles(_draws_of_identities(cell, math.prod(shape), identities), shape, rates)
 
 
@@ -57,13 +64,15 @@ def _quantiles(draws: Iterator[np.ndarray], shape: tuple[int, ...], rates: Calla
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         # A draw without a positive pair has no TAR; where no draw has one, the interval is NaN.
         warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
-        found = np.concatenate([rates(drawn.reshape(-1, *shape)) for drawn in draws])
-        return np.nanquantile(found, _QUANTILES, axis=0)
+        resampled = np.concatenate([rates(drawn.reshape(-1, *shape)) for drawn in draws])
+        return np.nanquantile(resampled, _QUANTILES, axis=0)
 
 
 def _draws(counts: np.ndarray) -> Iterator[np.ndarray]:
-    """All resamples of counts [K], some at a time: int64 [r, K]."""
-    rng, cells, pairs = np.random.default_rng(_SEED), len(counts), int(counts.sum())
+    """Yield all resamples of counts [K], some at a time: int64 [r, K]."""
+    rng = np.random.default_rng(_SEED)
+    cells = len(counts)
+    pairs = int(counts.sum())
     exact, total = pairs <= EXACT_PAIRS, resamples(pairs)
     at_once = max(1, _BLOCK // max(cells, pairs if exact else 0))
     cell = np.repeat(np.arange(cells), counts) if exact else None
@@ -77,8 +86,10 @@ def _draws(counts: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _draws_of_identities(cell: np.ndarray, cells: int, identities: np.ndarray) -> Iterator[np.ndarray]:
-    """All resamples of the identities, some at a time: float64 [r, K], whole numbers."""
-    rng, count, total = np.random.default_rng(_SEED), int(identities.max()) + 1, resamples(len(cell))
+    """Yield all resamples of the identities, some at a time: float64 [r, K], whole numbers."""
+    rng = np.random.default_rng(_SEED)
+    count = int(identities.max()) + 1
+    total = resamples(len(cell))
     first, second = identities.T
     one = first == second
     at_once = max(1, _BLOCK // max(cells, len(cell)))
@@ -92,8 +103,8 @@ def _draws_of_identities(cell: np.ndarray, cells: int, identities: np.ndarray) -
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share of `count` independent trials (Wilson 1927); never empty, unlike the
-    bootstrap's of a share of 1."""
+    """Compute Wilson's score interval of a share of `count` independent trials (Wilson 1927); never empty,
+    unlike the bootstrap's of a share of 1."""
     centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
     half = _Z / (1 + _Z**2 / count) * np.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
     # The bounds of a share of 0 and 1 are 0 and 1, which rounding would miss.
@@ -101,12 +112,12 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def percent(rate: float) -> str:
-    """A rate as people read it: 98.27 %."""
+    """Format a rate for people: 98.27 %."""
     return f"{100 * rate:.2f} %"
 
 
 def with_interval(rate: float, interval: tuple[float, float] | None) -> str:
-    """98.27 % (97.90 to 98.61)."""
+    """Format a rate and its interval: 98.27 % (97.90 to 98.61)."""
     if interval is None:
         return percent(rate)
     return f"{percent(rate)} ({100 * interval[0]:.2f} to {100 * interval[1]:.2f})"

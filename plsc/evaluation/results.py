@@ -1,4 +1,4 @@
-"""What an evaluation leaves for people and programs: the table, results.json, the report with its pictures.
+"""Write the results of an evaluation: the table, results.json, and the report with its pictures.
 
 Rank 0 calls it once, after training or testing. results.json has every number of every set, under its title:
 
@@ -35,27 +35,32 @@ def write_results(
     facts: Mapping[str, Any],
     compared: tuple[str, dict[str, dict[str, str]]] | None = None,
 ) -> Path:
-    """Write the report and results.json into `folder`, print the table and what could not be computed; the path of the page.
+    """Write the report and results.json into `folder`, print tables and notes -> the path of the page.
 
     Args:
         sets, results: by title, the main set first.
         rows: of metrics.jsonl.
         summary: of the report, see plsc.evaluation.report.html.write_report.
-        facts: what results.json says besides the numbers: which checkpoint, which mode.
+        facts: further content of results.json, such as the checkpoint.
         compared: another run, as `read_compared` gives it, for a second column in the report's tables.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = {title: results[title] for title in sets if title in results}
     numbers = {
-        title: {"kind": found.kind, **found.numbers(), "notes": list(found.notes), "table": found.results()}
-        for title, found in results.items()
+        title: {
+            "kind": result.kind,
+            **result.numbers(),
+            "notes": list(result.notes),
+            "table": result.results(),
+        }
+        for title, result in results.items()
     }
     content = {"plsc": __version__, **facts, "sets": numbers}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     worst = {
-        title: worst_of(found, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)
-        for place, (title, found) in enumerate(results.items())
-        if isinstance(found, Verification)
+        title: worst_of(result, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)
+        for place, (title, result) in enumerate(results.items())
+        if isinstance(result, Verification)
     }
     main = next(iter(results), None)
     page = write_report(
@@ -70,12 +75,12 @@ def write_results(
         remarks=overfitting(rows, results[main]) if main else (),
         compared=compared,
     )
-    # Last: plsc-run takes it for the mark of a finished run, and would train a run without report from the beginning.
+    # Last: plsc-run takes this file as the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
-    for kind in dict.fromkeys(found.kind for found in results.values()):
-        print(table({title: found for title, found in results.items() if found.kind == kind}))
-    for title, found in results.items():
-        for note in found.notes:
+    for kind in dict.fromkeys(result.kind for result in results.values()):
+        print(table({title: result for title, result in results.items() if result.kind == kind}))
+    for title, result in results.items():
+        for note in result.notes:
             print(f"{title}: {note}")
     return page
 
@@ -83,37 +88,40 @@ def write_results(
 _METRICS = {"accuracy": "accuracy", "rank1": "rank-1"}
 
 
-def _metric(found: Any) -> str:
-    return "rank1" if found.kind == "identification" else "accuracy"
+def _metric(result: Any) -> str:
+    return "rank1" if result.kind == "identification" else "accuracy"
 
 
 def headlines(
     main: str, results: Mapping[str, Any], rows: list[dict], facts: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """The main set's number at the best and at the last step, or of the checkpoint that was tested: label and value each."""
-    found = results[main]
-    key = _metric(found)
-    value = found.row()[key]
-    here = found.headline if value is None else f"{_METRICS[key]} {percent(value)}"
+    """Format the main set's number at the best and at the last step, or of the tested checkpoint: label and
+    value each."""
+    result = results[main]
+    key = _metric(result)
+    value = result.row()[key]
+    here = result.headline if value is None else f"{_METRICS[key]} {percent(value)}"
     step, best = facts.get("step"), facts.get("best")
     if "checkpoint" in facts or not best:
-        return [(f"{found.kind} on {main}" + (f", step {step:,}" if step is not None else ""), here)]
+        return [(f"{result.kind} on {main}" + (f", step {step:,}" if step is not None else ""), here)]
     if best["step"] == step:
-        return [(f"best and last step, {step:,}: {found.kind} on {main}", here)]
+        return [(f"best and last step, {step:,}: {result.kind} on {main}", here)]
     there = f"{_METRICS.get(best['metric'], best['metric'])} {percent(best['value'])}"
     return [
-        (f"best step, {best['step']:,}: {found.kind} on {best['set']} (chosen on it)", there),
-        (f"last step, {step:,}: {found.kind} on {main}", here),
+        (f"best step, {best['step']:,}: {result.kind} on {best['set']} (chosen on it)", there),
+        (f"last step, {step:,}: {result.kind} on {main}", here),
     ]
 
 
-KNOWS_ALL, LOW, LAST_ROWS = 0.99, 0.95, 20
+KNOWS_ALL = 0.99
+LOW = 0.95
+LAST_ROWS = 20
 
 
-def overfitting(rows: list[dict], found: Any) -> list[str]:
-    """What to say of a network that has learned its training images by heart; empty if it has not."""
+def overfitting(rows: list[dict], result: Any) -> list[str]:
+    """Write a remark on a network that has learned its training images by heart; empty if it has not."""
     seen = [row["accuracy"] for row in rows if "eval" not in row and row.get("accuracy") is not None]
-    value = found.row()[_metric(found)]
+    value = result.row()[_metric(result)]
     if not seen or value is None or value > LOW:
         return []
     trained = sum(seen[-LAST_ROWS:]) / len(seen[-LAST_ROWS:])
@@ -121,16 +129,17 @@ def overfitting(rows: list[dict], found: Any) -> list[str]:
         return []
     remark = (
         f"Overfitting: the network recognises {percent(trained)} of the images it trains on, but has "
-        f"{_METRICS[_metric(found)]} {percent(value)} on others. More people, augmentation, dropout or a smaller network "
+        f"{_METRICS[_metric(result)]} {percent(value)} on others. More people, augmentation, dropout or a smaller network "
         "help; longer training does not."
     )
     return [remark]
 
 
 def read_compared(path: str | os.PathLike, titles: Collection[str]) -> tuple[str, dict[str, dict[str, str]]]:
-    """The name of another run, and its table of each set, by title, from its folder or results.json.
+    """Read the name of another run, and its table of each set, by title, from its folder or results.json.
 
-    titles: of this run's sets. UserError: there is no such file, an older plsc wrote it, it has none of these sets.
+    titles: of this run's sets. UserError: there is no such file, an older plsc wrote it, it has none of these
+    sets.
     """
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
     try:
@@ -165,19 +174,19 @@ def _is_table(table: Any) -> bool:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Results of one kind as text, a column a set."""
-    columns = [found.results() for found in results.values()]
+    """Format results of one kind as a text table with a column for each set."""
+    columns = [result.results() for result in results.values()]
     labels = dict.fromkeys(label for column in columns for label in column)
     kind = next(iter(results.values())).kind
     return text_table([[label, *(c.get(label) for c in columns)] for label in labels], [kind, *results])
 
 
-def worst_of(found: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> list[WorstPair]:
-    """The worst errors, `count` of each kind, with their pictures; of a template, its first image."""
-    indices = worst_pairs(found.similarity, found.same, found.threshold, count)
+def worst_of(result: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> list[WorstPair]:
+    """Collect the worst errors, `count` of each kind, with their pictures; of a template its first image."""
+    indices = worst_pairs(result.similarity, result.same, result.threshold, count)
     return [
         WorstPair(
-            kind, float(found.similarity[index]), *zip(*(_shown(pairs, int(i)) for i in pairs.pairs[index]))
+            kind, float(result.similarity[index]), *zip(*(_shown(pairs, int(i)) for i in pairs.pairs[index]))
         )
         for kind, chosen in zip(("false reject", "false accept"), indices)
         for index in chosen
@@ -185,7 +194,7 @@ def worst_of(found: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> l
 
 
 def _shown(pairs: PairSet, index: int) -> tuple[Any, str]:
-    """Return a picture of one side of a pair, uint8 [C, H, W], None of what is no picture, and its name."""
+    """Return a picture of one side of a pair, uint8 [C, H, W] or None, and its name."""
     preprocessing = pairs.preprocessing
     drawable = preprocessing.is_image and preprocessing.shape[0] in (1, 3)
     if not isinstance(pairs, TemplatePairs):

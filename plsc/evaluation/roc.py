@@ -1,6 +1,6 @@
-"""The ROC of scored pairs, exact: from the sorted similarities, not from a grid; and what is read off it.
+"""Compute the exact ROC of scored pairs, from the sorted similarities instead of a grid, and rates from it.
 
-The functions work along the last axis, so that they serve one set of pairs and its resamples alike. Try it:
+The functions work along the last axis, so that they work for one set of pairs and for its resamples. Try it:
 
     roc_curve(np.array([0.9, 0.2, 0.1]), np.array([True, True, False])).tar
 """
@@ -31,7 +31,8 @@ class Roc:
 
 
 def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
-    """The exact ROC of similarities [P] and same [P] bool, both kinds present. Equal ones are one point."""
+    """Compute the exact ROC of similarities [P] and same [P] bool, both kinds present. Equal ones are one
+    point."""
     order = np.argsort(-similarity, kind="stable")
     score, hit = similarity[order], same[order]
     # The last pair of each distinct similarity.
@@ -46,7 +47,8 @@ def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
 
 
 def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> np.ndarray:
-    """The rate at which FAR = FRR, on the straight line between the two points of [..., K] around it: [...]."""
+    """Compute the rate at which FAR = FRR, on the straight line between the two points of [..., K] around it:
+    [...]."""
     gap = far - (1 - tar)  # rises from -1 to 1
     after = np.argmax(gap >= 0, axis=-1)[..., None]
     before = after - 1
@@ -56,25 +58,26 @@ def equal_error_rate(far: np.ndarray, tar: np.ndarray) -> np.ndarray:
 
 
 def tar_at_far(far: np.ndarray, tar: np.ndarray, limit: float) -> np.ndarray:
-    """The highest TAR among the points of [..., K] whose FAR does not exceed `limit`, not interpolated: [...]."""
+    """Find the highest TAR among the points of [..., K] whose FAR does not exceed `limit`, not interpolated:
+    [...]."""
     last = np.count_nonzero(far <= limit, axis=-1)[..., None] - 1
     return np.take_along_axis(tar, last, -1)[..., 0]
 
 
 def threshold_at_far(roc: Roc, limit: float) -> float:
-    """A cosine above which (not: from which on) accepting keeps FAR <= `limit` < 1: in the middle between the last pair
-    that may be accepted and the next."""
+    """Find the cosine above which accepting keeps FAR <= `limit` < 1: the middle between the last pair that
+    may be accepted and the next."""
     first = np.count_nonzero(roc.far <= limit)  # that must not be accepted
     refused, accepted = float(roc.threshold[first]), float(roc.threshold[first - 1])
     return refused if np.isinf(accepted) else middle(refused, accepted)
 
 
 def middle(low: float, high: float) -> float:
-    """The middle of low < high, below `high` even where they are neighbours."""
+    """Compute the middle of low < high, below `high` even if they are adjacent floats."""
     between = (low + high) / 2
     return between if between < high else low
 
 
 def needed(rate: float) -> int:
-    """How many negatives a rate needs: with fewer, not even one false accept is allowed."""
+    """Compute the number of negatives for a rate: with fewer, not even one false accept is allowed."""
     return int(np.ceil(1 / rate - 1e-6))  # 1 / 1e-3 may come out a little above 1000

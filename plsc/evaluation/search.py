@@ -1,7 +1,8 @@
-"""Exact nearest neighbours: the k most similar of a gallery for each query, without an index and without loss.
+"""Find the k most similar rows of a gallery for each query, exactly and without an index.
 
-One matrix product per block of queries and gallery; after the first block only what exceeds a query's k-th best so far
-is looked at, which is little. 1,000,000 x 512 in float32 are searched with about 100 queries a second and core pair. Try it:
+One matrix product per block of queries and gallery; after the first block only the few similarities above a
+query's k-th best so far are sorted. 1,000,000 x 512 in float32 are searched with about 100 queries a second
+and core pair. Try it:
 
     search(np.eye(3, dtype="f4"), np.eye(3, dtype="f4"), k=2)
 """
@@ -14,7 +15,7 @@ QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
 
 
 def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Similarities [Q, k] float32 (inner products) and gallery indices [Q, k] int64, best first.
+    """Find similarities [Q, k] float32 (inner products) and gallery indices [Q, k] int64, best first.
 
     queries [Q, D], gallery [G, D] float32; k is cut to G. Of equal similarities the lower index comes first.
     """

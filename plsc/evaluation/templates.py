@@ -1,8 +1,8 @@
-"""Templates: all pictures and video frames of one person as one feature, as the IJB benchmarks compare people.
+"""Templates: combine all images and video frames of one person into one feature, as the IJB benchmarks do.
 
-The protocol as InsightFace's published evaluation computes it: the mean of the embeddings within each medium (the frames of
-one video count once), their sum over the media, normalised. Embeddings go in as the network gives them: a long one counts
-more. Try it:
+The protocol as InsightFace's published evaluation computes it: the mean of the embeddings within each medium
+(the frames of one video count once), their sum over the media, normalised. Embeddings go in as the network
+gives them: a long one counts more. Try it:
 
     template_features(np.eye(3), template=np.array([0, 0, 1]), media=np.array([7, 7, 7]))
 """
@@ -17,12 +17,12 @@ BLOCK_IMAGES = 16_384
 
 
 def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.ndarray) -> np.ndarray:
-    """The features [T, D] float32 of length 1 of T templates; one whose sum is 0 stays 0.
+    """Compute the features [T, D] float32 of length 1 of T templates; one whose sum is 0 stays 0.
 
     Args:
         embeddings: [N, D] of any float type.
         template: int64 [N], the template of each image; T is the largest and one.
-        media: int64 [N], what picture or video it is from; compared within a template only.
+        media: int64 [N], the picture or video of each image; compared within a template only.
 
     UserError: a template without images.
     """

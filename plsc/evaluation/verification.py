@@ -1,8 +1,8 @@
-"""Verification: are two images (or templates) of the same class? Embeddings of pairs in, numbers and curves out.
+"""Verification: decide whether two images (or templates) are of the same class, and compute the metrics.
 
 The 10-fold accuracy is LFW's protocol as InsightFace's published verification code computes it: squared L2
-distances of normalised embeddings, contiguous folds, the best threshold of nine folds judges the tenth. ROC,
-AUC, EER and TAR@FAR are exact: from the sorted similarities, not from a grid. numpy only; try it:
+distances of normalised embeddings, contiguous folds, each scored with the best threshold of the other nine.
+ROC, AUC, EER and TAR@FAR are exact: from the sorted similarities, not from a grid. numpy only; try it:
 
     verify(np.random.rand(100, 8), np.random.rand(100, 8), np.arange(100) % 2 == 0).results()
 
@@ -49,7 +49,7 @@ REUSED_ELEMENTS = 1 << 27  # of embeddings that are normalised once, not for eac
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found. Rates are fractions in [0, 1]; what the pairs do not allow is None."""
+    """The result of `verify`. Rates are fractions in [0, 1]; None where the pairs do not allow one."""
 
     kind: ClassVar[str] = "verification"
     similarity: np.ndarray  # [P] float64, cosine
@@ -77,33 +77,34 @@ class Verification:
         return f"accuracy {percent(self.accuracy)} ± {100 * self.std:.2f}"
 
     def row(self) -> dict[str, float | None]:
-        """For metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ..., "pairs"}."""
+        """Return the row of metrics.jsonl: {"accuracy", "std", "threshold", "auc", "eer", "tar@far=0.1", ...,
+        "pairs"}."""
         numbers = {name: getattr(self, name) for name in ("accuracy", "std", "threshold", "auc", "eer")}
         numbers.update({f"tar@far={far:g}": tar for far, tar in self.tar_at_far.items()})
         return {**numbers, "pairs": len(self.same)}
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Key of `row` -> its 95 % confidence interval by the bootstrap over identities, over pairs where those are not
-        known (see plsc.evaluation.intervals); Wilson's where all resamples agree, as they do when every pair is judged
-        rightly. Computed when first asked for.
+        """Key of `row` -> its 95 % confidence interval by the bootstrap over identities, over pairs where
+        those are not known (see plsc.evaluation.intervals); Wilson's where all resamples agree, as they do
+        when every pair is right. Computed at the first use.
         """
-        found: dict[str, tuple[float, float]] = {}
+        bounds: dict[str, tuple[float, float]] = {}
         if self.accuracy is not None:
             shape = len(self.fold_accuracy), len(THRESHOLDS) + 1, 2
-            found["accuracy"] = self._bootstrap(
-                self.cell, shape, lambda counts: _judge(counts)[0].mean(-1)[:, None]
+            bounds["accuracy"] = self._bootstrap(
+                self.cell, shape, lambda counts: _fold_accuracies(counts)[0].mean(-1)[:, None]
             )[:, 0]
         if self.roc is not None:
             fars = [far for far, tar in self.tar_at_far.items() if tar is not None]
             names = ["eer", *(f"tar@far={far:g}" for far in fars)]
             cell, shape = _roc_cells(self.roc, self.similarity, self.same)
-            found.update(zip(names, self._bootstrap(cell, shape, lambda counts: _rates(counts, fars)).T))
+            bounds.update(zip(names, self._bootstrap(cell, shape, lambda counts: _rates(counts, fars)).T))
         row, (all_units, positives, negatives) = self.row(), self._independent_units()
         trials = {"accuracy": all_units, "eer": min(positives, negatives)}
         return {
             key: (float(low), float(high)) if low < high else wilson(row[key], trials.get(key, positives))
-            for key, (low, high) in found.items()
+            for key, (low, high) in bounds.items()
         }
 
     def _bootstrap(self, cell: np.ndarray, shape: tuple[int, ...], rates: Callable) -> np.ndarray:
@@ -112,7 +113,8 @@ class Verification:
         return bootstrap(np.bincount(cell, minlength=math.prod(shape)).reshape(shape), rates)
 
     def _independent_units(self) -> tuple[int, int, int]:
-        """What Wilson's interval counts: identities where they are known, else pairs. Of all pairs, same and different."""
+        """Count the independent units for Wilson's interval, of all, same and different pairs: identities if
+        known, else pairs."""
         kinds = (np.ones(len(self.same), bool), self.same, ~self.same)
         if self.of_pair is None:
             return tuple(int(kind.sum()) for kind in kinds)
@@ -120,11 +122,12 @@ class Verification:
 
     @property
     def resampled(self) -> str:
-        """What the intervals are over, for people."""
+        """The units that are resampled, for people."""
         return "pairs" if self.people is None else f"{len(self.people):,} identities"
 
     def operating_points(self) -> list[tuple[float, float, float, tuple[float, float]]]:
-        """(FAR, the cosine above which it is kept, TAR there, its 95 % interval) of each FAR that the pairs allow."""
+        """List (FAR, the cosine above which it is kept, TAR there, its 95 % interval) of each FAR that the
+        pairs allow."""
         return [
             (far, threshold_at_far(self.roc, far), tar, self.intervals[f"tar@far={far:g}"])
             for far, tar in self.tar_at_far.items()
@@ -132,15 +135,16 @@ class Verification:
         ]
 
     def hardest(self, count: int = 10) -> list[tuple[str, int, int, int, int]]:
-        """Identities with the most errors at the threshold, worst first: (name, false rejects, of so many same pairs,
-        false accepts, of so many different pairs). Empty where identities are not known or nothing is wrong."""
+        """List the identities with the most errors at the threshold, worst first: (name, false rejects, of so
+        many same pairs, false accepts, of so many different pairs). Empty where identities are not known or
+        nothing is wrong."""
         if self.people is None or self.threshold is None:
             return []
         first, second = self.of_pair.T
         accepted = self.similarity > self.threshold
 
         def of_each(chosen: np.ndarray) -> np.ndarray:
-            """How many of the chosen pairs each identity is in; the two of a pair may be one."""
+            """Count the chosen pairs of each identity; the two of a pair may be one."""
             both = np.concatenate([first[chosen], second[chosen & (first != second)]])
             return np.bincount(both, minlength=len(self.people))
 
@@ -154,7 +158,8 @@ class Verification:
         ]
 
     def numbers(self) -> dict:
-        """For results.json: `row`, the intervals, the cosine above which each FAR is kept, the accuracy of each fold."""
+        """Return the numbers of results.json: `row`, the intervals, the cosine above which each FAR is kept,
+        the accuracy of each fold."""
         return {
             **self.row(),
             "confidence_95": self.intervals,
@@ -166,7 +171,7 @@ class Verification:
         }
 
     def results(self) -> dict[str, str]:
-        """The same numbers for people: label -> value with its unit, or why there is none."""
+        """Format the numbers for people: label -> value with its unit, or why there is none."""
         negatives = int(np.sum(~self.same))
         both, two = "needs positive and negative pairs", "needs at least 2 pairs"
         given = self.intervals
@@ -209,7 +214,9 @@ def verify(
     A zero embedding resembles nothing: its pairs get cosine 0 (InsightFace's code gives 0.5 to everything).
     UserError: shapes that do not fit, no pairs, an embedding that is not finite.
     """
-    emb_a, emb_b, same = np.asarray(emb_a), np.asarray(emb_b), np.asarray(same)
+    emb_a = np.asarray(emb_a)
+    emb_b = np.asarray(emb_b)
+    same = np.asarray(same)
     if emb_a.ndim != 2 or emb_a.shape != emb_b.shape or same.shape != emb_a.shape[:1]:
         raise UserError(
             f"verification: embeddings of shape {emb_a.shape} and {emb_b.shape} with same of shape"
@@ -227,8 +234,11 @@ def verify_pairs(
     fars: Sequence[float] = FARS,
     identity_of: np.ndarray | None = None,
 ) -> Verification:
-    """`verify` of pairs int64 [P, 2] that index embeddings [N, D]; a block of pairs at a time is gathered, so that
-    15 million pairs take the memory of their similarities. identity_of: [N], text or whole numbers, for the intervals."""
+    """Verify pairs int64 [P, 2] that index embeddings [N, D], as `verify` does.
+
+    Pairs are gathered a block at a time, so 15 million pairs take only the memory of their similarities.
+    identity_of: [N], text or whole numbers, for the intervals.
+    """
     if len(embeddings) < len(pairs) and embeddings.size <= REUSED_ELEMENTS:  # each is in several pairs
         unit, norm = _normalise(embeddings)
         result = _verify(
@@ -265,7 +275,7 @@ def _verify(take: _Take, size: int, same: np.ndarray, fars: Sequence[float]) -> 
 
 
 def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[float] = FARS) -> Verification:
-    """`verify` from the squared distances [P] float64 of normalised embeddings."""
+    """Verify as `verify` does, from the squared distances [P] float64 of normalised embeddings."""
     similarity = 1 - distance / 2
     positives, negatives = int(np.sum(same)), int(np.sum(~same))
     notes = []
@@ -274,10 +284,10 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
     table = np.bincount(cell, minlength=folds * (len(THRESHOLDS) + 1) * 2).reshape(folds, -1, 2)
     fold_accuracy, fold_threshold = np.empty(0), np.empty(0)
     if len(same) >= 2:
-        fold_accuracy, fold_threshold = _judge(table)
+        fold_accuracy, fold_threshold = _fold_accuracies(table)
     else:
         notes.append(
-            "One pair: no threshold can be chosen on some pairs and judged on others, so no accuracy."
+            "One pair: no threshold can be chosen on some pairs and tested on others, so no accuracy."
         )
     few = len(same) < 2 * MAX_FOLDS  # folds with a single pair, which is of one kind
     if few and len(fold_accuracy):
@@ -296,18 +306,18 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
     else:
         kind = "the same class" if positives else "different classes"
         notes.append(f"All pairs are of {kind}: no ROC, AUC, EER or TAR, and an accuracy means little.")
-    judged = len(fold_accuracy) > 0
+    has_accuracy = len(fold_accuracy) > 0
     return Verification(
         similarity=similarity,
         same=same,
-        accuracy=float(np.mean(fold_accuracy)) if judged else None,
-        std=float(np.std(fold_accuracy)) if judged else None,
-        threshold=_centred(similarity, float(1 - np.mean(fold_threshold) / 2)) if judged else None,
+        accuracy=float(np.mean(fold_accuracy)) if has_accuracy else None,
+        std=float(np.std(fold_accuracy)) if has_accuracy else None,
+        threshold=_centred(similarity, float(1 - np.mean(fold_threshold) / 2)) if has_accuracy else None,
         fold_accuracy=fold_accuracy,
         cell=cell,
         auc=roc.area() if roc else None,
         eer=float(equal_error_rate(roc.far, roc.tar)) if roc else None,
-        # Without a single false accept allowed there is no rate to speak of.
+        # With too few negatives not even one false accept is allowed.
         tar_at_far={
             far: float(tar_at_far(roc.far, roc.tar, far)) if roc and negatives >= needed(far) else None
             for far in fars
@@ -318,10 +328,11 @@ def verify_distances(distance: np.ndarray, same: np.ndarray, fars: Sequence[floa
 
 
 def _squared_distances(take: _Take, pairs: int, size: int) -> tuple[np.ndarray, int]:
-    """Squared L2 distances [P] float64 of the normalised embeddings of each pair; count of zero pairs.
+    """Compute squared L2 distances [P] float64 of the normalised embeddings of each pair, and the number of
+    pairs with a zero one.
 
-    Taken from the difference as InsightFace does, not as 2 - 2 cos: equal images have distance exactly 0.
-    Worked through in blocks, so memory stays at the inputs and the result.
+    Computed from the difference as InsightFace does, not as 2 - 2 cos: equal images have distance exactly 0.
+    In blocks, which need no memory beside the inputs and the result.
     """
     distance = np.empty(pairs)
     zeros = 0
@@ -345,7 +356,7 @@ def _squared_distances(take: _Take, pairs: int, size: int) -> tuple[np.ndarray, 
 def worst_pairs(
     similarity: np.ndarray, same: np.ndarray, threshold: float | None, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices [<= count] int64 of the worst errors at a cosine threshold, worst first.
+    """Find the indices [<= count] int64 of the worst errors at a cosine threshold, worst first.
 
     First the false rejects (positives with the lowest similarity), then the false accepts (negatives with the
     highest). similarity [P], same [P] bool. Without a threshold (None): the hardest pairs, errors or not.
@@ -359,7 +370,8 @@ def worst_pairs(
 
 
 def _normalise(emb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Unit rows [p, D] and their norms [p], in float64 (no float32 row overflows); a zero row stays zero."""
+    """Compute unit rows [p, D] and their norms [p], in float64 (no float32 row overflows); a zero row stays
+    zero."""
     emb = emb.astype(np.float64)
     norm = np.sqrt(np.einsum("pd,pd->p", emb, emb))
     emb /= np.where(norm == 0, 1.0, norm)[:, None]
@@ -367,10 +379,10 @@ def _normalise(emb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _centred(similarity: np.ndarray, threshold: float) -> float:
-    """The middle between the two similarities around a threshold, which accepts the same of these pairs.
+    """Move a threshold to the middle between the two similarities around it, where it accepts the same pairs.
 
-    The protocol's grid puts it at the edge of the gap, just below the least similar pair that it accepts; other
-    pairs of the same people would be rejected that are hardly less similar.
+    The protocol's grid puts it at the edge of the gap, just below the least similar pair that it accepts, and
+    would reject other pairs of the same people that are hardly less similar.
     """
     accepted = similarity > threshold
     if accepted.all() or not accepted.any():
@@ -379,11 +391,12 @@ def _centred(similarity: np.ndarray, threshold: float) -> float:
 
 
 def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
-    """The cell of each pair, int64 [P], in a table [F, T + 1, 2]: its fold, the first threshold of the grid below which
-    it falls, and different or same.
+    """Compute the cell of each pair, int64 [P], in a table [F, T + 1, 2]: its fold, the first threshold of
+    the grid below which it falls, and different or same.
 
-    Counting the pairs of each cell replaces the loop over folds and thresholds: a pair is accepted by every threshold
-    from its own cell of the grid on, so cumulated counts give the right decisions of each fold at each threshold.
+    Counting the pairs of each cell replaces the loop over folds and thresholds: a pair is accepted by every
+    threshold from its own cell of the grid on, so cumulated counts give the right decisions of each fold at
+    each threshold.
     """
     sizes = np.full(folds, len(same) // folds)
     sizes[: len(same) % folds] += 1
@@ -393,10 +406,12 @@ def _cells(distance: np.ndarray, same: np.ndarray, folds: int) -> np.ndarray:
     return (fold * (len(THRESHOLDS) + 1) + first) * 2 + same
 
 
-def _judge(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy [..., F] on each fold at the squared distance [..., F] best on the others (the smallest of several).
+def _fold_accuracies(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the accuracy [..., F] on each fold at the squared distance [..., F] best on the others (the
+    smallest of several).
 
-    table: [..., F, T + 1, 2], how many pairs are in each of `_cells`. A resample may leave a fold empty: the others speak for it.
+    table: [..., F, T + 1, 2], the pairs in each of `_cells`. A fold that a resample leaves empty gets the
+    accuracy of the others.
     """
     sizes = table.sum((-1, -2))
     gain = table[..., 1] - table[..., 0]
@@ -404,20 +419,20 @@ def _judge(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     right = negatives + np.cumsum(gain, axis=-1)[..., :-1]  # [..., F, T] right decisions
     total = right.sum(-2, keepdims=True)
     best = np.argmax(total - right, axis=-1)
-    judged = np.take_along_axis(right, best[..., None], -1)[..., 0]
-    overall = (judged.sum(-1) / sizes.sum(-1))[..., None]
-    accuracy = np.where(sizes > 0, judged / np.maximum(sizes, 1), overall)
+    right_at_best = np.take_along_axis(right, best[..., None], -1)[..., 0]
+    overall = (right_at_best.sum(-1) / sizes.sum(-1))[..., None]
+    accuracy = np.where(sizes > 0, right_at_best / np.maximum(sizes, 1), overall)
     return accuracy, THRESHOLDS[best]
 
 
-# Of more pairs than the bootstrap draws one by one, the ROC is taken at so many points: false accepts in equal
+# With more pairs than the bootstrap draws one by one, the ROC has so many points: false accepts in equal
 # ratios, so that the smallest rates keep every pair, and true accepts in equal steps.
 ROC_POINTS = 3000
 
 
 def _roc_cells(roc: Roc, similarity: np.ndarray, same: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-    """Between which points of the ROC each pair lies, and different or same, most similar first: int64 [P], the cell in
-    a table [K, 2]; and the table's shape."""
+    """Compute the cell of each pair, int64 [P], in a table [K, 2], and the table's shape: between which
+    points of the ROC the pair lies, most similar first, and different or same."""
     points = np.arange(len(roc.far))
     if len(same) > EXACT_PAIRS:
         positives = int(np.sum(same))
@@ -436,7 +451,8 @@ def _roc_cells(roc: Roc, similarity: np.ndarray, same: np.ndarray) -> tuple[np.n
 
 
 def _rates(counts: np.ndarray, fars: Sequence[float]) -> np.ndarray:
-    """EER and the TAR at each FAR of resampled counts [r, K, 2]: [r, 1 + M]. NaN where a kind was not drawn."""
+    """Compute EER and the TAR at each FAR of resampled counts [r, K, 2]: [r, 1 + M]. NaN where a kind was not
+    drawn."""
     start = np.zeros((len(counts), 1, 2))
     accepted = np.concatenate([start, np.cumsum(counts, axis=1)], axis=1)
     with np.errstate(invalid="ignore"):

@@ -36,7 +36,7 @@ def test_resamples_do_not_depend_on_the_blocks_but_for_their_number(monkeypatch)
     assert {shape[1:] for shape in seen} == {(2, 2)} and sum(shape[0] for shape in seen) == 1000
 
 
-def test_a_rate_that_some_resamples_lack_is_judged_by_the_others():
+def test_a_rate_that_some_resamples_lack_is_computed_from_the_others():
     def rates(counts):
         with np.errstate(invalid="ignore"):
             return (counts[:, 1] / (counts[:, 1] + counts[:, 2]))[:, None]

@@ -1,8 +1,9 @@
-"""The report's pictures: curves of a run, worst pairs of a verification, confusion matrix of a classification; those of rates,
-such as the ROC, are drawn in rate_figures.py.
+"""Draw the report's pictures: curves of a run, worst pairs of a verification, confusion matrix of a
+classification.
 
-What cannot be drawn is a sentence that says why. The style: drawing.py.
-Try it: `pytest tests/evaluation/test_html.py --basetemp=/tmp/report` and look below that folder.
+A picture that cannot be drawn is replaced by a sentence that says why. Pictures of rates, such as the ROC,
+are drawn in rate_figures.py; the style is in style.py. Try it: `pytest tests/evaluation/test_html.py
+--basetemp=/tmp/report` and look below that folder.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAIN = COLOURS[0]
 
 
 class Result(Protocol):
-    """What the report reads of an evaluation; see plsc.evaluation for what else a kind has."""
+    """The part of an evaluation's result that the report needs; see plsc.evaluation for the rest."""
 
     kind: str  # "verification", "identification" or "classification"
     notes: Sequence[str]
@@ -47,7 +48,7 @@ class Result(Protocol):
 
 @dataclass(frozen=True)
 class WorstPair:
-    """Two samples that were judged wrongly: images uint8 [C, H, W], C 1 or 3 (RGB); None for what is no picture."""
+    """Two samples on the wrong side of the threshold: images uint8 [C, H, W], C 1 or 3 (RGB), or None."""
 
     kind: Literal["false reject", "false accept"]
     similarity: float
@@ -57,7 +58,7 @@ class WorstPair:
 
 @dataclass(frozen=True)
 class Picture:
-    """One section of the report: a PNG and the sentence that says how to read it, or why there is none."""
+    """A section of the report: a PNG and a sentence on how to read it, or on why there is none."""
 
     heading: str
     file: str
@@ -70,7 +71,8 @@ def draw(
     results: Mapping[str, Result],
     worst: Mapping[str, Sequence[WorstPair]],
 ) -> list[Picture]:
-    """All pictures of a report in reading order; the arguments are those of plsc.evaluation.report.html.write_report."""
+    """Draw all pictures of a report in reading order; the arguments are those of
+    plsc.evaluation.report.html.write_report."""
     pairs = {name: result for name, result in results.items() if result.kind == "verification"}
     searches = {name: result for name, result in results.items() if result.kind == "identification"}
     classes = {name: result for name, result in results.items() if result.kind == "classification"}
@@ -95,7 +97,7 @@ def draw(
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
-    """Loss, accuracy and learning rate of training, and accuracy of the evaluations, over the steps."""
+    """Draw loss, accuracy and learning rate of training, and accuracy of the evaluations, over the steps."""
     training = [row for row in rows if "eval" not in row]
     evaluations = [row for row in rows if "eval" in row and row.get("accuracy") is not None]
     searches = [row for row in rows if "eval" in row and row.get("rank1") is not None]
@@ -149,8 +151,8 @@ def _plot_series(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, factor
         mean = np.convolve(values, np.ones(width) / width, mode="valid")
         axes.plot(steps, values, color=MAIN, alpha=0.35, linewidth=0.9)
         axes.plot(steps[width // 2 : width // 2 + len(mean)], mean, color=MAIN)
-    known = values[np.isfinite(values)]
-    if key == "loss" and len(known) and known.min() > 0 and known.max() > 5 * known.min():
+    finite = values[np.isfinite(values)]
+    if key == "loss" and len(finite) and finite.min() > 0 and finite.max() > 5 * finite.min():
         axes.set(yscale="log", ylabel=f"{axes.get_ylabel()}, logarithmic")  # else the end is a flat line
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -170,14 +172,14 @@ def _plot_evaluations(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str) -
         axes.errorbar([row["step"] for row in chosen], rates, std, color=colour, label=drawable(name), **bars)
     if len(names) > 1:
         bottom, top = axes.get_ylim()
-        axes.set_ylim(bottom - 0.12 * len(names) * (top - bottom), top)  # the legend gets room of its own
+        axes.set_ylim(bottom - 0.12 * len(names) * (top - bottom), top)  # space for the legend
         axes.legend(loc="lower right")
 
 
 def draw_steps(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
-    """What a training step's time went into: medians over the logged steps."""
+    """Draw the time of the parts of a training step: medians over the logged steps."""
     profiles = [row["profile"] for row in rows if "profile" in row]
-    profiles = profiles[1:] or profiles  # in the first, workers start and memory is got
+    profiles = profiles[1:] or profiles  # in the first, workers start and memory is allocated
     if not profiles:
         return None, "No times: set Global.profile to measure what the time of a step goes into."
     names = list(reversed(profiles[0]))
@@ -190,10 +192,10 @@ def draw_steps(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
     bars = axes.barh(names, milliseconds, color=MAIN)
     axes.bar_label(bars, [f"{part:.1f} ({part / total:.0%})" for part in milliseconds], padding=4, fontsize=8)
     axes.grid(visible=False, axis="y")
-    told = "; ".join(f"{name}: {PARTS[name]}" for name in reversed(names))
+    parts = "; ".join(f"{name}: {PARTS[name]}" for name in reversed(names))
     return (
         figure,
-        f"Rank 0, median over the logged steps, {total:.1f} ms in all. {told[0].upper()}{told[1:]}.",
+        f"Rank 0, median over the logged steps, {total:.1f} ms in all. {parts[0].upper()}{parts[1:]}.",
     )
 
 
@@ -203,7 +205,7 @@ MOST_CLASSES = 20  # whose confusions are drawn
 
 
 def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None, str]:
-    """Which classes are taken for which, in percent of the true class's images; one panel a set."""
+    """Draw which classes are taken for which, in percent of the true class's images; one panel a set."""
     small = {name: r for name, r in classifications.items() if r.num_classes <= MOST_CLASSES}
     if not small:
         why = f"it is drawn for up to {MOST_CLASSES} classes" if classifications else "nothing was classified"
@@ -212,7 +214,7 @@ def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None
     for axes, (name, result) in zip(figure.subplots(len(small), squeeze=False).flat, small.items()):
         confusion = result.confusion()
         percent = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-        decimals = 1 if result.num_classes <= 12 else 0  # as many as there is room for
+        decimals = 1 if result.num_classes <= 12 else 0  # as many as fit
         axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
         for (row, column), share in np.ndenumerate(percent):
             if confusion[row, column]:
@@ -233,14 +235,17 @@ def draw_confusion(classifications: Mapping[str, Result]) -> tuple[Figure | None
 
 # Worst pairs
 
-PICTURE, COLUMN, CARD = 1.3, 2.9, 2.4  # inches: side of a picture, width and height of a pair
+# inches: side of a picture, width and height of a pair
+PICTURE = 1.3
+COLUMN = 2.9
+CARD = 2.4
 PER_LINE = 3
 
 
 def draw_worst_pairs(
     verifications: Mapping[str, Result], worst: Mapping[str, Sequence[WorstPair]]
 ) -> tuple[Figure | None, str]:
-    """The errors furthest on the wrong side of the threshold, enlarged without smoothing."""
+    """Draw the errors furthest on the wrong side of the threshold, enlarged without smoothing."""
     groups = []
     for name, pairs in worst.items():
         for kind, meaning in (
@@ -275,7 +280,7 @@ def _card_height(pairs: Sequence[WorstPair]) -> float:
 
 
 def _draw_pair(figure: Figure, left: float, top: float, pair: WorstPair) -> None:
-    """Two pictures side by side, the cosine above, the names below; `left` and `top` in inches."""
+    """Draw two pictures side by side, the cosine above, the names below; `left` and `top` in inches."""
     _text(figure, left, top - 0.2, f"cosine {pair.similarity:.3f}".replace("-", "−"), color=FAINT)
     width, height = figure.get_size_inches()
     for k, (image, name) in enumerate(zip(pair.images, pair.names)):
@@ -300,7 +305,8 @@ def _text(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
 
 
 def shorten(name: str, width: int = 18, lines: int = 4) -> list[str]:
-    """The name in at most `lines` lines of `width` characters, its middle cut out as far as that takes.
+    """Wrap a name into at most `lines` lines of `width` characters, and cut out as much of its middle as
+    necessary.
 
     A line breaks after a slash or a space, else after another sign between words, else anywhere.
     """
@@ -314,7 +320,7 @@ def shorten(name: str, width: int = 18, lines: int = 4) -> list[str]:
 def _wrap(
     name: str, width: int, breaks: Sequence[str] = (r"(?<=[/\\ ])", r"(?<=[-_.,])", r"(?<=.)")
 ) -> list[str]:
-    """Lines of at most `width` characters; a piece that is too long for one is cut at the next kind of break."""
+    """Wrap into lines of at most `width` characters; a longer piece is cut at the next kind of break."""
     lines = [""]
     for piece in re.split(breaks[0], name):
         if len(lines[-1]) + len(piece.rstrip()) <= width:

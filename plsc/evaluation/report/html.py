@@ -1,8 +1,9 @@
-"""The report of a run: report.html, a page that stands alone, without scripts, and its pictures.
+"""Write the report of a run: report.html, a self-contained page without scripts, and its pictures.
 
-curves.png and, of a verification, roc.png, det.png, histogram.png and worst_pairs.png, of an identification, cmc.png, of a
-classification, confusion.png, with Global.profile steps.png lie beside the page, which has them inside. What a run cannot show
-(nothing logged, no pairs, no errors) has no section. The page's HTML is report.html.jinja, which escapes every value. Try it:
+curves.png and, of a verification, roc.png, det.png, histogram.png and worst_pairs.png, of an identification,
+cmc.png, of a classification, confusion.png, with Global.profile steps.png lie beside the page and are
+embedded in it. There is no section for what a run does not have (nothing logged, no pairs, no errors). The
+page's HTML is report.html.jinja, which escapes every value. Try it:
 
     pytest tests/evaluation/test_html.py --basetemp=/tmp/report    # then open a report.html below that folder
 """
@@ -41,15 +42,15 @@ def write_report(
     remarks: Sequence[str] = (),
     compared: tuple[str, Mapping[str, Mapping[str, str]]] | None = None,
 ) -> Path:
-    """Write the pictures and report.html into `folder`; the page's path.
+    """Write the pictures and report.html into `folder` -> the page's path.
 
     Args:
         rows: of metrics.jsonl.
         results, worst: of plsc.evaluation, by the title of the set, the main one first.
         config_yaml: the resolved config.
         summary: facts of the run, name -> value with units in one of them.
-        headlines: label and value of what is set large. remarks: sentences that must not be missed.
-        compared: the name of another run, and what `results()` of its sets gave, by title: a second column each.
+        headlines: label and value of the numbers in large type. remarks: highlighted sentences.
+        compared: the name of another run, and the `results()` of its sets by title, for a second column each.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,14 +84,15 @@ def _template() -> jinja2.Template:
 
 
 def _breakable(text: str) -> markupsafe.Markup:
-    """Text, escaped, in which a browser may break a line after a slash."""
+    """Escape text and allow line breaks after its slashes."""
     return markupsafe.Markup("/<wbr>").join(text.split("/"))
 
 
 def _evaluations(
     results: Mapping[str, Result], compared: tuple[str, Mapping[str, Mapping[str, str]]] | None
 ) -> list[Rows]:
-    """A table for each kind, a line each number and a column each set, and beside it the other run's."""
+    """Make a table for each kind: a line for each number, a column for each set, and beside it the other
+    run's."""
     tables = []
     for kind in dict.fromkeys(result.kind for result in results.values()):
         columns = {}
@@ -107,8 +109,8 @@ def _evaluations(
 
 
 def _of_each(results: Mapping[str, Result], rows_of: Any) -> list[Rows]:
-    found = (rows_of(name, result) for name, result in results.items() if result.kind == "verification")
-    return [rows for rows in found if len(rows) > 1]
+    tables = (rows_of(name, result) for name, result in results.items() if result.kind == "verification")
+    return [rows for rows in tables if len(rows) > 1]
 
 
 def _thresholds(name: str, result: Any) -> Rows:

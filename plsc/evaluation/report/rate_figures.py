@@ -1,7 +1,8 @@
-"""Pictures of the rates of recognition: ROC, DET, the similarities behind them, and the CMC curve of identification.
+"""Draw the rates of recognition: ROC, DET, histograms of similarities, and the CMC curve of identification.
 
-Each function takes results by the title of their set and gives the figure and the sentence that says how to read it, or None
-and why there is none. Call them inside `plsc.evaluation.report.style.styled`. Try it: `pytest tests/evaluation/test_rate_figures.py`.
+Each function takes results by the title of their set and returns the figure and a sentence on how to read it,
+or None and the reason why there is none. Call them inside `plsc.evaluation.report.style.styled`. Try it:
+`pytest tests/evaluation/test_rate_figures.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Results = Mapping[str, Any]  # title -> plsc.evaluation's result
 
 
 def draw_roc(verifications: Results) -> tuple[Figure | None, str]:
-    """TAR over FAR, FAR on a logarithmic axis from half a false accept to all of them."""
+    """Draw TAR over FAR, FAR on a logarithmic axis from half a false accept to all of them."""
     curves = _with_errors(verifications)
     if not curves:
         return None, f"No ROC: {_why_not(verifications)}."
@@ -51,7 +52,8 @@ def draw_roc(verifications: Results) -> tuple[Figure | None, str]:
 
 
 def draw_det(verifications: Results) -> tuple[Figure | None, str]:
-    """FRR over FAR, both on logarithmic axes (Martin et al. 1997, with logarithms for their normal deviates)."""
+    """Draw FRR over FAR, both on logarithmic axes (Martin et al. 1997, with logarithms for their normal
+    deviates)."""
     curves = _with_errors(verifications)
     if not curves:
         return None, f"No DET curve: {_why_not(verifications)}."
@@ -61,9 +63,9 @@ def draw_det(verifications: Results) -> tuple[Figure | None, str]:
     lowest = 100.0
     for name, result, colour, far in _over_far(axes, curves):
         frr = 100 * (1 - _tar(result.roc, far))
-        floor = 50 / np.sum(result.same)  # half a false reject, where there is none
-        lowest = min(lowest, floor)
-        axes.plot(far, np.maximum(frr, floor), color=colour, label=drawable(name))
+        least = 50 / np.sum(result.same)  # half a false reject, where there is none
+        lowest = min(lowest, least)
+        axes.plot(far, np.maximum(frr, least), color=colour, label=drawable(name))
         if result.eer >= axes.get_xlim()[0]:
             axes.plot(result.eer, 100 * result.eer, "o", color=colour, markersize=5, zorder=3)
     equal = np.geomspace(max(axes.get_xlim()[0], lowest / 100), 1, 2)
@@ -80,7 +82,8 @@ def draw_det(verifications: Results) -> tuple[Figure | None, str]:
 
 
 def _over_far(axes: Axes, curves: Results) -> Iterator[tuple[str, Any, str, np.ndarray]]:
-    """Sets up the x axis; (title, result, colour, rates [2000]) of each curve, from half a false accept of its own on."""
+    """Set up the x axis and yield (title, result, colour, rates [2000]) of each curve, from half a false
+    accept on."""
     lowest = {name: 0.5 / np.sum(~result.same) for name, result in curves.items()}
     axes.set(
         xscale="log",
@@ -94,12 +97,12 @@ def _over_far(axes: Axes, curves: Results) -> Iterator[tuple[str, Any, str, np.n
 
 
 def _tar(roc: Any, far: np.ndarray) -> np.ndarray:
-    """The highest TAR within each FAR."""
+    """Find the highest TAR within each FAR."""
     return roc.tar[np.searchsorted(roc.far, far, side="right") - 1]
 
 
 def _with_errors(verifications: Results) -> Results:
-    """Those with a curve to show: one without a single error is the frame of the picture."""
+    """Choose the results with a curve to show: without a single error it would coincide with the axes."""
     return {
         name: result for name, result in verifications.items() if result.roc is not None and result.auc < 1
     }
@@ -114,7 +117,8 @@ def _why_not(verifications: Results) -> str:
 
 
 def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
-    """Cosines of pairs of one class and of different classes, with the threshold; one panel a set."""
+    """Draw histograms of the cosines of pairs of one class and of different classes, with the threshold; one
+    panel a set."""
     if not verifications:
         return None, "No histogram: no pairs were verified."
     figure = new_figure(0.4 + 3.1 * len(verifications))
@@ -143,7 +147,7 @@ def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
 
 
 def draw_cmc(identifications: Results) -> tuple[Figure | None, str]:
-    """How often the right identity is among the k most similar gallery images, over k."""
+    """Draw how often the right identity is among the k most similar gallery images, over k."""
     curves = {name: result for name, result in identifications.items() if result.cmc is not None}
     if not curves:
         why = "no probe's identity is in the gallery" if identifications else "nothing was searched for"

@@ -1,7 +1,7 @@
-"""One style for all pictures, of reports and of the docs.
+"""Style all pictures alike, of reports and of the docs.
 
-Drawn with matplotlib's own font and without pyplot: the same numbers give the same picture, and nothing of a user's matplotlib
-settings is read or changed.
+They use matplotlib's own font and no pyplot: the same numbers give the same picture, and a user's matplotlib
+settings are neither read nor changed.
 
     panels({"a title": {"a line": (x, y)}}, "across", "up")          -> PNG bytes
 """
@@ -19,8 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
 WIDTH = 9.0  # inches; the page shows 100 pixels of it an inch, so 9 points are 12.5 pixels
-INK, FAINT, LINE = "#1d2129", "#5f6670", "#e3e6ea"
-# Okabe and Ito's colours, told apart by people with any kind of colour vision.
+INK = "#1d2129"
+FAINT = "#5f6670"
+LINE = "#e3e6ea"
+# Okabe and Ito's colours, which people with any kind of colour vision can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
@@ -51,7 +53,7 @@ STYLE = {
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Inside, matplotlib draws in our style; outside, as the user has it."""
+    """Draw in this style inside the context, and in the user's own outside."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the report
         matplotlib.rcParams.update(STYLE)
@@ -59,40 +61,42 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(height: float) -> Figure:
-    """An empty figure as wide as a page, `height` in inches. Make it inside `styled`, and save it there."""
+    """Make an empty figure as wide as a page, `height` in inches. Make it inside `styled`, and save it
+    there."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     return figure
 
 
 def colours(count: int) -> list[str]:
-    """As many colours, repeated when there are more than six."""
+    """List `count` colours, repeated after six."""
     return [COLOURS[k % len(COLOURS)] for k in range(count)]
 
 
 def legend_above(axes: Axes) -> None:
-    """A legend on the title's line, where it cannot cover data."""
+    """Put a legend on the title's line, where it cannot cover data."""
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.5)
 
 
 def drawable(text: str) -> str:
-    """`text` with the characters that DejaVu Sans cannot draw written as U+XXXX."""
-    known = get_font(findfont("DejaVu Sans")).get_charmap()
-    return "".join(char if ord(char) in known else f"U+{ord(char):04X}" for char in text)
+    """Replace the characters that DejaVu Sans cannot draw by U+XXXX."""
+    charmap = get_font(findfont("DejaVu Sans")).get_charmap()
+    return "".join(char if ord(char) in charmap else f"U+{ord(char):04X}" for char in text)
 
 
 def png_of(figure: Figure) -> bytes:
-    """The figure as a PNG file, which does not say what drew it."""
+    """Encode the figure as PNG, without the name of the software that drew it."""
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
 def panels(titles: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], across: str, up: str) -> bytes:
-    """A PNG of line charts beside each other, for the docs: title -> {label: (x, y)}; the first line of each is the grey one.
+    """Draw line charts beside each other as PNG, for the docs: title -> {label: (x, y)}; the first line of
+    each is the grey one.
 
     Args:
-        across, up: what x and y are, for all charts.
+        across, up: labels of the x and y axes, for all charts.
     """
     with styled():
         figure = new_figure(3.6)
