@@ -1,4 +1,4 @@
-"""Build a run from its config: data, backbone, head, optimizer, evaluator, and the Trainer that has them.
+"""Build a run from its config: data, backbone, head, optimizer, evaluator and Trainer.
 
 trainer = build_trainer(load("configs/"))
 trainer.train(metrics=None)
@@ -34,12 +34,12 @@ def build_trainer(
     make_optimizer: MakeOptimizer | None = None,
     signals: Guard | None = None,
 ) -> Trainer:
-    """Build the Trainer of a config, and everything that it has. Every rank calls it, after `distributed.init`.
+    """Build the Trainer of a config with all its parts. Every rank calls it, after `distributed.init`.
 
     Args:
         backbone: a Layer to train instead of Model.name's.
         make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
-        signals: knows whether the run was asked to stop; None: never.
+        signals: notes signals that ask the run to stop; None: there are none.
     """
     dataset = build_training_set(cfg)
     backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
@@ -63,7 +63,8 @@ def build_trainer(
 
 
 def build_training_set(cfg: Config) -> Dataset:
-    """Build the data set to train on; UserError if it is not what the config says, or has nothing to learn."""
+    """Build the data set to train on; UserError if it contradicts the config or has fewer than two
+    classes."""
     dataset = cfg.build_dataset("DataLoader.Train.dataset")
     check_arrays(dataset)
     wanted = cfg.DataLoader.Train.num_classes

@@ -1,4 +1,5 @@
-"""Build the head of a config: `x` keeps all classes on every rank, `dist_x` and a user's own class shard them over the ranks."""
+"""Build the head of a config: `x` has all classes on every rank, `dist_x` and a user's own margin shard
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from plsc.utils.registry import MARGINS
 
 
 def build_margin(cfg: HeadCfg) -> Margin | None:
-    """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class that is no margin."""
+    """Build the margin that the config asks for; None for the plain softmax. Raises UserError for a class
+    that is no margin."""
     if is_softmax(cfg.name):
         return None
     given = {} if cfg.margin is None else {"margin": cfg.margin}
@@ -36,8 +38,8 @@ def build_head(
     seed: int,
     folder: str = ".",
 ) -> SoftmaxHead:
-    """Build the head that the config asks for, with its centres initialised from `seed`. `folder`: where a bank on disk has its file
-    if Head.bank_folder does not say."""
+    """Build the head that the config asks for, with its centres initialised from `seed`. `folder`: for the
+    file of a bank on disk without Head.bank_folder."""
     margin = build_margin(cfg)
     return make_head(
         num_classes,

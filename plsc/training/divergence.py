@@ -1,7 +1,7 @@
-"""Find the steps whose loss or gradients are no finite numbers, so that all ranks alike skip them.
+"""Find steps whose loss or gradients are not finite, so that all ranks skip them.
 
-A skipped step leaves no trace in what is trained: weights, momentum, BatchNorm's running statistics and a margin's memory stay bit
-for bit what they were; only the step number goes on. Why a step was skipped, and its batch, is for plsc/training/dump.py.
+A skipped step changes only the step number: weights, momentum, BatchNorm's running statistics and a margin's
+statistics stay the same, bit for bit. plsc/training/dump.py finds the cause and writes the batch.
 
 Try it: `pytest tests/training/test_divergence.py`; what a user sees is in docs/resume.md.
 """
@@ -23,13 +23,13 @@ from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import SoftmaxHead
 from plsc.utils.bfloat16 import float32_of
 
-LOW_RATE = 0.005  # below it a run does not diverge by its steps; of SGD with momentum, where 0.1 is usual
+LOW_RATE = 0.005  # of SGD with momentum, where 0.1 is usual: a lower rate is hardly why a run diverges
 
-_BLOCK = 65_536  # rows of a bank that is not in memory, looked at together
+_BLOCK = 65_536  # rows of an offloaded bank that are read together
 
 
 class DivergedError(UserError):
-    """Too many steps in a row had to be skipped. `what`: what was not finite in the last."""
+    """Too many steps in a row had to be skipped. what: the value of the last step that was not finite."""
 
     def __init__(self, text: str, what: str):
         super().__init__(text)
@@ -37,8 +37,8 @@ class DivergedError(UserError):
 
 
 def finite(tensors: Iterable[paddle.Tensor]) -> bool:
-    """Say whether every number is finite. One sum of squares over all of them; each tensor is looked at only where that sum is not
-    finite, since squares of finite numbers may be too large."""
+    """Say whether every number is finite, by one sum of squares; each tensor is examined only if that sum is
+    not finite, since squares of finite numbers may be too large."""
     tensors = [tensor for tensor in tensors if tensor.size]
     if not tensors:
         return True
@@ -54,7 +54,8 @@ def _for_kernels(tensor: paddle.Tensor) -> bool:
 
 
 def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
-    """Say the same of numpy arrays, and of a bank's rows that are not in memory: those are read only if some may not be finite."""
+    """Say whether all numbers of arrays are finite; an offloaded bank's rows are read only if some may not
+    be."""
     with np.errstate(over="ignore", invalid="ignore"):
         return all(
             np.isfinite(np.vdot(block, block)) or np.isfinite(block).all()
@@ -65,7 +66,7 @@ def finite_arrays(arrays: Iterable[np.ndarray | StoredRows]) -> bool:
 
 
 def blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
-    """Yield an array, or the rows of one that is not in memory as float32 blocks."""
+    """Yield an array as it is, or stored rows as float32 blocks."""
     if isinstance(array, np.ndarray):
         yield array
     else:
@@ -73,12 +74,12 @@ def blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
 
 
 class NonFiniteGuard:
-    """Says of each step whether it counts, and undoes the forward pass of one that does not. Every rank makes one.
+    """Checks whether a step is finite, and undoes the forward pass of one that is not. Every rank makes one.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper.
 
-    Attributes: `skipped`, steps that did not count so far; `in_a_row`, of them the last ones.
+    Attributes: `skipped`, steps skipped so far; `in_a_row`, those since the last step that was not.
     """
 
     def __init__(self, backbone: paddle.nn.Layer, head: SoftmaxHead):
@@ -86,24 +87,25 @@ class NonFiniteGuard:
         self.head = head
         self.skipped = 0
         self.in_a_row = 0
-        # What a forward pass changes: BatchNorm's running statistics, which have no gradient.
+        # BatchNorm's running statistics, which a forward pass changes; they have no gradient.
         self._statistics = [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
 
     def resume(self, skipped: int, in_a_row: int) -> None:
-        """Go on with the counts of a checkpoint."""
+        """Restore the counts of a checkpoint."""
         self.skipped = skipped
         self.in_a_row = in_a_row
 
     def remember(self) -> None:
-        """Keep what a forward pass changes. Call it before each."""
+        """Keep a copy of the state that a forward pass changes. Call it before each."""
         self._kept = [tensor.clone() for tensor in self._statistics]
         self._margin = self.head.margin.state() if self.head.margin else {}
 
     def check(self, loss: paddle.Tensor, emb_BD: paddle.Tensor) -> bool:
-        """Say whether the step counts: whether loss and gradients are finite on every rank. Call it after the backward pass.
+        """Say whether the step counts: whether loss and gradients are finite on every rank. Call it after the
+        backward pass.
 
-        One all_reduce of one number; none where the loss is not finite, which is the same number on every rank. It is a sum of
-        flags: Gloo's MAX and MIN drop a NaN.
+        One all_reduce of one number; none where the loss is not finite, which is the same number on every
+        rank. It is a sum of flags: Gloo's MAX and MIN drop a NaN.
         """
         gradients = gradients_of(self.backbone, self.head, emb_BD)
         counts = math.isfinite(loss.item()) and distributed.every(finite(gradients.values()))
@@ -112,7 +114,7 @@ class NonFiniteGuard:
         return counts
 
     def undo(self) -> None:
-        """Give back what the forward pass has changed; the step does not count."""
+        """Restore the state from before the forward pass, and count the step as skipped."""
         for tensor, kept in zip(self._statistics, self._kept):
             paddle.assign(kept, output=tensor)
         if self.head.margin:
@@ -122,7 +124,8 @@ class NonFiniteGuard:
 
 
 def remedy(step: int, in_a_row: int, learning_rate: float) -> str:
-    """Say what may help a run that has diverged at the step number `step` (from 1), after so many skipped ones in a row."""
+    """Suggest a remedy for a run that diverged at step `step` (from 1), after `in_a_row` skipped steps in a
+    row."""
     if in_a_row < step and learning_rate >= LOW_RATE:
         return "lower LRScheduler.learning_rate, lengthen its warm-up, or set Optimizer.clip_norm"
     why = "no step has been finite yet" if in_a_row >= step else "the learning rate is low"
@@ -135,11 +138,12 @@ def remedy(step: int, in_a_row: int, learning_rate: float) -> str:
 def gradients_of(
     backbone: paddle.nn.Layer, head: SoftmaxHead, emb_BD: paddle.Tensor
 ) -> dict[str, paddle.Tensor]:
-    """Collect the gradients of a step on this rank by name, in the order of the forward pass; the backbone's are means over the ranks."""
+    """Collect the gradients of a step on this rank by name, in the order of the forward pass; the backbone's
+    are means over the ranks."""
     gradients = {f"gradient of {name}": grad for name, grad in backbone_gradients(backbone).items()}
     if emb_BD.grad is not None:
         gradients["gradient of the embeddings"] = emb_BD.grad
-    if head.bank.selected:  # else they are those of an earlier step
+    if head.bank.selected:  # else the bank has the gradients of an earlier step
         for name, grad in head.bank.gradients().items():
             gradients[f"gradient of head.{name}"] = grad
     return gradients
@@ -150,7 +154,7 @@ def backbone_gradients(backbone: paddle.nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 def kind_of(tensor: paddle.Tensor) -> str | None:
-    """Name what is not finite in a tensor, "NaN" or "inf"; None if all is."""
+    """Name the kind of number in a tensor that is not finite, "NaN" or "inf"; None if all are finite."""
     if paddle.isnan(tensor).any().item():
         return "NaN"
     return "inf" if paddle.isinf(tensor).any().item() else None

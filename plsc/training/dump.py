@@ -1,4 +1,4 @@
-"""Say why a step does not count, and write its batch to disk, so that a person can look at it.
+"""Find why a step was skipped, and write its batch to disk for a person to look at.
 
 Try it: `pytest tests/training/test_divergence.py`; what a user sees is in docs/resume.md.
 """
@@ -27,9 +27,10 @@ DUMPS = 20  # batches that one process writes; a run that skips now and then for
 
 @dataclass(frozen=True)
 class SkippedStep:
-    """A step that does not count, as this rank has it after the backward pass.
+    """A step that is skipped, as this rank has it after the backward pass.
 
-    number: of the step, from 1. images, labels, indices: this rank's batch, as the loader gave it. emb_BD: with its gradient.
+    number: of the step, from 1. images, labels, indices: this rank's batch, as the loader gave it. emb_BD:
+    with its gradient.
     """
 
     number: int
@@ -42,7 +43,8 @@ class SkippedStep:
 
 
 class Cause(NamedTuple):
-    """Why a step does not count. text: the same on every rank. here: what went wrong on this rank, None if it was another."""
+    """The cause of a skipped step. text: the same on every rank. here: what went wrong on this rank; None:
+    nothing did."""
 
     text: str
     here: str | None
@@ -55,24 +57,26 @@ def find_cause(
     name: Callable[[int], str],
     again: Callable[[], paddle.Tensor],
 ) -> Cause:
-    """Find what was not finite first, on which rank. Every rank calls it, before the step is undone.
+    """Find the first value of a step that was not finite, and its rank. Every rank calls it, before the step
+    is undone.
 
     Args:
         backbone: the bare layer. Its gradients may be overwritten.
-        name: index of a sample -> what a person would call it.
-        again: runs the forward pass of the bare backbone once more, with the same random numbers -> emb [B, D].
+        name: index of a sample -> its name for people.
+        again: runs the forward pass of the bare backbone once more, with the same random numbers -> emb [B,
+            D].
     """
     shared = _last_bad(gradients_of(backbone, head, step.emb_BD))
     own = _cause_here(step, backbone, head, name, again)
-    everyones = distributed.gather_objects(own)
+    causes = distributed.gather_objects(own)
     # A bad embedding may make every rank's losses bad, by what a margin remembers: only the earliest place counts.
-    first = min((cause[0] for cause in everyones if cause), default=None)
-    bad_ranks = [rank for rank, cause in enumerate(everyones) if cause and cause[0] == first]
+    first = min((cause[0] for cause in causes if cause), default=None)
+    bad_ranks = [rank for rank, cause in enumerate(causes) if cause and cause[0] == first]
     if not bad_ranks:
         # Gradients may all be finite where their loss is not, as with a scale of 1e38.
         text = f"{shared or 'the loss is not finite'} in the sum over the ranks"
         return Cause(text, text)
-    text = f"{everyones[bad_ranks[0]][1]} on rank {bad_ranks[0]}"
+    text = f"{causes[bad_ranks[0]][1]} on rank {bad_ranks[0]}"
     return Cause(text, own[1] if distributed.rank() in bad_ranks else None)
 
 
@@ -83,8 +87,8 @@ def _cause_here(
     name: Callable[[int], str],
     again: Callable[[], paddle.Tensor],
 ) -> tuple[int, str] | None:
-    """Find what went wrong on this rank, nearest to the cause: how early in a step that is, and "gradient of stages.0.0.weight is
-    NaN"; None: nothing."""
+    """Find the earliest thing that went wrong on this rank: its place in the order of a step, and a text as
+    "gradient of stages.0.0.weight is NaN". None: nothing."""
     for parameter, tensor in backbone.named_parameters():
         if not tensor.stop_gradient and (kind := kind_of(tensor)):
             return 0, f"weight {parameter} is {kind}"
@@ -114,13 +118,15 @@ def _cause_here(
 
 
 def _is_shared(key: str, head: SoftmaxHead) -> bool:
-    """Whether a gradient is summed over the ranks, so that it does not say whose samples made it what it is."""
+    """Say whether a gradient is summed over the ranks: such a one does not show whose samples are to
+    blame."""
     own_rows = key.startswith("gradient of head.") and head.sharded
     return not (key == "gradient of the embeddings" or own_rows)
 
 
 def _last_bad(tensors: dict[str, paddle.Tensor]) -> str | None:
-    """The last tensor in the order of the forward pass that is not finite: the backward pass comes to it first."""
+    """Describe the last tensor in the order of the forward pass that is not finite: the backward pass
+    computes it first."""
     for name, tensor in reversed(tensors.items()):
         if kind := kind_of(tensor):
             return f"{name} is {kind}"
@@ -128,10 +134,11 @@ def _last_bad(tensors: dict[str, paddle.Tensor]) -> str | None:
 
 
 class DumpWriter:
-    """Writes the batches of skipped steps of this rank: step-XXXXXXXX-rankR.json for people, .npz with images, labels and indices.
+    """Writes the batches of skipped steps of this rank: step-XXXXXXXX-rankR.json for people, .npz with
+    images, labels and indices.
 
     Args:
-        name: index of a sample -> what a person would call it.
+        name: index of a sample -> its name for people.
     """
 
     def __init__(self, folder: str | Path, name: Callable[[int], str]):
@@ -140,7 +147,8 @@ class DumpWriter:
         self._written = 0
 
     def write(self, step: SkippedStep, what: str) -> None:
-        """Write the batch of a step, in which `what` was wrong; nothing after the first DUMPS. A full disk is said, no error."""
+        """Write the batch of a step, in which `what` was wrong; nothing after the first DUMPS. A full disk is
+        logged, and no error."""
         if self._written == DUMPS:
             return
         self._written += 1
@@ -183,5 +191,5 @@ class DumpWriter:
 
 
 def _number(value: float) -> float | str:
-    """JSON knows no NaN."""
+    """Turn a number that is not finite into text: JSON has no NaN."""
     return value if math.isfinite(value) else str(value)

@@ -1,11 +1,13 @@
-"""Start a training (Global.init_from) with another run's backbone, and with the centres of the classes that it knows by name.
+"""Start a training (Global.init_from) from another run's backbone, and from its centres of the classes of the
+same name.
 
-    kept     a class of both runs: its row, bit for bit; its momentum is 0 like the backbone's: they belong to the run that has ended
-    new      the mean of the normalised embeddings of some of its images, as long as the kept centres are in the mean; or random
-    dropped  a class that the data do not have any more
+    kept     a class of both runs: its row, bit for bit; its momentum is 0 like the backbone's, which is not taken over either
+    new      the mean of the normalised embeddings of some of its images, with the mean length of the kept centres; or random
+    dropped  a class that is not in the data any more
 
-The same on any number of ranks: each reads the rows that its shard keeps, new classes go through the backbone in groups that do not
-depend on the ranks, and lengths are added up in whole numbers. docs/finetune.md has a run to try.
+The same on any number of ranks: each reads the rows that its shard keeps, new classes go through the backbone
+in groups that do not depend on the ranks, and lengths are added up in whole numbers. docs/finetune.md has a
+run to try.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from plsc.utils.bfloat16 import float32_of
 from plsc.utils.logging import get_logger
 from plsc.utils.sharding import split
 
-IMAGES = 16  # of a new class, evenly spread over those that it has
+IMAGES = 16  # of a new class, evenly spread over all of its images
 _GROUP = 8  # new classes whose images are one batch of the backbone
 _CLASSES_AT_ONCE = (
     512 * _GROUP
@@ -46,13 +48,13 @@ _UNIT = 2.0**-24  # lengths are added up in whole multiples of it: their sum doe
 
 
 class Start(NamedTuple):
-    """What a run has started with: lines for its log, and what identities.json lists, {} where the head is new."""
+    """The start of a run: lines for its log, and the content of identities.json, {} where the head is new."""
 
     lines: list[str]
     identities: dict
 
     def record(self, folder: Path) -> None:
-        """Log it, and write `folder`/identities.json. Rank 0 calls it."""
+        """Log the lines, and write `folder`/identities.json. Rank 0 calls it."""
         for line in self.lines:
             get_logger().info(line)
         if self.identities:
@@ -61,8 +63,11 @@ class Start(NamedTuple):
 
 
 class Match(NamedTuple):
-    """row_C: of each class of this run its row in the checkpoint, -1 for none, int64 [C]. dropped: the names of the others.
-    nothing: why no row is taken over, "" if some are."""
+    """The rows of a checkpoint that this run takes over.
+
+    row_C: the row of each class of this run, -1 for none, int64 [C]. dropped: the names of the other rows'
+    classes. nothing: why no row is taken over, "" if some are.
+    """
 
     row_C: np.ndarray
     dropped: list[str]
@@ -70,9 +75,11 @@ class Match(NamedTuple):
 
 
 def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset) -> Start:
-    """Give `backbone` and `head` what the checkpoint Global.init_from has for them. Every rank calls it.
+    """Load the fitting weights of the checkpoint Global.init_from into `backbone` and `head`. Every rank
+    calls it.
 
-    Raises UserError: a damaged checkpoint, another backbone, centres that have no place in this head, names that are not unique.
+    Raises UserError: a damaged checkpoint, another backbone, centres that do not fit this head, names that
+    are not unique.
     """
     path = cfg.Global.init_from
     saved = _open(path)
@@ -114,7 +121,8 @@ def _open(path: str) -> Checkpoint:
 
 
 def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
-    """Describe in a line what `start_from` would take over; nothing is changed. Raises what it raises; reads every byte of the checkpoint."""
+    """Describe in a line what `start_from` would load, without loading it. Reads every byte of the
+    checkpoint."""
     saved = Checkpoint.open(cfg.Global.init_from)
     arrays, _, match = _what_fits(cfg, saved, backbone, data)
     kept = int((match.row_C >= 0).sum())
@@ -128,8 +136,8 @@ def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
 def _what_fits(
     cfg: Config, saved: Checkpoint, backbone: paddle.nn.Layer, data: Dataset
 ) -> tuple[dict[str, np.ndarray], list[str] | None, Match]:
-    """Find the checkpoint's tensors for `backbone`, the names of the data's classes, and which of them it knows; UserError if something does
-    not fit."""
+    """Find the checkpoint's tensors for `backbone`, the names of the data's classes, and the rows for them;
+    UserError if something does not fit."""
     where = f"Global.init_from: {cfg.Global.init_from}"
     arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
     match = match_classes(cfg.Global, saved, names, data.num_classes)
@@ -139,8 +147,11 @@ def _what_fits(
 
 
 def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> dict[str, np.ndarray]:
-    """Find the checkpoint's tensors for `backbone`; UserError, a line for each of them, if they are of another network."""
-    own, arrays, network = backbone.state_dict(), saved.backbone(), type(backbone).__name__
+    """Find the checkpoint's tensors for `backbone`; UserError, a line for each of them, if they are of
+    another network."""
+    own = backbone.state_dict()
+    arrays = saved.backbone()
+    network = type(backbone).__name__
     if not own.keys() & arrays.keys():
         raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {network}'s")
     if lines := tensor_differences(arrays, own, "the checkpoint", network):
@@ -163,7 +174,8 @@ def init_backbone(
 
 
 def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num_classes: int) -> Match:
-    """Find which class of this run, whose names are `here`, has which row of the checkpoint; all of its classes are kept or dropped.
+    """Match the classes of this run, whose names are `here`, with the rows of the checkpoint; each row is
+    kept or dropped.
 
     Raises UserError if two classes have one name.
     """
@@ -197,7 +209,7 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
 
 
 def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
-    """Refuse centres whose rows mean something else in this run's head, by UserError."""
+    """Refuse by UserError centres whose rows have another meaning in this run's head."""
     theirs = {name for name in saved.head_arrays if "momentum" not in name}
     ours = {"centres", "bias"} if cfg.Head.bias else {"centres"}
     width, here = saved.head_arrays["centres"].shape[1], cfg.Model.embedding_size * cfg.Head.sub_centres
@@ -217,15 +229,16 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
 
 
 def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]:
-    """Take over the margin's running statistics, which are of the backbone, if the margin is the same; a line if there are any."""
-    memory = saved.state.margin
+    """Load the running statistics of the same margin, which describe the backbone -> a line for the log, if
+    there are any."""
+    statistics = saved.state.margin
     name = head_config(saved.config_yaml).get("name", "")
     alike = kind_of_head(name) == cfg.Head.kind
-    if not (memory and head.margin and alike and memory.keys() == head.margin.state().keys()):
+    if not (statistics and head.margin and alike and statistics.keys() == head.margin.state().keys()):
         return []
-    head.margin.load_state(memory)
+    head.margin.load_state(statistics)
     return [
-        f"margin: its statistics go on from {', '.join(f'{key} {value:.4g}' for key, value in memory.items())}"
+        f"margin: its statistics go on from {', '.join(f'{key} {value:.4g}' for key, value in statistics.items())}"
     ]
 
 
@@ -233,7 +246,8 @@ def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]
 
 
 def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> tuple[float, float]:
-    """Take the kept rows over; return the mean length and the mean bias of these centres (of the initial ones, if none is kept)."""
+    """Load the kept rows -> mean length and mean bias of these centres, or of the initial ones if none is
+    kept."""
     shard, state = head.shard, head.bank.state()
     names = ("centres", "bias") if head.bank.bias else ("centres",)
     row_S, keeps = row_C[shard.start : shard.stop], bool((row_C >= 0).any())
@@ -263,8 +277,11 @@ def _blocks(rising: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _put(head: SoftmaxHead, state: dict, at: np.ndarray, rows: dict[str, np.ndarray]) -> None:
-    """Overwrite the rows `at` of the shard (rising, of one block), or the first numbers of each, where `rows` are narrower; the rest
-    of the block is written as it is in `state`, whose arrays may be read by slices only, and may be bfloat16."""
+    """Overwrite the rows `at` of the shard (rising, in one block), or only the first numbers of each if
+    `rows` are narrower.
+
+    The other rows of the block are written back unchanged: `state` can be read by slices only, and may be
+    bfloat16."""
     first, stop = int(at[0]), int(at[-1]) + 1
     block = {name: float32_of(np.array(array[first:stop])) for name, array in state.items()}
     for name, values in rows.items():
@@ -278,32 +295,35 @@ def _put(head: SoftmaxHead, state: dict, at: np.ndarray, rows: dict[str, np.ndar
 def _mean_centres(
     backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset, new: np.ndarray, length: float, bias: float
 ) -> list[int]:
-    """Put the new classes' centres, of this length, and bias into the head; the classes that stay as they are, for want of images.
+    """Set the new classes' centres, with this length and bias -> the classes without a readable image, whose
+    centres stay random.
 
-    Of sub-centres it is the first; the others stay random, as they end up where a class has no second kind of images.
+    Of sub-centres only the first is set; the others stay random, as they do in training where a class has one
+    kind of images.
     """
-    lost: list[int] = []
+    without: list[int] = []
     for begin in range(0, len(new), _CLASSES_AT_ONCE):
         if len(new) > _CLASSES_AT_ONCE:
             get_logger().info(f"centres: means of {begin:,} of {len(new):,} new classes are done")
         classes = new[begin : begin + _CLASSES_AT_ONCE]
         unit_nD = directions(backbone, data, classes)
         known = unit_nD.any(axis=1)
-        lost += classes[~known].tolist()
+        without += classes[~known].tolist()
         inside = known & (classes >= head.shard.start) & (classes < head.shard.stop)
         state = head.bank.state()
         for at in _blocks(classes[inside] - head.shard.start):
             centres = length * unit_nD[np.searchsorted(classes, at + head.shard.start)]
             biases = {"bias": np.full(len(at), bias)} if head.bank.bias else {}
             _put(head, state, at, {"centres": centres, **biases})
-    return lost
+    return without
 
 
 def directions(backbone: paddle.nn.Layer, data: Dataset, classes: np.ndarray) -> np.ndarray:
-    """Compute the mean of the normalised embeddings of at most IMAGES images of each class, normalised: float64 [n, D], on every rank.
+    """Compute the mean of the normalised embeddings of at most IMAGES images of each class, normalised:
+    float64 [n, D], on every rank.
 
-    Every rank calls it; each embeds the images of its share of the classes (int64 [n], rising), in evaluation mode, augmented as in an
-    epoch that training never has. 0 for a class none of whose images can be decoded.
+    Every rank calls it; each embeds the images of its share of the classes (int64 [n], rising), in evaluation
+    mode, with the augmentation of evaluation. 0 for a class without a readable image.
     """
     image_n = _some_images(data.labels, classes, data.num_classes)
     groups = [image_n[first : first + _GROUP] for first in range(0, len(classes), _GROUP)]
@@ -312,7 +332,7 @@ def directions(backbone: paddle.nn.Layer, data: Dataset, classes: np.ndarray) ->
     backbone.eval()
     try:
         read = partial(_read, data, groups)
-        # More ranks than groups: one without a group takes the first along, to know D.
+        # With more ranks than groups, a rank without a group embeds the first, to know D.
         batches = ahead(read, first, stop, 1) if first < stop else [read(0, 1)]
         parts = [_means(backbone, data.preprocessing, *batch) for batch in batches]
     finally:

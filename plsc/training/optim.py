@@ -1,7 +1,7 @@
 """Build the schedule of the learning rate and the backbone's optimizer.
 
-A schedule is a function step -> learning rate, with no state, so a resumed run needs nothing but its step. The class centres are
-moved by the head's bank at the same rate.
+A schedule is a function step -> learning rate, with no state, so a resumed run needs nothing but its step.
+The class centres are updated by the head's bank at the same rate.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from plsc.utils.logging import warn
 
 
 def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:
-    """Build the function that gives the learning rate of step 0, 1, ..., total_steps - 1.
+    """Build the function step -> learning rate, for steps 0 to total_steps - 1.
 
-    Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1). What follows is laid
-    over the remaining steps; `progress` runs from 0 at the first of them towards 1 at the end of the run.
+    Warm-up rises linearly to the full rate, which the step after it takes: (step + 1) / (warmup + 1). The
+    rest of the schedule spans the remaining steps; `progress` runs from 0 at the first of them towards 1 at
+    the end of the run.
     """
     warmup = cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
     drops = cfg.boundaries or [round(epoch * steps_per_epoch) for epoch in cfg.milestones]
@@ -53,7 +54,8 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
 def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.optimizer.Momentum:
     """Build momentum SGD on the backbone; set its rate with `set_lr` before each step.
 
-    Weight decay falls on matrices and kernels only: a bias, a norm's gain and a slope have one dimension and get none.
+    Weight decay falls on matrices and kernels only: a bias, a norm's gain and a slope have one dimension and
+    get none.
     """
     parameters = [p for p in backbone.parameters() if not p.stop_gradient]
     if not parameters:
@@ -74,8 +76,8 @@ def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.opti
 
 
 def check_optimizer(optimizer: object, rate: float) -> None:
-    """Refuse by UserError what the user's own function has made unless it is an optimizer whose rate can be set; say that the rate which
-    it was made with gives way to `rate`."""
+    """Refuse by UserError a user's optimizer whose learning rate cannot be set; warn if its own rate is not
+    `rate`, which replaces it."""
     if not isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UserError(
             f"set_optimizer: the function must return a paddle.optimizer.Optimizer, it returned {type(optimizer).__name__}"
@@ -111,7 +113,7 @@ def optimizer_arrays(
 def load_optimizer(
     optimizer: paddle.optimizer.Optimizer, backbone: paddle.nn.Layer, arrays: dict[str, np.ndarray]
 ) -> None:
-    """Give the optimizer the state that `optimizer_arrays` gave."""
+    """Load the state that `optimizer_arrays` has collected into the optimizer."""
     theirs = {name: parameter.name for name, parameter in backbone.named_parameters()}
     state = {}
     for key, array in arrays.items():

@@ -1,7 +1,7 @@
-"""Build backbone and head by a config, and put a checkpoint's weights into them.
+"""Build backbone and head of a config, and load a checkpoint's weights into them.
 
-Any number of ranks reads a checkpoint of any other. Training, testing and exporting share this. To look at what there is:
-`plsc-ckpt inspect output/checkpoints/step-00000656`.
+Any number of ranks reads a checkpoint of any other. Training, testing and exporting share this. To look at a
+checkpoint: `plsc-ckpt inspect output/checkpoints/step-00000656`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def build_backbone(cfg: Config, image_shape: tuple[int, ...]) -> paddle.nn.Layer
 
 
 def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
-    """Put a checkpoint's weights into `backbone`; UserError if they are of another network."""
+    """Load a checkpoint's weights into `backbone`; UserError if they are of another network."""
     own = backbone.state_dict()
     config = saved.path.parent.parent / "config.yaml"
     remedy = "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
@@ -47,7 +47,8 @@ _COMPARED_BY_STATE = ("Global.seed", "Head.name", "DataLoader.Train.batch_size")
 
 
 def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
-    """List the keys with a part in the training that the run of a checkpoint had otherwise: "Head.margin 0.3 (was 0.5)" each."""
+    """List the keys that affect the training and differ from a checkpoint's: "Head.margin 0.3 (was 0.5)"
+    each."""
     ours = dict(_values(config_sections(cfg.to_yaml())))
     theirs = dict(_values(config_sections(saved.config_yaml)))
     return [
@@ -72,14 +73,15 @@ def _format_value(values: dict[str, Any], key: str) -> str:
 
 
 def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, world_size: int) -> None:
-    """Refuse by UserError a checkpoint whose shapes fit, but from which a run cannot go on; warn where it goes on otherwise.
+    """Refuse by UserError a checkpoint of another run; warn of differences that change only the order of the
+    data.
 
     Args:
-        ours: the state of this run. data: that it trains on.
+        ours: the state of this run. data: the data set that it trains on.
     """
     where = f"checkpoint {saved.path.name}"
     theirs = saved.state
-    # Must be the same, and array shapes do not tell them apart.
+    # These must match, and the shapes of the arrays do not show it.
     alike = {
         "optimizer": (theirs.optimizer, ours.optimizer),
         "head": (theirs.head, ours.head),
@@ -91,7 +93,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
                 f"{where} was made with the {what} {there}, this run has {here}: resume with the same, or start a new run "
                 "with Global.init_from in another Global.output_dir"
             )
-    # Random numbers and the order of the data depend on them.
+    # Random numbers and the order of the data depend on these.
     order = {
         "seed": (theirs.seed, ours.seed),
         "steps_per_epoch": (theirs.steps_per_epoch, ours.steps_per_epoch),
@@ -115,18 +117,19 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
 
 
 def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
-    """Put this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another head."""
+    """Load this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another
+    head."""
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
     if head.margin:
-        known = saved.state.margin
-        lacking = sorted(head.margin.state().keys() - known.keys())
+        statistics = saved.state.margin
+        lacking = sorted(head.margin.state().keys() - statistics.keys())
         if lacking:
             raise UserError(
                 f"{saved.path}/manifest.json: state.margin: has no '{lacking[0]}', which {type(head.margin).__name__} keeps; the "
                 "centres are of another margin, or of another program: start from them with Global.init_from"
             )
-        head.margin.load_state(known)
+        head.margin.load_state(statistics)
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)

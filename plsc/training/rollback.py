@@ -1,8 +1,9 @@
 """Go back to an older checkpoint where too many steps in a row had to be skipped (Global.rollbacks).
 
-The checkpoint is the newest whole one from before the last good step: at least that step is taken anew, at a lower rate, so the
-run cannot meet the same weights again. How often it was done is part of the checkpoints that follow, so a resumed run has the same
-rates; one that is killed before the next checkpoint diverges and goes back once more, in the same way.
+The checkpoint is the newest whole one from before the last good step: at least that step is repeated, at a
+lower rate, so the run does not reach the same weights again. Later checkpoints contain the number of
+rollbacks, so a resumed run has the same rates; one that is killed before the next checkpoint diverges and
+goes back once more, in the same way.
 
 Try it: `pytest tests/training/test_rollback.py`; what a user sees is in docs/resume.md.
 """
@@ -15,12 +16,12 @@ from plsc import distributed
 from plsc.checkpoint import store
 from plsc.errors import UserError
 
-FACTOR = 0.5  # on the learning rate, each time
+FACTOR = 0.5  # of the learning rate, for each rollback
 
 
 def go_back(root: str, last_good: int) -> Path | None:
-    """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and nothing is changed, if
-    there is none. Every rank calls it. UserError if rank 0 cannot."""
+    """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and
+    nothing is changed, if there is none. Every rank calls it. UserError if rank 0 cannot."""
 
     def find() -> Path | None:
         try:

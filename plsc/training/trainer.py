@@ -1,10 +1,11 @@
-"""Run a training: `train` loops, and `train_step` is the order of operations.
+"""Run a training: `train` is the loop, `train_step` shows the order of operations.
 
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> optimizer and bank
 
-Evaluation, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function of the step, the
-order of the data of (seed, epoch), and Paddle's own random numbers (dropout) of (seed, step, rank), so step and parameters are
-all that a resumed run has to be given. plsc/training/build.py makes a Trainer from a config.
+Evaluation, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function
+of the step, the order of the data of (seed, epoch), and Paddle's own random numbers (dropout) of (seed, step,
+rank), so a resumed run needs nothing but step and parameters. plsc/training/build.py makes a Trainer from a
+config.
 """
 
 from __future__ import annotations
@@ -45,23 +46,25 @@ from plsc.utils.tensors import tensor_of
 from plsc.utils.timing import timer
 
 LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
-MOST_FAILED_SAVES = 3  # in a row: what is trained on without a checkpoint is lost when the run ends
+MOST_FAILED_SAVES = 3  # in a row; all steps since the last checkpoint are lost when the run ends
 
 
 class Trainer:
-    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer makes its parts from a config.
+    """Runs one training. Every rank makes one, after `distributed.init`; plsc.training.build.build_trainer
+    makes its parts from a config.
 
     Args:
-        cfg: the config of the run. It has built what follows, but for what the caller has put in its place.
+        cfg: the config of the run, from which the following are built unless the caller replaces them.
         dataset: to train on. loader: its batches.
         backbone: the bare layer. head: class centres and loss.
         optimizer: of the backbone.
         evaluator: of the backbone, between steps.
-        nonfinite: says whether a step counts. dump: writes the batches of steps that do not.
-        signals: knows whether the run was asked to stop; None: never.
+        nonfinite: checks whether a step counts. dump: writes the batches of steps that do not.
+        signals: notes signals that ask the run to stop; None: there are none.
 
-    Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one; `threshold`, of the last one;
-    `rollbacks`, how often the run went back to an older checkpoint; `seconds`, of training and evaluation in this process.
+    Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
+    `threshold`, of the last one; `rollbacks`, how often the run went back to an older checkpoint; `seconds`,
+    of training and evaluation in this process.
     """
 
     def __init__(
@@ -114,12 +117,12 @@ class Trainer:
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: Metrics | None) -> None:
-        """Train from `self.step` to the end, or until a signal stops the run (`signals.stopped` says so) and all ranks
-        have saved that step; `metrics` is rank 0's, None on the others."""
+        """Train from `self.step` to the end, or until a signal stops the run (`signals.stopped` says so) and
+        all ranks have saved that step; `metrics` is rank 0's, None on the others."""
         self._metrics = metrics
         self.loader.probe()
         if self.step < self.total_steps:
-            self._check_room()
+            self._check_space()
         self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.model = distributed.data_parallel(self.backbone)
@@ -153,8 +156,9 @@ class Trainer:
             self.loader.close()
             self.seconds = time.monotonic() - began
 
-    def _check_room(self) -> None:
-        """Refuse a disk without room for a checkpoint by UserError, and warn of one with room for too few. Every rank calls it."""
+    def _check_space(self) -> None:
+        """Refuse by UserError a disk without space for a checkpoint, and warn if there is space for too few.
+        Every rank calls it."""
         distributed.barrier()  # all banks have their space now
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
         if isinstance(self.optimizer, paddle.optimizer.Momentum):
@@ -168,9 +172,10 @@ class Trainer:
             get_logger().warning(warning)
 
     def _train_epoch(self) -> None:
-        """Train what is left of the epoch, up to the run's end."""
+        """Train the remaining steps of the epoch, up to the run's end."""
         epoch, done = divmod(self.step, self.steps_per_epoch)
-        replaced, self._replaced = self._replaced, 0
+        replaced = self._replaced
+        self._replaced = 0
         with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
             for batch in batches:
                 learning_rate = self.schedule(self.step) * FACTOR**self.rollbacks
@@ -180,7 +185,8 @@ class Trainer:
                     break
 
     def _stops(self, epoch: int) -> bool:
-        """Say whether some rank was asked to stop, and save this step on all of them if so. UserError if they cannot."""
+        """Say whether some rank was asked to stop, and save this step on all of them if so. UserError if they
+        cannot."""
         self.signals.step_started(self.step)
         if distributed.every(not self.signals.signal):
             return False
@@ -201,12 +207,13 @@ class Trainer:
     ) -> HeadOutput:
         """Take one optimizer step on this rank's samples [B, *shape], int64 labels and indices [B]. Every rank calls it.
 
-        Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too many in a row.
+        Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too
+        many in a row.
         """
         with timer.part("check"):
             self.nonfinite.remember()
         emb_BD = self._forward(self.model, images)
-        emb_BD.retain_grads()  # a gradient that is not finite is named
+        emb_BD.retain_grads()  # for naming a gradient that is not finite
         out = self.head(emb_BD, tensor_of(labels), self.step)
         with timer.part("backward"):
             out.loss.backward()
@@ -224,7 +231,7 @@ class Trainer:
         return out
 
     def _skip(self, step: SkippedStep) -> None:
-        """Undo a step that does not count, say why, and keep its batch. Every rank calls it.
+        """Undo a step that does not count, log the cause, and dump its batch. Every rank calls it.
 
         Raises: DivergedError, on every rank, at the step Global.max_skipped in a row.
         """
@@ -260,13 +267,14 @@ class Trainer:
         return out
 
     def _replaced_so_far(self) -> list[int]:
-        """Count the corrupt images replaced in this epoch, of each rank; at its end those of the next, none. All ranks call it."""
+        """Count the corrupt images that each rank has replaced in this epoch; 0 at its end. All ranks call
+        it."""
         at_end = self.step % self.steps_per_epoch == 0
         return distributed.gather_counts(0 if at_end else self.loader.replaced)
 
     def _data_so_far(self) -> tuple[float, int]:
-        """Return, of all ranks, which call it together: the longest wait for batches in seconds; the corrupt images replaced in
-        this epoch."""
+        """Return the longest wait for batches of any rank in seconds, and the corrupt images that all ranks
+        have replaced in this epoch. Every rank calls it."""
         milliseconds = distributed.gather_counts(int(1e3 * self.loader.wait_seconds))
         return max(milliseconds) / 1e3, sum(distributed.gather_counts(self.loader.replaced))
 
@@ -296,7 +304,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
-        """Leave what happens inside, which is no step, out of the times, and allow it to take longer."""
+        """Leave the work inside, which is no step, out of the measured times, and allow it to take longer."""
         with self.progress.pause(), timer.pause():
             self.signals.allow_pause()
             yield
@@ -308,7 +316,8 @@ class Trainer:
         return f"{self.cfg.Global.output_dir}/checkpoints"
 
     def _best(self, before: Best | None) -> Best | None:
-        """Return the better of `before` and the main set's evaluation at this step; of equal ones the first."""
+        """Return the better of `before` and the main set's evaluation at this step; of equal ones the
+        first."""
         title = self.evaluator.main
         metric = "rank1" if isinstance(self.evaluator.sets[title], IdentificationSet) else "accuracy"
         value = self.evaluator.row[metric]
@@ -321,8 +330,8 @@ class Trainer:
         return Best(step=self.step, set=title, metric=metric, value=value)
 
     def save(self, epoch: int, best: Best | None = None) -> None:
-        """Write a checkpoint, all ranks together, and drop the oldest but the best. One that cannot be written does not end
-        the run. `best` is what `self.best` becomes with it, None: what it is."""
+        """Write a checkpoint, all ranks together, and delete the oldest, but not the best. One that cannot be
+        written does not end the run. best: the new `self.best`, if it is written; None: unchanged."""
         best = best or self.best
         backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
         weights = [*backbone.values(), *(head[name] for name in head if "momentum" not in name)]
@@ -355,19 +364,22 @@ class Trainer:
                 raise store.SaveError(f"{line}; the third in a row: make room, and resume") from error
             get_logger().error(f"{line}; training goes on")
             return
-        self._failed_saves, self._saved, self.best = 0, self.step, best
+        self._failed_saves = 0
+        self._saved = self.step
+        self.best = best
         if self.rank == 0:
             # A rollback takes the newest checkpoint before the last step that was not skipped.
             last_good = self.step - self.nonfinite.in_a_row
             way_back = last_good if self.cfg.Global.rollbacks > self.rollbacks else None
             protect = [best.step] if best else []
             store.prune(self.checkpoints, self.cfg.Checkpoint.keep, protect, way_back)
-        distributed.barrier()  # the next collective of the others must not wait for rank 0's disk
+        distributed.barrier()  # so that no collective waits for rank 0's disk and times out
         get_logger().info(f"checkpoint {path}")
 
     def resume(self, path) -> None:
-        """Take over a checkpoint of any world size: weights, momentum, step. UserError if it is of another problem."""
-        saved = store.Checkpoint.open(path, verify=False)  # whoever found it has verified it
+        """Take over a checkpoint of any world size: weights, momentum, step. UserError if it is of another
+        problem."""
+        saved = store.Checkpoint.open(path, verify=False)  # verified when it was searched for
         saved.require("state", "seed", "steps_per_epoch", "global_batch")
         saved.check_matches(
             self.head.shard.num_classes,
@@ -396,10 +408,11 @@ class Trainer:
             )
 
     def _roll_back(self, error: DivergedError) -> None:
-        """Go back to an older checkpoint after `error`, and on with a lower learning rate; the metrics go back, too. Every rank
-        calls it.
+        """Go back to an older checkpoint after `error`, and on with a lower learning rate; the metrics go
+        back, too. Every rank calls it.
 
-        Raises: `error` where the run may not go back (again), or has no checkpoint for it; the checkpoints stay as they are.
+        Raises: `error` where the run may not go back (again), or has no checkpoint for it; the checkpoints
+        stay as they are.
         """
         count = self.rollbacks + 1
         if count > self.cfg.Global.rollbacks:
@@ -420,7 +433,7 @@ class Trainer:
             )
 
     def _state(self, replaced: list[int], best: Best | None) -> TrainState:
-        """Return what a checkpoint of this step knows of the run."""
+        """Return the state of the run for a checkpoint of this step."""
         return TrainState(
             seed=self.cfg.Global.seed,
             global_batch=self.global_batch,
@@ -438,7 +451,8 @@ class Trainer:
         )
 
     def _of_this_rank(self, counts: list[int]) -> int:
-        """Pick this rank's of the counts of the run before; with another number of ranks, share their sum out evenly."""
+        """Pick this rank's count of those of the earlier run; after a change of the number of ranks, split
+        their sum evenly."""
         if len(counts) != self.world_size:
             counts = [stop - start for start, stop in split(sum(counts), self.world_size)]
         return counts[self.rank]

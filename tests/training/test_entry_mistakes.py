@@ -107,7 +107,7 @@ def test_what_a_resumed_run_has_otherwise_is_said(trained, capsys):
     assert "other keys" not in said
 
 
-def test_another_network_is_told_the_config_of_the_run(trained):
+def test_another_network_is_refused_with_the_config_of_the_run(trained):
     line = refused(lambda: entry(trained, "Model.widths=[4, 7]").predict(np.zeros((1, 1, 12, 10), np.uint8)))
     assert line.endswith(
         f": the Model section must be that of the run that made it: -c {trained / 'config.yaml'}"
@@ -286,7 +286,7 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     assert checkpoint(tmp_path / "out", 3).is_dir()
 
 
-def test_a_folder_one_level_too_high_is_told_which_one_was_meant(tmp_path):
+def test_a_folder_one_level_too_high_is_refused_with_the_one_meant(tmp_path):
     data = people(tmp_path / "data" / "train", ["Ann", "Bob", "Cy"]).replace("/data/train", "/data")
     line = refused(entry(tmp_path / "out", f"DataLoader.Train.dataset={data}").train)
     assert line.endswith(
