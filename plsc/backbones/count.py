@@ -1,7 +1,7 @@
-"""How large a network is and what an image costs it: parameters, and multiply-accumulates (MACs) of one forward pass.
+"""Count a network's parameters, and the multiply-accumulates (MACs) of a forward pass of one image.
 
-Convolutions, linear layers, and layers that say so themselves (`products`, such as attention) are counted where they run, by
-forward hooks; norms, activations and additions are not, as in the tables of the papers. Try it:
+Convolutions, linear layers, and layers with a method `products` (such as attention) are counted by forward
+hooks; norms, activations and additions are not, as in the tables of the papers. Try it:
 
     count(BACKBONES.build("IResNet50"), (3, 112, 112))  # Count(parameters=43590848, macs=6309...)
 """
@@ -25,11 +25,11 @@ class Count(NamedTuple):
 
 
 def count(net: nn.Layer, image_shape: tuple[int, int, int]) -> Count:
-    """Run `net` on one image, as in evaluation, and count."""
-    found: list[int] = []
+    """Count parameters and MACs by running `net` on one image in evaluation mode."""
+    macs: list[int] = []
 
     def after(layer, inputs, output) -> None:
-        found.append(_macs(layer, inputs[0].shape, output.shape))
+        macs.append(_macs(layer, inputs[0].shape, output.shape))
 
     hooks = [layer.register_forward_post_hook(after) for layer in net.sublayers(include_self=True)]
     training = net.training
@@ -44,7 +44,7 @@ def count(net: nn.Layer, image_shape: tuple[int, int, int]) -> Count:
             net.train()
     statistics = ("._mean", "._variance")
     parameters = sum(p.size for name, p in net.named_parameters() if not f".{name}".endswith(statistics))
-    return Count(parameters, sum(found))
+    return Count(parameters, sum(macs))
 
 
 def _macs(layer: nn.Layer, inputs: list[int], output: list[int]) -> int:

@@ -1,11 +1,12 @@
-"""FaceViT: a vision transformer that makes its embedding of all patches, at three sizes.
+"""FaceViT: a vision transformer whose embedding is computed from all patches, at three sizes.
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
 
-Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a row go through two linear layers with batch norms;
-there is no class token. In training a share of the patches is hidden. Dosovitskiy et al., "An Image is Worth 16x16 Words" (2020);
-An et al., "Partial FC" (2021), section 4, as in InsightFace's arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4 (FaceViT_*_patch9_112),
-with their names of the layers. Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=FaceViT_tiny`.
+Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a row go through two linear
+layers with batch norms; there is no class token. In training a share of the patches is hidden. Dosovitskiy et
+al., "An Image is Worth 16x16 Words" (2020); An et al., "Partial FC" (2021), section 4, as in InsightFace's
+arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4 (FaceViT_*_patch9_112), with their names of the layers.
+Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=FaceViT_tiny`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Attention(nn.Layer):
         return self.dropout(self.proj(mixed))
 
     def products(self, shape: list[int]) -> int:
-        """Multiply-accumulates beside those of the linear layers, for plsc/backbones/count.py."""
+        """Count the multiply-accumulates beside those of the linear layers, for plsc/backbones/count.py."""
         images, tokens, width = shape
         return 2 * images * tokens * tokens * width
 
@@ -51,7 +52,8 @@ class _Attention(nn.Layer):
 class _Mlp(nn.Layer):
     def __init__(self, width: int, dropout: float):
         super().__init__()
-        self.fc1, self.fc2 = _linear(width, 4 * width), _linear(4 * width, width)
+        self.fc1 = _linear(width, 4 * width)
+        self.fc2 = _linear(4 * width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
@@ -62,8 +64,10 @@ class _Mlp(nn.Layer):
 class _Block(nn.Layer):
     def __init__(self, width: int, dropout: float, drop_path: float):
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width), _Attention(width, dropout)
-        self.norm2, self.mlp = nn.LayerNorm(width), _Mlp(width, dropout)
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = _Attention(width, dropout)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = _Mlp(width, dropout)
         self.drop_path = nn.Dropout(drop_path, axis=0)  # all of a branch, or nothing of it, for each image
 
     def forward(self, x):
@@ -72,7 +76,8 @@ class _Block(nn.Layer):
 
 
 class _Patches(nn.Layer):
-    """[B, channels, H, W] -> [B, N, width]; rows and columns that fill no patch are left out."""
+    """Turns [B, channels, H, W] into patches [B, N, width]; rows and columns that fill no patch are left
+    out."""
 
     def __init__(self, channels: int, patch_size: int, width: int):
         super().__init__()
@@ -85,15 +90,16 @@ class _Patches(nn.Layer):
 
 
 class FaceViT(nn.Layer):
-    """What the three have in common.
+    """Base of the three sizes.
 
     Args:
         embedding_size: D.
         image_shape: (channels, H, W) of the images; UserError unless they have two patches.
         dropout: share of the numbers that is dropped in training: of the tokens, and in the blocks.
-        drop_path: probability that the last block passes an image by in training; that of the first is 0, between them it grows
-            evenly (stochastic depth).
-        mask_ratio: share of the patches that no block sees in training; a learned token stands for them in the end.
+        drop_path: probability that the last block passes an image by in training; that of the first is 0,
+            between them it grows evenly (stochastic depth).
+        mask_ratio: share of the patches that no block sees in training; a learned token stands for them in
+            the end.
         patch_size: side of a patch in pixels.
     """
 
@@ -151,7 +157,7 @@ class FaceViT(nn.Layer):
 
 
 def _pick(tokens_BNW: paddle.Tensor, which_BM: paddle.Tensor) -> paddle.Tensor:
-    """[B, M, W]: of each image the tokens with these numbers."""
+    """Pick the tokens with these numbers of each image: [B, M, W]."""
     index = which_BM.unsqueeze(-1).expand([*which_BM.shape, tokens_BNW.shape[2]])
     return paddle.take_along_axis(tokens_BNW, index, 1)
 

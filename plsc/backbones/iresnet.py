@@ -2,10 +2,11 @@
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
 
-Residual blocks that begin with a batch norm and end with one, and no activation on the shortcut; a 3x3 stem that keeps the size;
-four stages that halve it; a fully connected layer between batch norms in place of pooling. Deng et al., "ArcFace" (2019), section
-3.1, after Han et al., "Deep Pyramidal Residual Networks" (2017). Its layers have the names of InsightFace's arcface_torch, whose
-weights `plsc-import` reads. Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=IResNet18`.
+Residual blocks that begin with a batch norm and end with one, and no activation on the shortcut; a 3x3 stem
+that keeps the size; four stages that halve it; a fully connected layer between batch norms in place of
+pooling. Deng et al., "ArcFace" (2019), section 3.1, after Han et al., "Deep Pyramidal Residual Networks"
+(2017). Its layers have the names of InsightFace's arcface_torch, whose weights `plsc-import` reads.
+Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=IResNet18`.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class _Block(nn.Layer):
 
 
 class _Features(nn.BatchNorm1D):
-    """Batch norm whose gain stays what it is, 1; its bias is trained.
+    """Batch norm whose gain stays 1; its bias is trained.
 
-    In training they stand outside of Paddle's operator, which gives the bias no gradient when the gain takes none.
+    In training both are applied outside of Paddle's operator, which gives the bias no gradient if the gain
+    has none.
     """
 
     def __init__(self, width: int):
@@ -72,7 +74,7 @@ class _Features(nn.BatchNorm1D):
 
 
 class IResNet(nn.Layer):
-    """What the five have in common.
+    """Base of the five depths.
 
     Args:
         embedding_size: D.
@@ -90,19 +92,24 @@ class IResNet(nn.Layer):
         dropout: float = 0.0,
     ):
         super().__init__()
-        (channels, height, width), style, inputs = image_shape, self.style, WIDTHS[0]
-        self.conv1, self.bn1 = style.conv(channels, inputs, 3), style.norm(inputs)
+        channels, height, width = image_shape
+        style = self.style
+        inputs = WIDTHS[0]
+        self.conv1 = style.conv(channels, inputs, 3)
+        self.bn1 = style.norm(inputs)
         self.prelu = style.prelu(inputs)
         for number, (outputs, depth) in enumerate(zip(WIDTHS, self.blocks), 1):
             others = [_Block(style, outputs, outputs, 1) for _ in range(depth - 1)]
             setattr(self, f"layer{number}", nn.Sequential(_Block(style, inputs, outputs, 2), *others))
-            inputs, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+            inputs = outputs
+            height = (height + 1) // 2
+            width = (width + 1) // 2
         self.bn2 = style.norm(inputs)
         self.dropout = nn.Dropout(dropout)
         self.fc, self.features = self.last(inputs * height * width, embedding_size)
 
     def last(self, inputs: int, outputs: int) -> tuple[nn.Linear, nn.BatchNorm1D]:
-        """The layers that make the embedding."""
+        """Build the layers that compute the embedding."""
         start = nn.initializer.Uniform(-(inputs**-0.5), inputs**-0.5)
         return nn.Linear(inputs, outputs, weight_attr=start, bias_attr=start), _Features(outputs)
 

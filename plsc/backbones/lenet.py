@@ -2,10 +2,11 @@
 
     [B, 1, 28, 28] -> 20 @ 26 x 26 -> pool 13 x 13 -> 50 @ 9 x 9 -> pool 4 x 4 -> 800 -> embeddings [B, 128]
 
-LeCun et al., "Gradient-based learning applied to document recognition" (1998), with the sizes and the ReLUs of "Dive into Deep
-Learning". That network's last layer, 128 -> 10 classes, is the head here: `softmax` with a bias, its [10, 128] centres the
-transpose of the layer's weights. Six tensors of 127,778 numbers and two of 1,290 are LeNet's eight tensors, 129,068 numbers.
-Single-device code; it knows no ranks. Try it: `python tools/train.py -c configs/fashion_mnist_lenet.yaml`.
+LeCun et al., "Gradient-based learning applied to document recognition" (1998), with the sizes and the ReLUs
+of "Dive into Deep Learning". That network's last layer, 128 -> 10 classes, is the head here: `softmax` with a
+bias, its [10, 128] centres the transpose of the layer's weights. Six tensors of 127,778 numbers and two of
+1,290 are LeNet's eight tensors, 129,068 numbers. Single-device code; it knows no ranks. Try it: `python
+tools/train.py -c configs/fashion_mnist_lenet.yaml`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ SMALLEST = 14  # pixels: leaves one number a channel after the second pooling
 
 
 class LeNet(nn.Layer):
-    """Args:
-    embedding_size: D, outputs of the fully connected layer; after its ReLU they are the embedding, so none is negative.
-    image_shape: (channels, H, W) of the images; UserError below 14 x 14.
-    init_std: the initial weights are drawn from N(0, init_std), the biases are 0.
+    """Computes embeddings by two convolutions and a fully connected layer.
+
+    Args:
+        embedding_size: D, outputs of the fully connected layer; after its ReLU they are the embedding, so
+            none is negative.
+        image_shape: (channels, H, W) of the images; UserError below 14 x 14.
+        init_std: the initial weights are drawn from N(0, init_std), the biases are 0.
     """
 
     def __init__(

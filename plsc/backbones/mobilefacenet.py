@@ -2,10 +2,11 @@
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
 
-Inverted residuals (1x1 widens, 3x3 depthwise, 1x1 narrows without activation) with PReLU, and a depthwise convolution as large as
-the last map in place of pooling. Chen et al., "MobileFaceNets" (2018), in the variant of InsightFace's arcface_torch: its widths,
-initial weights and `scale`, and its names of the layers, so that `plsc-import` reads its weights. Single-device code; it knows no
-ranks. Try it: `plsc-train -c configs/ -o Model.name=MobileFaceNet`.
+Inverted residuals (1x1 widens, 3x3 depthwise, 1x1 narrows without activation) with PReLU, and a depthwise
+convolution as large as the last map in place of pooling. Chen et al., "MobileFaceNets" (2018), in the variant
+of InsightFace's arcface_torch: its widths, initial weights and `scale`, and its names of the layers, so that
+`plsc-import` reads its weights. Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o
+Model.name=MobileFaceNet`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ LAST = 512  # channels of the last map
 
 
 def _normal_by_outputs(outputs: int, area: int = 1) -> nn.initializer.Normal:
-    """He et al. (2015) by the outputs; as in the source they count as if there were no groups."""
+    """Initialise as He et al. (2015) by the outputs, which are counted, as in the source, as if there were no
+    groups."""
     return nn.initializer.Normal(0.0, (2 / (outputs * area)) ** 0.5)
 
 
@@ -66,13 +68,15 @@ def _residuals(width: int, inside: int, count: int) -> _Layers:
 
 
 class MobileFaceNet(nn.Layer):
-    """Args:
-    embedding_size: D.
-    image_shape: (channels, H, W) of the images, any H and W; four layers halve them, rounding up.
-    dropout: share of the last 512 features that is dropped in training.
-    scale: widths in units of the paper's; arcface_torch's "mbf" has 2, its "mbf_large" 4, the paper 1.
-    blocks: residuals of the four stages; "mbf" has 1, 4, 6, 2, "mbf_large" 2, 8, 12, 4. With 1 the first stage
-        is one grouped convolution.
+    """Computes embeddings by inverted residuals.
+
+    Args:
+        embedding_size: D.
+        image_shape: (channels, H, W) of the images, any H and W; four layers halve them, rounding up.
+        dropout: share of the last 512 features that is dropped in training.
+        scale: widths in units of the paper's; arcface_torch's "mbf" has 2, its "mbf_large" 4, the paper 1.
+        blocks: residuals of the four stages; "mbf" has 1, 4, 6, 2, "mbf_large" 2, 8, 12, 4. With 1 the first
+            stage is one grouped convolution.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
-"""ResNet50, 100, 101 and 152 as PLSC 0.1 and 0.2 had them: by these names not the network of ImageNet, but ArcFace's.
+"""ResNet50, 100, 101 and 152 of PLSC 0.1 and 0.2: not ImageNet's networks of these names, but ArcFace's.
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
 
-PLSC 0.2's plsc/models/resnet.py builds the blocks, the stem and the fully connected layer of IResNet (ResNet100 is IResNet100),
-not bottlenecks. What differs: a PReLU has one slope for all channels, the batch norms an epsilon of 2e-5, the last one a gain that
-is trained, weights start by the number of outputs, and dropout is 0.4. For runs of that time; for new ones take IResNet.
-Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=ResNet50`.
+PLSC 0.2's plsc/models/resnet.py builds the blocks, the stem and the fully connected layer of IResNet
+(ResNet100 is IResNet100), not bottlenecks. What differs: a PReLU has one slope for all channels, the batch
+norms an epsilon of 2e-5, the last one a gain that is trained, weights start by the number of outputs, and
+dropout is 0.4. For runs of that time; for new ones take IResNet. Single-device code; it knows no ranks. Try
+it: `plsc-train -c configs/ -o Model.name=ResNet50`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from plsc.backbones.iresnet import IResNet, IResNet50, IResNet100, Style
 
 
 class ResNet(IResNet):
-    """What the four have in common.
+    """Base of the four depths.
 
     Args:
         embedding_size: D.

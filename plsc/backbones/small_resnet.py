@@ -2,8 +2,9 @@
 
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
 
-A strided convolution opens each stage and residual blocks follow it. There is no PReLU and no depthwise convolution: on
-Paddle's CPU path either costs as much as a full 3x3 convolution. Single-device code; it knows no ranks.
+A strided convolution opens each stage and residual blocks follow it. There is no PReLU and no depthwise
+convolution: on Paddle's CPU path either costs as much as a full 3x3 convolution. Single-device code; it knows
+no ranks.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 class _Residual(nn.Layer):
     def __init__(self, width: int):
         super().__init__()
-        self.first, self.second = _conv(width, width), _conv(width, width)
+        self.first = _conv(width, width)
+        self.second = _conv(width, width)
 
     def forward(self, x):
         return nn.functional.relu(x + self.second(nn.functional.relu(self.first(x))))
 
 
 class SmallResNet(nn.Layer):
-    """Args:
-    embedding_size: D.
-    image_shape: (channels, H, W) of the images, any H and W.
-    widths: channels of each stage; a stage halves the picture, rounding up.
-    blocks: residual blocks of each stage; UserError unless there are as many as widths.
-    dropout: share of the last feature map that is dropped in training.
+    """Computes embeddings by residual blocks on small pictures.
+
+    Args:
+        embedding_size: D.
+        image_shape: (channels, H, W) of the images, any H and W.
+        widths: channels of each stage; a stage halves the picture, rounding up.
+        blocks: residual blocks of each stage; UserError unless there are as many as widths.
+        dropout: share of the last feature map that is dropped in training.
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class SmallResNet(nn.Layer):
                 nn.ReLU(),
                 *[_Residual(outputs) for _ in range(depth)],
             ]
-            channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+            channels = outputs
+            height = (height + 1) // 2
+            width = (width + 1) // 2
         self.stages = nn.Sequential(*stages)
         self.embed = nn.Sequential(
             nn.Flatten(),

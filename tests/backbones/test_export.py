@@ -119,7 +119,7 @@ def test_onnx_alone(tmp_path):
 
 
 @needs_onnx
-def test_a_backbone_that_onnx_cannot_hold_is_told(tmp_path, monkeypatch):
+def test_a_backbone_that_onnx_cannot_hold_is_reported(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise UnboundLocalError("onnx_model_str")
 
@@ -302,7 +302,7 @@ def test_an_output_of_another_shape_is_refused(tmp_path, monkeypatch):
         export(Net(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
 
 
-def test_missing_packages_are_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_missing_packages_are_reported_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(paddle, "__version__", "3.3.1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name != "onnx" else True)
     with pytest.raises(UserError) as error:
@@ -314,7 +314,7 @@ def test_missing_packages_are_told_before_anything_is_written(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_onnx_on_paddle_2_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_onnx_on_paddle_2_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(paddle, "__version__", "2.6.2")
     with pytest.raises(UserError, match=r"needs Paddle 3, .* \(2.6.2\): set Export.formats=\[paddle\]$"):
         export(Net(), tmp_path / "out", preprocessing=PREPROCESSING)
