@@ -1,7 +1,9 @@
-"""What training changes in a picture, a new one each epoch, so that the network learns the class and not the photograph.
+"""Augment pictures in training, differently in each epoch, so that the network learns the class and not the
+photograph.
 
-OpenCV on uint8 [H, W, 3] (its order, BGR) or grey [H, W], tens of microseconds each; all geometry is one warp, all
-colour one 3x4 matrix, so that nothing is rounded twice. docs/augmentation.md shows and times each. To see one:
+OpenCV on uint8 [H, W, 3] (its order, BGR) or grey [H, W], tens of microseconds each; all geometry is one
+warp, all colour one 3x4 matrix, so that nothing is rounded twice. docs/augmentation.md shows and times each.
+To see one:
 
     python -c "import cv2; from plsc.data.augment import Augment; from plsc.data.transforms import generator; \
     cv2.imwrite('new.png', Augment(crop=0.2, colour=0.4)(cv2.imread('old.png'), generator(0)))"
@@ -30,7 +32,8 @@ _DRAWS = 18
 
 @dataclass(frozen=True)
 class Augment:
-    """The strengths, which are the keys of plsc.data.images.EncodedImages; its docstring explains them. 0 is off."""
+    """The strengths, which are the keys of plsc.data.images.EncodedImages; its docstring explains them. 0 is
+    off."""
 
     flip: bool = False
     crop: float = 0.0
@@ -44,7 +47,7 @@ class Augment:
 
     @staticmethod
     def check(**kwargs) -> None:
-        """Raise UserError for a strength out of its range; other arguments are let pass."""
+        """Raise UserError for a strength out of its range; other arguments are ignored."""
         for key in ("crop", "colour", "grey", "blur", "low_resolution", "cutout"):
             if not 0 <= kwargs.get(key, 0) <= 1 or kwargs.get(key) == 1 and key == "crop":
                 raise UserError(
@@ -58,7 +61,8 @@ class Augment:
             raise UserError(f"grey: has no meaning with channels grey, leave it out (got {kwargs['grey']})")
 
     def __call__(self, picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """uint8 [H, W, 3] BGR or grey [H, W] -> the same shape; the argument itself where nothing is changed."""
+        """Augment a picture, uint8 [H, W, 3] BGR or grey [H, W]; returns the argument itself where nothing is
+        changed."""
         draws = rng.random(_DRAWS).tolist()
         warps, retouches = self._operations(rng, picture.ndim == 2)
         picture = self._moved(picture, *draws[:5], warps)
@@ -77,8 +81,8 @@ class Augment:
         return picture
 
     def _operations(self, rng: np.random.Generator, grey: bool) -> tuple[list, list]:
-        """RandAugment's draw (with replacement, as Cubuk et al. 2020): (operation, level in [-1, 1]) that move pixels, and
-        those that change them."""
+        """Draw RandAugment's operations (with replacement, as Cubuk et al. 2020): (operation, level in [-1,
+        1]) that move pixels, and those that change them."""
         if not self.randaugment:
             return [], []
         operations = [*WARPS, *(name for name in RETOUCHES if not (grey and name == "saturation"))]
@@ -99,10 +103,10 @@ class Augment:
         turned: float,
         warps: list,
     ) -> np.ndarray:
-        """Flip, crop, rotation and RandAugment's geometry in one interpolation."""
+        """Flip, crop, rotate and apply RandAugment's geometry in one interpolation."""
         flips = self.flip and mirrored < 0.5
         height, width = picture.shape[:2]
-        zoom = 1 - self.crop * zoomed  # the window is this share of the sides, and lies within the picture
+        zoom = 1 - self.crop * zoomed  # the crop is this share of the sides, and lies within the picture
         if not (self.rotate or warps):  # whole pixels then, because it takes a quarter of the time
             if self.crop:
                 rows, columns = max(1, round(zoom * height)), max(1, round(zoom * width))
@@ -128,7 +132,8 @@ class Augment:
 def recolour(
     picture: np.ndarray, brightness: float = 1.0, contrast: float = 1.0, saturation: float = 1.0
 ) -> np.ndarray:
-    """Factors: of all values, of their distance from the picture's mean, of their distance from grey; 1 changes nothing."""
+    """Change brightness, contrast and saturation by factors: of all values, of their distance from the
+    picture's mean, of their distance from grey; 1 changes nothing."""
     factor = brightness * contrast
     if picture.ndim == 2:
         offset = brightness * (1 - contrast) * cv2.mean(picture)[0]
@@ -155,7 +160,7 @@ def _blurred(picture: np.ndarray, share: float) -> np.ndarray:
 
 
 def _cut_out(picture: np.ndarray, tall: float, wide: float, down: float, right: float) -> np.ndarray:
-    """A rectangle painted over: Random Erasing (Zhong et al. 2020) in one grey."""
+    """Paint over a rectangle: Random Erasing (Zhong et al. 2020) in one grey."""
     least, greatest = CUTOUT
     height, width = picture.shape[:2]
     rows, columns = (

@@ -1,4 +1,5 @@
-"""Which format a path has, by looking: `open_images("train.rec")`, `open_images("faces/")`, `open_images("label.txt")`."""
+"""Detect the format of a path: `open_images("train.rec")`, `open_images("faces/")`,
+`open_images("label.txt")`."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ _SHORTEST_BASE64 = 64  # characters; no image is smaller, and few paths are long
 
 
 def open_images(path: str, **options) -> EncodedImages:
-    """The labelled images of a .rec file (or a folder that has one), an image folder, base64 parts, or a list file.
+    """Open the labelled images of a .rec file (or a folder that has one), an image folder, base64 parts, or a
+    list file.
 
-    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list takes.
+    `options`: keys of all image formats, see plsc.data.images.EncodedImages; also `root`, which only a list
+    takes.
     """
     root = options.pop("root", "")
     if not os.path.exists(path):
@@ -38,7 +41,7 @@ def open_images(path: str, **options) -> EncodedImages:
 
 
 def open_any(path: str, **options) -> EncodedImages | EncodedPairs:
-    """As open_images; and a verification pack."""
+    """Open what `open_images` opens, or a verification pack."""
     return BinPairs(path, **options) if path.endswith(".bin") else open_images(path, **options)
 
 
@@ -66,10 +69,10 @@ def _folders_kind(path: str) -> type[EncodedImages]:
 
 
 def _records_in(folder: str) -> list[str]:
-    found = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".rec"))
-    if len(found) > 1:
-        raise UserError(f"{folder}: has {len(found)} .rec files; name one of them")
-    return found
+    files = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".rec"))
+    if len(files) > 1:
+        raise UserError(f"{folder}: has {len(files)} .rec files; name one of them")
+    return files
 
 
 def _files_kind(path: str) -> type[EncodedImages]:

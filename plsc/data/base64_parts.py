@@ -1,7 +1,8 @@
-"""PLSC's base64 parts: text files with an image and its label a line, `base64<TAB>label` or `label<TAB>base64`.
+"""Read PLSC's base64 parts: text files with an image and its label a line, `base64<TAB>label` or
+`label<TAB>base64`.
 
-PLSC's documentation had the one order and its tool the other; the first line of each file tells. The files are walked
-through once at the start for where the lines are. Try it: `Base64Parts("parts/").num_classes`.
+PLSC's documentation had the one order and its tool the other; the first line of each file shows its order.
+The files are read once at the start to find the lines. Try it: `Base64Parts("parts/").num_classes`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 class Base64Parts(EncodedImages):
     """The images of PLSC's base64 text parts.
 
-    `path`: a part, or a folder of parts, which are read in the order of their names. Further keys: those of all image
-    formats, see plsc.data.images.EncodedImages.
+    `path`: a part, or a folder of parts, which are read in the order of their names. Further keys: those of
+    all image formats, see plsc.data.images.EncodedImages.
     """
 
     def __init__(self, path: str, **options):
@@ -36,9 +37,9 @@ class Base64Parts(EncodedImages):
         self.path = path
         self.parts = part_files(path)
         self._files: dict[int, BinaryIO] = {}
-        found = [read_part(part) for part in self.parts]
-        self._part = np.repeat(np.arange(len(found), dtype=np.int32), [len(labels) for _, _, labels in found])
-        self._starts, self._lengths, labels = (np.concatenate(columns) for columns in zip(*found))
+        parts = [read_part(part) for part in self.parts]
+        self._part = np.repeat(np.arange(len(parts), dtype=np.int32), [len(labels) for _, _, labels in parts])
+        self._starts, self._lengths, labels = (np.concatenate(columns) for columns in zip(*parts))
         self._set_labels(labels, path)
 
     @classmethod
@@ -65,13 +66,14 @@ class Base64Parts(EncodedImages):
             raise CorruptImageError(f"{self.name(index)}: not base64 ({error})") from None
 
     def name(self, index: int) -> str:
-        """The part, and the image's line in it."""
+        """Name an image by its part and its line there."""
         part = int(self._part[index])
         return f"{self.parts[part]}: line {index - int(np.searchsorted(self._part, part)) + 1}"
 
 
 def part_files(path: str) -> list[str]:
-    """The parts: `path` itself, or the files in it in the order of their names, without those that begin with a dot."""
+    """List the parts: `path` itself, or the files in it in the order of their names, without those that begin
+    with a dot."""
     refuse_irregular(path, os.stat(path).st_mode)
     if os.path.isfile(path):
         return [path]
@@ -84,7 +86,7 @@ def part_files(path: str) -> list[str]:
 
 
 def label_is_first(line: bytes) -> bool | None:
-    """Whether the line is `label<TAB>base64`; None if it is that neither way round."""
+    """Say whether the line is `label<TAB>base64`; None if it has neither order."""
     first, tab, second = line.strip(b"\r\n").partition(b"\t")
     if not tab or not first or not second or b"\t" in second:
         return None
@@ -94,8 +96,12 @@ def label_is_first(line: bytes) -> bool | None:
 
 
 def read_part(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the base64 texts start, their lengths, and the labels: int64 [lines] each. UserError names bad lines."""
-    starts, lengths, labels, bad = [], [], [], []
+    """Find the starts of the base64 texts, their lengths, and the labels: int64 [lines] each. UserError names
+    bad lines."""
+    starts = []
+    lengths = []
+    labels = []
+    bad = []
     count, label_first = 0, None
     with open_regular(path) as file:
         offset = 3 if file.read(3) == b"\xef\xbb\xbf" else 0

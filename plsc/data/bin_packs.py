@@ -1,7 +1,8 @@
-"""InsightFace's verification packs (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
+"""Read InsightFace's verification packs (lfw.bin, cfp_fp.bin, agedb_30.bin, ...).
 
-A pack is a pickle of ([encoded image, ...], [is the pair of one person, ...]): images 2 i and 2 i + 1 are pair i. An image
-is bytes, or a uint8 array [n] or [n, 1]. It is read by plsc.utils.safe_pickle, which runs nothing. Try it:
+A pack is a pickle of ([encoded image, ...], [is the pair of one person, ...]): images 2 i and 2 i + 1 are
+pair i. An image is bytes, or a uint8 array [n] or [n, 1]. It is read by plsc.utils.safe_pickle, which runs
+nothing. Try it:
 
     BinPairs("lfw.bin").pairs.shape
 """
@@ -23,9 +24,9 @@ from plsc.utils.safe_pickle import load_pickle, save_pickle
 class BinPairs(EncodedPairs):
     """The pairs of a .bin pack.
 
-    `path`: the pack. `title`: what logs and reports call it; empty = the file's name without .bin. `alternate`: spread the
-    positive pairs evenly over the negative ones, where a pack has one kind after the other; see plsc.data.pair_sampling.alternating.
-    Further keys: those of plsc.data.images.EncodedPairs.
+    `path`: the pack. `title`: what logs and reports call it; empty = the file's name without .bin.
+    `alternate`: spread the positive pairs evenly over the negative ones, where a pack has one kind after the
+    other; see plsc.data.pair_sampling.alternating. Further keys: those of plsc.data.images.EncodedPairs.
     """
 
     def __init__(self, path: str, title: str = "", alternate: bool = False, **options):
@@ -36,8 +37,10 @@ class BinPairs(EncodedPairs):
         self.pairs = np.arange(len(images), dtype=np.int64).reshape(-1, 2)
         if alternate:
             order = alternating(self.same)
-            self.pairs, self.same = self.pairs[order], self.same[order]
-        self.path, self.name = path, title or Path(path).stem
+            self.pairs = self.pairs[order]
+            self.same = self.same[order]
+        self.path = path
+        self.name = title or Path(path).stem
         # In one array, which data workers share; an image that the pickle names several times is there once.
         places: dict[int, int] = {}
         self._place = np.array([places.setdefault(id(image), len(places)) for image in images])
@@ -60,7 +63,8 @@ class BinPairs(EncodedPairs):
 
 
 def read_pack(path: str) -> tuple[list[bytes], np.ndarray]:
-    """The encoded images of a pack, 2 P of them, and its flags, bool [P]. Raises what load_pickle does, and UserError."""
+    """Read the encoded images of a pack, 2 P of them, and its flags, bool [P]. Raises what load_pickle does,
+    and UserError."""
     pack = load_pickle(path)
     if not (
         isinstance(pack, (tuple, list)) and len(pack) == 2 and all(isinstance(part, list) for part in pack)

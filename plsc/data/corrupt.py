@@ -1,7 +1,8 @@
-"""Images that cannot be decoded: training replaces a few of them (batch.py), says so, and stops when they are many.
+"""Count images that cannot be decoded: a few of them are replaced (batch.py) and logged, many of them end the
+training.
 
-A few damaged files in millions must not end a run; a set of which every fifth image is damaged must not begin one. To
-see what is said when sample 7 of a batch of 32 was replaced by sample 3:
+A few damaged files in millions must not end a run; a set of which every fifth image is damaged must not begin
+one. To see what is logged when sample 7 of a batch of 32 was replaced by sample 3:
 
     CorruptImages(dataset, share=0.01, per_epoch=1000).note(32, [(0, 7, 3)])
 """
@@ -24,64 +25,71 @@ NAMES_SHOWN = 3
 
 
 def allowed(share: float, seen: int) -> int:
-    """How many corrupt images among `seen` may be chance where `share` of the whole set is corrupt: the mean of a Poisson
-    distribution, 5 of its standard deviations and 3; fewer than one set in a million is refused unjustly."""
+    """Compute how many corrupt images among `seen` are allowed where `share` of the whole set is: the mean of
+    a Poisson distribution, 5 of its standard deviations and 3. Less than one allowed set in a million is
+    refused."""
     mean = share * seen
     return int(mean + 5 * math.sqrt(mean) + 3) if share else 0
 
 
 class CorruptImages:
-    """Counts what one rank has replaced in the epoch that runs.
+    """Counts the images that one rank has replaced in the current epoch.
 
-    `share`: of the `per_epoch` images of this rank in an epoch, as many may be replaced (rounded down).
+    `share`: the share of the `per_epoch` images of this rank that may be replaced in an epoch (rounded down).
     """
 
     def __init__(self, dataset: Dataset, share: float, per_epoch: int):
-        self.dataset, self.share, self.per_epoch = dataset, share, per_epoch
+        self.dataset = dataset
+        self.share = share
+        self.per_epoch = per_epoch
         self.limit = int(share * per_epoch + 1e-9)  # 0.29 * 100 is a little less than 29
-        self._said: set[int] = set()
+        self._logged: set[int] = set()
         self.start_epoch()
 
     def start_epoch(self, seen: int = 0, replaced: int = 0) -> None:
-        """From the beginning, or, for a run that was stopped within the epoch, after `seen` images."""
-        self.replaced, self._seen = replaced, seen
-        self._found: list[int] = []
+        """Start an epoch, or go on in one that was stopped after `seen` images."""
+        self.replaced = replaced
+        self._seen = seen
+        self._corrupt: list[int] = []
 
     def note(self, size: int, replacements: Sequence[Replacement]) -> None:
-        """Count a batch of `size` images and say what was replaced in it. CorruptImageError if that is too much."""
+        """Count a batch of `size` images and log its replacements. CorruptImageError if there are too
+        many."""
         self._seen += size
         for _, index, substitute in replacements:
             self.replaced += 1
-            self._found.append(index)
-            if index not in self._said:  # it comes again in each epoch
-                self._said.add(index)
+            self._corrupt.append(index)
+            if index not in self._logged:  # it comes again in each epoch
+                self._logged.add(index)
                 get_logger().warning(
                     f"cannot decode {shown(self.dataset.name(index))}: replaced by sample {substitute}; "
                     f"{self.replaced} replaced so far (at most {self.limit} an epoch)"
                 )
         if self.replaced > min(self.limit, allowed(self.share, self._seen)):
-            raise self._too_many(self._found, self._seen)
+            raise self._too_many(self._corrupt, self._seen)
 
     def probe(self, seed: int) -> None:
-        """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks stop now."""
+        """Decode PROBE images of the whole set, the same on every rank: if too many are corrupt, all ranks
+        stop now."""
         count = len(self.dataset)
         tried = np.sort(generator(seed, use=PROBES).choice(count, min(count, PROBE), replace=False))
-        found, image = [], self.dataset.preprocessing.empty(1)[0]
+        corrupt = []
+        image = self.dataset.preprocessing.empty(1)[0]
         for index in tried.tolist():
             try:
                 make_sample(self.dataset, 0, index, image)
             except CorruptImageError:
-                found.append(index)
-        if len(found) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
-            raise self._too_many(found, len(tried))
-        if found:
-            warn(f"{len(found)} of {len(tried)} images tried cannot be decoded; others will replace them")
+                corrupt.append(index)
+        if len(corrupt) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
+            raise self._too_many(corrupt, len(tried))
+        if corrupt:
+            warn(f"{len(corrupt)} of {len(tried)} images tried cannot be decoded; others will replace them")
 
-    def _too_many(self, found: list[int], seen: int) -> CorruptImageError:
-        names = ", ".join(shown(self.dataset.name(index)) for index in found[:NAMES_SHOWN])
-        names += ", ..." * (len(found) > NAMES_SHOWN)
+    def _too_many(self, corrupt: list[int], seen: int) -> CorruptImageError:
+        names = ", ".join(shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN])
+        names += ", ..." * (len(corrupt) > NAMES_SHOWN)
         return CorruptImageError(
-            f"{len(found)} of {seen:,} images ({100 * len(found) / seen:.2g} %) cannot be decoded: {names}; "
+            f"{len(corrupt)} of {seen:,} images ({100 * len(corrupt) / seen:.2g} %) cannot be decoded: {names}; "
             f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's {self.per_epoch:,} an epoch; "
             "plsc-doctor lists them all: mend or remove them, or raise max_corrupt"
         )

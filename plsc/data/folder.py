@@ -1,4 +1,5 @@
-"""Image folders: one folder for each identity, whose name is the identity's. `ImageFolder("faces").num_classes`."""
+"""Read image folders: one folder for each identity, whose name is the identity's.
+`ImageFolder("faces").num_classes`."""
 
 from __future__ import annotations
 
@@ -22,29 +23,30 @@ UNREAD = (".gif", ".heic", ".heif", ".avif", ".jxl", ".svg", ".psd", ".dng", ".c
 
 
 def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
-    """The images below the folders of `folder`, in the order of their names; their labels int64 [N]; the folders' names.
+    """List the images below the folders of `folder`, in the order of their names; their labels int64 [N]; the
+    folders' names.
 
-    The labels number the folders in the order of their names. Subfolders of an identity's folder are read too. What begins
-    with a dot is left out; other files are counted in the log. UserError names folders without an image; within
-    `collected_problems` they are left out.
+    The labels number the folders in the order of their names. Subfolders of an identity's folder are read
+    too. What begins with a dot is left out; other files are counted in the log. UserError names folders
+    without an image; within `collected_problems` they are left out.
     """
     check_folder(folder)
     entries = _entries(folder)
     names = [name for name, is_folder in entries if is_folder]
-    stray = [name for name, is_folder in entries if not is_folder]
+    others = [name for name, is_folder in entries if not is_folder]
     images: list[str] = []
     counts = []
     for name in names:
         before = len(images)
         for file in _files_below(folder, name):
-            (images if file.lower().endswith(EXTENSIONS) else stray).append(file)
+            (images if file.lower().endswith(EXTENSIONS) else others).append(file)
         counts.append(len(images) - before)
-    unread = [name for name in stray if name.lower().endswith(UNREAD)]
+    unread = [name for name in others if name.lower().endswith(UNREAD)]
     kinds = ", ".join(sorted({os.path.splitext(name)[1].lower() for name in unread}))
     if not images:
-        found = f"; {kinds} is not read, convert it to .png or .jpg" if unread else ""
+        remedy = f"; {kinds} is not read, convert it to .png or .jpg" if unread else ""
         raise UserError(
-            f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(EXTENSIONS)}){found}"
+            f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(EXTENSIONS)}){remedy}"
         )
     if unread:
         what = f"files are {kinds}, which is not read, and are left out; convert them to .png or .jpg"
@@ -53,15 +55,15 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     if empty:
         _report("error", folder, "folders have no image; remove them, or give them images", empty)
         names, counts = zip(*((name, count) for name, count in zip(names, counts) if count))
-    stray = [name for name in stray if name not in set(unread)]
-    if stray:
-        _report("warning", folder, "files are no images of an identity, and are left out", stray)
-    _warn_of_twins(folder, [*names])
+    others = [name for name in others if name not in set(unread)]
+    if others:
+        _report("warning", folder, "files are no images of an identity, and are left out", others)
+    _warn_of_same_names(folder, [*names])
     return Paths.of(folder, images), np.repeat(np.arange(len(names)), counts), [*names]
 
 
 class Problem(NamedTuple):
-    """What is wrong with a folder: "error" or "warning", a text, and the names concerned, all of them."""
+    """A fault of a folder: "error" or "warning", a text, and all names concerned."""
 
     level: str
     text: str
@@ -73,7 +75,8 @@ _collected: list[Problem] | None = None
 
 @contextlib.contextmanager
 def collected_problems() -> Iterator[list[Problem]]:
-    """Collect what reading a folder finds wrong instead of logging or raising it; what is wrong is left out."""
+    """Collect the problems of folders instead of logging or raising them; files with problems are left
+    out."""
     global _collected
     _collected = []
     try:
@@ -94,7 +97,8 @@ def _report(level: str, folder: str, what: str, names: list[str]) -> None:
 
 
 def nested_hint(data: object) -> str:
-    """Which folder was probably meant where all images of an ImageFolder lie in subfolders of its classes' folders; else ""."""
+    """Suggest the folder that was probably meant if all images of an ImageFolder lie in subfolders of its
+    classes'; else ""."""
     if not isinstance(data, ImageFolder):
         return ""
     below = set()
@@ -119,7 +123,8 @@ def check_folder(folder: str) -> None:
 
 
 def _files_below(root: str, name: str) -> Iterator[str]:
-    """The files below the folder `name` of `root`, in the order of their names. Raises UserError, see _entries."""
+    """List the files below the folder `name` of `root`, in the order of their names. Raises UserError, see
+    _entries."""
     ahead: list[tuple[str, bool, tuple]] = [(name, True, ())]  # path, whether a folder, the folders above it
     while ahead:
         path, is_folder, above = ahead.pop()
@@ -136,12 +141,12 @@ def _files_below(root: str, name: str) -> Iterator[str]:
 
 
 def _entries(folder: str) -> list[tuple[str, bool]]:
-    """What is in a folder, sorted by name, and whether it is a folder; without what begins with a dot. Raises UserError for a
-    folder that cannot be read, and an image that is no regular file."""
+    """List the entries of a folder, sorted by name, and whether each is a folder; without names that begin
+    with a dot. Raises UserError for a folder that cannot be read, and an image that is no regular file."""
     try:
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as scanned:
             entries = sorted(
-                (entry.name, entry.is_dir(), entry.is_file()) for entry in found if entry.name[0] != "."
+                (entry.name, entry.is_dir(), entry.is_file()) for entry in scanned if entry.name[0] != "."
             )
         for name, is_folder, is_file in entries:
             if name.lower().endswith(EXTENSIONS) and not is_folder and not is_file:
@@ -154,22 +159,20 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
     return [(name, is_folder) for name, is_folder, _ in entries]
 
 
-def _warn_of_twins(folder: str, names: list[str]) -> None:
-    """Warn of identities whose names differ in how Unicode writes them only: most likely one person."""
+def _warn_of_same_names(folder: str, names: list[str]) -> None:
+    """Warn of identities whose names differ only in their Unicode form: most likely one person."""
     seen: dict[str, str] = {}
-    twins = [name for name in names if seen.setdefault(unicodedata.normalize("NFC", name), name) != name]
-    if twins:
+    same = [name for name in names if seen.setdefault(unicodedata.normalize("NFC", name), name) != name]
+    if same:
         what = "folders have a name that another has too, written with other Unicode characters (NFC and NFD)"
-        _report(
-            "warning", folder, f"{what}: one person, most likely; rename one, or put them together", twins
-        )
+        _report("warning", folder, f"{what}: one person, most likely; rename one, or put them together", same)
 
 
 class ImageFolder(ImageFiles):
     """The images of a folder that has a folder for each identity; the sorted names are the labels 0, 1, ...
 
-    `folder`: the folder. Further keys: those of plsc.data.image_list.ImageFiles, and of all image formats, see
-    plsc.data.images.EncodedImages.
+    `folder`: the folder. Further keys: those of plsc.data.image_list.ImageFiles, and of all image formats,
+    see plsc.data.images.EncodedImages.
     """
 
     def __init__(self, folder: str, **options):
@@ -182,7 +185,7 @@ class ImageFolder(ImageFiles):
 
     @property
     def folders(self) -> list[str]:
-        """The names of the identities' folders, in the order of the labels."""
+        """Names of the identities' folders, in the order of the labels."""
         return [os.path.basename(name) for name in self.identities.tolist()]
 
     @classmethod

@@ -1,7 +1,7 @@
-"""The glyphs of matplotlib's DejaVu faces: which code points are one class, and what each looks like.
+"""Draw the glyphs of matplotlib's DejaVu faces, and find which code points are one class.
 
-A class is a set of code points with the same outline (Latin A, Greek Alpha, Cyrillic A): no picture could
-tell them apart. The fonts come with matplotlib, so this data set needs no download. To see the classes:
+A class is a set of code points with the same outline (Latin A, Greek Alpha, Cyrillic A): no picture
+shows a difference. The fonts come with matplotlib, so this data set needs no download. To see the classes:
 
     python -c "from plsc.data.fonts import glyph_classes; print(len(glyph_classes(8).codepoint))"
 """
@@ -50,13 +50,14 @@ class GlyphClasses(NamedTuple):
 
 
 def open_face(face: str) -> ft2font.FT2Font:
-    """The font of a face named in FACES."""
+    """Open the font of a face named in FACES."""
     return ft2font.FT2Font(str(Path(matplotlib.get_data_path(), "fonts", "ttf", FACES[face] + ".ttf")))
 
 
 @functools.lru_cache(maxsize=1)
 def _outlines() -> tuple[list[set[int]], dict[int, int]]:
-    """Per face the code points that leave ink; and the identity of each code point (see GlyphClasses).
+    """Find the code points of each face that leave ink, and the identity of each code point (see
+    GlyphClasses).
 
     Union-find over the code points of all eight faces: the same outline in any one face makes one class, so
     that the four-face and the eight-face data set agree about what a class is, and a held-out class is held
@@ -71,7 +72,9 @@ def _outlines() -> tuple[list[set[int]], dict[int, int]]:
 
     inked = []
     for face in FACES:
-        font, first_with, ink = open_face(face), {}, set()
+        font = open_face(face)
+        first_with = {}
+        ink = set()
         # At one pixel per font unit all matplotlib versions give the same, exact outlines; with NO_SCALE,
         # those before 3.11 round them to 1/8 (their hinting factor).
         font.set_size(font.units_per_EM, 72)
@@ -88,7 +91,7 @@ def _outlines() -> tuple[list[set[int]], dict[int, int]]:
 
 
 def glyph_classes(faces: int) -> GlyphClasses:
-    """The classes that the first `faces` faces share. About 0.7 s the first time in a process."""
+    """Find the classes that the first `faces` faces share. About 0.7 s the first time in a process."""
     inked, identity = _outlines()
     smallest: dict[int, int] = {}
     for codepoint in sorted(set.intersection(*inked[:faces])):
@@ -98,7 +101,7 @@ def glyph_classes(faces: int) -> GlyphClasses:
 
 
 def held_out_mask(identity: np.ndarray, share: float) -> np.ndarray:
-    """bool [C]: the classes that are kept out of training, about `share` of them.
+    """Choose the classes that are kept out of training, about `share` of them: bool [C].
 
     Decided by a hash of the class's own identity: no seed, no dependence on the number of faces or on the
     version of the fonts, and a larger share contains the smaller one.
@@ -108,7 +111,7 @@ def held_out_mask(identity: np.ndarray, share: float) -> np.ndarray:
 
 
 def draw_glyphs(codepoints: np.ndarray, faces: int, side: int) -> np.ndarray:
-    """Each code point in each face: uint8 [len(codepoints), faces, side, side], 255 = ink, antialiased.
+    """Draw each code point in each face: uint8 [len(codepoints), faces, side, side], 255 = ink, antialiased.
 
     About 25 us a glyph. The glyph's own advance box is centred horizontally and MIDLINE vertically (a full
     stop stays low, a left half block stays left), then moved, and if need be shrunk, until it keeps MARGIN to

@@ -1,9 +1,9 @@
-"""Glyphs: thousands of classes that need no download, with unseen classes kept back for verification.
+"""Glyphs: thousands of classes without a download, some of them held out for verification.
 
-`Glyphs` trains on characters in several faces of the DejaVu fonts; `GlyphPairs` asks of two pictures of
-characters that were never trained on whether they show the same one, as LFW does with people. Each (class,
-face) is drawn once at start-up (about 1.5 s in all); a sample is that drawing, distorted. The classes are
-explained in fonts.py.
+`Glyphs` trains on characters in several faces of the DejaVu fonts; `GlyphPairs` has pairs of pictures of
+characters that were never trained on, to verify whether they show the same one, as LFW does with people. Each
+(class, face) is drawn once at start-up (about 1.5 s in all); a sample is that drawing, distorted. The classes
+are explained in fonts.py.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Glyphs(Dataset):
     `held_out`: share of the classes that is never trained on; the same classes in every run, see GlyphPairs.
     `size`: side of the grey pictures. `augment`: strength of the distortions, 0 = clean (transforms.distort).
     `repeats`: how often an epoch shows each class in each face.
-    `since`: more than `held_out`; show only the classes that a `held_out` of this share would keep back, and this one
-    trains: those that a run has added to an earlier one's. The labels stay.
+    `since`: more than `held_out`; show only the classes that a `held_out` of this share would hold out, and this
+    one trains: those that a run has added to an earlier one's. The labels stay.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class Glyphs(Dataset):
         self.check(faces=faces, held_out=held_out, size=size, augment=augment, repeats=repeats, since=since)
         classes = fonts.glyph_classes(faces)
         trained = ~fonts.held_out_mask(classes.identity, held_out)
-        self.codepoints, self.identities = classes.codepoint[trained], _names(classes.identity[trained])
+        self.codepoints = classes.codepoint[trained]
+        self.identities = _names(classes.identity[trained])
         self.num_classes = len(self.codepoints)
         shown = np.arange(self.num_classes)
         if since:
@@ -54,7 +55,8 @@ class Glyphs(Dataset):
         self._views = np.tile((shown[:, np.newaxis] * faces + np.arange(faces)).ravel(), repeats)
         self.labels = self._views // faces
         self.image_shape = (1, size, size)
-        self.augment, self.seed = augment, seed
+        self.augment = augment
+        self.seed = seed
         self._drawings = _draw_views(self.codepoints, faces, size)
 
     @classmethod
@@ -78,7 +80,7 @@ class GlyphPairs(PairSet):
     class in each face is one picture, distorted once. Nothing depends on the run's seed.
     `num_pairs`, `faces`, `size` as in Glyphs. `held_out` must be at most that of the training set.
     `augment`: strength of the distortions (transforms.distort), as in training by default.
-    `since`: as in Glyphs: pairs of the classes that a run has added, to verify a network that does not know them yet.
+    `since`: as in Glyphs: pairs of the classes that a run has added, to verify a network that has not learned them.
     """
 
     name = "glyph pairs"
@@ -99,7 +101,8 @@ class GlyphPairs(PairSet):
         unseen = fonts.held_out_mask(classes.identity, held_out)
         if since:
             unseen = fonts.held_out_mask(classes.identity, since) & ~unseen
-        self.codepoints, self.identities = classes.codepoint[unseen], _names(classes.identity[unseen])
+        self.codepoints = classes.codepoint[unseen]
+        self.identities = _names(classes.identity[unseen])
         self.image_shape = (1, size, size)
         self.augment = augment
         self.pairs, self.same = _draw_pairs(len(self.codepoints), faces, num_pairs)
@@ -144,9 +147,9 @@ def _names(codepoints: np.ndarray) -> np.ndarray:
 
 
 def _draw_views(codepoints: np.ndarray, faces: int, size: int) -> np.ndarray:
-    """uint8 [classes * faces, M, M]. Drawn 1.5 times as large as the pictures, so that turning and stretching
-    keep the edges sharp; at most 96, because the drawings of all classes are held in memory (53 MB for
-    32-pixel pictures)."""
+    """Draw the classes in all faces: uint8 [classes * faces, M, M]. They are 1.5 times as large as the
+    pictures, so that turning and stretching keep the edges sharp; at most 96, because the drawings of all
+    classes are held in memory (53 MB for 32-pixel pictures)."""
     side = min(size * 3 // 2, 96)
     return fonts.draw_glyphs(codepoints, faces, side).reshape(-1, side, side)
 
@@ -159,7 +162,7 @@ def _view_name(codepoints: np.ndarray, views: int, view: int) -> str:
 
 
 def _draw_pairs(classes: int, faces: int, num_pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of views (view = class * faces + face), int64 [P, 2]; and which are positive, bool [P]."""
+    """Draw pairs of views (view = class * faces + face), int64 [P, 2]; and which are positive, bool [P]."""
     rng = generator(PAIRS_SEED, use=PAIRS)
     views = classes * faces
     first, second = np.triu_indices(faces, k=1)

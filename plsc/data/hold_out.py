@@ -1,6 +1,8 @@
-"""Classes held out of training by their names: `hold_out: 0.1` of a training set, and of the ImagePairs that verify on the rest.
+"""Hold classes out of training by their names: `hold_out: 0.1` of a training set, and of the ImagePairs that
+verify on the classes held out.
 
-A class is in one of the two for good, whatever the order of the classes, the ranks, and the classes that come later:
+A class always stays in the same part, whatever the order of the classes, the ranks, and the classes that come
+later:
 
     held_out(["Ann", "Bob", "Cy"], 0.5)  # bool [3]
 """
@@ -28,28 +30,31 @@ def check_hold_out(share: float) -> None:
 
 
 def held_out(names: Sequence[str], share: float) -> np.ndarray:
-    """bool [N]: the classes of these names that a share of about `share` holds out; a larger share has them too."""
+    """Find the classes of these names that are held out, about `share` of them: bool [N]. A larger share has
+    them too."""
     return _places(names) < share
 
 
 def _places(names: Sequence[str]) -> np.ndarray:
-    """A number in [0, 1) for each name, by its hash; the two ways to write an accent are one name."""
+    """Compute a number in [0, 1) for each name by its hash; the Unicode forms of a name have the same."""
     texts = (os.fsencode(unicodedata.normalize("NFC", name)) for name in names)
     digests = (hashlib.blake2b(b"hold out " + text, digest_size=8).digest() for text in texts)
     return np.array([int.from_bytes(digest, "big") for digest in digests], np.float64) / 2.0**64
 
 
 def class_keys(identities: np.ndarray | None, num_classes: int) -> list[str]:
-    """What decides whether a class is held out: its folder's name where that is known, else its number."""
+    """Return the names by which classes are held out: their folders' names where those are known, else their
+    numbers."""
     if identities is None:
         return [str(number) for number in range(num_classes)]
     return [os.path.basename(str(identity)) for identity in identities]
 
 
 def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarray:
-    """Choose as `held_out` does, and log how many; UserError, which calls the set `where`, if too few are on one side."""
-    held = held_out(names, share)
-    count = int(held.sum())
+    """Choose as `held_out` does, and log how many; UserError, which calls the set `where`, if too few are on
+    one side."""
+    chosen = held_out(names, share)
+    count = int(chosen.sum())
     if not LEAST <= count <= len(names) - LEAST:
         enough = np.sort(_places(names))[LEAST - 1 : -LEAST]
         shares = (
@@ -60,4 +65,4 @@ def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarra
             f"{LEAST} have to be held out and {LEAST} trained on, as they are {shares}"
         )
     get_logger().info(f"{where}: {count:,} of {len(names):,} classes are held out (hold_out: {share:g})")
-    return held
+    return chosen

@@ -1,4 +1,4 @@
-"""The idx files of the MNIST family (MNIST, Fashion-MNIST, KMNIST, ...), plain or as .gz.
+"""Read the idx files of the MNIST family (MNIST, Fashion-MNIST, KMNIST, ...), plain or as .gz.
 
 A file is a big-endian header (two zero bytes, the type 0x08 of uint8, the number of axes, each axis' length)
 and the bytes. The format is described on http://yann.lecun.com/exdb/mnist. Nothing is downloaded here; the
@@ -30,7 +30,7 @@ _PADDLES = {"paddle/dataset/mnist": "MNIST", "paddle/dataset/fashion-mnist": "Fa
 
 
 def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
-    """The array in an idx file of bytes: uint8 with `axes` axes, read-only; 3 for images, 1 for labels.
+    """Read the array in an idx file of bytes: uint8 with `axes` axes, read-only; 3 for images, 1 for labels.
 
     Raises MissingFileError, and UserError for a file that is damaged, cut off, or of another kind.
     """
@@ -60,7 +60,8 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
 
 
 def _whole(file: BinaryIO, axes: int) -> bytes:
-    """The bytes of the file, of a .gz unpacked: as many as its header promises and one, so that more are noticed."""
+    """Read the bytes of the file, of a .gz unpacked: one more than its header promises, so that too many are
+    noticed."""
     packed = file.read(2) == b"\x1f\x8b"
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -99,7 +100,8 @@ class IdxImages(Dataset):
                 "the labels must be 0, 1, 2, ... without gaps"
             )
         self.image_shape = (1, *pixels.shape[1:])
-        self._pixels, self._title = pixels[:, np.newaxis], title or Path(images).name
+        self._pixels = pixels[:, np.newaxis]
+        self._title = title or Path(images).name
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -122,7 +124,7 @@ class IdxImages(Dataset):
 
 
 def _remedy(path: Path) -> str:
-    """How to get a missing file, if it is one that Paddle downloads."""
+    """Suggest how to get a missing file, if it is one that Paddle downloads."""
     name = _PADDLES.get("/".join(path.parent.parts[-3:]))
     code = f'from paddle.vision.datasets import {name} as D; D(mode="train"); D(mode="test")'
     return f"; have Paddle download it: python -c '{code}'" if name else ""

@@ -1,8 +1,8 @@
-"""List files: one image and its label a line, `path<TAB>label`.
+"""Read list files: one image and its label a line, `path<TAB>label`.
 
-`ImageList` trains on them; `read_list` also serves prediction and validation sets; `ImageFiles` is what all sets share
-whose images are files of their own. Indexes are numpy arrays: as Python strings, 5 million paths would take 600 MB, and
-so in each worker. A list of 5 million lines is read in 2 s.
+`ImageList` trains on them; `read_list` also serves prediction and validation sets; `ImageFiles` is what all
+sets share whose images are files of their own. Indexes are numpy arrays: as Python strings, 5 million paths
+would take 600 MB, and so in each worker. A list of 5 million lines is read in 2 s.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from plsc.utils.files import open_regular, refuse_irregular
 from plsc.utils.logging import get_logger
 
 SHOWN = 5  # bad lines and missing images that a message names
-CHECKED = 1_000_000  # images of a list that are looked for at the start; the identities of longer lists stay unknown
+CHECKED = 1_000_000  # images of a list whose files are checked at the start; the identities of longer lists stay unknown
 _CHUNK = 2**24  # bytes of a list that are worked on together
 LABEL_DIGITS = 18  # fit into an int64
 
 
 class Paths(Sequence):
-    """Many paths in two arrays: `text` uint8, all paths one after the other, and `stops` int64 [N], where each ends."""
+    """Many paths in two arrays: `text` uint8, all paths one after the other, and `stops` int64 [N], where
+    each ends."""
 
     def __init__(self, root: str, text: np.ndarray, stops: np.ndarray):
-        self.root, self._text, self._stops = root, text, stops
+        self.root = root
+        self._text = text
+        self._stops = stops
 
     @classmethod
     def of(cls, root: str, paths: Iterable[str]) -> Paths:
@@ -49,19 +52,19 @@ class Paths(Sequence):
         return os.path.join(self.root, self.written(index))
 
     def written(self, index: int) -> str:
-        """The path as it was given, without the root."""
+        """Return the path as it was given, without the root."""
         index = range(len(self))[index]
         start = self._stops[index - 1] if index else 0
         return os.fsdecode(self._text[start : self._stops[index]].tobytes())
 
     def where(self, keep: np.ndarray) -> Paths:
-        """Those for which `keep`, bool [N], is True."""
+        """Select the paths for which `keep`, bool [N], is True."""
         lengths = np.diff(self._stops, prepend=0)
         return Paths(self.root, self._text[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
 
 
 def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, np.ndarray]:
-    """The images of a list file and their labels int64 [N].
+    """Read the images of a list file and their labels int64 [N].
 
     One image a line: `path<TAB>label`, or `path label` (the last space separates). CRLF and a byte order mark
     are tolerated. Relative paths start at `root`, or at the list's own folder if `root` is empty. With
@@ -69,7 +72,10 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
     the bad lines.
     """
     check_list(path, root)
-    texts, lengths, labels, bad = [], [], [], []
+    texts = []
+    lengths = []
+    labels = []
+    bad = []
     count = 0
     for chunk in whole_lines(path):
         begin, stop, label = _split_fast(chunk)
@@ -92,7 +98,7 @@ def read_list(path: str, root: str = "", labelled: bool = True) -> tuple[Paths, 
 
 
 def whole_lines(path: str) -> Iterator[np.ndarray]:
-    """The file in pieces of whole lines, each with its \\n: uint8 [n]."""
+    """Yield the file in pieces of whole lines, each with its \\n: uint8 [n]."""
     with open_regular(path) as file:
         rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
         while data := file.read(_CHUNK):
@@ -106,7 +112,7 @@ def whole_lines(path: str) -> Iterator[np.ndarray]:
 
 
 def _split_fast(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the paths of the lines begin and stop, and their labels, int64 [lines] each.
+    """Find where the paths of the lines begin and stop, and their labels, int64 [lines] each.
 
     A line that is not clearly `path<separator>digits` has the label -1, and its path is empty.
     """
@@ -122,7 +128,7 @@ def _split_fast(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def read_numbers(text: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """The whole numbers from 0 up that are written in text[start:stop], int64 [N]; -1 where there is something else."""
+    """Read the whole numbers from 0 up in text[start:stop], int64 [N]; -1 where there is something else."""
     digits = stop - start
     good = (digits > 0) & (digits <= LABEL_DIGITS)
     numbers = np.zeros(len(start), np.int64)
@@ -135,15 +141,15 @@ def read_numbers(text: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.nd
 
 
 def find_lines(chunk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where lines begin, and where they end without \\n and \\r\\n: int64 [lines] each."""
+    """Find where lines begin, and where they end without \\n and \\r\\n: int64 [lines] each."""
     ends = np.flatnonzero(chunk == ord("\n"))
     begin = np.append(0, ends[:-1] + 1)
     return begin, ends - ((ends > begin) & (chunk[ends - 1] == ord("\r")))
 
 
-def last_before(found: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The last position before each of `ends` where `found` is True; -1 if there is none."""
-    positions = np.append(-1, np.flatnonzero(found))
+def last_before(marked: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Find the last position before each of `ends` where `marked` is True; -1 if there is none."""
+    positions = np.append(-1, np.flatnonzero(marked))
     return positions[np.searchsorted(positions, ends) - 1]
 
 
@@ -152,7 +158,7 @@ def _is_space(characters: np.ndarray) -> np.ndarray:
 
 
 def _covered(begin: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
-    """bool [length]: the bytes in [begin, stop) of any line."""
+    """Mark the bytes in [begin, stop) of any line: bool [length]."""
     change = np.zeros(length + 1, np.int8)
     change[begin] += 1
     np.subtract.at(change, stop, 1)
@@ -162,7 +168,8 @@ def _covered(begin: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
 def _split_slowly(
     chunk: np.ndarray, row: int, begin: np.ndarray, stop: np.ndarray, label: np.ndarray, labelled: bool
 ) -> str | None:
-    """Split one line with care for its spaces, and note the result in `begin`, `stop`, `label`; or say what is wrong."""
+    """Split one line with care for its spaces, and note the result in `begin`, `stop`, `label`; or return
+    what is wrong."""
     start = int(begin[row])
     end = int(begin[row + 1]) if row + 1 < len(begin) else len(chunk)
     line = chunk[start:end].tobytes().strip(b"\r\n")
@@ -183,7 +190,8 @@ def _split_slowly(
 
 
 def check_list(path: str, root: str = "") -> None:
-    """Raise MissingFileError unless the list file, and the folder if one is given, exist; UserError for a pipe or a device."""
+    """Raise MissingFileError unless the list file, and the folder if one is given, exist; UserError for a
+    pipe or a device."""
     if os.path.exists(path):
         refuse_irregular(path, os.stat(path).st_mode)
     if os.path.isdir(path):
@@ -221,9 +229,10 @@ def refuse_missing(paths: Paths, where: str, lines: Mapping[int, int] | None = N
 
 
 def identity_names(folders: Sequence[str]) -> np.ndarray:
-    """What the identities of these folders are called, text [N]: by the folder's own name.
+    """Name the identities of these folders by the folders' own names, text [N].
 
-    Names that differ in nothing but a number (0001, person_7) mean something in their own set only; there it is the whole path.
+    Names that differ only in a number (0001, person_7) have a meaning in their own set only: then it is the
+    whole path.
     """
     folders = [os.path.abspath(folder) for folder in folders]  # "" and "a/.." have no name of their own
     names = [os.path.basename(folder) for folder in folders]
@@ -235,15 +244,17 @@ def identity_names(folders: Sequence[str]) -> np.ndarray:
 class ImageFiles(EncodedImages):
     """Labelled images in files of their own; the base of ImageList and ImageFolder.
 
-    `classes`: [start, stop] keeps the classes start to stop - 1, numbered from 0 again; []: all. `hold_out`: the share of the
-    classes that is left out, chosen by their names; ImagePairs with the same `hold_out` verifies on them.
+    `classes`: [start, stop] keeps the classes start to stop - 1, numbered from 0 again; []: all. `hold_out`:
+    the share of the classes that is left out, chosen by their names; ImagePairs with the same `hold_out`
+    verifies on them.
     """
 
     paths: Paths
 
     def __init__(self, classes: tuple[int, ...] = (), hold_out: float = 0.0, **options):
         super().__init__(**options)
-        self.classes, self.hold_out = classes, hold_out
+        self.classes = classes
+        self.hold_out = hold_out
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -277,7 +288,8 @@ class ImageFiles(EncodedImages):
 
     @functools.cached_property
     def identities(self) -> np.ndarray | None:
-        """The folders' names, if each class has a folder of its own; of more than CHECKED images it is not found out."""
+        """The folders' names, if each class has a folder of its own; of more than CHECKED images not
+        examined."""
         if len(self) > CHECKED:
             return None
         pairs = {(label, os.path.dirname(path)) for label, path in zip(self.labels.tolist(), self.paths)}
@@ -293,7 +305,7 @@ def check_classes(classes: Sequence[int]) -> None:
 
 
 def in_classes(labels: np.ndarray, num_classes: int, classes: Sequence[int], where: str) -> np.ndarray:
-    """bool [N]: the images of the classes [start, stop); UserError if there are not so many."""
+    """Find the images of the classes [start, stop): bool [N]; UserError if there are not so many classes."""
     if classes[1] > num_classes:
         raise UserError(
             f"classes: must be [start, stop] with stop <= {num_classes}, the classes of {where}, got {[*classes]}"
@@ -304,8 +316,9 @@ def in_classes(labels: np.ndarray, num_classes: int, classes: Sequence[int], whe
 class ImageList(ImageFiles):
     """The images of a list file (`path<TAB>label` a line; the labels are 0, 1, ... without gaps).
 
-    `list`: the list file. `root`: where its relative paths start; empty = the list's own folder. Further keys:
-    those of plsc.data.image_list.ImageFiles, and of all image formats, see plsc.data.images.EncodedImages.
+    `list`: the list file. `root`: where its relative paths start; empty = the list's own folder. Further
+    keys: those of plsc.data.image_list.ImageFiles, and of all image formats, see
+    plsc.data.images.EncodedImages.
     """
 
     def __init__(self, list: str, root: str = "", **options):

@@ -1,4 +1,5 @@
-"""How many pixels an encoded image promises, read from its header: 68 bytes may promise a billion, and 109 KB hold them.
+"""Read the number of pixels from an encoded image's header: 68 bytes may promise a billion, and 109 KB hold
+them.
 
 PNG, JPEG, BMP and WebP; of other formats OpenCV's own limit is set, see plsc/data/__init__.py. Try it:
 
@@ -15,7 +16,7 @@ _ALONE = {0x01, *range(0xD0, 0xD9)}  # those without a length
 
 
 def promised_pixels(data: bytes) -> int:
-    """Width times height by the header; 0 for an unknown format, or a header that is cut off."""
+    """Compute width times height by the header; 0 for an unknown format, or a header that is cut off."""
     try:
         if data[:8] == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack_from(">II", data, 16)

@@ -1,8 +1,8 @@
-"""Pictures from bytes: OpenCV decodes them, the preprocessing sizes them, training augments them.
+"""Decode pictures by OpenCV, resize them for the network, and augment them in training.
 
-`EncodedImages` is what all formats of labelled image files share, `EncodedPairs` the same for verification: a format
-only says where the bytes of an image are. `load_image` serves prediction, so that a picture is prepared there
-exactly as it was in training.
+`EncodedImages` is what all formats of labelled image files share, `EncodedPairs` the same for verification: a
+format only says where the bytes of an image are. `load_image` serves prediction, so that a picture is
+prepared there exactly as it was in training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
 
 def read_file(path: str) -> np.ndarray:
-    """The bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
+    """Read the bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
     try:
         with open_regular(path, buffering=0) as file:
             return np.fromfile(file, np.uint8)
@@ -37,8 +37,9 @@ def read_file(path: str) -> np.ndarray:
 
 
 def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.ndarray:
-    """An encoded image, uint8 [n], as it is: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W]. Raises CorruptImageError,
-    which calls the image `name()`, also for one of more than MOST_PIXELS, before it is decoded."""
+    """Decode an image, uint8 [n], unchanged: uint8 [H, W, 3] in OpenCV's order BGR, or grey [H, W]. Raises
+    CorruptImageError, with the image's `name()`, also for one of more than MOST_PIXELS, before it is
+    decoded."""
     promised = promised_pixels(data.tobytes())
     if promised > MOST_PIXELS:
         raise CorruptImageError(
@@ -63,7 +64,7 @@ def decode_picture(data: np.ndarray, preprocessing: Preprocessing, name: Callabl
 
 
 def planes(picture: np.ndarray, channels: str) -> np.ndarray:
-    """A picture in OpenCV's order, uint8 [H, W, 3] or grey [H, W], as uint8 [C, H, W] in the preprocessing's `channels`."""
+    """Turn a picture in OpenCV's order, uint8 [H, W, 3] or grey [H, W], into uint8 [C, H, W] in these `channels`."""
     if picture.ndim == 2:
         return picture[np.newaxis]
     image = np.empty((3, *picture.shape[:2]), np.uint8)
@@ -73,12 +74,12 @@ def planes(picture: np.ndarray, channels: str) -> np.ndarray:
 
 
 def decode(data: np.ndarray, preprocessing: Preprocessing, name: str) -> np.ndarray:
-    """An encoded image, uint8 [n], as the preprocessing wants it: uint8 [C, H, W]. See decode_picture."""
+    """Decode an image, uint8 [n], as the preprocessing wants it: uint8 [C, H, W]. See decode_picture."""
     return planes(decode_picture(data, preprocessing, lambda: name), preprocessing.channels)
 
 
 def load_image(path: str, preprocessing: Preprocessing) -> np.ndarray:
-    """An image file as the preprocessing wants it, see `decode`. Raises MissingFileError, UserError."""
+    """Load an image file as the preprocessing wants it, see `decode`. Raises MissingFileError, UserError."""
     return decode(read_file(path), preprocessing, path)
 
 
@@ -94,7 +95,9 @@ class _Encoded:
     ):
         self.check(size=size, channels=channels, scale=scale)
         self.image_shape = (CHANNELS[channels], *size)
-        self.channels, self.mean, self.scale = channels, mean, scale
+        self.channels = channels
+        self.mean = mean
+        self.scale = scale
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -108,7 +111,7 @@ class _Encoded:
 
     @abstractmethod
     def encoded(self, index: int) -> np.ndarray:
-        """The bytes of image `index` as they are stored: uint8 [n]."""
+        """Return the stored bytes of image `index`: uint8 [n]."""
 
 
 class EncodedImages(_Encoded, Dataset):
@@ -117,12 +120,12 @@ class EncodedImages(_Encoded, Dataset):
     `size`: [height, width] that images are resized to. `channels`: "RGB", "BGR" or "grey". The network sees
     (pixel - `mean`) * `scale`. What training changes in a picture, drawn anew each epoch, all off by default:
 
-    `flip`: mirror half of the images. `crop`: the share of the sides that may be cut off; the rest is resized back.
-    `rotate`: up to so many degrees either way. `colour`: brightness, contrast and saturation each times 1 - colour to
-    1 + colour. `grey`: probability of a picture without colour. `blur`: probability of a Gaussian blur.
-    `low_resolution`: probability that it is shrunk, to a quarter of its sides at least, and enlarged again. `cutout`:
-    probability that a rectangle is painted over. `randaugment`: so many operations drawn from a set of twelve; 2 is
-    usual. docs/augmentation.md shows them.
+    `flip`: mirror half of the images. `crop`: the share of the sides that may be cut off; the rest is resized
+    back. `rotate`: up to so many degrees either way. `colour`: brightness, contrast and saturation each times
+    1 - colour to 1 + colour. `grey`: probability of a picture without colour. `blur`: probability of a
+    Gaussian blur. `low_resolution`: probability that it is shrunk, to a quarter of its sides at least, and
+    enlarged again. `cutout`: probability that a rectangle is painted over. `randaugment`: so many operations
+    drawn from a set of twelve; 2 is usual. docs/augmentation.md shows them.
     """
 
     def __init__(
@@ -143,7 +146,8 @@ class EncodedImages(_Encoded, Dataset):
         strengths = (flip, crop, rotate, colour, grey, blur, low_resolution, cutout, randaugment)
         augment = Augment(*strengths)
         augment.check(**vars(augment), channels=self.channels)
-        self.augment, self.seed = augment if augment != Augment() else None, seed
+        self.augment = augment if augment != Augment() else None
+        self.seed = seed
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -151,9 +155,11 @@ class EncodedImages(_Encoded, Dataset):
         Augment.check(**kwargs)
 
     def _set_labels(self, labels: np.ndarray, where: str) -> None:
-        """Take over int64 labels [N]; UserError, which begins with `where`, unless they are 0, 1, ... without gaps."""
+        """Set int64 labels [N]; UserError, which begins with `where`, unless they are 0, 1, ... without
+        gaps."""
         present = np.unique(labels)
-        self.labels, self.num_classes = labels, int(present[-1]) + 1
+        self.labels = labels
+        self.num_classes = int(present[-1]) + 1
         if len(present) < self.num_classes:
             gap = int(np.argmax(present != np.arange(len(present))))
             missing = self.num_classes - len(present)

@@ -1,7 +1,8 @@
-"""Pairs drawn from labelled images: half positive, half negative, in turn, so that every fold of ten is balanced.
+"""Draw pairs from labelled images: half positive, half negative, in turn, so that every fold of ten is
+balanced.
 
-The same arguments give the same pairs, whatever the run's seed: a verification set must not change from run to run, or
-the accuracies could not be compared.
+The same arguments give the same pairs, whatever the run's seed: a verification set must not change from run
+to run, or the accuracies could not be compared.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ USUAL_PAIRS = 6000  # as many as LFW has
 
 
 def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """`num_pairs` different pairs of images with these labels: indices int64 [P, 2], and which are positive, bool [P].
+    """Draw `num_pairs` different pairs of images with these labels: indices int64 [P, 2], and which are
+    positive, bool [P].
 
-    Each class with two images or more gives as many positive pairs as another, as far as it has them. UserError, which
-    calls the images `where`, if there are not so many different pairs. None: USUAL_PAIRS, or as many as there are.
+    The classes with two images or more give equally many positive pairs, as far as they have them. UserError,
+    which calls the images `where`, if there are not so many different pairs. None: USUAL_PAIRS, or as many as
+    there are.
     """
     if num_pairs is None:
         most = 2 * min(int(_positives(labels)[2].sum()), _count_negatives(labels))
@@ -38,10 +41,12 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
 
 
 def alternating(same: np.ndarray) -> np.ndarray:
-    """The order, int64 [P], in which positive and negative pairs (bool [P]) are spread evenly: each kind keeps its own order.
+    """Compute the order, int64 [P], that spreads positive and negative pairs (bool [P]) evenly; each kind
+    keeps its own order.
 
-    Ten folds are cut from the pairs in their order, as LFW's are. Of pairs that are sorted by kind, each fold has one kind
-    only, and its threshold comes from folds that have too much of the other: the accuracy means nothing.
+    Ten folds are cut from the pairs in their order, as LFW's are. Of pairs that are sorted by kind, each fold
+    has one kind only, and its threshold comes from folds that have too much of the other: the accuracy means
+    nothing.
     """
     place = np.empty(len(same))
     for kind in (True, False):
@@ -51,7 +56,7 @@ def alternating(same: np.ndarray) -> np.ndarray:
 
 
 def one_sided_folds(same: np.ndarray, folds: int = 10) -> int:
-    """How many of the folds have positive or negative pairs only, though the set has both."""
+    """Count the folds that have pairs of one kind only, though the set has both."""
     if len(same) < folds or same.all() or not same.any():
         return 0
     return sum(len(np.unique(fold)) == 1 for fold in np.array_split(same, folds))
@@ -66,17 +71,18 @@ def _draw_positives(labels: np.ndarray, count: int, where: str, rng: np.random.G
     quota = 1
     while np.minimum(available, quota).sum() < count:
         quota *= 2
-    found, turns = [], []
+    pairs = []
+    turns = []
     for at in rng.permutation(np.flatnonzero(available)).tolist():
         chosen = rng.choice(available[at], min(quota, available[at]), replace=False)
         # Pair number n of a class is (first, second) with first < second and n = second (second - 1) / 2 + first.
         second = ((1 + np.sqrt(1 + 8 * chosen.astype(np.float64))) / 2).astype(np.int64)
         second -= second * (second - 1) // 2 > chosen
         first = chosen - second * (second - 1) // 2
-        found.append(starts[at] + np.stack([first, second], axis=1))
+        pairs.append(starts[at] + np.stack([first, second], axis=1))
         turns.append(np.arange(len(chosen)))
     in_turn = np.argsort(np.concatenate(turns), kind="stable")[:count]
-    return order[np.concatenate(found)[in_turn]]
+    return order[np.concatenate(pairs)[in_turn]]
 
 
 def _positives(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -93,20 +99,20 @@ def _count_negatives(labels: np.ndarray) -> int:
 
 
 def draw_negatives(labels: np.ndarray, count: int, where: str, rng: np.random.Generator) -> np.ndarray:
-    """`count` different pairs of images with different labels: int64 [count, 2]. UserError if there are not so many."""
+    """Draw `count` different pairs of images with different labels: int64 [count, 2]. UserError if there are
+    not so many."""
     images, available = len(labels), _count_negatives(labels)
     if available < count:
         raise UserError(
             f"num_pairs: must be at most {2 * available:,}: {where} has no more different negative pairs"
         )
-    found = np.empty((0, 2), np.int64)
+    pairs = np.empty((0, 2), np.int64)
     if available < 4 * count:
-        found = np.stack(np.triu_indices(images, k=1), axis=1)
-        return rng.permutation(found[labels[found[:, 0]] != labels[found[:, 1]]])[:count]
-    while (
-        len(found) < count
-    ):  # most draws are good: about twice as many as needed, then the first different ones
+        pairs = np.stack(np.triu_indices(images, k=1), axis=1)
+        return rng.permutation(pairs[labels[pairs[:, 0]] != labels[pairs[:, 1]]])[:count]
+    # Most draws are good: about twice as many as needed, then the first different ones.
+    while len(pairs) < count:
         drawn = np.sort(rng.integers(0, images, (2 * count + 100, 2)), axis=1)
-        drawn = np.concatenate([found, drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]])
-        found = drawn[np.sort(np.unique(drawn, axis=0, return_index=True)[1])]
-    return found[:count]
+        drawn = np.concatenate([pairs, drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]])
+        pairs = drawn[np.sort(np.unique(drawn, axis=0, return_index=True)[1])]
+    return pairs[:count]

@@ -1,7 +1,7 @@
 """Verification pairs of your own images: named in a file, or drawn from labelled images.
 
-`PairList` reads `path_a<TAB>path_b<TAB>0 or 1` (or with commas), and LFW's pairs.txt; `ImagePairs` draws its pairs from any
-format that plsc.data.autodetect recognises. Each image is stored, and embedded, once. Try it:
+`PairList` reads `path_a<TAB>path_b<TAB>0 or 1` (or with commas), and LFW's pairs.txt; `ImagePairs` draws its
+pairs from any format that plsc.data.autodetect recognises. Each image is stored, and embedded, once. Try it:
 
     ImagePairs("label.txt", num_pairs=1000, classes=(100, 136)).pairs
 """
@@ -47,14 +47,15 @@ class _Pair(NamedTuple):
 class PairList(EncodedPairs):
     """The pairs of a text file.
 
-    `list`: a pair a line, `path_a<TAB>path_b<TAB>1` for two images of one identity, 0 for two identities; commas will do
-    too, and a line of headings. Or LFW's pairs.txt: first the number of pairs of each kind, or folds and that number; then
-    `name n1 n2` or `name1 n1 name2 n2`, which means the images name/name_0001.jpg (or another extension). `root`: where
-    relative paths start; empty = the list's own folder. `title`: what logs and reports call the set; empty = the file's
-    name. Further keys: those of plsc.data.images.EncodedPairs.
+    `list`: a pair a line, `path_a<TAB>path_b<TAB>1` for two images of one identity, 0 for two identities;
+    commas will do too, and a line of headings. Or LFW's pairs.txt: first the number of pairs of each kind, or
+    folds and that number; then `name n1 n2` or `name1 n1 name2 n2`, which means the images name/name_0001.jpg
+    (or another extension). `root`: where relative paths start; empty = the list's own folder. `title`: what
+    logs and reports call the set; empty = the file's name. Further keys: those of
+    plsc.data.images.EncodedPairs.
 
-    The pairs keep the order of the file. `alternate`: spread the positive pairs evenly over the negative ones, see
-    plsc.data.pair_sampling.alternating; done without asking for an LFW file without folds.
+    The pairs keep the order of the file. `alternate`: spread the positive pairs evenly over the negative
+    ones, see plsc.data.pair_sampling.alternating; done without asking for an LFW file without folds.
     """
 
     def __init__(self, list: str, root: str = "", title: str = "", alternate: bool = False, **options):
@@ -71,7 +72,8 @@ class PairList(EncodedPairs):
                 lines.setdefault(index.setdefault(path, len(index)), pair.line)
         self.paths = Paths.of(root, index)
         refuse_missing(self.paths, list, lines)
-        self.num_images, self.name = len(index), title or Path(list).stem
+        self.num_images = len(index)
+        self.name = title or Path(list).stem
         self.pairs = np.array([[index[path] for path in pair.images] for pair in pairs], np.int64)
         self.same = np.array([pair.same for pair in pairs], bool)
         self.identities = _identities(pairs, root)
@@ -95,7 +97,8 @@ def _alternating(pairs: list[_Pair]) -> list[_Pair]:
 
 
 def _identities(pairs: Sequence[_Pair], root: str) -> np.ndarray | None:
-    """LFW's names; else the images' folders, if a pair is positive just where its two are in one folder."""
+    """Find the identities: LFW's names; else the images' folders, if a pair is positive just where its two
+    are in one folder."""
     if pairs[0].people:
         return np.array(sorted({person for pair in pairs for person in pair.people}))
     folders = [[os.path.dirname(os.path.join(root, path)) for path in pair.images] for pair in pairs]
@@ -105,18 +108,18 @@ def _identities(pairs: Sequence[_Pair], root: str) -> np.ndarray | None:
 
 
 def _identity_of(pairs: Sequence[_Pair], index: dict[str, int], root: str) -> np.ndarray:
-    """The identity of each image, text [num_images]: LFW's name, or the folder below `root`."""
-    found = [""] * len(index)
+    """Find the identity of each image, text [num_images]: LFW's name, or the folder below `root`."""
+    identities = [""] * len(index)
     for pair in pairs:
         folders = (os.path.dirname(os.path.join(root, path)) for path in pair.images)
         people = pair.people or [os.path.relpath(folder, root or ".") for folder in folders]
         for path, person in zip(pair.images, people):
-            found[index[path]] = person
-    return np.array(found)
+            identities[index[path]] = person
+    return np.array(identities)
 
 
 def read_pairs(path: str, root: str) -> list[_Pair]:
-    """The pairs of a file, see PairList. UserError names bad lines."""
+    """Read the pairs of a file, see PairList. UserError names bad lines."""
     lines = open_text(path)
     head = lines[0].split() if lines else []
     pairs, bad = (_lfw_pairs if _is_lfw(head) else _listed_pairs)(path, lines, root)
@@ -129,7 +132,8 @@ def read_pairs(path: str, root: str) -> list[_Pair]:
 
 
 def open_text(path: str) -> list[str]:
-    """The lines of a text file without their ends; a byte order mark is left out. UserError if it is no text."""
+    """Read the lines of a text file without their ends; a byte order mark is left out. UserError if it is no
+    text."""
     try:
         text = read_regular(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -163,7 +167,7 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
 
 
 def is_pair_list(path: str) -> bool:
-    """Whether the first line of a text file has pairs, or LFW's numbers."""
+    """Say whether the first line of a text file has pairs, or LFW's numbers."""
     if not path.endswith((".txt", ".csv", ".tsv")) or not os.path.isfile(path):
         return False
     with open(path, encoding="utf-8-sig", errors="replace") as file:
@@ -172,7 +176,8 @@ def is_pair_list(path: str) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is a whole number of ordinary digits: str.isdigit() takes a superscript, too, which int() does not."""
+    """Say whether a text is a whole number of ordinary digits: str.isdigit() takes a superscript, too, which
+    int() does not."""
     return text.isascii() and text.isdigit() and len(text) <= LABEL_DIGITS
 
 
@@ -207,7 +212,7 @@ def _lfw_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], lis
 
 
 def _lfw_image(root: str, person: str, number: str, extension: dict[str, str]) -> str:
-    """Where the image is; `extension` remembers what the last one was."""
+    """Find an image's file; `extension` keeps the extension of the last one."""
     stem = f"{person}/{person}_{int(number):04}"
     known = extension.get("", EXTENSIONS[0])
     for candidate in (known, *EXTENSIONS):
@@ -218,12 +223,15 @@ def _lfw_image(root: str, person: str, number: str, extension: dict[str, str]) -
 
 
 class ImagePairs(EncodedPairs):
-    """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in every run.
+    """Pairs drawn from labelled images: half positive and half negative in turn, no pair twice, the same in
+    every run.
 
-    `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see plsc.data.image_list.ImageList.
-    `classes`: [start, stop] draws from the classes start to stop - 1 only; []: from all. `hold_out`: draws from the share of the
-    classes that training with the same `hold_out` of the same images leaves out. `num_pairs`: how many; null:
-    6,000, or as many as there are. `title`: what logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of plsc.data.images.EncodedPairs.
+    `images`: an image folder, a list, a .rec file or base64 parts. `root`: of a list, see
+    plsc.data.image_list.ImageList. `classes`: [start, stop] draws from the classes start to stop - 1 only;
+    []: from all. `hold_out`: draws from the share of the classes that training with the same `hold_out` of
+    the same images leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. `title`: what
+    logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of
+    plsc.data.images.EncodedPairs.
     """
 
     def __init__(
@@ -251,7 +259,8 @@ class ImagePairs(EncodedPairs):
             where = f"{images} (held out)"
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)
         self._used, places = np.unique(chosen[pairs], return_inverse=True)
-        self.pairs, self.num_images = places.reshape(-1, 2).astype(np.int64), len(self._used)
+        self.pairs = places.reshape(-1, 2).astype(np.int64)
+        self.num_images = len(self._used)
         self.name = title or f"pairs of {self.source.title}"
         if self.source.identities is not None:
             self.identities = self.source.identities[np.unique(self.source.labels[self._used])]

@@ -1,8 +1,10 @@
-"""Labelled images in a .rec file: InsightFace's layout (MS1MV2, Glint360K, ...) and that of MXNet's im2rec.
+"""Read labelled images from a .rec file: InsightFace's layout (MS1MV2, Glint360K, ...) and that of MXNet's
+im2rec.
 
-InsightFace: record 0 has no image, but the labels (N + 1, N + 1 + identities); the images are records 1 to N; then follow
-records without images that say which images an identity has, which are not needed here. im2rec: images only, their keys in
-any order. The labels are read from the records' headers at the start. Try it: `RecImages("train.rec").num_classes`.
+InsightFace: record 0 has no image, but the labels (N + 1, N + 1 + identities); the images are records 1 to N;
+then follow records without images that say which images an identity has, which are not needed here. im2rec:
+images only, their keys in any order. The labels are read from the records' headers at the start. Try it:
+`RecImages("train.rec").num_classes`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from plsc.utils.logging import get_logger
 class RecImages(EncodedImages):
     """The images of a .rec file.
 
-    `path`: the .rec file. `index`: its .idx file; empty = the one beside it; where there is none, the records are found by a
-    scan. `hold_out`: the share of the classes that is left out, chosen by their numbers, see plsc.data.image_list.ImageFiles. Further keys: those of all image formats, see plsc.data.images.EncodedImages.
+    `path`: the .rec file. `index`: its .idx file; empty = the one beside it; where there is none, the records
+    are found by a scan. `hold_out`: the share of the classes that is left out, chosen by their numbers, see
+    plsc.data.image_list.ImageFiles. Further keys: those of all image formats, see
+    plsc.data.images.EncodedImages.
     """
 
     def __init__(self, path: str, index: str = "", hold_out: float = 0.0, **options):
@@ -61,7 +65,7 @@ class RecImages(EncodedImages):
         return self.records.name(int(self._positions[index]))
 
     def _whole(self, labels: np.ndarray) -> np.ndarray:
-        """The labels as int64; UserError naming the first that is no whole number from 0 up."""
+        """Convert the labels to int64; UserError naming the first that is no whole number from 0 up."""
         bad = ~((labels >= 0) & (labels == np.floor(labels)) & (labels < 2**31))
         if bad.any():
             first = int(np.argmax(bad))
@@ -73,7 +77,7 @@ class RecImages(EncodedImages):
 
 
 def _images_of(records: RecordFile, headers: Headers) -> np.ndarray:
-    """The positions of the records with images, in the order of their keys: int64 [N]."""
+    """Find the records with images, in the order of their keys: int64 [N]."""
     order = np.argsort(records.keys, kind="stable")
     first = int(order[0])
     if not (headers.vectors[first] and headers.image_bytes[first] == 0):

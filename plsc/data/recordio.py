@@ -1,9 +1,11 @@
-"""MXNet's RecordIO: records one after the other in a .rec file, and a .idx file that says where each begins.
+"""Read and write MXNet's RecordIO: records one after the other in a .rec file, and a .idx file with their
+offsets.
 
-A record: uint32 magic, uint32 (kind << 29 | length), the payload, zeros up to a multiple of 4. A payload that holds the
-magic at a multiple of 4 is split there (kind 1, 2, ..., 3; the magic itself is left out), so that a reader can find the
-next record anywhere in a file. The payload of an image: IRHeader `<IfQQ` (flag, label, id, id2), `flag` float32 labels
-if flag > 0, the encoded image. Checked against mxnet 1.9.1, both ways. Try it: `RecordFile("train.rec").payload(1)`.
+A record: uint32 magic, uint32 (kind << 29 | length), the payload, zeros up to a multiple of 4. A payload that
+holds the magic at a multiple of 4 is split there (kind 1, 2, ..., 3; the magic itself is left out), so that a
+reader can find the next record anywhere in a file. The payload of an image: IRHeader `<IfQQ` (flag, label,
+id, id2), `flag` float32 labels if flag > 0, the encoded image. Checked against mxnet 1.9.1, both ways. Try
+it: `RecordFile("train.rec").payload(1)`.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ class Headers(NamedTuple):
 
 
 def pack_image(image: bytes | np.ndarray, label: float | tuple[float, ...], number: int = 0) -> bytes:
-    """The payload of an image with one label, or several."""
+    """Pack an image with one label, or several, into a payload."""
     if isinstance(label, tuple):
         return _IR_HEADER.pack(len(label), 0, number, 0) + np.array(label, "<f4").tobytes() + bytes(image)
     return _IR_HEADER.pack(0, label, number, 0) + bytes(image)
 
 
 def image_of(payload: np.ndarray) -> np.ndarray:
-    """The encoded image in a payload, uint8 [n]."""
+    """Cut the encoded image out of a payload, uint8 [n]."""
     flag = _IR_HEADER.unpack_from(payload)[0]
     return payload[_IR_HEADER.size + 4 * flag :]
 
@@ -54,8 +56,8 @@ def image_of(payload: np.ndarray) -> np.ndarray:
 class RecordFile:
     """Random access to the records of `path`. Position i of all arrays is the i-th line of the .idx file.
 
-    `index`: the .idx file; empty = the one beside it, and if there is none, the file is scanned. What is wrong with the two
-    files is found here: UserError names the record.
+    `index`: the .idx file; empty = the one beside it, and if there is none, the file is scanned. The two
+    files are checked here: UserError names the bad record.
     """
 
     keys: np.ndarray  # int64 [N]
@@ -63,7 +65,8 @@ class RecordFile:
     spans: np.ndarray  # int64 [N], their bytes with headers and padding
 
     def __init__(self, path: str, index: str = ""):
-        self.path, self.index = path, index or os.fspath(Path(path).with_suffix(".idx"))
+        self.path = path
+        self.index = index or os.fspath(Path(path).with_suffix(".idx"))
         self._file = None
         try:
             with open_regular(path) as file:
@@ -92,11 +95,11 @@ class RecordFile:
         return {**vars(self), "_file": None}  # each process opens the file itself
 
     def name(self, position: int) -> str:
-        """What messages call a record: by its key, and where it begins."""
+        """Name a record for messages: by its key and its offset."""
         return f"record {self.keys[position]} ({os.path.basename(self.path)} @ {self.offsets[position]})"
 
     def payload(self, position: int) -> np.ndarray:
-        """The payload of a record, uint8 [n]. Read with pread: processes may share the file."""
+        """Read the payload of a record, uint8 [n]. Read with pread: processes may share the file."""
         if self._file is None:
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - stays open; closed with this object
         span, offset = int(self.spans[position]), int(self.offsets[position])
@@ -116,9 +119,10 @@ class RecordFile:
         return np.frombuffer(_MAGIC.join(parts), np.uint8)
 
     def headers(self) -> Headers:
-        """The labels of all records, without their images. 5 million take about 3 s once the file is in the page cache."""
+        """Read the labels of all records, without their images. 5 million take about 3 s once the file is in
+        the page cache."""
         count = len(self)
-        found = Headers(
+        headers = Headers(
             np.empty(count, np.float32),
             np.zeros(count, np.float32),
             np.empty(count, bool),
@@ -135,35 +139,35 @@ class RecordFile:
                     start + int(np.argmax(short)), "is no image: its payload is too short for an IRHeader"
                 )
             flag = words[first + 2].astype(np.int64)
-            found.image_bytes[part] = length - _IR_HEADER.size - 4 * flag
-            found.labels[part] = words[first + 3].view("<f4")
-            found.vectors[part] = flag > 0
-            for many, column, target in ((1, 8, found.labels), (2, 9, found.second)):
-                has = np.flatnonzero((flag >= many) & (found.image_bytes[part] >= 0))
+            headers.image_bytes[part] = length - _IR_HEADER.size - 4 * flag
+            headers.labels[part] = words[first + 3].view("<f4")
+            headers.vectors[part] = flag > 0
+            for many, column, target in ((1, 8, headers.labels), (2, 9, headers.second)):
+                has = np.flatnonzero((flag >= many) & (headers.image_bytes[part] >= 0))
                 target[start + has] = words[first[has] + column].view("<f4")
         split = np.flatnonzero(words[self.offsets // 4 + 1] >> 29)
         for position in split.tolist():
-            self._read_header(position, found)
-        if found.image_bytes.min() < 0:
+            self._read_header(position, headers)
+        if headers.image_bytes.min() < 0:
             self._refuse(
-                int(np.argmin(found.image_bytes)),
+                int(np.argmin(headers.image_bytes)),
                 "is damaged: its header promises more labels than it has bytes",
             )
-        return found
+        return headers
 
-    def _read_header(self, position: int, found: Headers) -> None:
+    def _read_header(self, position: int, headers: Headers) -> None:
         payload = self.payload(position)
         if len(payload) < _IR_HEADER.size:
             self._refuse(position, "is no image: its payload is too short for an IRHeader")
         flag, label, *_ = _IR_HEADER.unpack_from(payload)
-        found.image_bytes[position] = len(payload) - _IR_HEADER.size - 4 * flag
-        found.vectors[position] = flag > 0
-        if found.image_bytes[position] >= 0:
+        headers.image_bytes[position] = len(payload) - _IR_HEADER.size - 4 * flag
+        headers.vectors[position] = flag > 0
+        if headers.image_bytes[position] >= 0:
             numbers = payload[_IR_HEADER.size : _IR_HEADER.size + 4 * flag].view("<f4")
-            found.labels[position], found.second[position] = ([*numbers, 0] if flag else [label, 0])[:2]
+            headers.labels[position], headers.second[position] = ([*numbers, 0] if flag else [label, 0])[:2]
 
     def _scan(self) -> np.ndarray:
-        """Where the records begin, found by walking from header to header."""
+        """Find where the records begin, by reading from header to header."""
         offsets, start = [], 0
         inside = False  # a record in parts
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -195,7 +199,8 @@ class RecordFile:
         return np.array(offsets, np.int64)
 
     def _checked_spans(self) -> np.ndarray:
-        """The length of each record; raises UserError unless the index names the beginnings of all records, and they are whole."""
+        """Compute the length of each record; raises UserError unless the index names the beginnings of all
+        records, and they are whole."""
         order = np.argsort(self.offsets, kind="stable")
         starts = self.offsets[order]
         words = np.memmap(self.path, "<u4", "r", shape=self.size // 4)
@@ -220,21 +225,22 @@ class RecordFile:
             self._refuse_start(int(order[at]), words)
         header = words[starts // 4 + 1]
         kind, length = header >> 29, (header & _LONGEST).astype(np.int64)
-        found = starts + 8 + (length + 3) // 4 * 4
+        ended = starts + 8 + (length + 3) // 4 * 4
         for at in np.flatnonzero(kind != 0).tolist():
-            found[at] = self._end_of_split(int(starts[at]), words, int(order[at]))
-        cut = found > self.size
+            ended[at] = self._end_of_split(int(starts[at]), words, int(order[at]))
+        cut = ended > self.size
         if cut.any():
-            self._refuse_cut(int(order[np.argmax(cut)]), int(max(found.max(), self.offsets.max() + 8)))
-        if (found != ends).any():
-            at = int(np.argmax(found != ends))
+            self._refuse_cut(int(order[np.argmax(cut)]), int(max(ended.max(), self.offsets.max() + 8)))
+        if (ended != ends).any():
+            at = int(np.argmax(ended != ends))
             self._refuse_index(
-                f"{self.name(int(order[at]))} ends at {found[at]}, but the next is said to begin at {ends[at]}"
+                f"{self.name(int(order[at]))} ends at {ended[at]}, but the next is said to begin at {ends[at]}"
             )
 
     def _end_of_split(self, start: int, words: np.ndarray, position: int) -> int:
-        """Where the record in parts that begins at `start` ends: after a part of kind 1, any of kind 2, and one of kind 3. Parts of
-        another record end the search: all records together take one pass over the file."""
+        """Find the end of the record in parts that begins at `start`: after a part of kind 1, any of kind 2,
+        and one of kind 3. Parts of another record end the search: all records together take one pass over the
+        file."""
         allowed = (1,)
         while start + 8 <= self.size and words[start // 4] == MAGIC:
             header = int(words[start // 4 + 1])
@@ -280,7 +286,7 @@ class RecordFile:
 
 
 def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and offsets of a .idx file, int64 [N] each: a line is `key<TAB>offset`."""
+    """Read keys and offsets of a .idx file, int64 [N] each: a line is `key<TAB>offset`."""
     try:
         text = read_regular(path)
     except FileNotFoundError:

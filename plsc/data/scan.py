@@ -1,6 +1,7 @@
-"""Look at every image of a set once: can it be decoded, how large is it, what are its pixels like, has another its bytes?
+"""Examine every image of a set once: whether it can be decoded, its size, its pixels, and copies of it.
 
-Threads are enough: reading, hashing and OpenCV's decoding all leave Python's lock. Try it: `scan(open_images("faces/"))`.
+Threads are enough: reading, hashing and OpenCV's decoding all release Python's lock. Try it:
+`scan(open_images("faces/"))`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PART = 128  # images that a thread takes at once
 
 
 class Scan(NamedTuple):
-    """What was found; arrays by image."""
+    """The properties of all images of a set; arrays by image."""
 
     digests: np.ndarray  # uint64 [N, 2], of the encoded bytes, or of the pixels of a set that has none
     sizes: np.ndarray  # int32 [N, 2], height and width before any resizing, 1 of a sample that is no image; 0 where one cannot be read
@@ -41,7 +42,7 @@ def name_of(images: AnySet, index: int) -> str:
 
 
 def scan(images: AnySet, threads: int | None = None) -> Scan:
-    """Look at all images, with as many threads as processors."""
+    """Examine all images, with as many threads as processors."""
     count = count_of(images)
     digests, sizes = np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32)
     moments = np.zeros((count, 2))
@@ -51,7 +52,7 @@ def scan(images: AnySet, threads: int | None = None) -> Scan:
         stop = min(start + _PART, count)
         for index in range(start, stop):
             try:
-                digests[index], sizes[index], moments[index] = _look(images, index)
+                digests[index], sizes[index], moments[index] = _examine(images, index)
             except UserError as error:
                 faults[index] = str(error)
         return stop - start
@@ -75,8 +76,9 @@ def _bar(title: str, count: int) -> tqdm:
     return tqdm(desc=f"reading {title}", total=count, unit=" images", disable=None, leave=False)
 
 
-def _look(images: AnySet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:
-    """The digest, the size, and the means of the pixels and of their squares. Raises UserError for a bad image."""
+def _examine(images: AnySet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:
+    """Compute the digest, the size, and the means of the pixels and of their squares. Raises UserError for a
+    bad image."""
     if not hasattr(images, "encoded"):
         pixels = images.images(index, index + 1)[0]
         if not images.preprocessing.is_image:
@@ -104,8 +106,8 @@ def _sample_moments(sample: np.ndarray, name: str) -> tuple[float, float]:
 
 
 def same_content(digests: np.ndarray) -> list[np.ndarray]:
-    """Groups of two or more images with the same bytes, ordered by their first: indices int64, ascending. Images that could
-    not be read (digest 0) are in none."""
+    """Find groups of two or more images with the same bytes, ordered by their first: indices int64,
+    ascending. Images that could not be read (digest 0) are in none."""
     known = np.flatnonzero(digests.any(axis=1))
     order = known[np.lexsort(digests[known].T)]  # stable: ascending where the digests are the same
     starts = np.flatnonzero(

@@ -1,4 +1,4 @@
-"""Images made of nothing: a blurred random pattern per class plus noise per sample.
+"""Synthesise images: a blurred random pattern for each class plus noise for each sample.
 
 For throughput (no fonts, no disk, any number of classes: only labels are stored) and for tests.
 """
@@ -17,7 +17,8 @@ from plsc.errors import UserError
 class Synthetic(Dataset):
     """`num_classes` random patterns, `images_per_class` noisy copies of each. `image_shape` is [C, H, W].
 
-    With `identities` only so many of the classes, evenly spread, have images; the others are there to be told apart from them.
+    With `identities` only so many of the classes, evenly spread, have images; the others only add to the
+    classes of the head.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Sets of images of one person, compared or searched for: IJB's 1:1 protocol, and 1:N in a gallery of your own.
+"""Read sets of images of one person, to compare (IJB's 1:1 protocol) or to search for in a gallery of your
+own (1:N).
 
 The lists of `IjbPairs` are those that InsightFace's eval_ijbc reads (meta/ijbc_face_tid_mid.txt and
 meta/ijbc_template_pair_label.txt); the images have to be aligned and cropped already. Try it:
@@ -24,9 +25,10 @@ from plsc.errors import MissingFileError, UserError, shown
 class IjbPairs(EncodedPairs, TemplatePairs):
     """Pairs of templates in the layout of IJB-B and IJB-C.
 
-    `images`: a list, `name template media` a line, two numbers after each image's name. `list`: the pairs, `template template
-    1` for one identity, 0 for two. `root`: the folder of the images; empty = the one of `images`. `title`: what logs and
-    reports call the set; empty = the pairs' file name. Further keys: those of plsc.data.images.EncodedPairs.
+    `images`: a list, `name template media` a line, two numbers after each image's name. `list`: the pairs,
+    `template template 1` for one identity, 0 for two. `root`: the folder of the images; empty = the one of
+    `images`. `title`: what logs and reports call the set; empty = the pairs' file name. Further keys: those
+    of plsc.data.images.EncodedPairs.
     """
 
     def __init__(self, images: str, list: str, root: str = "", title: str = "", **options):
@@ -35,7 +37,8 @@ class IjbPairs(EncodedPairs, TemplatePairs):
         names, numbers = _read_rows(images)
         self.paths = Paths.of(root or os.path.dirname(images), names)
         refuse_missing(self.paths, images)
-        self.num_images, self.name = len(names), title or Path(list).stem
+        self.num_images = len(names)
+        self.name = title or Path(list).stem
         known, self.template = np.unique(numbers[:, 0], return_inverse=True)
         self.media = numbers[:, 1]
         rows = _read_numbers(list)
@@ -46,7 +49,8 @@ class IjbPairs(EncodedPairs, TemplatePairs):
                 f"{list}: line {row + 1}: template {rows[row, column]} has no image in {images}"
                 f" ({len(np.unique(rows[:, :2][unknown])):,} such templates in all)"
             )
-        self.pairs, self.same = np.searchsorted(known, rows[:, :2]), rows[:, 2] == 1
+        self.pairs = np.searchsorted(known, rows[:, :2])
+        self.same = rows[:, 2] == 1
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -63,8 +67,10 @@ class IjbPairs(EncodedPairs, TemplatePairs):
 
 
 def _read_rows(path: str) -> tuple[list[str], np.ndarray]:
-    """Lines `name number number`: the names, and the numbers int64 [N, 2]."""
-    names, numbers, bad = [], [], []
+    """Read lines `name number number`: the names, and the numbers int64 [N, 2]."""
+    names = []
+    numbers = []
+    bad = []
     for line_number, line in enumerate(open_text(path), start=1):
         fields = line.rsplit(maxsplit=2)
         if len(fields) == 3 and all(map(is_number, fields[1:])):
@@ -83,7 +89,7 @@ def _read_rows(path: str) -> tuple[list[str], np.ndarray]:
 
 
 def _read_numbers(path: str) -> np.ndarray:
-    """Lines `template template flag`: int64 [P, 3]. IJB-C has 15 million of them."""
+    """Read lines `template template flag`: int64 [P, 3]. IJB-C has 15 million of them."""
     try:
         rows = np.loadtxt(path, np.int64, ndmin=2)
     except (ValueError, OverflowError) as error:
@@ -100,10 +106,11 @@ def _read_numbers(path: str) -> np.ndarray:
 class GalleryProbe(EncodedSearch):
     """Probes to be found in a gallery.
 
-    `gallery`, `probe`: two image folders, in which a folder's name is the identity, or two list files, whose labels number the
-    identities (any numbers, with gaps). A probe of an identity that is not in the gallery should not be found. `root`: where
-    the relative paths of both lists start; empty = each list's own folder. `title`: what logs and reports call the set;
-    empty = the gallery's name. Further keys: those of plsc.data.images.EncodedPairs.
+    `gallery`, `probe`: two image folders, in which a folder's name is the identity, or two list files, whose
+    labels number the identities (any numbers, with gaps). A probe of an identity that is not in the gallery
+    should not be found. `root`: where the relative paths of both lists start; empty = each list's own folder.
+    `title`: what logs and reports call the set; empty = the gallery's name. Further keys: those of
+    plsc.data.images.EncodedPairs.
     """
 
     def __init__(self, gallery: str, probe: str, root: str = "", title: str = "", **options):
@@ -112,8 +119,10 @@ class GalleryProbe(EncodedSearch):
         parts = [_read_part(path, root) for path in (gallery, probe)]
         self._paths = [paths for paths, _ in parts]
         counts = [len(paths) for paths in self._paths]
-        self.gallery, self.probe = np.arange(counts[0]), np.arange(counts[0], sum(counts))
-        self.num_images, self.name = sum(counts), title or Path(gallery).stem
+        self.gallery = np.arange(counts[0])
+        self.probe = np.arange(counts[0], sum(counts))
+        self.num_images = sum(counts)
+        self.name = title or Path(gallery).stem
         known, self.identities = np.unique(np.concatenate([who for _, who in parts]), return_inverse=True)
         if os.path.isdir(gallery):
             self.names = identity_names([os.path.join(gallery, name) for name in known])
@@ -143,7 +152,7 @@ class GalleryProbe(EncodedSearch):
 
 
 def _read_part(path: str, root: str) -> tuple[Paths, np.ndarray]:
-    """The images of a folder or list, and who each shows: names, or numbers."""
+    """Open the images of a folder or list, and read who each shows: names, or numbers."""
     if os.path.isdir(path):
         paths, labels, names = read_folder(path)
         return paths, np.array(names)[labels]

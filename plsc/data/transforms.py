@@ -1,4 +1,4 @@
-"""What is done to a picture between its source and the batch, and the random numbers that it takes.
+"""Transform a picture between its source and the batch, with reproducible random numbers.
 
 Every random choice comes from `generator(seed, epoch, index)`, so a sample is the same whichever process
 makes it and whatever was made before it: the batches do not depend on the number of workers, and a resumed
@@ -17,15 +17,15 @@ SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES = range(6)
 
 
 def generator(seed: int, epoch: int = 0, index: int = 0, use: int = SAMPLES) -> np.random.Generator:
-    """The stream of one sample. Philox is counter based (Salmon et al., SC 2011): the key and the upper half
-    of its counter address 2^128 numbers per stream directly, which takes 7 us where hashing a SeedSequence
-    takes 16."""
+    """Make the random stream of one sample. Philox is counter based (Salmon et al., SC 2011): the key and the
+    upper half of its counter address 2^128 numbers per stream directly, which takes 7 us where hashing a
+    SeedSequence takes 16."""
     key, counter = np.array([seed, use], np.uint64), np.array([0, 0, index, epoch], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def distort(ink: np.ndarray, size: int, strength: float, rng: np.random.Generator) -> np.ndarray:
-    """A camera's view of `ink` (uint8 [M, M], 255 = ink): dark on light, uint8 [size, size].
+    """Render a camera's view of `ink` (uint8 [M, M], 255 = ink): dark on light, uint8 [size, size].
 
     All ranges grow linearly with `strength`; 0 gives the clean picture, black on white. At 1: rotation up to
     12 degrees, each axis 0.86 to 1.16 times as long, shear up to 0.15, shift up to 6 % of the side, Gaussian
@@ -36,7 +36,10 @@ def distort(ink: np.ndarray, size: int, strength: float, rng: np.random.Generato
     cos, sin = math.cos(0.21 * angle), math.sin(0.21 * angle)
     zoom = size / len(ink)
     x, y = zoom * 2 ** (0.22 * grow_x), zoom * 2 ** (0.22 * grow_y)
-    a, b, c, d = x * cos, y * (0.15 * shear * cos - sin), x * sin, y * (0.15 * shear * sin + cos)
+    a = x * cos
+    b = y * (0.15 * shear * cos - sin)
+    c = x * sin
+    d = y * (0.15 * shear * sin + cos)
     middle = (len(ink) - 1) / 2  # pixel centres lie on integers
     to_x, to_y = ((size - 1) / 2 + 0.06 * size * shift for shift in (right, down))
     matrix = np.array([[a, b, to_x - (a + b) * middle], [c, d, to_y - (c + d) * middle]])
@@ -53,7 +56,8 @@ def distort(ink: np.ndarray, size: int, strength: float, rng: np.random.Generato
 
 
 def resize(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """uint8 [h, w(, C)] -> [height, width(, C)]: area averages to shrink, linear interpolation to enlarge."""
+    """Resize uint8 [h, w(, C)] to [height, width(, C)]: area averages to shrink, linear interpolation to
+    enlarge."""
     if picture.shape[:2] == (height, width):
         return picture
     shrinks = picture.shape[0] > height or picture.shape[1] > width

@@ -1,4 +1,4 @@
-"""Processes that make batches for the loader.
+"""Run processes that make batches for the loader.
 
 A worker is a new interpreter, neither a fork nor a multiprocessing "spawn". A fork of a process in which
 Paddle has started OpenMP, Gloo and glog threads inherits locks that nobody will release and sockets that keep
@@ -61,12 +61,13 @@ class Workers:
     """
 
     def __init__(self, dataset: Dataset, seed: int, num_workers: int, largest: int):
-        self._seed, self.depth = seed, SLOTS * num_workers
         expected = dataset.preprocessing
-        self._shape, self._dtype = (largest, *expected.shape), expected.dtype
-        self._bytes = (
-            SLOTS * math.prod(self._shape) * np.dtype(self._dtype).itemsize
-        )  # of one worker's batches
+        self._seed = seed
+        self.depth = SLOTS * num_workers
+        self._shape = (largest, *expected.shape)
+        self._dtype = expected.dtype
+        # Of one worker's batches.
+        self._bytes = SLOTS * math.prod(self._shape) * np.dtype(self._dtype).itemsize
         self._submitted = self._received = 0
         self._sizes: list[int] = []
         self._processes: list[subprocess.Popen] = []
@@ -113,7 +114,7 @@ class Workers:
         self._submitted += 1
 
     def result(self) -> tuple[np.ndarray, list[Replacement]]:
-        """The oldest batch under way: [B, *shape], the caller's own; and what make_batch replaced in it.
+        """Return the oldest batch under way: [B, *shape], the caller's own, and the replacements of make_batch.
 
         Raises what make_batch raised in the worker, or WorkerDied.
         """
@@ -158,7 +159,7 @@ def _stop(processes: list[subprocess.Popen], pipes: list[Connection]) -> None:
 
 
 def _anonymous_file(size: int):
-    """A file of `size` zero bytes without a name, in memory where the system can (Linux)."""
+    """Make a file of `size` zero bytes without a name, in memory where the system can (Linux)."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("plsc-loader")
     else:
@@ -174,7 +175,7 @@ def _mapped(file: int, access: int = mmap.ACCESS_WRITE) -> np.ndarray:
 
 
 def _packed(dataset: Dataset):
-    """An anonymous file that holds the data set: how many parts, their sizes, its pickle, its arrays."""
+    """Write the data set to an anonymous file: the number of parts, their sizes, its pickle, its arrays."""
     kind = type(dataset)
     if kind.__module__ == "__main__":
         raise UserError(
@@ -202,7 +203,9 @@ def _unpacked(file: int) -> Dataset:
     memory = _mapped(file, mmap.ACCESS_COPY)
     count = int(memory[:8].view(np.int64)[0])
     sizes = memory[: 8 * (count + 1)].view(np.int64).tolist()
-    sizes[0], stop, parts = 8 * (count + 1), 0, []
+    sizes[0] = 8 * (count + 1)
+    stop = 0
+    parts = []
     for size in sizes:
         start = -(-stop // ALIGNMENT) * ALIGNMENT
         stop = start + size
@@ -216,7 +219,7 @@ def _slots(file: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def main() -> None:
-    """A worker. Its arguments: the descriptors of its pipe, the packed data set and its batch memory."""
+    """Run a worker. Its arguments: the descriptors of its pipe, the packed data set and its batch memory."""
     pipe_file, dataset_file, memory_file = map(int, sys.argv[1:4])
     with Connection(pipe_file) as pipe:
         try:
@@ -236,13 +239,13 @@ def _serve(pipe: Connection, dataset_file: int, memory_file: int) -> None:
             if dataset is None:
                 dataset = _unpacked(dataset_file)
             answer = None, make_batch(dataset, seed, epoch, indices, slots[slot, : len(indices)])
-        except Exception as error:  # noqa: BLE001 - it is raised again in the parent, which knows what to do
+        except Exception as error:  # noqa: BLE001 - it is raised again in the parent, which handles it
             answer = _portable(error), traceback.format_exc()
         pipe.send(answer)
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as one of our own kinds: another class might not survive the pipe."""
+    """Convert an error to one of our own kinds: another class might not survive the pipe."""
     for kind in (MissingFileError, CorruptImageError, UserError, SampleError):
         if isinstance(error, kind):
             return kind(str(error))

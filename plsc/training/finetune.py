@@ -162,7 +162,7 @@ def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> 
 def init_backbone(
     backbone: paddle.nn.Layer, saved: Checkpoint, arrays: dict, preprocessing: Preprocessing
 ) -> str:
-    """Give `backbone` the checkpoint's weights, which fit; a sentence."""
+    """Load the checkpoint's weights, which fit, into `backbone` -> a line for the log."""
     own = backbone.state_dict()
     for name, array in arrays.items():
         own[name].set_value(array)

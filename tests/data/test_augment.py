@@ -110,7 +110,7 @@ def test_flip_mirrors_exactly():
         assert np.array_equal(one, NOISE) or np.array_equal(one, NOISE[:, ::-1])
 
 
-def test_a_crop_is_a_window_of_the_picture():
+def test_a_crop_is_a_part_of_the_picture():
     """Of a ramp, each picture is the straight line between the window's ends: its share, and nothing from beyond."""
     ramp = np.broadcast_to(np.linspace(0, 234, WIDTH), (HEIGHT, WIDTH)).astype(np.uint8)  # 6 a pixel
     shares, lefts = [], []

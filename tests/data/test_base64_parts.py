@@ -33,7 +33,7 @@ def test_both_orders_are_read(parts):
     assert Base64Parts(str(parts / "part-1"), size=(12, 10)).num_classes == 2
 
 
-def test_the_order_is_told_by_the_first_line():
+def test_the_first_line_shows_the_order():
     assert label_is_first(b"1234\tAAAAAAAA\n") is True and label_is_first(b"AAAAAAAA\t1234\r\n") is False
     assert label_is_first(b"12345678\t12") is False  # the longer one is the image
     for bad in (b"", b"12", b"AAAA\tBBBBBBBB", b"1\t", b"\t1", b"AAAA 1", b"1\tAAAA\t2", b"1\t=AAA"):

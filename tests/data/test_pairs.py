@@ -123,7 +123,7 @@ def test_missing_images_are_named_with_their_line(folder):
         PairList.check(list="no.txt")
 
 
-def test_lists_of_pairs_are_told_from_lists_of_images(folder):
+def test_lists_of_pairs_are_distinguished_from_lists_of_images(folder):
     for text in (LINES, LINES.replace(",", "\t"), "10 300\n", "500\r\n", "\ufeff2\n"):
         assert is_pair_list(write(folder, text)), text
     for text in ("a.png\t0\n", "a.png 0\n", "a,b,c.png\t0\n", ""):
