@@ -57,6 +57,7 @@ class Watch:
     def __init__(self, folder: Path):
         self._folder = folder
         self._asked = False
+        self._ended: dict[int, str] = {}  # rank -> how a second signal ended it: not a cause
         self._seen: dict[int, float] = {}  # rank -> when it was last seen running
         # rank -> its record, of a process that was stopped (SIGSTOP)
         self._halted: dict[int, dict[str, Any]] = {}
@@ -111,7 +112,9 @@ class Watch:
 
     def failure(self, code: int, logs: str) -> Failure:
         """Find the first failure after the launcher has ended with `code`; `logs` is the folder of its logs."""
-        raised = {rank: r for rank, r in self._records("json").items() if "type" in r and "ended_by" not in r}
+        raised = {rank: r for rank, r in self._records("json").items() if "type" in r}
+        self._ended = {rank: r["message"] for rank, r in raised.items() if "ended_by" in r}
+        raised = {rank: r for rank, r in raised.items() if rank not in self._ended}
         vanished = {rank: r for rank, r in self._records("alive").items() if rank not in raised}
         if code < 0:
             return Failure(f"the launcher was killed (signal {-code})")
@@ -153,7 +156,7 @@ class Watch:
             trace = self._trace(rank)
             crash = _CRASH.search(trace)
             others = [when for other, when in times.items() if other != rank]
-            killed = not crash and not _TIMEOUT.search(trace)
+            killed = not crash and not _TIMEOUT.search(trace) and rank not in self._ended
             if crash and crash[1] != "Aborted" or killed and times[rank] <= min(others, default=0) + _UNSEEN:
                 causes.append(rank)
         return min(causes or times, key=times.__getitem__)
@@ -182,9 +185,8 @@ class Watch:
             return self._of_stuck(rank, 3600 * hours + 60 * minutes + seconds, step)
         if crash := _CRASH.search(trace):
             return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
-        ended = self._records("json").get(rank, {})
-        if "ended_by" in ended:
-            return f"rank {rank} {ended['message']}"
+        if rank in self._ended:
+            return f"rank {rank} {self._ended[rank]}"
         memory = ": the machine is probably out of memory; lower DataLoader.Train.batch_size"
         return f"rank {rank} was killed (signal 9) at step {step}{memory if _oom_kills() > self._oom_kills else ''}"
 
