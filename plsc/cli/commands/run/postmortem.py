@@ -155,11 +155,12 @@ class Watch:
         for rank in vanished:
             trace = self._trace(rank)
             crash = _CRASH.search(trace)
-            others = [when for other, when in times.items() if other != rank]
+            earlier = [when for other, when in times.items() if other != rank]
             killed = not crash and not _TIMEOUT.search(trace) and rank not in self._ended
-            if crash and crash[1] != "Aborted" or killed and times[rank] <= min(others, default=0) + _UNSEEN:
+            if crash and crash[1] != "Aborted" or killed and times[rank] <= min(earlier, default=0) + _UNSEEN:
                 causes.append(rank)
-        return min(causes or times, key=times.__getitem__)
+        others = [rank for rank in times if rank not in self._ended]
+        return min(causes or others or times, key=times.__getitem__)
 
     def _crash_time(self, rank: int) -> float | None:
         """Return the time at which faulthandler recorded a crash; None without one."""
