@@ -92,6 +92,7 @@ def test_evaluation_prediction_and_export_give_the_same_embeddings(trained, tmp_
     assert run.test()["accuracy"] == result["accuracy"]
     pairs = RecordingPairs()
     samples = pairs.images()
+    assert pairs.image_name(3) == "sample 3"
     predicted, names = run.predict(samples)
     assert names == [str(number) for number in range(len(samples))]
 

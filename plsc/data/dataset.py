@@ -97,7 +97,7 @@ class _Images(SampleSet, ABC):
 
     def image_name(self, index: int) -> str:
         """What a person would call the image, for the report's worst pairs."""
-        return f"image {index}"
+        return f"{'image' if self.preprocessing.is_image else 'sample'} {index}"
 
     def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Images [start, stop) as one array: [N, *shape]."""
