@@ -164,12 +164,15 @@ def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path):
         assert min(profile[name] for name in PARTS if name != "gather") > 0 == profile["gather"]
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+def test_only_the_last_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("plsc.training.trainer.LAST_SAVE_PAUSES", (0,))
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    trainer = train(tmp_path, NO_PAIRS, "Global.max_steps=8")
-    said = capsys.readouterr().out
-    assert trainer.step == 8 and steps(rows(tmp_path)) == list(range(1, 9))
-    assert "ERROR" in said and "checkpoint of step 8 not written" in said and "; training goes on" in said
+    with pytest.raises(SaveError, match="checkpoint of step 8 not written.*it was the last step"):
+        train(tmp_path, NO_PAIRS, "Global.max_steps=8", "Checkpoint.every_steps=4")
+    output = capsys.readouterr().out
+    assert steps(rows(tmp_path)) == list(range(1, 9))
+    assert re.search("ERROR checkpoint of step 4 not written.*; training goes on", output)
+    assert re.search("ERROR checkpoint of step 8 not written.*trying again in 0 s", output)
 
 
 # ---- the best checkpoint
