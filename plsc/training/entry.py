@@ -4,17 +4,13 @@
     Entry("configs/default.yaml", ["Global.epochs=1"]).train()      # on this process
     Entry("configs/").launch(ranks=2)                               # the same on two, also from a notebook
 
-An Entry holds a Config and turns each verb into calls of the modules below. Paddle is imported by the verbs, not by this module, so
-that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
+An Entry holds a Config, and each verb is a method that calls the modules below. The verbs import Paddle, not this
+module, so that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
 """
 
 from __future__ import annotations
 
-import datetime
 import os
-import platform
-import shlex
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from plsc.config import Config, format_rows, load
+from plsc.config import Config, load
 from plsc.config.advice import advice
 from plsc.config.setters import Setters
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text
+from plsc.training.finish import finish
+from plsc.training.plan_lines import plan_lines
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
-from plsc.utils.sharding import split
 from plsc.utils.text import duration
-from plsc.utils.version import __version__
 
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
@@ -50,7 +46,7 @@ class Entry(Setters):
         config: a YAML file, a folder (its default.yaml), a Config, or None for the defaults.
         overrides: "Section.key=value" each, as `-o` takes them; they win over `config`.
 
-    Raises UserError with everything that is wrong in the config, one line each.
+    Raises UserError with all mistakes in the config, one line each.
     """
 
     def __init__(self, config: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()):
@@ -99,7 +95,9 @@ class Entry(Setters):
             start.record(self.output_dir)
             for line in self._advice():
                 get_logger().warning(line)
-            for line in self._plan_lines(trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch):
+            for line in plan_lines(
+                self.config, trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch
+            ):
                 get_logger().info(line)
             replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
             metrics = Metrics(self.output_dir, from_step=trainer.step)
@@ -116,7 +114,8 @@ class Entry(Setters):
             metrics.close()
             took = f"took {duration(trainer.seconds)}"
             best = trainer.best.model_dump() if trainer.best else None
-            self._finish(evaluator, self.output_dir, took, {"step": trainer.step, "best": best})
+            facts = {"step": trainer.step, "best": best}
+            finish(self.config, evaluator, self.output_dir, took, facts)
         return result
 
     def _stopped(self, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:
@@ -162,7 +161,8 @@ class Entry(Setters):
             facts = {"checkpoint": str(saved.path), "step": saved.step}
             if set_threshold:
                 evaluator.store_threshold(saved)
-            self._finish(evaluator, self.output_dir / "test", f"checkpoint {saved.path}", facts, compared)
+            how = f"checkpoint {saved.path}"
+            finish(self.config, evaluator, self.output_dir / "test", how, facts, compared)
         return evaluator.row
 
     def predict(
@@ -219,11 +219,12 @@ class Entry(Setters):
         from plsc.training import resume
 
         saved = self._checkpoint()
-        facts: dict[str, Any] = {}
-        if distributed.rank() == 0:
+        folder = self.output_dir / "export"
+
+        def write() -> dict[str, Any]:
             facts = export(
                 resume.build_saved_backbone(self.config, saved, self._model),
-                self.output_dir / "export",
+                folder,
                 formats=self.config.Export.formats,
                 opset=self.config.Export.opset,
                 preprocessing=Preprocessing.from_json(saved.preprocessing),
@@ -232,13 +233,16 @@ class Entry(Setters):
                 threshold_set=saved.state.threshold_set,
                 threshold_step=saved.state.threshold_step,
             )
-            print(f"done: exported {saved.path} to {self.output_dir / 'export'}")
-        distributed.barrier()
-        return facts
+            print(f"done: exported {saved.path} to {folder}")
+            return facts
+
+        return distributed.run_on_rank_0(write)
 
     def dry_run(self) -> str:
-        """Return the resolved config with the source of each value, and the plan of the run; trains nothing, starts no group. What Global.init_from
-        names is read and compared as by a start."""
+        """Return the resolved config with the source of each value, and the plan of the run.
+
+        Trains nothing, starts no group. The checkpoint Global.init_from is read and compared as by a start.
+        """
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
         from plsc.data.loader import Loader
@@ -252,7 +256,7 @@ class Entry(Setters):
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
         plan = [f"WARNING {line}" for line in self._advice()]
-        plan += self._plan_lines(dataset, backbone, loader.steps_per_epoch)
+        plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch)
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:
             from plsc.training.finetune import check_start
@@ -261,9 +265,10 @@ class Entry(Setters):
         return "\n".join([self.config.to_yaml(sources=True), *plan])
 
     def launch(self, ranks: int, verb: str = "train") -> dict[str, Any]:
-        """Run `verb` ("train", "test" or "export") of this config on `ranks` processes of this machine, through
-        paddle.distributed.launch, from a plain process or a notebook. What rank 0 says is printed; what this process can
-        import, the ranks can.
+        """Run a verb ("train", "test" or "export") of this config on `ranks` new processes of this machine.
+
+        They are started by paddle.distributed.launch, from a plain process or a notebook. The output of rank 0 is
+        printed; the ranks can import what this process can.
 
         Returns the main set's last row of metrics.jsonl after "train"; {} if there is none, and after the other verbs; {"stopped", ...}
         where SIGTERM or SIGINT has stopped it, with a checkpoint.
@@ -295,7 +300,7 @@ class Entry(Setters):
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 
     def _start(self, reads_data: bool = True) -> None:
-        """Check the data sets of the evaluation if the verb reads them, set up environment, ranks and log; then import what needs Paddle."""
+        """Set up environment, ranks and log, after a check of the data sets of the evaluation if the verb reads them."""
         if reads_data:
             self.config.check_data(training=False)
         threads, notes = environment.prepare(self.config.Global.threads)
@@ -309,28 +314,8 @@ class Entry(Setters):
     def _advice(self) -> list[str]:
         return advice(self.config, environment.world_size_from_env(), environment.local_size_from_env())
 
-    def _plan_lines(self, dataset, backbone, steps_per_epoch: int) -> list[str]:
-        cfg, world_size = self.config, environment.world_size_from_env()
-        batch, width = cfg.DataLoader.Train.batch_size, cfg.Model.embedding_size
-        sharded = cfg.Head.sharded
-        shards = (
-            split(dataset.num_classes, world_size) if sharded else [(0, dataset.num_classes)] * world_size
-        )
-        sizes = sorted({stop - start for start, stop in shards}, reverse=True)
-        steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
-        parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
-        rows = {
-            "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
-            "data": f"{len(dataset):,} {'images' if dataset.preprocessing.is_image else dataset.preprocessing.dtype + ' samples'} of {dataset.num_classes:,} classes, shape {list(dataset.preprocessing.shape)}",
-            "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
-            "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
-            "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
-            f"{format_rows(cfg.Head, sizes[0], width)}, at most {cfg.Head.logits_budget_mb:g} MB for logits",
-        }
-        return [f"plan: {name:9}{text}" for name, text in rows.items()]
-
     def _refuse_unread_checkpoint(self) -> None:
-        """Refuse a checkpoint that is named but that this training would not read. `newest` and `best` are of this run, and for later."""
+        """Refuse a named checkpoint that this training would not read. `newest` and `best` are of this run, for other verbs."""
         given = self.config.Global
         if given.checkpoint not in (None, "newest", "best") and not given.resume:
             where = self.config.source("Global.checkpoint")
@@ -354,15 +339,17 @@ class Entry(Setters):
         get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
 
     def _resume_from(self) -> Path | None:
-        """Find the checkpoint to continue from; None (said in the log) when there is none yet."""
+        """Find the checkpoint to continue from; None, which is logged, if there is none yet."""
         path = self._find_checkpoint(writes=True)
         if path is None:
             get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
         return path
 
     def _find_checkpoint(self, writes: bool = False) -> Path | None:
-        """Find the checkpoint that Global.checkpoint means, and log it; None if it means the newest and there is none. `writes`: this run
-        writes there, and sets damaged ones aside."""
+        """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is none.
+
+        writes: this run writes there, and sets damaged ones aside.
+        """
         from plsc import distributed
         from plsc.checkpoint import store
 
@@ -396,47 +383,6 @@ class Entry(Setters):
         saved = Checkpoint.open(path, verify=False)
         saved.require("preprocessing", "shape", "dtype", "mean", "scale")
         return saved
-
-    def _finish(
-        self, evaluator, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
-    ) -> None:
-        """Write table, results.json, report and the last line. Rank 0 calls it."""
-        from plsc.evaluation.results import write_results
-
-        result = evaluator.results.get(evaluator.main)
-        metrics = self.output_dir / "metrics.jsonl"
-        rows = read_metrics(metrics) if metrics.is_file() else []
-        data = self.config.DataLoader.Train.dataset
-        summary = {
-            "run": str(self.output_dir),
-            "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
-            "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
-            "version": f"plsc {__version__}, Python {platform.python_version()}",
-            "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
-            + f", {evaluator.num_classes:,} classes",
-            "training" if "checkpoint" not in facts else "evaluated": how,
-            "ranks": environment.world_size_from_env(),
-            "head": self.config.Head.name,
-            "backbone": self.config.Model.name,
-        }
-        facts = {**facts, "main": evaluator.main, "flip": self.config.DataLoader.Eval.flip}
-        yaml = self.config.to_yaml()
-        try:
-            page = write_results(
-                folder, evaluator.sets, evaluator.results, rows, yaml, summary, facts, compared
-            )
-        except OSError as error:
-            raise UserError(
-                f"{folder}: the report cannot be written ({error}); the checkpoints are whole: make room there, and resume or use "
-                "plsc-eval"
-            ) from error
-        said = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
-        if "checkpoint" not in facts:
-            said += f", newest checkpoint step {facts['step']}"
-            said += (
-                ", best step {step} ({metric} {value:.4f})".format(**facts["best"]) if facts["best"] else ""
-            )
-        print(f"done: {said}, results in {folder}, report {page}", flush=True)
 
 
 def _make_folder(folder: Path, key: str) -> None:

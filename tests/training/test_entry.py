@@ -242,6 +242,19 @@ def test_predict_and_export_do_without_the_data(trained, tmp_path):
 # ---- export
 
 
+def test_a_refusal_of_an_export_on_rank_0_reaches_the_other_ranks(trained, monkeypatch):
+    user = entry(trained)
+    path = user._find_checkpoint()
+    monkeypatch.setattr(user, "_find_checkpoint", lambda: path)
+    monkeypatch.setattr("plsc.distributed.collectives.rank", lambda: 1)
+    problem = UserError("export: holds other files")
+    monkeypatch.setattr(
+        "plsc.distributed.collectives.gather_objects", lambda _: [(None, problem), (None, None)]
+    )
+    with pytest.raises(UserError, match="^export: holds other files$"):
+        user.export()
+
+
 def test_an_export_gives_the_embeddings_of_predict(trained, tmp_path):
     found = entry(trained).export()
     assert set(found["files"]) == set(FORMATS) and found["folder"] == str(trained / "export")
@@ -309,7 +322,7 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
 
     monkeypatch.setattr("plsc.evaluation.results.write_report", full)
     with pytest.raises(
-        UserError, match="the report cannot be written .*; the checkpoints are whole: make room"
+        UserError, match="the report cannot be written .*; the checkpoints are whole: make space"
     ):
         entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
     assert checkpoints(tmp_path) == [1]

@@ -1,0 +1,64 @@
+"""Write the results of a finished run or test: table, results.json, report and the last line."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from plsc.config import Config
+from plsc.distributed import environment
+from plsc.errors import UserError
+from plsc.utils.metrics import read_metrics
+from plsc.utils.version import __version__
+
+
+def finish(
+    cfg: Config, evaluator, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
+) -> None:
+    """Write table, results.json, report and the last line. Rank 0 calls it.
+
+    Args:
+        evaluator: has evaluated.
+        how: how long the training took, or which checkpoint was tested; for the report.
+        facts: of results.json; with "checkpoint" for a test, else with "step" and "best".
+        compared: another run, as `read_compared` returns it.
+    """
+    from plsc.evaluation.results import write_results
+
+    result = evaluator.results.get(evaluator.main)
+    metrics = Path(cfg.Global.output_dir) / "metrics.jsonl"
+    rows = read_metrics(metrics) if metrics.is_file() else []
+    data = cfg.DataLoader.Train.dataset
+    summary = {
+        "run": str(Path(cfg.Global.output_dir)),
+        "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
+        "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "version": f"plsc {__version__}, Python {platform.python_version()}",
+        "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
+        + f", {evaluator.num_classes:,} classes",
+        "training" if "checkpoint" not in facts else "evaluated": how,
+        "ranks": environment.world_size_from_env(),
+        "head": cfg.Head.name,
+        "backbone": cfg.Model.name,
+    }
+    facts = {**facts, "main": evaluator.main, "flip": cfg.DataLoader.Eval.flip}
+    try:
+        page = write_results(
+            folder, evaluator.sets, evaluator.results, rows, cfg.to_yaml(), summary, facts, compared
+        )
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the report cannot be written ({error}); the checkpoints are whole: "
+            "make space there, and resume or use plsc-eval"
+        ) from error
+    line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
+    if "checkpoint" not in facts:
+        line += f", newest checkpoint step {facts['step']}"
+        if facts["best"]:
+            line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
+    print(f"done: {line}, results in {folder}, report {page}", flush=True)

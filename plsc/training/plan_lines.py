@@ -1,0 +1,33 @@
+"""Describe a run in a few lines before it starts: ranks, data, steps, backbone and head."""
+
+from __future__ import annotations
+
+from plsc.config import Config, format_rows
+from plsc.distributed import environment
+from plsc.utils.sharding import split
+
+
+def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int) -> list[str]:
+    """Format the plan of a run on the ranks of the environment, "plan: steps ..." and so on."""
+    world_size = environment.world_size_from_env()
+    batch = cfg.DataLoader.Train.batch_size
+    if cfg.Head.sharded:
+        shards = split(dataset.num_classes, world_size)
+    else:
+        shards = [(0, dataset.num_classes)] * world_size
+    sizes = sorted({stop - start for start, stop in shards}, reverse=True)
+    steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
+    preprocessing = dataset.preprocessing
+    samples = "images" if preprocessing.is_image else f"{preprocessing.dtype} samples"
+    parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
+    rows = {
+        "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
+        "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
+        f"shape {list(preprocessing.shape)}",
+        "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
+        "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
+        "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
+        f"{format_rows(cfg.Head, sizes[0], cfg.Model.embedding_size)}, "
+        f"at most {cfg.Head.logits_budget_mb:g} MB for logits",
+    }
+    return [f"plan: {name:9}{text}" for name, text in rows.items()]
