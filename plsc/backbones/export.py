@@ -1,4 +1,4 @@
-"""The backbone as files that run without plsc: Paddle Inference and ONNX, checked against the training graph.
+"""Export the backbone to files that run without plsc, Paddle Inference and ONNX, checked against the training graph.
 
     image      float32 [batch, C, H, W]: raw pixels 0..255, of the preprocessing's size and channel order
     sample     float32 [batch, ...]: instead, of a data set whose samples are no images
@@ -69,7 +69,7 @@ def export(
         formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx).
         threshold: cosine above which two images are of the same class; None = not known.
         flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
-        threshold_set, threshold_step: what it was found on, and at which step.
+        threshold_set, threshold_step: the set it was computed on, and at which step.
 
     Returns: what preprocessing.json has (see _card), and "folder".
     Raises: UserError (missing packages, before anything is written; a model that does not export truly).
@@ -102,9 +102,9 @@ def export(
 
 
 def _card(preprocessing: Any, embedding_size: int, threshold: float | None, flip: bool) -> dict:
-    """preprocessing.json, to which come "files" (per format: names of files, input and output) and "checks"."""
+    """Make the content of preprocessing.json but "files" (per format: names of files, input, output) and "checks"."""
     shape = list(preprocessing.shape)
-    # What is left to do. Mean and scale are not among it: who found them here would normalise once more.
+    # What is left to do. Mean and scale are not among it: a reader who saw them here would normalise once more.
     if preprocessing.is_image:
         values, left = VALUES, {"size": shape[1:], "channels": preprocessing.channels, "resize": RESIZE}
     else:
@@ -139,7 +139,7 @@ def _noun(preprocessing: Any, of_image: str = "image", other: str = "sample") ->
 
 
 class _WithPreprocessing(nn.Layer):
-    """Samples -> preprocessing -> `model` -> embedding of length 1."""
+    """Computes embeddings of length 1: samples -> preprocessing -> `model` -> division by the length."""
 
     def __init__(self, model: nn.Layer, preprocessing: Any):
         super().__init__()
@@ -153,7 +153,7 @@ class _WithPreprocessing(nn.Layer):
 
 
 class _OfPixels(_WithPreprocessing):
-    """The same, and zeros for an image that was normalised before."""
+    """Computes the same, but zeros for an image that was normalised before."""
 
     def forward(self, samples):
         brightest = paddle.max(paddle.flatten(samples, 1), axis=1, keepdim=True)
@@ -161,8 +161,8 @@ class _OfPixels(_WithPreprocessing):
 
 
 @contextlib.contextmanager
-def _failure_told(what: str) -> Iterator[None]:
-    """The engines raise errors of many kinds and lines; UserError with `what` and the last line."""
+def _errors_as_user_error(what: str) -> Iterator[None]:
+    """Raise UserError with `what` and the last line in place of the engines' errors of many kinds and lines."""
     try:
         yield
     except Exception as error:
@@ -261,7 +261,7 @@ def _about_images(left: dict) -> list[str]:
 
 
 def _readme(card: dict, self_check: dict) -> str:
-    """README.txt: what the graph takes and gives, and how to check one's own code."""
+    """Write the text of README.txt: input and output of the graph, and how to check one's own code."""
     noun = "image" if "image" in self_check else "sample"
     reading = _HOW_TO_READ.get(card["preprocessing"].get("channels"), "np.load('check.npy')")
     check = f"Check your code: {self_check[noun]} must get the embedding in check.json, with a cosine above"
@@ -306,7 +306,7 @@ def _save_paddle(model: nn.Layer, preprocessing: Any, folder: Path) -> dict:
     layer = (_OfPixels if preprocessing.is_image else _WithPreprocessing)(model, preprocessing)
     name = _noun(preprocessing)
     spec = paddle.static.InputSpec([None, *preprocessing.shape], "float32", name)
-    with _failure_told("Export: this backbone cannot be saved as one static graph"):
+    with _errors_as_user_error("Export: this backbone cannot be saved as one static graph"):
         # By default Paddle 3 compiles with CINN, and both cut what cannot be one graph into pieces.
         static = paddle.jit.to_static(layer, input_spec=[spec], full_graph=True, backend=None)
         paddle.jit.save(static, str(folder / "inference"))
@@ -380,7 +380,7 @@ def _run(folder: Path, kind: str, names: dict, pixels: np.ndarray) -> np.ndarray
 def _check(folder: Path, kind: str, names: dict, pixels: np.ndarray, expected: np.ndarray) -> dict:
     """Compare the exported with the training graph; UserError if it cannot run this batch or differs."""
     where = f"Export.formats: the {kind} graph of this backbone, at batch {len(pixels)},"
-    with _failure_told(f"{where} does not run"):
+    with _errors_as_user_error(f"{where} does not run"):
         got = _run(folder, kind, names, pixels)
     if got.shape != expected.shape:
         raise UserError(
@@ -413,7 +413,7 @@ def _check_tools(formats: Sequence[str]) -> None:
 
 
 def _check_replaceable(out: Path) -> None:
-    """The folder is replaced as a whole, so it must hold nothing else."""
+    """Refuse a folder that holds anything but an export, since it is replaced as a whole."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder for the export")
     strangers = sorted(path.name for path in out.iterdir() if path.name not in _FILES) if out.exists() else []

@@ -1,7 +1,7 @@
-"""A batch: samples written one after another into its memory, corrupt ones replaced by others.
+"""Make a batch: write its samples one after another into its memory, and replace corrupt ones by others.
 
 A substitute is drawn from (seed, index), so it is the same on any number of ranks and workers. Who makes the batches,
-a thread or processes, is the loader's and the workers' affair; what is too many, corrupt.py's.
+a thread or processes, is up to the loader and workers.py; how many may be replaced, to corrupt.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ Replacement = tuple[int, int, int]  # row of the batch, corrupt sample, the samp
 
 
 class SampleError(RuntimeError):
-    """A data set failed to make a sample; the message names the sample and the cause."""
+    """Reports that a data set failed to make a sample; the message names the sample and the cause."""
 
 
 def make_batch(
     dataset: Dataset, seed: int, epoch: int, indices: np.ndarray, images: np.ndarray
 ) -> list[Replacement]:
-    """Write samples `indices` into `images` [B, *shape]; return the rows that hold another sample, because
-    theirs is corrupt. Raises UserError, SampleError."""
+    """Write samples `indices` into `images` [B, *shape]; return the replacements of corrupt ones.
+
+    Raises UserError, SampleError.
+    """
     replaced = []
     for row, index in enumerate(indices.tolist()):
         try:

@@ -1,8 +1,8 @@
-"""What the trainer and the loader ask of a data set, and nothing more. Numpy only; no ranks, no Paddle.
+"""Define the base classes of data sets, all that the trainer and the loader use of them. No ranks, no Paddle.
 
 Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification of sets of
-images) or IdentificationSet (search in a gallery), set the attributes in __init__, write the abstract methods, and name the class in the config as `name: "my_module:MyClass"`. The
-arguments of __init__, with their annotations and defaults, are what the config accepts; one that takes `seed`
+images) or IdentificationSet (search in a gallery), set the attributes in __init__, write the abstract methods, and name
+the class in the config as `name: "my_module:MyClass"`. The arguments of __init__, with their annotations and defaults, are what the config accepts; one that takes `seed`
 is given the run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user
 wrote. It is called before any process starts, so it looks at values and whether paths exist, and reads
 nothing large.
@@ -23,7 +23,7 @@ EVALUATION = 2**32  # the epoch of the images that are evaluated
 
 
 class SampleSet:
-    """What every set says of its samples, which all have one shape and dtype.
+    """Declares shape, dtype and preprocessing of a set's samples, which all have the same.
 
     Images are uint8 [C, H, W], pixels 0..255, and have `image_shape`. Samples of any other kind have `sample_shape` and
     `sample_dtype` instead. The network's input is float32, (sample - mean) * scale.
@@ -55,22 +55,23 @@ class Dataset(SampleSet, ABC):
 
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        """Image `index` as augmented in `epoch`: an array of the declared shape and dtype. The same arguments give the same bytes.
+        """Make sample `index` as augmented in `epoch`, an array of the declared shape and dtype.
 
+        The same arguments give the same bytes.
         Raises CorruptImageError for one that cannot be decoded: training takes another sample instead.
         """
 
     def name(self, index: int) -> str:
-        """What a person would call the sample: a path, a glyph's name. For messages and reports."""
+        """Return the sample's name for messages and reports: a path, a glyph's name."""
         return f"sample {index}"
 
     @property
     def title(self) -> str:
-        """What logs and reports call the set."""
+        """Return the set's name for logs and reports."""
         return type(self).__name__
 
     def images(self, start: int, stop: int) -> np.ndarray:
-        """Samples [start, stop) to evaluate on, [n, *shape]: as augmented in an epoch that training never has."""
+        """Make samples [start, stop) to evaluate on, [n, *shape], as augmented in an epoch that training never has."""
         return np.stack([self._checked(index) for index in range(start, stop)])
 
     def _checked(self, index: int) -> np.ndarray:
@@ -81,7 +82,7 @@ class Dataset(SampleSet, ABC):
 
 
 class _Images(SampleSet, ABC):
-    """Images without labels, which are embedded once each; the base of what verification and search ask for."""
+    """Images without labels, each embedded once: the base class of sets for verification and search."""
 
     name: str
     num_images: int
@@ -92,15 +93,15 @@ class _Images(SampleSet, ABC):
 
     @property
     def title(self) -> str:
-        """What logs and reports call the set, as with a Dataset."""
+        """Return the set's name for logs and reports, as with a Dataset."""
         return self.name
 
     def image_name(self, index: int) -> str:
-        """What a person would call the image, for the report's worst pairs."""
+        """Return the image's name, for the worst pairs of the report."""
         return f"{'image' if self.preprocessing.is_image else 'sample'} {index}"
 
     def images(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Images [start, stop) as one array: [N, *shape]."""
+        """Make images [start, stop) as one array [n, *shape]."""
         indices = range(start, self.num_images if stop is None else stop)
         return np.stack([self._checked(index) for index in indices])
 
@@ -147,7 +148,7 @@ class IdentificationSet(_Images):
 
 
 def check_arrays(data: Dataset | _Images) -> None:
-    """Refuse a set, of the user's own perhaps, whose arrays are not what its base class says. UserError names the attribute."""
+    """Refuse a set whose arrays are not as its base class declares them; UserError names the attribute."""
     if isinstance(data, Dataset):
         _check_array(data, "labels", "int64 [N]", None)
     elif isinstance(data, IdentificationSet):
@@ -177,14 +178,14 @@ def _check_identities(data: PairSet, count: int) -> None:
     wrong = np.flatnonzero((first == second) != data.same)
     if len(wrong):
         number = int(wrong[0])
-        said = "the same identity" if data.same[number] else "different identities"
+        kind = "the same identity" if data.same[number] else "different identities"
         raise UserError(
-            f"{what}: pair {number} is of {said}, its images are of {shown(first[number])} and {shown(second[number])}"
+            f"{what}: pair {number} is of {kind}, its images are of {shown(first[number])} and {shown(second[number])}"
         )
 
 
 def _check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
-    """`wanted`: dtype and shape. below: what it indexes has so many. length: so many rows."""
+    """Refuse an array without the dtype and shape `wanted`, with indices not below `below`, or without `length` rows."""
     array, what = getattr(data, name), f"{type(data).__name__}.{name}"
     if not isinstance(array, np.ndarray):
         raise UserError(f"{what}: must be an array {wanted}, got {type(array).__name__}")
@@ -198,8 +199,10 @@ def _check_array(data: object, name: str, wanted: str, below: int | None, length
 
 
 def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np.ndarray | None:
-    """Those of the identities `trained` that are in another set too, which verification must not share; None if that is
-    not known. Numbers and names are not comparable."""
+    """Return the identities in `trained` that another set has too, which verification must not share.
+
+    None if that is not known: numbers and names are not comparable.
+    """
     others = data.names if isinstance(data, IdentificationSet) else getattr(data, "identities", None)
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
@@ -207,7 +210,7 @@ def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np
 
 
 def _same_form(names: np.ndarray) -> np.ndarray:
-    """Names with their accents in one of the forms that Unicode has for them; numbers as they are."""
+    """Normalise the accents of names to the composed form (NFC); leave numbers as they are."""
     if names.dtype.kind != "U":
         return names
     return np.array(
@@ -216,8 +219,9 @@ def _same_form(names: np.ndarray) -> np.ndarray:
 
 
 def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool = False) -> str | None:
-    """What is wrong with labelled images that the classes `trained` are to name: their first class that has another number, as
-    in a folder for each person where one is missing. None: nothing, or it is not known by name.
+    """Describe the first class of labelled images whose number differs from that in the classes `trained`.
+
+    So it is where one of the folders, one for each person, is missing. None: there is none, or names are not known.
 
     strangers: whether two sets without a name in common are of different people; else their folders may just be called otherwise.
     """
@@ -233,7 +237,7 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
 
 
 def class_names(data: Dataset) -> list[str] | None:
-    """What a checkpoint calls the classes: the identities of `data` where they are text, one for each class; else None."""
+    """Return the names of the classes for a checkpoint: the identities of `data` if they are text, else None."""
     names = getattr(data, "identities", None)
     return (
         None if names is None or names.dtype.kind != "U" or len(names) != data.num_classes else names.tolist()

@@ -1,4 +1,4 @@
-"""The loader: which samples make which batch of which rank, and who makes them.
+"""Load batches: choose the samples of each rank's batches, and have them made by a thread or by processes.
 
 The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch, index), so the batches are
 the same bit for bit with any number of workers. Without workers a thread prepares the next batches; with
@@ -32,7 +32,7 @@ THREAD_BATCHES = 2  # prepared ahead by the thread
 
 
 class Loader:
-    """Batches of one rank. Every sample once per epoch over all ranks; the last, smaller batch is kept.
+    """Yields the batches of one rank; over all ranks an epoch has every sample once, a smaller last batch included.
 
     `batch_size` counts one rank's samples. A last global batch of fewer than 2 samples per rank (BatchNorm
     needs two) joins the one before it. Raises UserError for a data set smaller than that. `max_corrupt`: share of
@@ -67,17 +67,17 @@ class Loader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches in an epoch, the last, smaller one included."""
+        """Count the global batches of an epoch, the last, smaller one included."""
         return len(self._starts)
 
     @property
     def replaced(self) -> int:
-        """How many corrupt images of the present epoch this rank has replaced."""
+        """Count the corrupt images of the present epoch that this rank has replaced."""
         return self._corrupt.replaced
 
     @property
     def advice(self) -> str:
-        """What to do when training waits for data."""
+        """Advise what to do when training waits for data."""
         processors = os.cpu_count()
         workers = f"raise DataLoader.Train.num_workers (now {self._num_workers}; this machine has {processors} processors)"
         images = self.dataset.preprocessing.is_image
@@ -96,8 +96,9 @@ class Loader:
     def epoch(
         self, epoch: int, start_step: int = 0, replaced: int = 0
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """This rank's batches from `start_step` on, before which it had `replaced` corrupt images: samples [B, *shape], labels, indices int64 [B], which are those of
-        the substitutes where images were corrupt.
+        """Yield this rank's batches from `start_step` on: samples [B, *shape], labels and indices int64 [B].
+
+        Where an image is corrupt, label and index are the substitute's. `replaced`: as many were before start_step.
 
         One epoch at a time. An error in a sample is raised here, when its batch is due: the data set's own
         UserError (CorruptImageError where too many were replaced), or SampleError with the cause; a worker that died raises
@@ -157,8 +158,10 @@ class Loader:
 
 
 class _Thread:
-    """The same interface as Workers, in a thread of this process: OpenCV and NumPy release the GIL for long
-    work, and the training step does while Paddle computes."""
+    """Makes batches in a thread of this process, by the interface of Workers.
+
+    OpenCV and NumPy release the GIL for long work, and the training step does while Paddle computes.
+    """
 
     depth = THREAD_BATCHES
 

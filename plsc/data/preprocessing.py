@@ -1,4 +1,4 @@
-"""Preprocessing: what the samples of a data set are, and how they become the network's input.
+"""Describe the samples of a data set, and turn them into the network's input.
 
     Preprocessing.of_images((3, 112, 112))       # uint8 pixels; (pixel - 127.5) * (1 / 127.5) lies in [-1, 1]
     Preprocessing((1, 40, 100), "float32")       # any other samples; they are the input as they are
@@ -79,14 +79,14 @@ class Preprocessing:
         return (samples - self.mean) * self.scale
 
     def empty(self, count: int) -> np.ndarray:
-        """Make room for so many samples."""
+        """Allocate an array for `count` samples."""
         return np.empty((count, *self.shape), self.dtype)
 
 
 def check_sample(
     made: object, shape: tuple[int, ...], dtype: np.dtype, what: Callable[[], str]
 ) -> np.ndarray:
-    """Refuse a sample that has not the shape and the dtype that its set declares. UserError, which calls it `what()`."""
+    """Refuse a sample without the shape and dtype that its set declares; UserError calls it `what()`."""
     dtype = np.dtype(dtype)
     if isinstance(made, np.ndarray) and made.dtype == dtype and made.shape == tuple(shape):
         return made

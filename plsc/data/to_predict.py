@@ -1,4 +1,4 @@
-"""What to predict: images in files, or samples of any kind in an array or an .npy file, read a batch at a time."""
+"""Read what to predict a batch at a time: images in files, or samples of any kind in an array or .npy file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _open_npy(path: str) -> np.ndarray:
 
 
 def _image_files(given: str | os.PathLike | Iterable[str]) -> list[str]:
-    """List the image files that are meant: one, those of a list file, or all of these."""
+    """List the image files to predict: one, those of a list file, or several."""
     if not isinstance(given, (str, os.PathLike)):
         return [str(path) for path in given]
     path = os.fspath(given)

@@ -1,6 +1,6 @@
 """Embed any number of images by a trained backbone, spread over the ranks.
 
-Used by verification during training, by test, predict and the report. How samples become the input is plsc.data.preprocessing's.
+Used by verification during training, by test, predict and the report. plsc.data.preprocessing turns samples into the input.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def to_input(samples: np.ndarray, preprocessing: Preprocessing) -> paddle.Tensor
 
 
 def check_output(out: object, count: int, size: int | None = None) -> None:
-    """Refuse what a backbone has made of `count` images unless it is a tensor [count, D], perhaps with further axes of 1; with
-    `size`, D must be it. UserError."""
+    """Refuse a backbone's output for `count` images unless it is a tensor [count, D], axes of 1 aside.
+
+    With `size` D must be that. Raises UserError.
+    """
     tensor = isinstance(out, paddle.Tensor)
     wanted = f"[{count}, {size or 'D'}]"
     if not tensor or out.ndim < 2 or out.shape[0] != count or size not in (None, math.prod(out.shape[1:])):
@@ -86,7 +88,7 @@ def embed(
 
 
 def ahead(read: Callable[[int, int], Any], start: int, stop: int, batch_size: int) -> Iterator[Any]:
-    """Yield what `read(start, stop)` gives for the batches of [start, stop), not empty; each is read while the one before it is in use."""
+    """Yield `read(start, stop)` for each batch of [start, stop), not empty, reading the next one while one is in use."""
     bounds = [(first, min(first + batch_size, stop)) for first in range(start, stop, batch_size)]
     with ThreadPoolExecutor(1, thread_name_prefix="plsc-embed") as pool:
         coming = pool.submit(read, *bounds[0])

@@ -126,12 +126,12 @@ class Evaluator:
 
     @property
     def main(self) -> str | None:
-        """The title of the main set; None if nothing is evaluated."""
+        """Return the title of the main set; None if nothing is evaluated."""
         return next(iter(self.sets), None)
 
     @property
     def row(self) -> dict[str, Any] | None:
-        """The main set's last row, on every rank; None before the first evaluation."""
+        """Return the main set's last row, on every rank; None before the first evaluation."""
         return self.rows.get(self.main)
 
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:

@@ -196,7 +196,7 @@ class Trainer:
                 self.save(epoch)
         if self._saved != self.step:
             raise UserError(
-                f"stopped on {name} at step {self.step}, which could not be saved (see above); make room, and resume from the "
+                f"stopped on {name} at step {self.step}, which could not be saved (see above); make space, and resume from the "
                 "checkpoint before it"
             )
         self.signals.stop(name)
@@ -359,9 +359,9 @@ class Trainer:
             self._failed_saves += 1
             line = f"{error}; last good: {f'step {self._saved}' if self._saved else 'none'}"
             if last:
-                raise store.SaveError(f"{line}; it was the last step: make room, and resume") from error
+                raise store.SaveError(f"{line}; it was the last step: make space, and resume") from error
             if self._failed_saves == MOST_FAILED_SAVES:
-                raise store.SaveError(f"{line}; the third in a row: make room, and resume") from error
+                raise store.SaveError(f"{line}; the third in a row: make space, and resume") from error
             get_logger().error(f"{line}; training goes on")
             return
         self._failed_saves = 0

@@ -178,7 +178,7 @@ def test_a_full_disk_is_said_in_numbers_and_training_goes_on(tmp_path, monkeypat
 def test_three_in_a_row_end_the_run(tmp_path, monkeypatch):
     full_from(monkeypatch, [3, 4, 5])
     with pytest.raises(
-        SaveError, match=r"step 8 not written.*; last good: step 2; the third in a row: make room"
+        SaveError, match=r"step 8 not written.*; last good: step 2; the third in a row: make space"
     ):
         train(tmp_path, NO_PAIRS, "Checkpoint.every_steps=2")
     assert checkpoints(tmp_path) == [2]
@@ -198,7 +198,7 @@ def test_a_run_whose_last_step_cannot_be_saved_says_so_and_fails(tmp_path, monke
     monkeypatch.setattr(plsc.training.trainer, "LAST_SAVE_PAUSES", ())
     full_from(monkeypatch, [2])
     with pytest.raises(
-        SaveError, match="step 2 not written.*; last good: none; it was the last step: make room"
+        SaveError, match="step 2 not written.*; last good: none; it was the last step: make space"
     ):
         train(tmp_path, NO_PAIRS, "Global.max_steps=2")
 
@@ -216,5 +216,5 @@ print("ended at", train({str(tmp_path)!r}, {NO_PAIRS!r}, "Global.max_steps=4", "
 """
     done = run_python("-c", code, cwd=tmp_path, check=False)
     assert "[Errno 27] File too large" in done.stdout and "training goes on" in done.stdout
-    assert "last good: none; it was the last step: make room, and resume" in done.stderr
+    assert "last good: none; it was the last step: make space, and resume" in done.stderr
     assert list((tmp_path / "checkpoints").iterdir()) == []
