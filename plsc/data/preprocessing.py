@@ -27,8 +27,11 @@ Samples = TypeVar("Samples")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How samples are prepared. shape, dtype: of one sample. channels: of an image "grey", "RGB" or "BGR", or how many
-    they are; None: the samples are no images."""
+    """Turns samples into the network's input.
+
+    shape, dtype: of one sample. channels: of an image "grey", "RGB" or "BGR", or how many they are; None: the samples
+    are no images.
+    """
 
     shape: tuple[int, ...]
     dtype: str = "uint8"

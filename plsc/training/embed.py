@@ -55,9 +55,9 @@ def embed(
     batch_size: int,
     flip: bool = False,
 ) -> np.ndarray:
-    """Compute the embeddings [count, D] float32 of all images, on every rank. Every rank calls it; each takes a contiguous share.
+    """Compute the embeddings [count, D] float32 of all images, on every rank.
 
-    The next batch is read in a thread while the network runs.
+    Every rank calls it, and computes a contiguous share. The next batch is read in a thread while the network runs.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper. It is put into evaluation mode and back into its own.

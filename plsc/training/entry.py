@@ -209,7 +209,7 @@ class Entry(Setters):
         return emb, names
 
     def export(self) -> dict[str, Any]:
-        """Write a checkpoint's backbone to output_dir/export for Paddle Inference and ONNX, each compared with the network.
+        """Write a checkpoint's backbone to output_dir/export for Paddle Inference and ONNX, and compare each.
 
         Returns the facts of plsc.backbones.export.export: files and largest differences.
         """
@@ -315,7 +315,7 @@ class Entry(Setters):
         return advice(self.config, environment.world_size_from_env(), environment.local_size_from_env())
 
     def _refuse_unread_checkpoint(self) -> None:
-        """Refuse a named checkpoint that this training would not read. `newest` and `best` are of this run, for other verbs."""
+        """Refuse a named checkpoint that this training would not read; newest and best are for other verbs."""
         given = self.config.Global
         if given.checkpoint not in (None, "newest", "best") and not given.resume:
             where = self.config.source("Global.checkpoint")

@@ -53,7 +53,9 @@ def build_sets(
     seen: np.ndarray | None = None,
     names: list[str] | None = None,
 ) -> dict[str, EvalSet]:
-    """Build the sets of DataLoader.Eval by title, the main one first; UserError for one that does not fit what is trained on.
+    """Build the sets of DataLoader.Eval by title, the main one first.
+
+    UserError for one that does not fit the training set.
 
     Args:
         preprocessing, num_classes: preprocessing and number of classes of the training set.
@@ -135,9 +137,9 @@ class Evaluator:
         return self.rows.get(self.main)
 
     def evaluate(self, step: int = 0, epoch: int | None = None, metrics: Metrics | None = None) -> None:
-        """Evaluate on every set, all ranks together, the main one last. Logs the results and writes them to `metrics`, rank 0's.
+        """Evaluate on every set, all ranks together, the main one last.
 
-        UserError, on every rank, if the numbers cannot be computed.
+        Logs the results and writes them to `metrics`, rank 0's. UserError, on every rank, if the numbers cannot be computed.
         """
         for tensor in self._backbone.state_dict().values():
             if tensor.stop_gradient:
@@ -205,8 +207,10 @@ class Evaluator:
 def score(
     data: EvalSet, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
 ) -> Result:
-    """Compute the result of one set from the embeddings [n, D] of its images; of labelled images, from the predicted classes [n],
-    int64 below `num_classes`."""
+    """Compute the result of one set from the embeddings [n, D] of its images.
+
+    Of labelled images, from the predicted classes [n], int64 below `num_classes`.
+    """
     if isinstance(data, Dataset):
         return classify(data.labels, predicted, num_classes)
     if isinstance(data, IdentificationSet):

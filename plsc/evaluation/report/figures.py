@@ -1,5 +1,4 @@
-"""Draw the report's pictures: curves of a run, worst pairs of a verification, confusion matrix of a
-classification.
+"""Draw the report's pictures: curves of a run, worst pairs, confusion matrix.
 
 A picture that cannot be drawn is replaced by a sentence that says why. Pictures of rates, such as the ROC,
 are drawn in rate_figures.py; the style is in style.py. Try it: `pytest tests/evaluation/test_html.py
@@ -38,7 +37,7 @@ MAIN = COLOURS[0]
 
 
 class Result(Protocol):
-    """The part of an evaluation's result that the report needs; see plsc.evaluation for the rest."""
+    """Declares the part of an evaluation's result that the report needs; see plsc.evaluation for the rest."""
 
     kind: str  # "verification", "identification" or "classification"
     notes: Sequence[str]
@@ -71,8 +70,7 @@ def draw(
     results: Mapping[str, Result],
     worst: Mapping[str, Sequence[WorstPair]],
 ) -> list[Picture]:
-    """Draw all pictures of a report in reading order; the arguments are those of
-    plsc.evaluation.report.html.write_report."""
+    """Draw all pictures of a report in reading order; arguments as of plsc.evaluation.report.html.write_report."""
     pairs = {name: result for name, result in results.items() if result.kind == "verification"}
     searches = {name: result for name, result in results.items() if result.kind == "identification"}
     classes = {name: result for name, result in results.items() if result.kind == "classification"}
@@ -305,8 +303,7 @@ def _text(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
 
 
 def shorten(name: str, width: int = 18, lines: int = 4) -> list[str]:
-    """Wrap a name into at most `lines` lines of `width` characters, and cut out as much of its middle as
-    necessary.
+    """Wrap a name into at most `lines` lines of `width` characters, without its middle if it is longer.
 
     A line breaks after a slash or a space, else after another sign between words, else anywhere.
     """

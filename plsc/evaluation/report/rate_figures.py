@@ -52,8 +52,7 @@ def draw_roc(verifications: Results) -> tuple[Figure | None, str]:
 
 
 def draw_det(verifications: Results) -> tuple[Figure | None, str]:
-    """Draw FRR over FAR, both on logarithmic axes (Martin et al. 1997, with logarithms for their normal
-    deviates)."""
+    """Draw FRR over FAR on logarithmic axes (Martin et al. 1997, who have normal deviates instead)."""
     curves = _with_errors(verifications)
     if not curves:
         return None, f"No DET curve: {_why_not(verifications)}."
@@ -82,8 +81,7 @@ def draw_det(verifications: Results) -> tuple[Figure | None, str]:
 
 
 def _over_far(axes: Axes, curves: Results) -> Iterator[tuple[str, Any, str, np.ndarray]]:
-    """Set up the x axis and yield (title, result, colour, rates [2000]) of each curve, from half a false
-    accept on."""
+    """Set up the x axis; yield (title, result, colour, rates [2000]) of each curve, from half a false accept on."""
     lowest = {name: 0.5 / np.sum(~result.same) for name, result in curves.items()}
     axes.set(
         xscale="log",
@@ -117,8 +115,7 @@ def _why_not(verifications: Results) -> str:
 
 
 def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
-    """Draw histograms of the cosines of pairs of one class and of different classes, with the threshold; one
-    panel a set."""
+    """Draw histograms of the cosines of pairs of one class and of two, with the threshold; one panel a set."""
     if not verifications:
         return None, "No histogram: no pairs were verified."
     figure = new_figure(0.4 + 3.1 * len(verifications))
