@@ -240,6 +240,7 @@ def _keep(request: dict, answers: int, output: int, errors: int) -> None:
 
 
 def main(number: int) -> None:
+    import plsc  # isort: skip (before Paddle, as in a user's process: it loads zlib, which Paddle 2.6 needs first)
     import paddle
     import paddle.distributed.launch.main
     import visualdl  # noqa: F401

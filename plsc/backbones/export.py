@@ -147,6 +147,9 @@ class _WithPreprocessing(nn.Layer):
         self.preprocessing = preprocessing
 
     def forward(self, samples):
+        return self.embed(samples)
+
+    def embed(self, samples):
         embedding = self.model(self.preprocessing(samples))
         square = paddle.sum(embedding * embedding, axis=1, keepdim=True)
         return embedding * paddle.rsqrt(paddle.clip(square, min=1e-24))
@@ -155,9 +158,9 @@ class _WithPreprocessing(nn.Layer):
 class _OfPixels(_WithPreprocessing):
     """Computes the same, but zeros for an image that was normalised before."""
 
-    def forward(self, samples):
+    def forward(self, samples):  # without super(), which Paddle 2.6 does not find in a static graph
         brightest = paddle.max(paddle.flatten(samples, 1), axis=1, keepdim=True)
-        return super().forward(samples) * paddle.cast(brightest > DARKEST, "float32")
+        return self.embed(samples) * paddle.cast(brightest > DARKEST, "float32")
 
 
 @contextlib.contextmanager
