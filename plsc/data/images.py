@@ -20,7 +20,7 @@ from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.data.transforms import generator, resize
 from plsc.errors import CorruptImageError, MissingFileError, UserError, shown
-from plsc.utils.files import open_regular
+from plsc.utils.files import read_array
 
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
@@ -28,8 +28,7 @@ CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 def read_file(path: str) -> np.ndarray:
     """Read the bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
     try:
-        with open_regular(path, buffering=0) as file:
-            return np.fromfile(file, np.uint8)
+        return read_array(path)
     except FileNotFoundError:
         raise MissingFileError(f"{shown(path)}: no such image") from None
     except OSError as error:

@@ -9,6 +9,8 @@ import os
 import stat
 from typing import BinaryIO
 
+import numpy as np
+
 from plsc.errors import UserError, shown
 
 _KINDS = {
@@ -19,28 +21,40 @@ _KINDS = {
 }
 
 
-def open_regular(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
+def open_regular(path: str | os.PathLike) -> BinaryIO:
     """Open a regular file for reading bytes.
 
     Raises: UserError for a pipe, a device or an impossible path; OSError.
     """
+    _refuse_zero_byte(path)
+    return open(path, "rb", opener=_descriptor)
+
+
+def _refuse_zero_byte(path: str | os.PathLike) -> None:
     if "\0" in os.fspath(path):
         raise UserError(
             f"{shown(path)}: is not a path, it contains a zero byte; correct the place that names it"
         )
-    return open(path, "rb", buffering=buffering, opener=_descriptor)
 
 
-def _descriptor(path: str, flags: int) -> int:
+def _descriptor(path: str | os.PathLike, flags: int) -> int:
     # Before the file is opened, since opening alone may have an effect on a device.
     refuse_irregular(path, os.stat(path).st_mode)
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | os.O_NONBLOCK)  # if a pipe has taken its place since, it does not block
+
+
+def read_array(path: str | os.PathLike) -> np.ndarray:
+    """Read the bytes of a regular file, uint8 [n], in a few microseconds. Raises what open_regular raises."""
+    _refuse_zero_byte(path)
+    descriptor = _descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        refuse_irregular(path, os.fstat(descriptor).st_mode)
-    except UserError:
+        data = np.empty(os.fstat(descriptor).st_size, np.uint8)
+        filled = 0
+        while filled < len(data) and (count := os.readv(descriptor, [data[filled:]])):
+            filled += count
+        return data[:filled]
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
 def refuse_irregular(path: str | os.PathLike, mode: int) -> None:

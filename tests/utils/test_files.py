@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from plsc.errors import UserError
-from plsc.utils.files import open_regular, read_regular
+from plsc.utils.files import open_regular, read_array, read_regular
 
 
 def test_a_regular_file_is_read_and_its_size_bounded(tmp_path):
@@ -35,3 +35,14 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch):
         open_regular(tmp_path)
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "none")
+
+
+def test_an_array_holds_the_bytes_of_the_file(tmp_path):
+    path = tmp_path / "a.png"
+    for content in (b"", bytes(range(256)) * 300):
+        path.write_bytes(content)
+        assert read_array(path).tobytes() == content
+    with pytest.raises(UserError, match="no regular file"):
+        read_array("/dev/null")
+    with pytest.raises(UserError, match="is not a path"):
+        read_array("a\0b")
