@@ -133,7 +133,12 @@ class Guard:
         before, when = self._armed
         if seconds and (seconds != before or time.monotonic() > when + seconds / 20):
             self._armed = seconds, time.monotonic()
-            faulthandler.dump_traceback_later(seconds, exit=True, file=self._trace)
+            try:
+                faulthandler.dump_traceback_later(seconds, exit=True, file=self._trace)
+            except (
+                RuntimeError
+            ) as error:  # no thread for want of memory, whose own error must not be hidden by this one
+                print(f"WARNING a hang would not be noticed now: {error}", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._seconds:
