@@ -17,7 +17,7 @@ from tests.heads.cases import run
 def test_block_sizes_and_modes_give_the_same_numbers(name, monkeypatch):
     """Loss and updated centres to 1e-6 for any block; gradients to 1e-6 between the modes, and between block sizes to the
     rounding of a float32 logit: a matrix product of another shape may round it by an ulp, 4e-6 for a logit of 40."""
-    monkeypatch.setenv("PLSC_KERNELS", "0")  # theirs: test_walk.py
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # theirs: test_backends.py
     margin, _, scale = MARGINS[name]
     rng = np.random.default_rng(0)
     x, label = rng.standard_normal((8, 16)).astype(np.float32), rng.integers(0, 53, 8)
