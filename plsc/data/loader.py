@@ -1,7 +1,7 @@
 """Load batches: choose the samples of each rank's batches, and have them made by a thread or by processes.
 
-The order of an epoch depends on (seed, epoch) alone and a sample on (seed, epoch, index), so the batches are
-the same bit for bit with any number of workers. Without workers a thread prepares the next batches; with
+The order of an epoch, which a sampler gives, depends on (seed, epoch) alone and a sample on (seed, epoch, index), so
+the batches are the same bit for bit with any number of workers. Without workers a thread prepares the next batches; with
 workers, processes do (workers.py). To see what it yields:
 
     loader = Loader(Synthetic(), batch_size=4, rank=0, world_size=1, seed=0)
@@ -22,7 +22,7 @@ import numpy as np
 from plsc.data.batch import Replacement, make_batch
 from plsc.data.corrupt import CorruptImages
 from plsc.data.dataset import Dataset
-from plsc.data.transforms import ORDER, generator
+from plsc.data.samplers import Sampler, Shuffle
 from plsc.data.workers import Workers
 from plsc.errors import UserError
 from plsc.utils.sharding import split
@@ -32,11 +32,12 @@ THREAD_BATCHES = 2  # prepared ahead by the thread
 
 
 class Loader:
-    """Yields the batches of one rank; over all ranks an epoch has every sample once, a smaller last batch included.
+    """Yields the batches of one rank; over all ranks they have the sampler's whole order, a smaller last batch included.
 
     `batch_size` counts one rank's samples. A last global batch of fewer than 2 samples per rank (BatchNorm
-    needs two) joins the one before it. Raises UserError for a data set smaller than that. `max_corrupt`: share of
+    needs two) joins the one before it. Raises UserError for an epoch smaller than that. `max_corrupt`: share of
     this rank's images of an epoch that may be replaced by others because they cannot be decoded; see corrupt.py.
+    `sampler`: gives the order of each epoch; None: every sample once, shuffled.
     """
 
     def __init__(
@@ -48,21 +49,24 @@ class Loader:
         seed: int,
         num_workers: int = 0,
         max_corrupt: float = 0.0,
+        sampler: Sampler | None = None,
     ):
-        if len(dataset) < 2 * world_size:
+        self._sampler = sampler or Shuffle(len(dataset), seed)
+        count = len(self._sampler)
+        if count < 2 * world_size:
             raise UserError(
-                f"the data set has {len(dataset)} samples, {world_size} ranks need at least {2 * world_size} "
+                f"the data set has {count} samples, {world_size} ranks need at least {2 * world_size} "
                 "(two each); start fewer ranks"
             )
         self.dataset, self.rank, self.world_size, self.seed = dataset, rank, world_size, seed
         self._num_workers = num_workers
-        self._corrupt = CorruptImages(dataset, max_corrupt, len(dataset) // world_size)
+        self._corrupt = CorruptImages(dataset, max_corrupt, count // world_size)
         self._workers: Workers | None = None
         self._running = False
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         global_batch = batch_size * world_size
-        self._starts = np.arange(0, len(dataset), global_batch)  # of each global batch in the epoch's order
-        if len(self._starts) > 1 and len(dataset) - self._starts[-1] < 2 * world_size:
+        self._starts = np.arange(0, count, global_batch)  # of each global batch in the epoch's order
+        if len(self._starts) > 1 and count - self._starts[-1] < 2 * world_size:
             self._starts = self._starts[:-1]
 
     @property
@@ -106,10 +110,12 @@ class Loader:
         """
         assert not self._running, "the previous epoch's iterator is still in use"
         maker = self._start_workers() if self._num_workers else _Thread(self.dataset, self.seed)
-        seen = sum(map(len, itertools.islice(self._batch_indices(epoch, 0), start_step)))
+        ranges = self._ranges()
+        seen = sum(stop - start for start, stop in itertools.islice(ranges, start_step))
         self._corrupt.start_epoch(seen, replaced)
+        order = self._sampler.order(epoch)
         self._running = True
-        batches = self._batch_indices(epoch, start_step)
+        batches = (order[start:stop] for start, stop in ranges)
         waiting: deque = deque()  # indices of the batches under way, in order
 
         def refill() -> None:
@@ -143,18 +149,18 @@ class Loader:
 
     def _start_workers(self) -> Workers:
         if self._workers is None or self._workers.closed:
-            largest = int(np.diff(self._starts, append=len(self.dataset)).max())
+            largest = int(np.diff(self._starts, append=len(self._sampler)).max())
             self._workers = Workers(
                 self.dataset, self.seed, self._num_workers, -(-largest // self.world_size)
             )
         return self._workers
 
-    def _batch_indices(self, epoch: int, start_step: int) -> Iterator[np.ndarray]:
-        order = generator(self.seed, epoch, use=ORDER).permutation(len(self.dataset))
-        stops = [*self._starts[1:], len(order)]
-        for start, stop in itertools.islice(zip(self._starts, stops), start_step, None):
-            first, last = split(int(stop - start), self.world_size)[self.rank]
-            yield order[start + first : start + last]
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield the range of each of this rank's batches in the epoch's order."""
+        starts = self._starts.tolist()
+        for start, stop in zip(starts, [*starts[1:], len(self._sampler)]):
+            first, last = split(stop - start, self.world_size)[self.rank]
+            yield start + first, start + last
 
 
 class _Thread:
