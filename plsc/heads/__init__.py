@@ -6,7 +6,7 @@ from __future__ import annotations
 from plsc import distributed
 from plsc.heads.margins import Margin
 from plsc.heads.offloaded_bank import build_bank
-from plsc.heads.optimizer import Momentum
+from plsc.heads.optimizer import Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.utils.registry import MARGINS
 from plsc.utils.sharding import ClassShard
@@ -27,8 +27,7 @@ def make_head(
     bank_folder: str = ".",
     init_std: float | None = None,
     seed: int = 0,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
+    rule: Rule | None = None,
     **options,
 ) -> SoftmaxHead:
     """Make a head with a new bank of class centres. Every rank calls it.
@@ -39,7 +38,7 @@ def make_head(
         init_std: standard deviation of the initial centres; None: sqrt(2 / (D + C)) for the plain softmax,
             0.01 with a margin.
         seed: of the initial centres and of the sampling.
-        momentum, weight_decay: of the centres' momentum SGD.
+        rule: the centres' optimizer; None: momentum SGD without weight decay.
         options: the further arguments of `SoftmaxHead`, as are margin, sharded and sub_centres.
     """
     if sharded:
@@ -55,7 +54,7 @@ def make_head(
         shard,
         embedding_size * sub_centres,
         bias=bias,
-        rule=Momentum(momentum, weight_decay),
+        rule=rule or Momentum(),
         std=init_std,
         seed=seed,
     )

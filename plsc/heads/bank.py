@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import paddle
+from paddle import _C_ops
 from paddle.utils import dlpack
 
 from plsc.heads import kernels
 from plsc.heads.kernels import rows as row_kernels
-from plsc.heads.optimizer import Momentum, moment_name
+from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import tensor_of
@@ -54,15 +55,19 @@ class Bank(ABC):
         shard: the classes of this rank. width: numbers of a row. bias: whether each class has one more, its
             bias.
         rule: updates the rows.
+
+    Attributes:
+        updates: how often the rows have been updated since their initial values.
     """
 
     itemsize = 4  # bytes of a stored number, also in a checkpoint
 
-    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum):
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         self.shard = shard
         self.width = width
         self.bias = bias
         self.rule = rule
+        self.updates = 0
         self._grads: dict[str, paddle.Tensor] = {}
         self._index_K: np.ndarray | None = None
 
@@ -110,10 +115,30 @@ class Bank(ABC):
         """Return the rows in host memory, for a kernel to read, and which of them are selected, int64 [K]
         (None: all). None where there are no such rows."""
 
+    def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
+        """Update the selected rows by the gradients set since they were selected.
+
+        Args:
+            step: the training step's number, from which a bank that rounds at random draws.
+            norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
+                (see `squares`).
+        """
+        assert self._grads or not self.selected, "update() before a backward pass"
+        assert (norms is not None) == self.rule.needs_norms
+        self.updates += 1
+        self._update(Update(lr, self.updates, norms), step)
+
     @abstractmethod
-    def update(self, lr: float, step: int = 0) -> None:
-        """Update the selected rows by the gradients set since they were selected. step: the training step's
-        number, from which a bank that rounds at random draws."""
+    def _update(self, update: Update, step: int) -> None: ...
+
+    def squares(self) -> tuple[float, float]:
+        """Sum the squares of the selected centres, and of their gradient; both on this rank."""
+        centres = gradient = 0.0
+        for start in range(0, self.selected, _UPDATE_ROWS):
+            stop = min(start + _UPDATE_ROWS, self.selected)
+            centres += _square(self.rows("centres", start, stop))
+            gradient += _square(self._grads["centres"][start:stop])
+        return centres, gradient
 
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
@@ -144,6 +169,15 @@ class Bank(ABC):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 
+    @property
+    def numbers(self) -> int:
+        """Numbers of a class in a checkpoint: values and moments."""
+        return (self.width + self.bias) * (1 + len(self.rule.moments))
+
+    def resume(self, updates: int) -> None:
+        """Go on counting updates from those of a checkpoint."""
+        self.updates = updates
+
     def write_initial_rows(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Write the initial rows that no checkpoint has brought, which would delay the first step. Only an
         offloaded bank has to."""
@@ -159,6 +193,12 @@ class Bank(ABC):
         any split of the classes."""
 
 
+def _square(rows: paddle.Tensor) -> float:
+    if kernels.library() and rows.place.is_cpu_place():
+        return row_kernels.sum_of_squares(rows)
+    return _C_ops.squared_l2_norm(rows).item()
+
+
 def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     """Make the initial rows of the whole shard, one array after the other."""
     yield "centres", initial_rows(seed, bank.shard.start, bank.shard.stop, bank.width, std)
@@ -169,7 +209,7 @@ def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np
 class DeviceBank(Bank):
     """Keeps the rows on the device that Paddle computes on; without sampling they are used in place."""
 
-    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum, std: float, seed: int):
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
         self._arrays = {name: paddle.to_tensor(rows) for name, rows in _initial_values(self, std, seed)}
         for name in self.names:
@@ -198,18 +238,17 @@ class DeviceBank(Bank):
         array = self._arrays[name]
         return (array, self._index_K) if array.place.is_cpu_place() else None
 
-    def update(self, lr, step=0):
-        assert self._grads or not self.selected, "update() before a backward pass"
+    def _update(self, update, step):
         for name, grad in self.gradients().items():
             names = [name, *self.moments_of(name)]
             if kernels.library() and grad.place.is_cpu_place():
                 value, *moments = (self._arrays[each] for each in names)
-                self.rule.update_host(name, value, moments, self._index_K, grad, lr)
+                self.rule.update_host(name, value, moments, self._index_K, grad, update)
                 continue
             for start in range(0, self.selected, _UPDATE_ROWS):
                 stop = min(start + _UPDATE_ROWS, self.selected)
                 value, *moments = (self.rows(each, start, stop) for each in names)
-                self.rule.update_device(name, value, moments, grad[start:stop], lr)
+                self.rule.update_device(name, value, moments, grad[start:stop], update)
                 if self._index_K is not None:
                     for each, updated in zip(names, (value, *moments)):
                         paddle.scatter_(self._arrays[each], self._index_tensor[start:stop], updated)
@@ -254,10 +293,10 @@ class HostRows:
 
     def update(
         self,
-        rule: Momentum,
+        rule: Rule,
         gradients: dict[str, paddle.Tensor],
         moments_of: Callable[[str], list[str]],
-        lr: float,
+        update: Update,
     ) -> None:
         """Update the selected rows by their gradients."""
         for name, grad in gradients.items():
@@ -273,14 +312,14 @@ class HostRows:
                 else:
                     value, *moments = arrays
                     index = self.index_K[part]
-                rule.update_host(name, value, moments, index, host_view(grad[part]), lr)
+                rule.update_host(name, value, moments, index, host_view(grad[part]), update)
 
 
 class HostBank(Bank):
     """Keeps the rows in host memory and updates them on the CPU; the device gets those of the block that it
     works on."""
 
-    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Momentum, std: float, seed: int):
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
         self._arrays = dict(_initial_values(self, std, seed))
         for name in self.names:
@@ -301,9 +340,8 @@ class HostBank(Bank):
     def host_rows(self, name):
         return self._arrays[name], self._index_K
 
-    def update(self, lr, step=0):
-        assert self._grads or not self.selected, "update() before a backward pass"
-        self._rows.update(self.rule, self.gradients(), self.moments_of, lr)
+    def _update(self, update, step):
+        self._rows.update(self.rule, self.gradients(), self.moments_of, update)
 
     def state(self):
         return dict(self._arrays)

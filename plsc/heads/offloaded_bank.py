@@ -10,7 +10,7 @@ the stored rows are the whole state: a run resumed from them goes on with the sa
 nothing is kept in a buffer: rows are fetched block by block, in the forward pass, the backward pass and the
 update. Try it:
 
-    build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, bias=False, std=0.01, seed=0, rule=Momentum(0.9, 0.0))
+    build_bank("disk", "bfloat16", "/tmp", ClassShard.whole(1000), 8, bias=False, std=0.01, seed=0, rule=Momentum())
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import paddle
 
 from plsc.heads.bank import BANKS, Bank, HostRows, initial_rows
 from plsc.heads.kernels.records import pack, unpack
-from plsc.heads.optimizer import Momentum, moment_name
+from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
 from plsc.utils import bfloat16
 from plsc.utils.logging import get_logger
@@ -46,7 +46,7 @@ def build_bank(
     width: int,
     *,
     bias: bool,
-    rule: Momentum,
+    rule: Rule,
     std: float,
     seed: int,
 ) -> Bank:
@@ -98,7 +98,7 @@ class RowLayout:
         widths: array -> its numbers in a row, 0 for one that is no matrix.
     """
 
-    def __init__(self, width: int, bias: bool, rule: Momentum, dtype: np.dtype):
+    def __init__(self, width: int, bias: bool, rule: Rule, dtype: np.dtype):
         self.dtype = dtype
         self.widths = {}
         for name in ("centres", "bias") if bias else ("centres",):
@@ -202,7 +202,7 @@ class OffloadedBank(Bank):
         width: int,
         *,
         bias: bool,
-        rule: Momentum,
+        rule: Rule,
         std: float,
         seed: int,
     ):
@@ -348,15 +348,14 @@ class OffloadedBank(Bank):
     def host_rows(self, name):
         return None if self._index_K is None else (self._selected.arrays[name], self._selected.index_K)
 
-    def update(self, lr, step=0):
-        assert self._grads or not self.selected, "update() before a backward pass"
+    def _update(self, update, step):
         if self._index_K is None:
-            return self._update_all(lr, step)
-        self._selected.update(self.rule, self.gradients(), self.moments_of, lr)
+            return self._update_all(update, step)
+        self._selected.update(self.rule, self.gradients(), self.moments_of, update)
         self._queue(self._store, self._index_K, self._buffer, self._selected.index_K, step)
         self._queue(self._read_updated, self._prefetched, self._next_buffer)
 
-    def _update_all(self, lr: float, step: int) -> None:
+    def _update_all(self, update: Update, step: int) -> None:
         """Update all rows of the shard, a block at a time in the buffer."""
         for start in range(0, self.shard.size, _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, self.shard.size))
@@ -364,7 +363,7 @@ class OffloadedBank(Bank):
             self._buffer.reserve(len(rows))
             self._load(rows, self._buffer, slots)
             gradients = {name: grad[start : start + len(rows)] for name, grad in self._grads.items()}
-            HostRows(self._buffer.arrays, slots).update(self.rule, gradients, self.moments_of, lr)
+            HostRows(self._buffer.arrays, slots).update(self.rule, gradients, self.moments_of, update)
             self._store(rows, self._buffer, slots, step)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------

@@ -34,22 +34,65 @@ def cosface(cos: np.ndarray, m: float) -> tuple[np.ndarray, np.ndarray]:
     return cos - m, np.ones_like(cos)
 
 
+class DenseMomentum:
+    def __init__(self, mu=0.9, decay=0.0, nesterov=False):
+        self.mu = mu
+        self.decay = decay
+        self.nesterov = nesterov
+
+    def step(self, w, g, v, lr, t, decay):
+        g = g + decay * w
+        v = self.mu * v + g
+        return w - lr * (g + self.mu * v if self.nesterov else v), v
+
+
+class DenseAdamW:
+    def __init__(self, beta1, beta2, epsilon, decay):
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.decay = decay
+
+    def step(self, w, g, m, v, lr, t, decay):
+        m = self.beta1 * m + (1 - self.beta1) * g
+        v = self.beta2 * v + (1 - self.beta2) * g**2
+        m_hat = m / (1 - self.beta1**t)
+        v_hat = v / (1 - self.beta2**t)
+        return (1 - lr * decay) * w - lr * m_hat / (np.sqrt(v_hat) + self.epsilon), m, v
+
+
+class DenseLARS:
+    def __init__(self, mu, decay, coefficient, epsilon):
+        self.mu = mu
+        self.decay = decay
+        self.coefficient = coefficient
+        self.epsilon = epsilon
+
+    def step(self, w, g, v, lr, t, decay):
+        if decay:
+            weight = np.linalg.norm(w)
+            lr = lr * self.coefficient * weight / (np.linalg.norm(g) + decay * weight + self.epsilon)
+        v = self.mu * v + lr * (g + decay * w)
+        return w - v, v
+
+
 class DenseHead:
-    """Holds C classes; mean loss over N samples, momentum SGD. margin: None, or (function, m).
+    """Holds C classes; mean loss over N samples. margin: None, or (function, m). optimizer: one of those
+    above; moments: the names of its arrays in the bank's `state()`.
 
     `taken` are the classes that take part (Partial FC), rising; all of them at first. Gradients have a row
     for each of them.
     """
 
-    def __init__(self, centres, bias=None, margin=None, scale=1.0, momentum=0.9, decay=0.0):
+    def __init__(self, centres, bias=None, margin=None, scale=1.0, optimizer=None, moments=("momentum",)):
         self.w = centres.astype(np.float64)
         self.b = None if bias is None else bias.astype(np.float64)
         self.margin = margin
         self.scale = scale
-        self.mu = momentum
-        self.decay = decay
-        self.vw = np.zeros_like(self.w)
-        self.vb = None if bias is None else np.zeros_like(self.b)
+        self.optimizer = optimizer or DenseMomentum()
+        self.of_w = {name: np.zeros_like(self.w) for name in moments}
+        self.of_b = {} if bias is None else {name: np.zeros_like(self.b) for name in moments}
+        self.updates = 0
         self.taken = np.arange(len(self.w))
 
     def logits(self, x, label):
@@ -90,13 +133,19 @@ class DenseHead:
 
     def step(self, dw, db, lr):
         t = self.taken
-        self.vw[t] = self.mu * self.vw[t] + dw + self.decay * self.w[t]
-        self.w[t] -= lr * self.vw[t]
+        self.updates += 1
+        parts = [(self.w, dw, self.of_w, self.optimizer.decay)]
         if self.b is not None:
-            self.vb[t] = self.mu * self.vb[t] + db
-            self.b[t] -= lr * self.vb[t]
+            parts.append((self.b, db, self.of_b, 0.0))
+        for value, grad, moments, decay in parts:
+            before = [each[t] for each in moments.values()]
+            after = self.optimizer.step(value[t], grad, *before, lr, self.updates, decay)
+            for each, rows in zip((value, *moments.values()), after):
+                each[t] = rows
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return centres and momentum by the names of the bank's `state()`."""
-        state = {"centres": self.w, "momentum": self.vw}
-        return state if self.b is None else {**state, "bias": self.b, "bias_momentum": self.vb}
+        """Return values and moments by the names of the bank's `state()`."""
+        state = {"centres": self.w, **self.of_w}
+        if self.b is not None:
+            state |= {"bias": self.b, **{f"bias_{name}": rows for name, rows in self.of_b.items()}}
+        return state

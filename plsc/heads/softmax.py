@@ -142,10 +142,21 @@ class SoftmaxHead:
         return HeadOutput(loss, losses.accuracy, step.own(losses.losses_N), step.own(losses.correct_N))
 
     def step(self, lr: float, number: int = 0) -> None:
-        """Update the centres by the gradients of the last backward. number: of the training step, as in the
-        call."""
+        """Update the centres by the gradients of the last backward. Every rank calls it.
+
+        number: of the training step, as in the call. Collectives: one all_reduce SUM of two numbers if the
+        classes are spread and the rule needs norms (LARS).
+        """
         with timer.part("head"):
-            self.bank.update(lr, number)
+            self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
+
+    def _norms(self) -> tuple[float, float]:
+        """Compute the norms of the selected centres of all ranks and of their gradient."""
+        squares = paddle.to_tensor(self.bank.squares(), dtype="float64")
+        if self.sharded:
+            distributed.all_reduce(squares)
+        centres, gradient = squares.sqrt().tolist()
+        return centres, gradient
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:

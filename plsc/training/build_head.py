@@ -7,6 +7,7 @@ from plsc.config.schema import HeadCfg, OptimizerCfg, is_softmax
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
+from plsc.heads.optimizer import Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.utils.registry import MARGINS
 
@@ -28,6 +29,11 @@ def changes_others(cfg: HeadCfg) -> bool:
     if is_softmax(cfg.name):
         return False
     return cfg.filter_above is not None or MARGINS.get(cfg.kind).has_others
+
+
+def build_rule(cfg: OptimizerCfg) -> Rule:
+    """Build the class centres' optimizer that the config asks for."""
+    return Momentum(cfg.momentum, cfg.weight_decay)
 
 
 def build_head(
@@ -57,6 +63,5 @@ def build_head(
         compute_dtype=cfg.compute_dtype,
         init_std=cfg.init_std,
         seed=seed,
-        momentum=optimizer.momentum,
-        weight_decay=optimizer.weight_decay,
+        rule=build_rule(optimizer),
     )

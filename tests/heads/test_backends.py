@@ -11,6 +11,7 @@ from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
 from plsc.heads.kernels import softmax
 from plsc.heads.margins import ArcFace
+from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
 
 C, D, N = 157, 24, 12
@@ -27,7 +28,7 @@ HEADS = {
 def train(steps=50, threads=1, **options):
     """Losses, the last gradient by the embeddings, and what the head holds at the end."""
     paddle.base.core.set_num_threads(threads)
-    head = make_head(C, D, seed=3, weight_decay=1e-3, init_std=0.5, **options)
+    head = make_head(C, D, seed=3, rule=Momentum(0.9, 1e-3), init_std=0.5, **options)
     rng, losses = np.random.default_rng(5), []
     for number in range(steps):
         emb = paddle.to_tensor(rng.standard_normal((N, D)), dtype="float32", stop_gradient=False)

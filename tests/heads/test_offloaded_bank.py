@@ -37,7 +37,7 @@ def train(
 ):
     """-> losses and the head."""
     options = {"bias": True} if plain else {"margin": ArcFace(0.3), "scale": 16.0}
-    options = {**options, "sample_rate": rate, "weight_decay": 1e-3, "seed": seed}
+    options = {**options, "sample_rate": rate, "rule": Momentum(0.9, 1e-3), "seed": seed}
     head = make_head(C, D, bank=kind, bank_dtype=dtype, bank_folder=folder, **options)
     if not ahead:
         head.bank.prefetch = lambda draw: None

@@ -6,6 +6,7 @@ import pytest
 
 from plsc.heads import make_head, sampling
 from plsc.heads.margins import ArcFace
+from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes, draw_classes
 from plsc.utils.sharding import ClassShard
 
@@ -75,7 +76,9 @@ def test_the_draw_depends_on_seed_and_step_alone(small_blocks):
 
 
 def train(rate, steps, num_classes=60):
-    head = make_head(num_classes, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
+    head = make_head(
+        num_classes, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, rule=Momentum(0.9, 1e-3), seed=4
+    )
     rng = np.random.default_rng(0)
     taken = np.zeros(num_classes, bool)
     for step in range(steps):
@@ -105,7 +108,7 @@ def test_a_rate_of_one_is_the_full_head():
     """Bit for bit: the same rows, although drawn and written back instead of used in place."""
     results = []
     for rate in (1.0, 0.99999):
-        head = make_head(60, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
+        head = make_head(60, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, rule=Momentum(0.9, 1e-3), seed=4)
         rng = np.random.default_rng(0)
         for step in range(5):
             emb = paddle.to_tensor(rng.standard_normal((64, 8)), dtype="float32", stop_gradient=False)

@@ -60,7 +60,9 @@ def test_steps_equal_momentum_sgd_in_float64(tmp_path):
     overrides = ["Global.max_steps=3", "Optimizer.weight_decay=0.1", "LRScheduler.warmup_steps=2", NO_PAIRS]
     trainer = make_trainer(tmp_path, *overrides, backbone=net)
     margin = (reference.arcface, 0.5)
-    dense = reference.DenseHead(trainer.head.bank.state()["centres"], None, margin, 16.0, decay=0.1)
+    dense = reference.DenseHead(
+        trainer.head.bank.state()["centres"], None, margin, 16.0, reference.DenseMomentum(0.9, 0.1)
+    )
     metrics = Metrics(tmp_path)
     trainer.train(metrics)
 
@@ -377,6 +379,6 @@ def test_the_head_is_given_the_number_of_each_step(tmp_path):
     trainer = make_trainer(tmp_path, NO_PAIRS, "Global.max_steps=3")
     update = trainer.head.bank.update
     numbers = []
-    trainer.head.bank.update = lambda lr, step=0: (numbers.append(step), update(lr, step))
+    trainer.head.bank.update = lambda lr, step, *more: (numbers.append(step), update(lr, step, *more))
     trainer.train(metrics=None)
     assert numbers == [0, 1, 2]

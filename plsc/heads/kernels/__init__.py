@@ -25,7 +25,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = 3  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 4  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
@@ -36,7 +36,9 @@ _ARGUMENTS = {
     "plsc_unit_rows": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     "plsc_turn_units": [c_void_p] * 3 + [c_int64] * 2 + [c_void_p],
     "plsc_gather": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
-    "plsc_momentum": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3,
+    "plsc_momentum": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3 + [c_int],
+    "plsc_lars": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3,
+    "plsc_adamw": [c_void_p] * 5 + [c_int64] * 2 + [c_float] * 8,
     "plsc_pair_products": [c_void_p] * 4 + [c_int64] * 2 + [c_int, c_void_p],
     "plsc_sum_of_squares": [c_void_p, c_int64],
     "plsc_read_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],

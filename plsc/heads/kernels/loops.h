@@ -119,6 +119,41 @@ static void momentum_row(float* value, float* momentum, const float* grad, int64
   }
 }
 
+// v <- mu v + g + decay w;  w <- w - lr (g + decay w + mu v)
+static void nesterov_row(float* value, float* momentum, const float* grad, int64_t width, float lr, float mu,
+                         float decay) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) {
+    const float decayed = grad[d] + decay * value[d];
+    const float v = mu * momentum[d] + decayed;
+    momentum[d] = v;
+    value[d] -= lr * (decayed + mu * v);
+  }
+}
+
+// v <- mu v + rate (g + decay w);  w <- w - v
+static void lars_row(float* value, float* velocity, const float* grad, int64_t width, float rate, float mu,
+                     float decay) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) {
+    const float v = mu * velocity[d] + rate * (grad[d] + decay * value[d]);
+    velocity[d] = v;
+    value[d] -= v;
+  }
+}
+
+// m <- beta1 m + rest1 g;  v <- beta2 v + rest2 g^2;  w <- w - shrink w - rate m / (root sqrt(v) + epsilon)
+static void adamw_row(float* value, float* moment1, float* moment2, const float* grad, int64_t width, Adam by) {
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) {
+    const float m = by.beta1 * moment1[d] + by.rest1 * grad[d];
+    const float v = by.beta2 * moment2[d] + by.rest2 * (grad[d] * grad[d]);
+    moment1[d] = m;
+    moment2[d] = v;
+    value[d] -= by.shrink * value[d] + by.rate * m / (by.root * __builtin_sqrtf(v) + by.epsilon);
+  }
+}
+
 // float32 to bfloat16, to the nearest, ties to even; a NaN stays one.
 static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
 #pragma omp simd
@@ -131,4 +166,5 @@ static void to_bfloat16(const float* x, uint16_t* y, int64_t count) {
 }
 
 static const Loops table = {dot, inverse_norms, scale_and_max, exp_and_sum, exp_of_difference, multiply,
-                            sum_of, add, turn, momentum_row, to_bfloat16, unit_rows, turn_units};
+                            sum_of, add, turn, momentum_row, nesterov_row, lars_row, adamw_row,
+                            to_bfloat16, unit_rows, turn_units};

@@ -72,7 +72,7 @@ void product(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const uint16_t* 
 }
 
 // To be raised with every change of a function's arguments, here and in __init__.py.
-PLSC_API int plsc_version() { return 3; }
+PLSC_API int plsc_version() { return 4; }
 
 // Addresses of the functions named above, null where there is none; without the first three there is one thread.
 PLSC_API void plsc_setup(void* gomp_parallel, void* get_thread_num, void* get_num_threads, void* cblas_sgemm,
@@ -148,11 +148,36 @@ PLSC_API void plsc_gather(const float* rows, const int64_t* index, int64_t count
 
 // Momentum SGD on rows `index` (null: the first `count`) with their gradients [count, width].
 PLSC_API void plsc_momentum(float* values, float* momenta, const int64_t* index, const float* grads, int64_t count,
-                            int64_t width, float lr, float mu, float decay) {
+                            int64_t width, float lr, float mu, float decay, int nesterov) {
+  const auto row_of = nesterov ? loops->nesterov_row : loops->momentum_row;
   share(count, [&](int64_t start, int64_t stop) {
     for (int64_t i = start; i < stop; ++i) {
-      const int64_t row = index ? index[i] : i;
-      loops->momentum_row(values + row * width, momenta + row * width, grads + i * width, width, lr, mu, decay);
+      const int64_t at = (index ? index[i] : i) * width;
+      row_of(values + at, momenta + at, grads + i * width, width, lr, mu, decay);
+    }
+  });
+}
+
+// Momentum SGD with the rate in the velocity; arrays as above.
+PLSC_API void plsc_lars(float* values, float* velocities, const int64_t* index, const float* grads, int64_t count,
+                        int64_t width, float rate, float mu, float decay) {
+  share(count, [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) {
+      const int64_t at = (index ? index[i] : i) * width;
+      loops->lars_row(values + at, velocities + at, grads + i * width, width, rate, mu, decay);
+    }
+  });
+}
+
+// AdamW; arrays as above. The numbers are explained in rows.py.
+PLSC_API void plsc_adamw(float* values, float* moments1, float* moments2, const int64_t* index, const float* grads,
+                         int64_t count, int64_t width, float beta1, float rest1, float beta2, float rest2, float rate,
+                         float root, float epsilon, float shrink) {
+  const Adam numbers = {beta1, rest1, beta2, rest2, rate, root, epsilon, shrink};
+  share(count, [&](int64_t start, int64_t stop) {
+    for (int64_t i = start; i < stop; ++i) {
+      const int64_t at = (index ? index[i] : i) * width;
+      loops->adamw_row(values + at, moments1 + at, moments2 + at, grads + i * width, width, numbers);
     }
   });
 }

@@ -9,6 +9,11 @@
 
 const int64_t MOST_THREADS = 1024;
 
+// The numbers of an update by AdamW, as AdamNumbers in rows.py.
+struct Adam {
+  float beta1, rest1, beta2, rest2, rate, root, epsilon, shrink;
+};
+
 struct Loops {
   float (*dot)(const float*, const float*, int64_t);
   void (*inverse_norms)(const float*, int64_t, int64_t, float*);
@@ -20,6 +25,9 @@ struct Loops {
   void (*add)(float*, const float*, int64_t);
   void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);
   void (*momentum_row)(float*, float*, const float*, int64_t, float, float, float);
+  void (*nesterov_row)(float*, float*, const float*, int64_t, float, float, float);
+  void (*lars_row)(float*, float*, const float*, int64_t, float, float, float);
+  void (*adamw_row)(float*, float*, float*, const float*, int64_t, Adam);
   void (*to_bfloat16)(const float*, uint16_t*, int64_t);
   void (*unit_rows)(const float*, int64_t, int64_t, float*, float*);
   void (*turn_units)(const float*, const float*, const float*, int64_t, int64_t, float*);

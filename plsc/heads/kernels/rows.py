@@ -9,9 +9,28 @@ tests/heads/kernels/test_rows.py`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from plsc.heads.kernels import library
+
+
+class AdamNumbers(NamedTuple):
+    """The numbers of an update by AdamW, in the order of the kernel's arguments.
+
+    rest1, rest2: 1 - beta. rate: learning rate / (1 - beta1^t). root: 1 / sqrt(1 - beta2^t). shrink: learning
+    rate times weight decay.
+    """
+
+    beta1: float
+    rest1: float
+    beta2: float
+    rest2: float
+    rate: float
+    root: float
+    epsilon: float
+    shrink: float
 
 
 def unit_rows(rows_KD, unit_KD, inverse_K) -> None:
@@ -52,20 +71,78 @@ def momentum(
     lr: float,
     mu: float,
     decay: float,
+    nesterov: bool = False,
 ) -> None:
-    """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v. The numbers in index_K are
-    all different; other rows keep their bytes. Rows of one number may come as [S]."""
+    """Update these rows by momentum SGD: v <- mu v + g + decay w;  w <- w - lr v, with nesterov
+    w <- w - lr (g + decay w + mu v). The numbers in index_K are all different; other rows keep their bytes.
+    Rows of one number may come as [S]."""
     if native := library():
-        _check(values_SD, index_K, grads_KD)
-        assert list(values_SD.shape) == list(momenta_SD.shape)
-        arrays = address(values_SD), address(momenta_SD), address(index_K, "int64"), address(grads_KD)
-        native.plsc_momentum(*arrays, *_size(grads_KD), lr, mu, decay)
+        arrays = _update_arguments(values_SD, [momenta_SD], index_K, grads_KD)
+        native.plsc_momentum(*arrays, lr, mu, decay, nesterov)
         return
     rows = slice(None) if index_K is None else index_K
     value_KD = values_SD[rows]
-    momentum_KD = np.float32(mu) * momenta_SD[rows] + (grads_KD + np.float32(decay) * value_KD)
+    decayed_KD = grads_KD + np.float32(decay) * value_KD
+    momentum_KD = np.float32(mu) * momenta_SD[rows] + decayed_KD
     momenta_SD[rows] = momentum_KD
-    values_SD[rows] = value_KD - np.float32(lr) * momentum_KD
+    step_KD = decayed_KD + np.float32(mu) * momentum_KD if nesterov else momentum_KD
+    values_SD[rows] = value_KD - np.float32(lr) * step_KD
+
+
+def lars(
+    values_SD: np.ndarray,
+    velocities_SD: np.ndarray,
+    index_K: np.ndarray | None,
+    grads_KD: np.ndarray,
+    rate: float,
+    mu: float,
+    decay: float,
+) -> None:
+    """Update these rows by momentum SGD with the rate in the velocity: v <- mu v + rate (g + decay w);
+    w <- w - v. Arrays as of `momentum`."""
+    if native := library():
+        arrays = _update_arguments(values_SD, [velocities_SD], index_K, grads_KD)
+        native.plsc_lars(*arrays, rate, mu, decay)
+        return
+    rows = slice(None) if index_K is None else index_K
+    value_KD = values_SD[rows]
+    scaled_KD = np.float32(rate) * (grads_KD + np.float32(decay) * value_KD)
+    velocity_KD = np.float32(mu) * velocities_SD[rows] + scaled_KD
+    velocities_SD[rows] = velocity_KD
+    values_SD[rows] = value_KD - velocity_KD
+
+
+def adamw(
+    values_SD: np.ndarray,
+    moments1_SD: np.ndarray,
+    moments2_SD: np.ndarray,
+    index_K: np.ndarray | None,
+    grads_KD: np.ndarray,
+    numbers: AdamNumbers,
+) -> None:
+    """Update these rows by AdamW: m <- beta1 m + rest1 g;  v <- beta2 v + rest2 g^2;
+    w <- w - shrink w - rate m / (root sqrt(v) + epsilon). Arrays as of `momentum`."""
+    if native := library():
+        arrays = _update_arguments(values_SD, [moments1_SD, moments2_SD], index_K, grads_KD)
+        native.plsc_adamw(*arrays, *numbers)
+        return
+    rows = slice(None) if index_K is None else index_K
+    numbers = AdamNumbers(*map(np.float32, numbers))
+    value_KD = values_SD[rows]
+    moment1_KD = numbers.beta1 * moments1_SD[rows] + numbers.rest1 * grads_KD
+    moment2_KD = numbers.beta2 * moments2_SD[rows] + numbers.rest2 * (grads_KD * grads_KD)
+    moments1_SD[rows] = moment1_KD
+    moments2_SD[rows] = moment2_KD
+    length_KD = numbers.root * np.sqrt(moment2_KD) + numbers.epsilon
+    values_SD[rows] = value_KD - (numbers.shrink * value_KD + numbers.rate * moment1_KD / length_KD)
+
+
+def _update_arguments(values_SD, moments, index_K, grads_KD) -> tuple:
+    """Check the arrays of an update, and return the kernel's arguments for them."""
+    _check(values_SD, index_K, grads_KD)
+    assert all(list(values_SD.shape) == list(each.shape) for each in moments)
+    arrays = map(address, (values_SD, *moments))
+    return *arrays, address(index_K, "int64"), address(grads_KD), *_size(grads_KD)
 
 
 def pair_products(x_ND, left_P: np.ndarray, rows_SD, right_P: np.ndarray, unit: bool) -> np.ndarray:

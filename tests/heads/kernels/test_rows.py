@@ -54,20 +54,65 @@ def test_gather(path, two_threads):
     assert np.array_equal(few, numbers[INDEX])
 
 
+def dense_of(rule):
+    """-> how many moments the rule has, its update by rows.py, and by float64 -> value and moments."""
+    numbers = rows.AdamNumbers(0.9, 0.1, 0.999, 0.001, 0.05, 20.0, 1e-8, 0.01)
+
+    def adamw(w, g, m, v):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        return w - 0.01 * w - 0.05 * m / (20 * np.sqrt(v) + 1e-8), m, v
+
+    def momentum(w, g, v):
+        v = 0.9 * v + g + 0.01 * w
+        return w - 0.1 * v, v
+
+    def nesterov(w, g, v):
+        v = 0.9 * v + g + 0.01 * w
+        return w - 0.1 * (g + 0.01 * w + 0.9 * v), v
+
+    def lars(w, g, v):
+        v = 0.9 * v + 0.3 * (g + 0.01 * w)
+        return w - v, v
+
+    return {
+        "momentum": (1, lambda *arrays: rows.momentum(*arrays, 0.1, 0.9, 0.01), momentum),
+        "nesterov": (1, lambda *arrays: rows.momentum(*arrays, 0.1, 0.9, 0.01, True), nesterov),
+        "lars": (1, lambda *arrays: rows.lars(*arrays, 0.3, 0.9, 0.01), lars),
+        "adamw": (2, lambda *arrays: rows.adamw(*arrays, numbers), adamw),
+    }[rule]
+
+
 @pytest.mark.parametrize("index", [None, INDEX], ids=["all", "sampled"])
 @pytest.mark.parametrize("width", [1, 19, 64])
-def test_momentum(path, two_threads, index, width):
-    value, momentum = drawn(23, width), drawn(23, width, seed=1)
-    before, chosen = value.copy(), slice(None) if index is None else index
-    want, velocity = value.astype(np.float64), momentum.astype(np.float64)
+@pytest.mark.parametrize("rule", ["momentum", "nesterov", "lars", "adamw"])
+def test_updates(path, two_threads, rule, index, width):
+    count, update, dense = dense_of(rule)
+    arrays = [drawn(23, width), *(np.abs(drawn(23, width, seed=1 + n)) for n in range(count))]
+    before = [array.copy() for array in arrays]
+    chosen = slice(None) if index is None else index
+    want = [array.astype(np.float64) for array in arrays]
     for step in range(3):
-        grad = drawn(23 if index is None else 5, width, seed=2 + step)
-        rows.momentum(value, momentum, index, grad, 0.1, 0.9, 0.01)
-        velocity[chosen] = 0.9 * velocity[chosen] + grad + 0.01 * want[chosen]
-        want[chosen] -= 0.1 * velocity[chosen]
-    assert np.abs(value - want).max() < 1e-6 and np.abs(momentum - velocity).max() < 2e-6
-    if index is not None:
-        assert np.array_equal(np.delete(value, index, axis=0), np.delete(before, index, axis=0))
+        grad = drawn(23 if index is None else 5, width, seed=4 + step)
+        update(*arrays, index, grad)
+        for each, after in zip(want, dense(want[0][chosen], grad, *(m[chosen] for m in want[1:]))):
+            each[chosen] = after
+    for found, wanted, start in zip(arrays, want, before):
+        assert np.abs(found - wanted).max() < 2e-6
+        if index is not None:
+            assert np.array_equal(np.delete(found, index, axis=0), np.delete(start, index, axis=0))
+
+
+@pytest.mark.parametrize("rule", ["momentum", "nesterov", "lars", "adamw"])
+def test_an_update_of_numbers_is_that_of_rows_of_one(path, rule):
+    """A bias is [S]."""
+    count, update, _ = dense_of(rule)
+    flat = [np.abs(drawn(23, seed=n)) for n in range(1 + count)]
+    rowed = [array.reshape(23, 1).copy() for array in flat]
+    grad = drawn(5, seed=9)
+    update(*flat, INDEX, grad)
+    update(*rowed, INDEX, grad.reshape(5, 1))
+    for found, wanted in zip(flat, rowed):
+        assert np.array_equal(found, wanted[:, 0])
 
 
 @pytest.mark.parametrize("unit", [False, True])

@@ -21,6 +21,7 @@ from plsc.checkpoint.train_state import TrainState
 from plsc.heads import make_head, reference
 from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
+from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes
 from plsc.utils.sharding import ClassShard, split
 
@@ -29,6 +30,12 @@ MARGINS = {
     "softmax": (None, None, 1.0),
     "arcface": (ArcFace(0.5), (reference.arcface, 0.5), 64.0),
     "cosface": (CosFace(0.35), (reference.cosface, 0.35), 64.0),
+}
+OPTIMIZERS = {
+    "Momentum": (Momentum(0.9, 5e-4), reference.DenseMomentum(0.9, 5e-4)),
+    "Nesterov": (Momentum(0.9, 5e-4, nesterov=True), reference.DenseMomentum(0.9, 5e-4, nesterov=True)),
+    "AdamW": (AdamW(0.9, 0.999, 1e-8, 0.1), reference.DenseAdamW(0.9, 0.999, 1e-8, 0.1)),
+    "LARS": (LARS(0.9, 5e-4, 0.02, 1e-9), reference.DenseLARS(0.9, 5e-4, 0.02, 1e-9)),
 }
 
 
@@ -143,24 +150,26 @@ def head_errors(
     labels: str = "any",
     steps: int = 10,
     lr: float = 0.01,
+    optimizer: str = "Momentum",
     **options,
 ) -> Worst:
     """Train a head for some steps beside the dense float64 reference restricted to the sampled classes.
 
     Args:
         counts: samples of each rank.
-        labels: see `labels_for`.
+        labels: see `labels_for`. optimizer: of `OPTIMIZERS`.
         options: of make_head.
 
     Returns: the worst relative errors of this rank's part of losses, gradients and parameters, and how many
     samples' classes were not among the sampled ones.
     """
     margin, dense_margin, scale = MARGINS[name]
-    options = {"scale": scale, "init_std": 0.5, "seed": 3, "weight_decay": 5e-4, **options}
-    head = make_head(num_classes, D, margin, **options)
+    options = {"scale": scale, "init_std": 0.5, "seed": 3, **options}
+    rule, dense_optimizer = OPTIMIZERS[optimizer]
+    head = make_head(num_classes, D, margin, rule=rule, **options)
     bias = np.zeros(num_classes) if head.bank.bias else None
     centres = initial_rows(3, 0, num_classes, D, options["init_std"])
-    dense = reference.DenseHead(centres, bias, dense_margin, scale, decay=options["weight_decay"])
+    dense = reference.DenseHead(centres, bias, dense_margin, scale, dense_optimizer, rule.moments)
     rng = np.random.default_rng(num_classes + len(counts))
     worst = Worst()
     for number in range(steps):
@@ -221,7 +230,7 @@ def check_every_class_sampled() -> Worst:
     counts, own = _uneven(30)
     ends = []
     for rate in (1.0, 0.9):
-        head = make_head(29, D, ArcFace(0.3), scale=16.0, sample_rate=rate, weight_decay=1e-3, seed=4)
+        head = make_head(29, D, ArcFace(0.3), scale=16.0, sample_rate=rate, rule=Momentum(0.9, 1e-3), seed=4)
         rng = np.random.default_rng(5)
         for step in range(3):
             x = rng.standard_normal((sum(counts), D)).astype(np.float32)[own]
