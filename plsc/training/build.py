@@ -22,6 +22,7 @@ from plsc.training.build_head import build_head
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.evaluator import Evaluator, build_sets
+from plsc.training.network import Network
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
 
@@ -53,6 +54,7 @@ def build_trainer(
         dataset=dataset,
         loader=loader,
         backbone=backbone,
+        network=Network(backbone, dataset.preprocessing, cfg.Model.embedding_size, cfg.Global.seed),
         head=head,
         optimizer=_build_optimizer(cfg, backbone, make_optimizer),
         evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head),

@@ -55,7 +55,7 @@ def find_cause(
     backbone: paddle.nn.Layer,
     head: SoftmaxHead,
     name: Callable[[int], str],
-    again: Callable[[], paddle.Tensor],
+    own_backward: Callable[[], None],
 ) -> Cause:
     """Find the first value of a step that was not finite, and its rank. Every rank calls it, before the step
     is undone.
@@ -63,11 +63,15 @@ def find_cause(
     Args:
         backbone: the bare layer. Its gradients may be overwritten.
         name: index of a sample -> its name for people.
-        again: runs the forward pass of the bare backbone once more, with the same random numbers -> emb [B,
-            D].
+        own_backward: computes the backbone's gradients once more, of this rank's samples alone.
     """
     shared = _last_bad(gradients_of(backbone, head, step.emb_BD))
-    own = _cause_here(step, backbone, head, name, again)
+    own = _cause_here(step, backbone, head, name)
+    if math.isfinite(step.out.loss.item()):  # the same number on every rank
+        # Data parallel has spread a NaN to all ranks: only the gradients before their mean tell whose it was.
+        own_backward()  # by all ranks, since a layer may call collectives
+        bad = _last_bad({f"gradient of {key}": grad for key, grad in backbone_gradients(backbone).items()})
+        own = own or ((3, bad) if bad else None)
     causes = distributed.gather_objects(own)
     # A bad embedding may make every rank's losses bad, by what a margin remembers: only the earliest place counts.
     first = min((cause[0] for cause in causes if cause), default=None)
@@ -85,10 +89,11 @@ def _cause_here(
     backbone: paddle.nn.Layer,
     head: SoftmaxHead,
     name: Callable[[int], str],
-    again: Callable[[], paddle.Tensor],
 ) -> tuple[int, str] | None:
-    """Find the earliest thing that went wrong on this rank: its place in the order of a step, and a text as
-    "gradient of stages.0.0.weight is NaN". None: nothing."""
+    """Find the earliest thing that went wrong on this rank before the backbone's backward pass.
+
+    Its place in the order of a step, and a text as "embedding of 7 is NaN". None: nothing.
+    """
     for parameter, tensor in backbone.named_parameters():
         if not tensor.stop_gradient and (kind := kind_of(tensor)):
             return 0, f"weight {parameter} is {kind}"
@@ -109,12 +114,7 @@ def _cause_here(
     gradients = gradients_of(backbone, head, step.emb_BD)
     if bad := _last_bad({key: grad for key, grad in gradients.items() if not _is_shared(key, head)}):
         return 3, bad
-    # Data parallel has spread a NaN to all ranks: only the gradients before their mean tell whose it was.
-    for parameter in backbone.parameters():
-        parameter.clear_gradient()
-    again().backward(step.emb_BD.grad)
-    bad = _last_bad({f"gradient of {key}": grad for key, grad in backbone_gradients(backbone).items()})
-    return (3, bad) if bad else None
+    return None
 
 
 def _is_shared(key: str, head: SoftmaxHead) -> bool:

@@ -33,8 +33,8 @@ from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training import optim
 from plsc.training.divergence import DivergedError, NonFiniteGuard, finite_arrays, remedy
 from plsc.training.dump import DumpWriter, SkippedStep, find_cause
-from plsc.training.embed import check_output, to_input
 from plsc.training.evaluator import Evaluator
+from plsc.training.network import Network
 from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_run
 from plsc.training.rollback import FACTOR, go_back
 from plsc.utils.disk import check_space, saves_ahead
@@ -56,7 +56,7 @@ class Trainer:
     Args:
         cfg: the config of the run, from which the following are built unless the caller replaces them.
         dataset: to train on. loader: its batches.
-        backbone: the bare layer. head: class centres and loss.
+        backbone: the bare layer. network: runs it in a step. head: class centres and loss.
         optimizer: of the backbone.
         evaluator: of the backbone, between steps.
         nonfinite: checks whether a step counts. dump: writes the batches of steps that do not.
@@ -74,6 +74,7 @@ class Trainer:
         dataset: Dataset,
         loader: Loader,
         backbone: paddle.nn.Layer,
+        network: Network,
         head: SoftmaxHead,
         optimizer: paddle.optimizer.Optimizer,
         evaluator: Evaluator,
@@ -87,6 +88,7 @@ class Trainer:
         self.dataset = dataset
         self.loader = loader
         self.backbone = backbone
+        self.network = network
         self.head = head
         self.optimizer = optimizer
         self.evaluator = evaluator
@@ -125,7 +127,7 @@ class Trainer:
             self._check_space()
         self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
-        self.model = distributed.data_parallel(self.backbone)
+        self.network.start()
         self.progress = Progress(
             self.total_steps,
             self.steps_per_epoch,
@@ -212,11 +214,10 @@ class Trainer:
         """
         with timer.part("check"):
             self.nonfinite.remember()
-        emb_BD = self._forward(self.model, images)
-        emb_BD.retain_grads()  # for naming a gradient that is not finite
+        emb_BD = self.network.forward(images, self.step)
         out = self.head(emb_BD, tensor_of(labels), self.step)
-        with timer.part("backward"):
-            out.loss.backward()
+        out.loss.backward()  # up to the embeddings
+        self.network.backward(emb_BD.grad)
         with timer.part("check"):
             counts = self.nonfinite.check(out.loss, emb_BD)
         if counts:
@@ -235,8 +236,8 @@ class Trainer:
 
         Raises: DivergedError, on every rank, at the step Global.max_skipped in a row.
         """
-        again = partial(self._forward, self.backbone, step.images)
-        cause = find_cause(step, self.backbone, self.head, self.dataset.name, again)
+        own_backward = partial(self.network.own_backward, step.emb_BD.grad)
+        cause = find_cause(step, self.backbone, self.head, self.dataset.name, own_backward)
         self.nonfinite.undo()
         in_a_row = self.nonfinite.in_a_row
         most = self.cfg.Global.max_skipped
@@ -253,18 +254,6 @@ class Trainer:
                 f"as they were, the batches in {self.dump.folder}: {remedy(step.number, in_a_row, step.learning_rate)}",
                 cause.text,
             )
-
-    def _forward(self, model: paddle.nn.Layer, images: np.ndarray) -> paddle.Tensor:
-        paddle.seed(hash((self.cfg.Global.seed, self.step, self.rank)) & 0x7FFFFFFF)
-        model.train()
-        with timer.part("forward"):
-            out = model(to_input(images, self.dataset.preprocessing))
-        check_output(out, len(images), self.cfg.Model.embedding_size)
-        if out.stop_gradient:
-            raise UserError(
-                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()"
-            )
-        return out
 
     def _replaced_so_far(self) -> list[int]:
         """Count the corrupt images that each rank has replaced in this epoch; 0 at its end. All ranks call
