@@ -15,11 +15,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.utils.version import __version__
+
+if TYPE_CHECKING:
+    from plsc.config import Config
 
 _EXAMPLES = {
     "train": "plsc-train -c configs/ -o Global.epochs=2 Global.output_dir=first",
@@ -44,6 +47,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--dry-run", action="store_true", help="print the resolved config and the plan, train nothing"
         )
+        parser.add_argument("--stand-in", action="store_true", help=config.STAND_IN)
     if verb == "eval":
         parser.add_argument(
             "--set-threshold",
@@ -73,7 +77,10 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
     args = _parser(verb).parse_args(argv)
     from plsc.training.entry import Entry
 
-    entry = Entry(args.config, args.override)
+    if verb == "train" and args.stand_in:
+        entry = Entry(_stood_in(args))
+    else:
+        entry = Entry(args.config, args.override)
     if verb == "train" and args.dry_run:
         print(entry.dry_run())
     elif verb == "train":
@@ -88,6 +95,20 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
     else:
         entry.export()
     return 0
+
+
+def _stood_in(args: argparse.Namespace) -> Config:
+    """Return the config with noise in the place of its data. For a training, warn that it learns nothing."""
+    environment.before_paddle()  # the config may name classes, whose modules import Paddle
+    from plsc.config import load
+    from plsc.training.stand_in import stand_in
+    from plsc.utils.logging import warn
+
+    if not args.dry_run:
+        warn(
+            "--stand-in: the images are noise, for a test of speed and memory; nothing is learned or evaluated"
+        )
+    return stand_in(load(args.config, args.override))
 
 
 def _say_defaults() -> None:

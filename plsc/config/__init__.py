@@ -69,7 +69,8 @@ __all__ = [
     "to_markdown",
 ]
 
-_TRAIN_SET = ("DataLoader", "Train", "dataset")
+_TRAIN = ("DataLoader", "Train")
+_TRAIN_SET = (*_TRAIN, "dataset")
 _EVAL_SET = ("DataLoader", "Eval", "dataset")
 _MORE_SETS = ("DataLoader", "Eval", "more")
 # The source of Eval.dataset if it is not written and its default does not fit the training data.
@@ -177,7 +178,20 @@ class Config(Section):
             parts = (place, f"{key}.{keyword}", message + default)
             raise kind(": ".join(part for part in parts if part)) from error
 
-    def check_data(self, training: bool = True) -> None:
+    def check_ranks(self, ranks: int) -> None:
+        """Raise UserError if a step on so many ranks takes another number of samples than Train.global_batch."""
+        train = self.DataLoader.Train
+        if train.global_batch is None or train.planned_ranks == ranks:
+            return
+        samples = train.batch_size * ranks
+        places = (self._layers.source((*_TRAIN, "global_batch")).place, "DataLoader.Train.global_batch")
+        raise UserError(
+            f"{': '.join(filter(None, places))}: must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
+            f"{train.batch_size} = {samples} (got {train.global_batch}); start {train.planned_ranks} ranks, change batch_size, or give "
+            f"this {samples} and LRScheduler.learning_rate {samples / train.global_batch:.3g} times its value"
+        )
+
+    def check_data(self, training: bool = True, files: bool = True) -> None:
         """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.
 
         `check` is a classmethod that raises UserError (MissingFileError for a missing file) with the text
@@ -185,6 +199,7 @@ class Config(Section):
 
         Args:
             training: check the training set too; an evaluation needs only its own sets.
+            files: False ignores that files do not exist.
         """
         layers = copy.deepcopy(self._layers)
         errors = []
@@ -197,6 +212,8 @@ class Config(Section):
                 if check:
                     check(**section.keywords)
             except UserError as error:
+                if isinstance(error, MissingFileError) and not files:
+                    continue
                 errors.append(error)
                 keyword, _, message = str(error).partition(": ")
                 of_keyword = keyword in section.keywords
@@ -215,6 +232,11 @@ _PLUGS: dict[KeyPath, type[Plug]] = {
     _TRAIN_SET: TrainDatasetCfg,
     _EVAL_SET: EvalDatasetCfg,
 }
+
+
+STAND_IN = (
+    "noise in the place of the images, of the counts and shape that the config states"  # help of --stand-in
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -441,7 +441,14 @@ class TrainCfg(Section):
     batch_size: int = Field(128, ge=1)
     """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
     num_classes: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """A check only: refuse data with another number of classes. null takes what the data has."""
+    """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in` makes
+    noise of so many classes."""
+    num_samples: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """A check only: refuse data with another number of samples. null takes what the data has. `--stand-in` makes so
+    many."""
+    global_batch: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """A check only: refuse a number of ranks with which a step takes another number of samples, since the learning
+    rate is meant for this one (docs/recipes.md). `--dry-run` and `plsc-plan` plan for the ranks that it takes."""
     num_workers: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
     """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
     by the data; the batches stay the same."""
@@ -449,10 +456,23 @@ class TrainCfg(Section):
     """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded; each is
     named in the log. More than that ends the run, if possible before its first step. 0 ends it at the first one."""
 
+    @field_validator("global_batch")
+    @classmethod
+    def _whole_ranks(cls, value: Optional[int], info: ValidationInfo) -> Optional[int]:
+        of_rank = info.data.get("batch_size", 1)
+        if value is not None and value % of_rank:
+            raise ValueError(f"must be a multiple of what a rank takes in a step, batch_size {of_rank}")
+        return value
+
     @field_validator("num_workers")
     @classmethod
     def _few(cls, value: int) -> int:
         return few_for_this_machine(value)
+
+    @property
+    def planned_ranks(self) -> int:
+        """The number of ranks that `global_batch` takes; 1 without it."""
+        return (self.global_batch or self.batch_size) // self.batch_size
 
 
 class EvalCfg(Section):

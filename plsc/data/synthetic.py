@@ -18,7 +18,7 @@ class Synthetic(Dataset):
     """`num_classes` random patterns, `images_per_class` noisy copies of each. `image_shape` is [C, H, W].
 
     With `identities` only so many of the classes, evenly spread, have images; the others only add to the
-    classes of the head.
+    classes of the head. `num_samples`: so many images in all, evenly spread, instead of `images_per_class`.
     """
 
     def __init__(
@@ -28,13 +28,17 @@ class Synthetic(Dataset):
         image_shape: tuple[int, int, int] = (1, 32, 32),
         seed: int = 0,
         identities: Optional[int] = None,  # noqa: UP045 (evaluated by the config, on Python 3.9 too)
+        num_samples: Optional[int] = None,  # noqa: UP045
     ):
         self.check(num_classes=num_classes, images_per_class=images_per_class, image_shape=image_shape)
         if identities is not None and not 1 <= identities <= num_classes:
             raise UserError(f"identities: must be in [1, num_classes = {num_classes}], got {identities}")
         self.num_classes = num_classes
         count = num_classes if identities is None else identities
-        self.labels = np.repeat(np.arange(count, dtype=np.int64) * num_classes // count, images_per_class)
+        samples = count * images_per_class if num_samples is None else num_samples
+        if samples < 1:
+            raise UserError(f"num_samples: must be at least 1, got {num_samples}")
+        self.labels = np.arange(samples, dtype=np.int64) * count // samples * num_classes // count
         self.image_shape = tuple(image_shape)
         self.seed = seed
 

@@ -49,9 +49,9 @@ def rank_from_env() -> int:
     return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
 
 
-def world_size_from_env() -> int:
-    """Return the number of ranks that the launcher started; 1 without a launcher."""
-    return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+def world_size_from_env(default: int = 1) -> int:
+    """Return the number of ranks that the launcher started; `default` without a launcher."""
+    return int(os.environ.get("PADDLE_TRAINERS_NUM", default))
 
 
 def local_size_from_env() -> int:

@@ -69,12 +69,14 @@ def build_training_set(cfg: Config) -> Dataset:
     classes."""
     dataset = cfg.build_dataset("DataLoader.Train.dataset")
     check_arrays(dataset)
-    wanted = cfg.DataLoader.Train.num_classes
-    if wanted not in (None, dataset.num_classes):
-        raise UserError(
-            f"DataLoader.Train.num_classes: the data has {dataset.num_classes} classes (got {wanted}); "
-            "leave the key out to take what the data has"
-        )
+    train = cfg.DataLoader.Train
+    for key, has in (("num_classes", dataset.num_classes), ("num_samples", len(dataset))):
+        wanted = getattr(train, key)
+        if wanted not in (None, has):
+            raise UserError(
+                f"DataLoader.Train.{key}: the data has {has} {key[4:]} (got {wanted}); "
+                "leave the key out to take what the data has"
+            )
     if dataset.num_classes < 2:
         hint = nested_hint(dataset)
         raise UserError(

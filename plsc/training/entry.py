@@ -25,7 +25,6 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text
 from plsc.training.finish import finish
-from plsc.training.plan_lines import plan_lines
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
@@ -69,6 +68,7 @@ class Entry(Setters):
         Returns {"accuracy", ..., "seconds", "output_dir"} of the last evaluation (accuracy None without a set for it);
         {"stopped", "step", ...} after a signal. UserError if another run is at work in output_dir.
         """
+        self.config.check_ranks(environment.world_size_from_env())
         self.config.check_data()  # before anything is written
         self._refuse_unread_checkpoint()
         with guard.Guard(self.output_dir, self.config.Global.hang_seconds) as guarded:
@@ -78,6 +78,7 @@ class Entry(Setters):
         self._start(reads_data=False)
         from plsc import distributed
         from plsc.training import build, finetune
+        from plsc.training.plan_lines import plan_lines
 
         guarded.listen()
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
@@ -96,7 +97,11 @@ class Entry(Setters):
             for line in self._advice():
                 get_logger().warning(line)
             for line in plan_lines(
-                self.config, trainer.dataset, trainer.backbone, trainer.loader.steps_per_epoch
+                self.config,
+                trainer.dataset,
+                trainer.backbone,
+                trainer.loader.steps_per_epoch,
+                distributed.world_size(),
             ):
                 get_logger().info(line)
             replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
@@ -241,22 +246,27 @@ class Entry(Setters):
     def dry_run(self) -> str:
         """Return the resolved config with the source of each value, and the plan of the run.
 
-        Trains nothing, starts no group. The checkpoint Global.init_from is read and compared as by a start.
+        Trains nothing, starts no group, makes no head. It is for the ranks of this launch; without one, for those that
+        DataLoader.Train.global_batch takes. The checkpoint Global.init_from is read and compared as by a start.
         """
+        ranks = environment.world_size_from_env(default=self.config.DataLoader.Train.planned_ranks)
+        self.config.check_ranks(ranks)
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
         from plsc.data.loader import Loader
         from plsc.training.build import build_training_set
+        from plsc.training.plan_lines import plan_lines
 
         train = self.config.DataLoader.Train
         dataset = build_training_set(self.config)
-        world_size, rank = environment.world_size_from_env(), environment.rank_from_env()
-        loader = Loader(dataset, train.batch_size, rank, world_size, self.config.Global.seed)
+        loader = Loader(
+            dataset, train.batch_size, environment.rank_from_env(), ranks, self.config.Global.seed
+        )
         backbone = self._model or self.config.Model.build(
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
         plan = [f"WARNING {line}" for line in self._advice()]
-        plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch)
+        plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:
             from plsc.training.finetune import check_start

@@ -25,7 +25,7 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
     rest of the schedule spans the remaining steps; `progress` runs from 0 at the first of them towards 1 at
     the end of the run.
     """
-    warmup = cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
+    warmup = warmup_steps(cfg, steps_per_epoch)
     drops = cfg.boundaries or [round(epoch * steps_per_epoch) for epoch in cfg.milestones]
     late = [drop for drop in drops if drop >= total_steps] if cfg.name == "step" else []
     if late:
@@ -49,6 +49,11 @@ def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) 
         return cfg.learning_rate * shape(step, (step - warmup) / max(1, total_steps - warmup))
 
     return learning_rate
+
+
+def warmup_steps(cfg: LRSchedulerCfg, steps_per_epoch: int) -> int:
+    """Count the steps of the warm-up."""
+    return cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
 
 
 def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.optimizer.Momentum:

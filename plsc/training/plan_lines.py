@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from plsc.config import Config, format_rows
-from plsc.distributed import environment
+from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
 
 
-def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int) -> list[str]:
-    """Format the plan of a run on the ranks of the environment, "plan: steps ..." and so on."""
-    world_size = environment.world_size_from_env()
+def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:
+    """Format the plan of a run on `world_size` ranks, "plan: steps ..." and so on."""
     batch = cfg.DataLoader.Train.batch_size
     if cfg.Head.sharded:
         shards = split(dataset.num_classes, world_size)
@@ -17,6 +16,9 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int) -> list[str
         shards = [(0, dataset.num_classes)] * world_size
     sizes = sorted({stop - start for start, stop in shards}, reverse=True)
     steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
+    rate = build_schedule(cfg.LRScheduler, steps_per_epoch, steps)
+    warmup = min(warmup_steps(cfg.LRScheduler, steps_per_epoch), steps - 1)
+    warm = f", {rate(warmup):.3g} after {warmup:,} steps" if warmup else ""
     preprocessing = dataset.preprocessing
     samples = "images" if preprocessing.is_image else f"{preprocessing.dtype} samples"
     parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
@@ -25,6 +27,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int) -> list[str
         "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
         f"shape {list(preprocessing.shape)}",
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
+        "rate": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
         "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
         f"{format_rows(cfg.Head, sizes[0], cfg.Model.embedding_size)}, "

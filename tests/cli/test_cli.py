@@ -107,11 +107,12 @@ def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
         ("momentum", "0.9", "default"),
     ]:
         assert re.search(rf"^  {key}: {value} +# {source}$", done.stdout, re.MULTILINE), key
-    *plan, head = done.stdout.splitlines()[-5:]
+    *plan, head = done.stdout.splitlines()[-6:]
     assert plan == [
         "plan: ranks    2, global batch 24 (12 each)",
         "plan: data     115 images of 23 classes, shape [1, 12, 10]",
         "plan: steps    12, 5 an epoch",
+        "plan: rate     0.05 at first, 0.05 in the last step",
         "plan: backbone SmallResNet, 1,392 parameters",
     ]
     assert head.startswith("plan: head     dist_arcface, 12 or 11 classes per rank, 0.0 MB for centres, ")

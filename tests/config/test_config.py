@@ -378,3 +378,19 @@ def test_reading_a_config_imports_no_paddle(write):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_a_number_of_ranks_that_does_not_make_the_global_batch_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("DataLoader:\n  Train:\n    batch_size: 16\n    global_batch: 64\n")
+    cfg = load(tmp_path / "a.yaml")
+    assert cfg.DataLoader.Train.planned_ranks == 4 and load().DataLoader.Train.planned_ranks == 1
+    cfg.check_ranks(4)
+    load().check_ranks(4)
+    with pytest.raises(UserError) as error:
+        cfg.check_ranks(2)
+    assert str(error.value) == (
+        f"{tmp_path}/a.yaml:4: DataLoader.Train.global_batch: must be the samples of a step, 2 ranks x batch_size 16 = 32 (got 64); "
+        "start 4 ranks, change batch_size, or give this 32 and LRScheduler.learning_rate 0.5 times its value"
+    )
+    with pytest.raises(ConfigError, match="global_batch: must be a multiple of .* batch_size 16"):
+        load(tmp_path / "a.yaml", ["DataLoader.Train.global_batch=60"])

@@ -389,11 +389,11 @@ def test_a_launch_cannot_take_objects_along(tmp_path):
 def test_the_plan_says_how_the_classes_are_spread(tmp_path, monkeypatch, name, ranks, classes):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
     plan = (
-        entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=100000").dry_run().splitlines()[-5:]
+        entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=100000").dry_run().splitlines()[-6:]
     )
     assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
     megabytes = 3 * 4 * max(map(int, classes.split(" or "))) * 100_000 / 2**20
-    assert plan[4].startswith(
+    assert plan[5].startswith(
         f"plan: head     {name}, {classes} classes per rank, {megabytes:.1f} MB for centres,"
     )
     assert not list(tmp_path.iterdir())

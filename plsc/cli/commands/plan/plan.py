@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plsc.cli.commands.plan.calibration import Case, calibrate, work
-from plsc.config import Config, add_arguments, load
+from plsc.config import STAND_IN, Config, add_arguments, load
 from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.disk import free_bytes, nearest_folder
@@ -353,10 +353,15 @@ def config_of(args: argparse.Namespace) -> Config:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
     add_arguments(parser)
+    parser.add_argument("--stand-in", action="store_true", help=STAND_IN)
     parser.add_argument(
         "--classes", type=whole_number, help="such as 250000, 100k, 10M or 1.5e6; default: what the data has"
     )
-    parser.add_argument("--ranks", type=whole_number, default=1, help="processes that train, on all machines")
+    parser.add_argument(
+        "--ranks",
+        type=whole_number,
+        help="processes that train, on all machines; default: what DataLoader.Train.global_batch takes, else 1",
+    )
     parser.add_argument("--batch", type=whole_number, help="DataLoader.Train.batch_size, samples of a rank")
     parser.add_argument("--rate", type=float, help="Head.sample_rate")
     parser.add_argument("--bank", help="Head.bank")
