@@ -62,6 +62,8 @@ class _Features(nn.BatchNorm1D):
     has none.
     """
 
+    only_normalises = True  # a synchronised batch norm may take its place
+
     def __init__(self, width: int):
         super().__init__(width)
         self.weight.stop_gradient = True

@@ -197,6 +197,9 @@ class ModelCfg(Plug):
     embedding_size: int = Field(128, ge=1)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
     classes."""
+    sync_batchnorm: bool = False
+    """In training, batch normalisation takes mean and variance over the samples of all ranks, not of each rank alone.
+    Try it when a rank has few samples, 32 or less (docs/training.md)."""
 
 
 def kind_of_head(name: str) -> str:

@@ -16,6 +16,7 @@ from plsc.data.dataset import Dataset, check_arrays, class_names
 from plsc.data.folder import nested_hint
 from plsc.data.loader import Loader
 from plsc.distributed.guard import Guard
+from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
 from plsc.training import optim
 from plsc.training.build_head import build_head
@@ -44,6 +45,8 @@ def build_trainer(
     """
     dataset = build_training_set(cfg)
     backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
+    if cfg.Model.sync_batchnorm:
+        backbone = synchronise(backbone)
     seen = getattr(dataset, "identities", None)
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     loader = _build_loader(cfg, dataset)

@@ -1,0 +1,96 @@
+"""On W ranks: synchronised batch norm against one float64 computation over the samples of all ranks, and a training.
+
+Argument: a folder for the run.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from plsc import distributed as d
+from plsc.backbones.iresnet import _Features
+from plsc.distributed.sync_batch_norm import synchronise
+from tests.distributed.test_sync_batch_norm import train_wide
+
+folder = Path(sys.argv[1])
+d.init("cpu", threads=1)
+W, r = d.world_size(), d.rank()
+
+
+def expected(x, dy, weight, bias, axes, epsilon):
+    """The output, the gradients of x, weight and bias, mean and variance: all float64, over all samples."""
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    root = np.sqrt(variance + epsilon)
+    y = (x - mean) / root
+    dy_hat = dy * weight
+    dx = (dy_hat - dy_hat.mean(axes, keepdims=True) - y * (dy_hat * y).mean(axes, keepdims=True)) / root
+    return y * weight + bias, dx, (dy * y).sum(axes), dy.sum(axes), mean.ravel(), variance.ravel()
+
+
+def check(layer, shape, channel, offset=0.0, counts=None):
+    """Compare forward, backward and running statistics; rank r has counts[r] of the samples."""
+    counts = counts or [shape[0]] * W
+    starts = np.cumsum([0, *counts])
+    rng = np.random.default_rng(7)
+    C = shape[channel]
+    broadcast = [C if axis == channel else 1 for axis in range(len(shape))]
+    axes = tuple(axis for axis in range(len(shape)) if axis != channel)
+    x = (offset + rng.standard_normal((starts[-1], *shape[1:]))).astype(np.float32)
+    dy = rng.standard_normal(x.shape).astype(np.float32)
+    weight, bias = (np.ones(C), np.zeros(C)) if layer.weight is None else rng.standard_normal((2, C))
+    if layer.weight is not None:
+        layer.weight.set_value(weight.astype(np.float32))
+        layer.bias.set_value(bias.astype(np.float32))
+    layer.train()
+    mine = slice(starts[r], starts[r + 1])
+    tensor = paddle.to_tensor(x[mine], stop_gradient=False)
+    y = layer(tensor)
+    y.backward(paddle.to_tensor(dy[mine]))
+    wide = (array.astype(np.float64) for array in (x, dy))
+    shaped = (array.astype(np.float32).astype(np.float64).reshape(broadcast) for array in (weight, bias))
+    want = expected(*wide, *shaped, axes, layer._epsilon)
+    close = 2e-6 * max(1, offset)  # of float32 x itself
+    np.testing.assert_allclose(y.numpy(), want[0][mine], atol=close)
+    np.testing.assert_allclose(tensor.grad.numpy(), want[1][mine], atol=close)
+    for parameter, whole in ((layer.weight, want[2]), (layer.bias, want[3])):
+        if parameter is not None and not parameter.stop_gradient:
+            total = d.all_reduce(parameter.grad.clone()).numpy()
+            np.testing.assert_allclose(total, whole, atol=100 * close)
+        elif parameter is not None:
+            assert parameter.grad is None
+    keep = layer._momentum
+    np.testing.assert_allclose(layer._mean.numpy(), (1 - keep) * want[4], atol=close)
+    np.testing.assert_allclose(layer._variance.numpy(), keep + (1 - keep) * want[5], rtol=close)
+    assert len(set(d.gather_objects(layer._mean.numpy().tobytes() + layer._variance.numpy().tobytes()))) == 1
+
+
+unequal = [5, *[2] * (W - 1)]
+check(synchronise(nn.BatchNorm2D(3)), (4, 3, 5, 6), 1)
+check(synchronise(nn.BatchNorm2D(3, data_format="NHWC")), (4, 5, 6, 3), 3, counts=unequal)
+check(synchronise(nn.BatchNorm1D(8, momentum=0.5, epsilon=2e-5)), (4, 8), 1, offset=300.0, counts=unequal)
+check(synchronise(nn.BatchNorm1D(8)), (4, 8, 3), 1, counts=[0, *[4] * (W - 1)])  # a rank without samples
+check(synchronise(nn.BatchNorm2D(3, weight_attr=False, bias_attr=False)), (4, 3, 5, 6), 1)
+check(synchronise(_Features(8)), (4, 8), 1)
+
+# Names and order stay; in evaluation mode, and where a layer always takes its running statistics, no rank waits for another.
+plain = nn.Sequential(
+    nn.BatchNorm1D(4), nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1D(4, use_global_stats=True))
+)
+names = list(plain.state_dict())
+optimized = [parameter.name for parameter in plain.parameters()]
+net = synchronise(plain)
+assert list(net.state_dict()) == names and [p.name for p in net.parameters()] == optimized
+if r == 0:
+    net[2].train()
+    net[2](paddle.ones([2, 4]))
+    net.eval()
+    assert np.allclose(net[0](paddle.ones([2, 4])).numpy(), 1, atol=1e-4)
+
+for name in ("sync", "plain"):
+    train_wide(
+        folder / name, f"Model.sync_batchnorm={name == 'sync'}", f"DataLoader.Train.batch_size={12 // W}"
+    )
+print(f"rank {r} of {W}: synchronised batch norm ok")

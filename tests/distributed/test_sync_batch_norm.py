@@ -1,0 +1,76 @@
+"""Synchronised batch norm: layers by run_sync_batch_norm.py, a training on two ranks against the same on one, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.distributed.sync_batch_norm import SyncBatchNorm, synchronise
+from plsc.errors import UserError
+from tests.launch import launch
+from tests.tiny_runs import arrays, checkpoint, make_trainer, rows, train
+
+
+class Wide(paddle.nn.Layer):
+    """A small network in float64: in float32 the rounding of ten steps already grows to more than 1e-6, as much as after a change
+    of the initial weights in their last bit."""
+
+    def __init__(self):
+        super().__init__()
+        paddle.seed(0)
+        self.layers = paddle.nn.Sequential(
+            paddle.nn.Conv2D(1, 4, 3, 2, 1),
+            paddle.nn.BatchNorm2D(4),
+            paddle.nn.ReLU(),
+            paddle.nn.Flatten(),
+            paddle.nn.Linear(4 * 6 * 5, 8),
+            paddle.nn.BatchNorm1D(8, weight_attr=False, bias_attr=False),
+        )
+        self.to(dtype="float64")
+
+    def forward(self, images):
+        return self.layers(images.astype("float64")).astype("float32")
+
+
+def train_wide(output, *overrides):
+    """Ten steps, of which the last has fewer samples, and on two ranks not the same number."""
+    few = ["DataLoader.Eval.dataset=null", "Global.max_steps=10", "LRScheduler.learning_rate=0.01"]
+    train(output, *few, "Checkpoint.every_steps=10", *overrides, backbone=Wide())
+
+
+def test_two_ranks_train_as_one_with_the_whole_batch(tmp_path):
+    script = Path(__file__).with_name("run_sync_batch_norm.py")
+    assert launch(script, 2, tmp_path, tmp_path).stdout.count("synchronised batch norm ok") == 2
+    train_wide(tmp_path / "one")
+    one, two, plain = (arrays(checkpoint(tmp_path / name, 10)) for name in ("one", "sync", "plain"))
+    assert one.keys() == two.keys()
+    for name in (name for name in one if name.startswith("backbone: ")):
+        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(two["head: centres"], one["head: centres"], atol=5e-6)  # float32
+    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("one", "sync")]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    name = "backbone: layers.4.weight"
+    assert np.abs(plain[name] - one[name]).max() > 1e-3, "without synchronising it is another network"
+
+
+def test_one_rank_keeps_its_layers():
+    net = paddle.nn.Sequential(paddle.nn.BatchNorm1D(3))
+    assert synchronise(net) is net and not isinstance(net[0], SyncBatchNorm)
+
+
+class Own(paddle.nn.BatchNorm1D):
+    """Does something else, for all that is known."""
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (paddle.nn.Linear(2, 2), "Linear has no batch normalisation layer; set it to false"),
+        (paddle.nn.Sequential(Own(2)), "'0' is a Own, which cannot be synchronised"),
+        (paddle.nn.Sequential(paddle.nn.BatchNorm(2)), "'0' is a BatchNorm, which cannot be synchronised"),
+    ],
+)
+def test_what_cannot_be_synchronised_is_refused(net, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        make_trainer(tmp_path, "Model.sync_batchnorm=true", backbone=net)
