@@ -437,10 +437,26 @@ class EvalDatasetCfg(DatasetCfg):
     evaluated."""
 
 
+class SamplerCfg(Section):
+    """Which samples an epoch has, and in which order; the same on any number of ranks (docs/data.md)."""
+
+    only_with = {"per_class": ("balanced",), "samples": ("pk",)}
+
+    name: Literal["shuffle", "balanced", "pk"] = "shuffle"
+    """shuffle: every sample once. balanced: every class equally often, however many images it has. pk: in every
+    step a number of images of each of a number of classes."""
+    per_class: Optional[int] = Field(None, ge=1)
+    """Samples of each class in an epoch. null: the mean number of a class, rounded, so that the epoch is about as long
+    as the set."""
+    samples: int = Field(4, ge=1)
+    """K of P x K: samples of each class in a step. The global batch is a multiple of it; P is the quotient."""
+
+
 class TrainCfg(Section):
     """Training data. One step takes `batch_size` x ranks samples, the global batch."""
 
     dataset: TrainDatasetCfg = TrainDatasetCfg()
+    sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
     """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
     num_classes: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)

@@ -15,6 +15,7 @@ from plsc.config import Config
 from plsc.data.dataset import Dataset, check_arrays, class_names
 from plsc.data.folder import nested_hint
 from plsc.data.loader import Loader
+from plsc.data.samplers import PK, Balanced, Sampler, Shuffle
 from plsc.distributed.guard import Guard
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
@@ -49,7 +50,7 @@ def build_trainer(
         backbone = synchronise(backbone)
     seen = getattr(dataset, "identities", None)
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
-    loader = _build_loader(cfg, dataset)
+    loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
     sizes = dataset.num_classes, cfg.Model.embedding_size
     head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
     return Trainer(
@@ -89,17 +90,32 @@ def build_training_set(cfg: Config) -> Dataset:
     return dataset
 
 
-def _build_loader(cfg: Config, dataset: Dataset) -> Loader:
+def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:
+    """Build the loader of one rank. UserError if the sampler does not fit the data or the global batch."""
     train = cfg.DataLoader.Train
     return Loader(
         dataset,
         train.batch_size,
-        distributed.rank(),
-        distributed.world_size(),
+        rank,
+        world_size,
         cfg.Global.seed,
         train.num_workers,
         train.max_corrupt,
+        _build_sampler(cfg, dataset, train.batch_size * world_size),
     )
+
+
+def _build_sampler(cfg: Config, dataset: Dataset, global_batch: int) -> Sampler:
+    given, seed = cfg.DataLoader.Train.sampler, cfg.Global.seed
+    if given.name == "shuffle":
+        return Shuffle(len(dataset), seed)
+    if given.name == "balanced":
+        return Balanced(dataset.labels, seed, given.per_class)
+    try:
+        return PK(dataset.labels, seed, given.samples, global_batch)
+    except UserError as error:
+        where = cfg.source("DataLoader.Train.sampler.samples")
+        raise UserError(f"{where}: DataLoader.Train.sampler.{error}") from None
 
 
 def _build_optimizer(

@@ -253,15 +253,11 @@ class Entry(Setters):
         self.config.check_ranks(ranks)
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
-        from plsc.data.loader import Loader
-        from plsc.training.build import build_training_set
+        from plsc.training.build import build_loader, build_training_set
         from plsc.training.plan_lines import plan_lines
 
-        train = self.config.DataLoader.Train
         dataset = build_training_set(self.config)
-        loader = Loader(
-            dataset, train.batch_size, environment.rank_from_env(), ranks, self.config.Global.seed
-        )
+        loader = build_loader(self.config, dataset, environment.rank_from_env(), ranks)
         backbone = self._model or self.config.Model.build(
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
