@@ -29,6 +29,7 @@ from plsc.config.messages import (
     check_keywords,
     describe,
     explain,
+    item_of,
     keys_of,
     takes,
 )
@@ -41,6 +42,7 @@ from plsc.config.schema import (
     ExportCfg,
     GlobalCfg,
     HeadCfg,
+    JoinedDatasetCfg,
     LRSchedulerCfg,
     ModelCfg,
     OptimizerCfg,
@@ -50,7 +52,7 @@ from plsc.config.schema import (
     listed,
 )
 from plsc.errors import MissingFileError, UserError
-from plsc.utils.registry import DATASETS
+from plsc.utils.registry import DATASETS, JOINED
 from plsc.utils.yaml_lines import KeyPath, dump
 
 __all__ = [
@@ -102,10 +104,7 @@ class Config(Section):
 
         Raises KeyError for a key that does not exist, or has no meaning in this config.
         """
-        path = tuple(key.split("."))
-        if path not in dict(_leaves(self)):
-            raise KeyError(key)
-        return self._label(path)
+        return self._label({".".join(map(str, path)): path for path, _ in _leaves(self)}[key])
 
     def _label(self, path: KeyPath) -> str:
         return self._layers.sources.get(path, DEFAULT).label
@@ -136,13 +135,18 @@ class Config(Section):
         for path, value in _leaves(self):
             if not sources and self._layers.sources.get(path) == _NOT_NAMED:
                 continue  # a process that loads the text must warn again that nothing is evaluated
+            indent = "  " * len(path[:-1])
             for depth, key in enumerate(path[:-1]):
-                if path[: depth + 1] != above[: depth + 1]:
-                    if depth == 0 and rows:
-                        rows.append(("", ""))
-                    rows.append((f"{'  ' * depth}{key}:", ""))
+                if path[: depth + 1] == above[: depth + 1]:
+                    continue
+                if isinstance(key, int):  # an item of a list begins with its first key
+                    indent = "  " * depth + "- "
+                    continue
+                if depth == 0 and rows:
+                    rows.append(("", ""))
+                rows.append((f"{'  ' * depth}{key}:", ""))
             above = path[:-1]
-            rows.append((f"{'  ' * len(above)}{dump(path[-1])}: {dump(value)}", self._label(path)))
+            rows.append((f"{indent}{dump(path[-1])}: {dump(value)}", self._label(path)))
         if not sources:
             return "".join(f"{text}\n" for text, _ in rows)
         column = max(len(text) for text, _ in rows if len(text) <= 60)  # longer lines stand out on their own
@@ -154,18 +158,42 @@ class Config(Section):
         return self._layers.sources.get(_EVAL_SET) == _NOT_NAMED
 
     def _sets(self) -> dict[KeyPath, EvalDatasetCfg | TrainDatasetCfg | None]:
-        sets = {_TRAIN_SET: self.DataLoader.Train.dataset, _EVAL_SET: self.DataLoader.Eval.dataset}
+        sets: dict[KeyPath, Any] = dict(self._training_sets())
+        sets[_EVAL_SET] = self.DataLoader.Eval.dataset
         sets.update({(*_MORE_SETS, title): more for title, more in self.DataLoader.Eval.more.items()})
         return sets
 
+    def _training_sets(self) -> dict[KeyPath, TrainDatasetCfg]:
+        train = self.DataLoader.Train
+        if not isinstance(train.dataset, list):
+            return {_TRAIN_SET: train.dataset}
+        return {(*_TRAIN_SET, number): section for number, section in enumerate(train.sets)}
+
     def build_dataset(self, key: str) -> Any:
-        """Build the data set of a key such as "DataLoader.Train.dataset".
+        """Build the data set of a key such as "DataLoader.Train.dataset"; of a list of sets the one that joins them.
 
         A UserError about one of its keywords is raised again with file, line and key in front.
         """
-        path, section = next(item for item in self._sets().items() if ".".join(item[0]) == key)
+        sets = {".".join(map(str, path)): (path, section) for path, section in self._sets().items()}
+        if key in sets:
+            return self._build_one(key, *sets[key])
+        listed_sets = {name: sets[name] for name in sets if name.startswith(f"{key}.")}
+        parts = {name: self._build_one(name, *of_set) for name, of_set in listed_sets.items()}
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        own = [section.head == "own" for _, section in listed_sets.values()]
         try:
-            return section.build(seed=self.Global.seed)
+            return DATASETS.build(JOINED, parts=parts, own=own)
+        except UserError as error:
+            path, _ = listed_sets.get(str(error).partition(": ")[0], (_TRAIN_SET, None))
+            place = self._layers.source(path).place
+            raise UserError(f"{place}: {error}" if place else str(error)) from error
+
+    def _build_one(self, key: str, path: KeyPath, section: EvalDatasetCfg | TrainDatasetCfg) -> Any:
+        # Sets of a list must not draw the same random numbers for their samples of the same number.
+        number = path[-1] if isinstance(path[-1], int) else 0
+        try:
+            return section.build(seed=self.Global.seed + number)
         except UserError as error:
             keyword, colon, message = str(error).partition(": ")
             if not colon or not takes(DATASETS.get(section.name), keyword):
@@ -205,7 +233,7 @@ class Config(Section):
         errors = []
         sets = self._sets()
         if not training:
-            del sets[_TRAIN_SET]
+            sets = {path: section for path, section in sets.items() if path[: len(_TRAIN_SET)] != _TRAIN_SET}
         for path, section in sets.items():
             check = getattr(DATASETS.get(section.name), "check", None) if section else None
             try:
@@ -227,11 +255,17 @@ class Config(Section):
             raise ConfigError(layers.lines()) from errors[0]
 
 
-_PLUGS: dict[KeyPath, type[Plug]] = {
-    ("Model",): ModelCfg,
-    _TRAIN_SET: TrainDatasetCfg,
-    _EVAL_SET: EvalDatasetCfg,
-}
+def _plugs(layers: Layers) -> dict[KeyPath, type[Plug]]:
+    """Return the paths of all sections that name a class."""
+    plugs: dict[KeyPath, type[Plug]] = {("Model",): ModelCfg}
+    sets = layers.get(_TRAIN_SET)
+    if isinstance(sets, list):
+        plugs.update({(*_TRAIN_SET, number): JoinedDatasetCfg for number in range(len(sets))})
+    else:
+        plugs[_TRAIN_SET] = TrainDatasetCfg
+    plugs[_EVAL_SET] = EvalDatasetCfg
+    plugs.update({(*_MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)})
+    return plugs
 
 
 STAND_IN = (
@@ -282,15 +316,16 @@ def _checked(layers: Layers) -> Config:
     except ValidationError as error:
         for detail in error.errors():
             layers.add_error(explain(detail, Config, layers.tree, every_key))
-    plugs = {**_PLUGS, **{(*_MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)}}
-    keywords = {path: _check_plug(layers, path, section, every_key) for path, section in plugs.items()}
+    keywords = {
+        path: _check_plug(layers, path, section, every_key) for path, section in _plugs(layers).items()
+    }
     if layers.problems:
         raise ConfigError(layers.lines())
     for path, values in keywords.items():
         if values:
             plug = config
             for key in path:
-                plug = plug[key] if isinstance(plug, dict) else getattr(plug, key)
+                plug = plug[key] if isinstance(plug, (dict, list)) else getattr(plug, key)
             plug.model_extra.update(values)
     config.Head.options.update(options)  # as the class annotates them
     config._layers = layers
@@ -301,10 +336,16 @@ def _drop_default_evaluation(layers: Layers) -> None:
     """Set Eval.dataset to null if it is not written and its default does not fit the training data."""
     if layers.sources.get(_EVAL_SET) == _NOT_NAMED:
         layers.drop(_EVAL_SET)  # the training data may have changed since
-    trained = layers.get((*_TRAIN_SET, "name"))
+    trained = layers.get(_TRAIN_SET)
+    trained = [
+        each.get("name")
+        for each in (trained if isinstance(trained, list) else [trained])
+        if isinstance(each, dict)
+    ]
     default = TrainDatasetCfg.model_fields["name"].default
+    others = [name for name in trained if isinstance(name, str) and name != default]
     sections = all(isinstance(layers.get(_EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
-    if isinstance(trained, str) and trained != default and sections and _EVAL_SET not in layers.sources:
+    if others and sections and _EVAL_SET not in layers.sources:
         layers.put(_EVAL_SET, None, _NOT_NAMED)
 
 
@@ -363,6 +404,8 @@ def _check_plug(layers: Layers, path: KeyPath, section: type[Plug], every_key: l
     values, problems = check_keywords(section, cls, written, every_key)
     for problem in problems:
         hint = _whose_key(section, name, problem) if section.registry is DATASETS else ""
+        if section is TrainDatasetCfg and problem.path[0] in JoinedDatasetCfg.model_fields:
+            hint = "; weight and head are keys of the items of a list of data sets"
         layers.add_error(ConfigProblem((*path, *problem.path), problem.message + hint))
     return values
 
@@ -398,6 +441,9 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
         names = section.only_with.get(key)
         if isinstance(value, Section):
             yield from _leaves(value, (*path, key))
+        elif isinstance(value, list) and any(isinstance(item, Section) for item in value):
+            for number, item in enumerate(value):
+                yield from _leaves(item, (*path, key, number))
         elif value and (*path, key) == _MORE_SETS:
             for title, section_of_set in value.items():
                 yield from _leaves(section_of_set, (*path, key, title))
@@ -454,6 +500,19 @@ def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
     for key, value in section:
         if isinstance(value, Section):
             yield from _chapter(value, (*path, key))
+            item = item_of(type(section).model_fields[key].annotation)
+            if item:
+                yield from _item_chapter(item, (*path, key), type(value))
+
+
+def _item_chapter(item: type[Section], path: KeyPath, single: type[Section]) -> Iterator[str]:
+    """Write the chapter of the items of a list that may stand for the section `single`: their further keys."""
+    yield f"\n## {'.'.join(path)}, a list\n\n{_one_line(item.__doc__)}\n"
+    yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
+    for key, field in item.model_fields.items():
+        if key not in single.model_fields:
+            rule = describe(field.annotation, field.metadata)
+            yield f"| `{key}` | {rule} | `{dump(field.default)}` | {_one_line(field.description)} |\n"
 
 
 def _one_line(text: str) -> str:

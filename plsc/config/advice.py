@@ -47,7 +47,9 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
 
 def _hold_out_advice(cfg: Config) -> list[str]:
     """Say of each evaluation set that may hold out others than the training: names are compared where there are some, numbers are not."""
-    train = cfg.DataLoader.Train.dataset.keywords
+    if len(cfg.DataLoader.Train.sets) > 1:
+        return []  # which of the sets an evaluation belongs to is not known; shared names are compared at the start
+    train = cfg.DataLoader.Train.sets[0].keywords
     trained = train.get("folder") or train.get("list") or train.get("path")
     sets = {"DataLoader.Eval.dataset": cfg.DataLoader.Eval.dataset}
     sets.update(

@@ -82,14 +82,21 @@ class Layers:
             for problem in document.problems:
                 self.add_error(ConfigProblem((*path, *problem.path), problem.message), source)
         else:
-            self.put(path, document.value, source)
+            try:
+                self.put(path, document.value, source)
+            except ConfigError as error:
+                self.add_error(ConfigProblem((), str(error)), source)
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
-        """Set a plain value or a whole mapping in place of the present value."""
+        """Set a plain value or a whole mapping in place of the present value.
+
+        Raises ConfigError for a key below a list that is no number of an item.
+        """
+        path = self._numbered(path)
         self.drop(path)
-        node = self.tree
+        node: Any = self.tree
         for depth, key in enumerate(path[:-1], 1):
-            if not isinstance(node.get(key), dict):
+            if not isinstance(self.get(path[:depth]), (dict, list)):
                 self.drop(path[:depth])
                 node[key] = {}
                 self.sources[path[:depth]] = source
@@ -102,8 +109,28 @@ class Layers:
         """Return the value at a path; None if there is none."""
         node: Any = self.tree
         for key in path:
-            node = node.get(key) if isinstance(node, dict) else None
+            if isinstance(node, list) and isinstance(key, int) and key < len(node):
+                node = node[key]
+            else:
+                node = node.get(key) if isinstance(node, dict) else None
         return node
+
+    def _numbered(self, path: KeyPath) -> KeyPath:
+        """Turn the keys of list items, "1", into numbers; ConfigError for one that is no number of an item."""
+        numbered: KeyPath = ()
+        for key in path:
+            above = self.get(numbered)
+            if isinstance(above, list) and isinstance(key, str):
+                if not (key.isdecimal() and int(key) < len(above)):
+                    name = ".".join(map(str, numbered))
+                    message = (
+                        f"{name} is a list: name one of its {len(above)} items by its number, {name}.0 for the first, or replace "
+                        f"the whole list (got '{key}')"
+                    )
+                    raise ConfigError([message])
+                key = int(key)
+            numbered = (*numbered, key)
+        return numbered
 
     def drop(self, path: KeyPath) -> None:
         """Remove a path and all below it."""
@@ -148,8 +175,8 @@ def plain(value: Any) -> Any:
 
 def _paths(value: Any) -> Iterator[KeyPath]:
     yield ()
-    if isinstance(value, dict):
-        for key, child in value.items():
+    if isinstance(value, (dict, list)):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             for below in _paths(child):
                 yield (key, *below)
 

@@ -23,6 +23,8 @@ from plsc.utils.yaml_lines import KeyPath, dump
 
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping of keys"}
 _LISTS = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable)
+# Tags that schema.py gives to the alternatives of a union; pydantic adds them to the place of an error.
+UNION_TAGS = ("(mapping)", "(list)")
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # Python 3.9 has no `int | None`
 
 
@@ -91,11 +93,14 @@ def explain(
     limits = ()
     for part in error["loc"]:  # pydantic adds parts of its own for unions: follow only what is in the data
         in_mapping = isinstance(value, dict) and part in value
+        if part in UNION_TAGS and not in_mapping:
+            continue
         if not in_mapping and not (isinstance(value, list) and isinstance(part, int)):
             break
         path, value = (*path, part), value[part]
         if isinstance(part, int):
             annotation, limits = _item(annotation), ()
+            siblings = keys_of(annotation) or siblings
         elif part in siblings:
             annotation, limits = siblings[part].annotation, siblings[part].metadata
             siblings = keys_of(annotation)
@@ -114,11 +119,23 @@ def explain(
 
 def _item(annotation: Any) -> Any:
     """Return the annotation of a list's items, also of `Optional[list[X]]`; Any if it is unknown."""
-    for kind in (annotation, *typing.get_args(annotation)):
+    for kind in _alternatives(annotation):
         items = [arg for arg in typing.get_args(kind) if arg is not ...]
         if typing.get_origin(kind) in _LISTS and len(items) == 1:
             return items[0]
     return Any
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """List an annotation and what it is a union of, without their metadata."""
+    kinds = (annotation, *typing.get_args(annotation))
+    return [kind.__origin__ if typing.get_origin(kind) is typing.Annotated else kind for kind in kinds]
+
+
+def item_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that the items of a list are, also of a union with a list; None if they are none."""
+    item = _item(annotation)
+    return item if _is_model(item) else None
 
 
 # Name of a key in InsightFace and other programs -> its name here.
@@ -143,7 +160,7 @@ def _unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
 
 def keys_of(annotation: Any) -> dict[str, Any]:
     """Return key -> FieldInfo of a section, also of `Optional[Section]`; {} for anything else."""
-    for kind in (annotation, *typing.get_args(annotation)):
+    for kind in _alternatives(annotation):
         if _is_model(kind):
             return {field.alias or name: field for name, field in kind.model_fields.items()}
     return {}

@@ -10,20 +10,22 @@ add a key, add a field here and use it; nothing else lists the keys. Checks with
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Optional, Union
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     PositiveFloat,
     PositiveInt,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from plsc.config.messages import takes
+from plsc.config.messages import UNION_TAGS, takes
 from plsc.utils.registry import BACKBONES, DATASETS, MARGINS, Registry, did_you_mean
 
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
@@ -411,7 +413,7 @@ class DatasetCfg(Plug):
 
 class TrainDatasetCfg(DatasetCfg):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
-    them."""
+    them. A list of such mappings trains on several sets together (docs/data.md)."""
 
     # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
     supplied = {"seed": "Global.seed"}
@@ -422,6 +424,22 @@ class TrainDatasetCfg(DatasetCfg):
     files of MNIST and Fashion-MNIST; `Synthetic`, noise for measuring speed; a name that you registered; or
     your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
     examples."""
+
+
+class JoinedDatasetCfg(TrainDatasetCfg):
+    """Each of the mappings of a list of data sets to train on has the keys of a single one, and these."""
+
+    weight: Optional[float] = Field(None, gt=0)
+    """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null: the
+    number of its samples, so that an epoch has every sample once."""
+    head: Literal["merge", "own"] = "merge"
+    """merge: identities of the same name are one class in all sets that are merged. own: its classes are told
+    apart from each other only, since the same person may have another class in another set."""
+
+
+def _one_or_several(value: Any) -> Optional[str]:
+    """Say which alternative of TrainCfg.dataset a value is to be checked by."""
+    return UNION_TAGS[isinstance(value, list)] if isinstance(value, (dict, list, Section)) else None
 
 
 class EvalDatasetCfg(DatasetCfg):
@@ -455,7 +473,13 @@ class SamplerCfg(Section):
 class TrainCfg(Section):
     """Training data. One step takes `batch_size` x ranks samples, the global batch."""
 
-    dataset: TrainDatasetCfg = TrainDatasetCfg()
+    dataset: Annotated[
+        Union[
+            Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])],
+            Annotated[list[JoinedDatasetCfg], Tag(UNION_TAGS[1])],
+        ],
+        Discriminator(_one_or_several),
+    ] = TrainDatasetCfg()
     sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
     """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
@@ -474,6 +498,31 @@ class TrainCfg(Section):
     max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
     """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded; each is
     named in the log. More than that ends the run, if possible before its first step. 0 ends it at the first one."""
+
+    @property
+    def sets(self) -> list[TrainDatasetCfg]:
+        """The data sets to train on: one, or those of the list."""
+        return self.dataset if isinstance(self.dataset, list) else [self.dataset]
+
+    @property
+    def weights(self) -> Optional[list[float]]:
+        """The weights of the sets of a list; None where they have none."""
+        weights = [section.weight for section in self.sets if isinstance(section, JoinedDatasetCfg)]
+        return weights if len(weights) > 1 and None not in weights else None
+
+    @field_validator("dataset")
+    @classmethod
+    def _all_or_none_weighted(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        if not value:
+            raise ValueError("must name at least one data set")
+        without = [number for number, section in enumerate(value) if section.weight is None]
+        if 0 < len(without) < len(value):
+            raise ValueError(
+                f"item {without[0]} has no weight, others have one; give all of them one, or none"
+            )
+        return value
 
     @field_validator("global_batch")
     @classmethod

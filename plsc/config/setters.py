@@ -137,7 +137,8 @@ class Setters:
 
         The first is the main set.
         """
-        folder = self.config.DataLoader.Train.dataset.keywords.get("root")
+        sets = self.config.DataLoader.Train.sets
+        folder = next((one.keywords["root"] for one in sets if one.keywords.get("root")), None)
         if not folder:
             raise UserError(
                 "set_val_targets: looks in the folder of the training images, which is not known; call set_dataset_dir first"

@@ -42,7 +42,7 @@ def make_batch(
 
 
 def _make_substitute(dataset: Dataset, seed: int, epoch: int, index: int, image: np.ndarray) -> int | None:
-    draws = generator(seed, index=index, use=SUBSTITUTES).integers(len(dataset), size=REDRAWS)
+    draws = generator(seed, index=index, use=SUBSTITUTES).integers(*dataset.substitutes(index), size=REDRAWS)
     for substitute in draws.tolist():
         try:
             make_sample(dataset, epoch, substitute, image)

@@ -53,6 +53,15 @@ class Dataset(SampleSet, ABC):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def class_names(self) -> np.ndarray | None:
+        """Name the classes, in the order of the labels; None: not known. They differ where `identities` repeats one."""
+        return self.identities
+
+    def substitutes(self, index: int) -> tuple[int, int]:
+        """Return the range [start, stop) of the samples that may take the place of this one if it is corrupt."""
+        return 0, len(self)
+
     @abstractmethod
     def sample(self, index: int, epoch: int) -> np.ndarray:
         """Make sample `index` as augmented in `epoch`, an array of the declared shape and dtype.
@@ -206,10 +215,10 @@ def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np
     others = data.names if isinstance(data, IdentificationSet) else getattr(data, "identities", None)
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
-    return np.intersect1d(_same_form(trained), _same_form(others))
+    return np.intersect1d(same_form(trained), same_form(others))
 
 
-def _same_form(names: np.ndarray) -> np.ndarray:
+def same_form(names: np.ndarray) -> np.ndarray:
     """Normalise the accents of names to the composed form (NFC); leave numbers as they are."""
     if names.dtype.kind != "U":
         return names
@@ -237,8 +246,8 @@ def misnumbered_class(trained: list[str] | None, data: Dataset, strangers: bool 
 
 
 def class_names(data: Dataset) -> list[str] | None:
-    """Return the names of the classes for a checkpoint: the identities of `data` if they are text, else None."""
-    names = getattr(data, "identities", None)
+    """Return the names of the classes for a checkpoint, if they are text, else None."""
+    names = getattr(data, "class_names", None)
     return (
         None if names is None or names.dtype.kind != "U" or len(names) != data.num_classes else names.tolist()
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plsc.config import Config
+from plsc.config.schema import TrainDatasetCfg
 from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.metrics import read_metrics
@@ -33,14 +34,12 @@ def finish(
     result = evaluator.results.get(evaluator.main)
     metrics = Path(cfg.Global.output_dir) / "metrics.jsonl"
     rows = read_metrics(metrics) if metrics.is_file() else []
-    data = cfg.DataLoader.Train.dataset
     summary = {
         "run": str(Path(cfg.Global.output_dir)),
         "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
         "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
         "version": f"plsc {__version__}, Python {platform.python_version()}",
-        "trained on": " ".join([data.name, *(f"{key}={value}" for key, value in data.keywords.items())])
-        + f", {evaluator.num_classes:,} classes",
+        "trained on": f"{' and '.join(map(_describe_set, cfg.DataLoader.Train.sets))}, {evaluator.num_classes:,} classes",
         "training" if "checkpoint" not in facts else "evaluated": how,
         "ranks": environment.world_size_from_env(),
         "head": cfg.Head.name,
@@ -62,3 +61,8 @@ def finish(
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
     print(f"done: {line}, results in {folder}, report {page}", flush=True)
+
+
+def _describe_set(section: TrainDatasetCfg) -> str:
+    given = {**section.keywords, **section.model_dump(include={"weight", "head"}, exclude_defaults=True)}
+    return " ".join([section.name, *(f"{key}={value}" for key, value in given.items())])

@@ -30,7 +30,7 @@ def stand_in(config: Config) -> Config:
         "name": "Synthetic",
         "num_classes": train.num_classes,
         "num_samples": train.num_samples,
-        "image_shape": _image_shape(train.dataset),
+        "image_shape": _image_shape(train.sets[0]),
     }
     changes = {
         "DataLoader.Train.dataset": noise,

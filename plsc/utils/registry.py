@@ -118,6 +118,9 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+# The data set that joins those of a list; it has no name in a config.
+JOINED = "plsc.data.joined:Joined"
+
 BACKBONES = Registry(
     "backbone",
     {

@@ -395,3 +395,92 @@ def test_a_number_of_ranks_that_does_not_make_the_global_batch_is_refused(tmp_pa
     )
     with pytest.raises(ConfigError, match="global_batch: must be a multiple of .* batch_size 16"):
         load(tmp_path / "a.yaml", ["DataLoader.Train.global_batch=60"])
+
+
+# ---- a list of data sets
+
+SETS = """\
+DataLoader:
+  Train:
+    dataset:
+      - {name: DummyImages, root: a, weight: 2}
+      - name: DummyImages
+        root: b
+        size: 13
+        weight: 1
+        head: own
+"""
+
+
+def test_a_list_of_data_sets(write):
+    cfg = load(write(SETS))
+    first, second = cfg.DataLoader.Train.sets
+    assert (first.name, first.head, first.keywords) == ("DummyImages", "merge", {"root": "a"})
+    assert (second.head, second.keywords) == ("own", {"root": "b", "size": 13})
+    assert cfg.DataLoader.Train.weights == [2.0, 1.0]
+    assert cfg.source("DataLoader.Train.dataset.1.size") == "a.yaml:7"
+    assert cfg.source("DataLoader.Train.dataset.0.head") == "default"
+    assert cfg.evaluation_dropped  # the default pairs belong to Glyphs
+    assert load(write(cfg.to_yaml(), "b.yaml")) == cfg
+    assert load(write(cfg.to_yaml(sources=True), "b.yaml")) == cfg
+    assert "      - name: DummyImages" in cfg.to_yaml() and "# a.yaml:9" in cfg.to_yaml(sources=True)
+
+
+def test_keys_of_one_of_the_sets_are_overridden_and_edited(write):
+    cfg = load(write(SETS), ["DataLoader.Train.dataset.1.root=c"])
+    assert [one.keywords["root"] for one in cfg.DataLoader.Train.sets] == ["a", "c"]
+    assert cfg.source("DataLoader.Train.dataset.1.root") == "-o"
+    edited = cfg.edit({"DataLoader.Train.dataset.0.weight": 5}, "me")
+    assert edited.DataLoader.Train.weights == [5.0, 1.0]
+    assert edited.source("DataLoader.Train.dataset.0.weight") == "me"
+    assert load(cfg, ["DataLoader.Train.dataset={name: DummyImages, root: d}"]).DataLoader.Train.sets[
+        0
+    ].keywords == {"root": "d"}
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("dataset.roots=c", "DataLoader.Train.dataset is a list: name one of its 2 items by its number"),
+        ("dataset.2.root=c", "DataLoader.Train.dataset is a list: name one of its 2 items by its number"),
+        ("dataset.1.weight=0", "DataLoader.Train.dataset.1.weight: must be a number > 0 or null (got 0)"),
+        ("dataset.1.head=both", "DataLoader.Train.dataset.1.head: must be one of merge, own (got 'both')"),
+        ("dataset.1.sise=3", "DataLoader.Train.dataset.1.sise: unknown key, did you mean 'size'?"),
+        ("dataset=[]", "DataLoader.Train.dataset: must name at least one data set (got [])"),
+        ("dataset=[3]", "DataLoader.Train.dataset.0: must be a mapping of keys (got 3)"),
+        (
+            "dataset=3",
+            "DataLoader.Train.dataset: must be a mapping of keys or a list, each a mapping of keys (got 3)",
+        ),
+        ("dataset={name: DummyImages, root: a, head: own}", "DataLoader.Train.dataset.head: unknown key"),
+    ],
+)
+def test_mistakes_in_a_list_of_data_sets(write, override, line):
+    (error,) = errors(write(SETS), [f"DataLoader.Train.{override}"])
+    assert error.startswith(f"-o DataLoader.Train.{override}: {line}")
+
+
+def test_a_mistake_in_an_item_names_its_line(write):
+    (error,) = errors(write(SETS.replace("root: b", "root: 7")))
+    assert error == "a.yaml:6: DataLoader.Train.dataset.1.root: must be text (got 7)"
+    (error,) = errors(write(SETS.replace("        weight: 1\n", "")))
+    assert error.startswith("a.yaml:3: DataLoader.Train.dataset: item 1 has no weight, others have one; give")
+    os.mkdir("a")
+    with pytest.raises(MissingFileError) as caught:
+        load(write(SETS)).check_data()
+    assert str(caught.value) == "a.yaml:6: DataLoader.Train.dataset.1.root: no such folder (got 'b')"
+
+
+def test_the_sets_of_a_list_are_built_and_joined(write):
+    text = "DataLoader: {Train: {dataset: [{name: Synthetic, num_classes: 3, head: own},\n{name: Synthetic, num_classes: 2, head: own}]}}"
+    data = load(write(text)).build_dataset("DataLoader.Train.dataset")
+    assert (data.num_classes, data.ranges) == (5, [(0, 3), (3, 5)])
+    assert not np.array_equal(
+        data.sample(0, 0), data.sample(int(data.starts[1]), 0)
+    )  # random numbers of its own
+    alone = load(write(text.replace("{name: Synthetic, num_classes: 2, head: own}", "")))
+    assert type(alone.build_dataset("DataLoader.Train.dataset")).__name__ == "Synthetic"
+    with pytest.raises(
+        UserError, match=r"^a.yaml:1: DataLoader.Train.dataset.0: its identities have no names"
+    ):
+        load(write(text.replace("head: own", "head: merge"))).build_dataset("DataLoader.Train.dataset")

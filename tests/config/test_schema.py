@@ -50,7 +50,7 @@ from plsc.config.schema import EvalCfg, Section, TrainCfg
         ("Model: 3", "Model: must be a mapping of keys (got 3)"),
         (
             "DataLoader: {Train: {dataset: null}}",
-            "DataLoader.Train.dataset: must be a mapping of keys (got null)",
+            "DataLoader.Train.dataset: must be a mapping of keys or a list, each a mapping of keys (got null)",
         ),
         ("Export: {formats: [onnx, tflite]}", "Export.formats.1: must be one of paddle, onnx (got 'tflite')"),
         (

@@ -397,7 +397,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, shape = cfg.Model.name, " x ".join(map(str, dataset.preprocessing.shape))
         print(
             f"no config given (-c): planned are the defaults and what -o changes of them, the network {name} on images of {shape} from "
-            f"{cfg.DataLoader.Train.dataset.name}"
+            f"{' and '.join(section.name for section in cfg.DataLoader.Train.sets)}"
         )
     print(show(planned))
     if args.json:
