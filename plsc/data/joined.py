@@ -65,7 +65,7 @@ class Joined(Dataset):
             together = number_names([self.parts[number].identities for number in merged])
             for number, of_part in zip(merged, together):
                 classes[number] = of_part
-        self.ranges: list[tuple[int, int]] = []
+        self.ranges = []
         self._range_titles: list[str] = []  # of the first set of each range
         self.num_classes = 0
         for number, title in enumerate(self.titles):

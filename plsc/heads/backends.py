@@ -32,7 +32,8 @@ class BackendInput:
     scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard; rows: the same as
     a tensor; column_P: their classes, rising, as the bank's selected rows are counted. cosines: of each
     sample with its class, without and with margin [N, 1], for a margin that changes the other logits.
-    inspected: whether the caller wants the logits themselves.
+    inspected: whether the caller wants the logits themselves. bounds: int64 [2, N], first and last + 1 of the selected
+    classes that a sample is told apart from; None: all.
     """
 
     scaled_ND: paddle.Tensor
@@ -41,6 +42,7 @@ class BackendInput:
     rows: paddle.Tensor
     cosines: tuple[paddle.Tensor, paddle.Tensor] | None
     inspected: bool = False
+    bounds: np.ndarray | None = None
 
 
 def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBackend | KernelBackend:
@@ -55,6 +57,7 @@ def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBacken
         and given.scaled_ND.place.is_cpu_place()
         and head.bank.selected > 0
         and not given.inspected
+        and given.bounds is None
         and head.sub_centres == 1
         and not (head.margin and head.margin.has_others)
         and head.bank.host_rows("centres") is not None
@@ -165,6 +168,7 @@ class PaddleBackend:
         """Compute a block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook
         [N]; the hook's slopes [N, b] and the nearest sub-centres [N, b, J], None where there are none."""
         logit_Nb, nearest_NbJ = self.head.similarity.logits(self.given.scaled_ND, start, stop)
+        logit_Nb = self._without_other_ranges(logit_Nb, start, stop)
         # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
         self.set_targets(logit_Nb, start, stop, float("-inf"))
         max_N = logit_Nb.max(axis=1).clip(min=LOWEST)
@@ -172,6 +176,18 @@ class PaddleBackend:
             return logit_Nb, max_N, None, nearest_NbJ
         cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.given.cosines)
         return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
+
+    def _without_other_ranges(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
+        """Set the logits of classes that a sample is not told apart from to -inf."""
+        if self.given.bounds is None:
+            return logit_Nb
+        first_N, stop_N = self.given.bounds
+        if (first_N <= start).all() and (stop <= stop_N).all():
+            return logit_Nb
+        class_b = paddle.arange(start, stop)
+        first_N1, stop_N1 = (tensor_of(bound_N).unsqueeze(1) for bound_N in (first_N, stop_N))
+        inside_Nb = (first_N1 <= class_b) & (class_b < stop_N1)
+        return paddle.where(inside_Nb, logit_Nb, paddle.full([], float("-inf")))
 
     def set_targets(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
         """Overwrite the block's target entries in place with their part of `value_P` (or with one number)."""

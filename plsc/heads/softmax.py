@@ -22,6 +22,7 @@ never travel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import paddle
@@ -80,6 +81,9 @@ class SoftmaxHead:
             Only with a margin.
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
             together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
+        ranges: [start, stop) of the classes that are told apart from each other, together all classes; None:
+            all are. A sample's logits of the classes of other ranges take no part in its loss, nor in its
+            accuracy: with several data sets the same person may have a class in each.
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         compute_dtype: "float32", or "bfloat16" for the inputs of the matrix products; only by kernels (see
             backends.py).
@@ -99,6 +103,7 @@ class SoftmaxHead:
         seed: int = 0,
         budget: int = 256 << 20,
         compute_dtype: str = "float32",
+        ranges: Sequence[tuple[int, int]] | None = None,
     ):
         assert margin is None or not bank.bias, "a bias is no part of a cosine"
         assert margin is not None or (scale == 1.0 and sub_centres == 1), (
@@ -107,6 +112,9 @@ class SoftmaxHead:
         assert 0 < sample_rate <= 1 and (sharded or sample_rate == 1), (
             "ranks that share centres must sample the same"
         )
+        if ranges is not None:
+            edges = [0, *(stop for _, stop in ranges)]
+            assert list(ranges) == list(zip(edges, edges[1:])) and edges[-1] == bank.shard.num_classes, ranges
         if compute_dtype == "bfloat16":
             check_bfloat16(margin, sub_centres)
         self.bank = bank
@@ -118,6 +126,7 @@ class SoftmaxHead:
         self.seed = seed
         self.budget = budget
         self.compute_dtype = compute_dtype
+        self.ranges = ranges if ranges and len(ranges) > 1 else None
         self.workspace = Workspace()
         self.similarity = Similarity(bank, margin is not None, sub_centres)
 
@@ -172,7 +181,7 @@ class SoftmaxHead:
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
         """Find the class with the largest logit, without margin and sampling, of each embedding; of equal
-        ones the first. int64 [N].
+        ones the first. int64 [N]. Classes of all ranges are compared.
 
         Every rank calls it with the same embeddings, float [N, D]. Logits stay on their rank and within the
         budget. Collectives: two all_reduce MAX of N numbers if the classes are spread, none if not. A logit

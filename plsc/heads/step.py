@@ -29,7 +29,7 @@ class Samples:
 
     x_ND: embeddings, at length 1 with a margin. scaled_ND: times the head's scale. local_N: labels as this
     shard counts its classes, -1 in another shard. norm_N, inverse_N1: the embeddings' lengths, and 1 /
-    length; None without a margin.
+    length; None without a margin. label_N: the labels, int64; None where the head has one range of classes.
     """
 
     x_ND: paddle.Tensor
@@ -37,6 +37,7 @@ class Samples:
     local_N: paddle.Tensor
     norm_N: paddle.Tensor | None
     inverse_N1: paddle.Tensor | None
+    label_N: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class Step:
             targets.rows,
             self._share_targets(samples, targets),
             inspected=self.number is None,
+            bounds=self._bounds(samples),
         )
         backend = choose_backend(self.head, backend_input, keep)
         losses_N, correct_N, lse_N, miss_N = self._join_ranks(targets, self._join_maxima(backend))
@@ -169,8 +171,10 @@ class Step:
                 self.margin.observe(self.gather_all(norm_N))
         scaled_ND = x_ND * self.head.scale if self.head.scale != 1.0 else x_ND
         shard = self.head.shard
-        local_N = distributed.shard_index(self.gather(self.label_B), shard.start, shard.stop)
-        return Samples(x_ND, scaled_ND, local_N, norm_N, inverse_N1)
+        label_N = self.gather(self.label_B)
+        local_N = distributed.shard_index(label_N, shard.start, shard.stop)
+        several = self.head.ranges is not None
+        return Samples(x_ND, scaled_ND, local_N, norm_N, inverse_N1, label_N.numpy() if several else None)
 
     def _find_targets(self, samples: Samples) -> Targets:
         """Select the classes of the step, and find the samples whose class is in this shard, and their
@@ -201,6 +205,18 @@ class Step:
         head.bank.select(index_K)
         head.bank.prefetch(partial(draw_classes, *drawn_by, self.number + 1))
         return np.searchsorted(index_K, class_P)
+
+    def _bounds(self, samples: Samples) -> np.ndarray | None:
+        """Find the selected classes in the range of each sample's class, as BackendInput.bounds has them."""
+        if self.head.ranges is None:
+            return None
+        starts, stops = np.array(self.head.ranges).T
+        range_N = np.searchsorted(stops, samples.label_N, side="right").clip(max=len(stops) - 1)
+        edges_2N = np.stack([starts, stops])[:, range_N] - self.head.shard.start
+        bank = self.head.bank
+        if bank.selected == bank.shard.size:
+            return edges_2N.clip(0, bank.shard.size)
+        return np.searchsorted(bank.index, edges_2N)
 
     def _spread(self, targets: Targets, *values_P: paddle.Tensor) -> paddle.Tensor:
         """Spread target values [P] over all samples -> [number of values, N], 0 where the sample's class is

@@ -52,7 +52,14 @@ def build_trainer(
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
     sizes = dataset.num_classes, cfg.Model.embedding_size
-    head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
+    head = build_head(
+        cfg.Head,
+        cfg.Optimizer,
+        *sizes,
+        cfg.Global.seed,
+        cfg.Global.output_dir,
+        getattr(dataset, "ranges", None),
+    )
     return Trainer(
         cfg,
         dataset=dataset,

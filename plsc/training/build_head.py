@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from plsc.config.schema import HeadCfg, OptimizerCfg, is_softmax
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
@@ -43,9 +45,10 @@ def build_head(
     embedding_size: int,
     seed: int,
     folder: str = ".",
+    ranges: Sequence[tuple[int, int]] | None = None,
 ) -> SoftmaxHead:
     """Build the head that the config asks for, with its centres initialised from `seed`. `folder`: for the
-    file of a bank on disk without Head.bank_folder."""
+    file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of SoftmaxHead."""
     margin = build_margin(cfg)
     return make_head(
         num_classes,
@@ -64,4 +67,5 @@ def build_head(
         init_std=cfg.init_std,
         seed=seed,
         rule=build_rule(optimizer),
+        ranges=ranges,
     )

@@ -26,11 +26,19 @@ cases += [
     ("arcface", {"filter_above": 0.2}),
     ("magface", {"sub_centres": 2}),
 ]
+RANGES = [(0, 5), (5, 14), (14, C)]
+cases += [
+    ("arcface", {"sub_centres": 2, "ranges": RANGES}),
+    ("arcface", {"filter_above": 0.2, "ranges": RANGES}),
+    ("curricularface", {"ranges": RANGES}),
+    ("magface", {"ranges": RANGES}),
+]
 worst, memories = 0.0, []
 for kind, more in cases:
     for prefix in ("dist_", ""):
-        cfg = load().edit({"Head": {"name": prefix + kind, "scale": 16.0, "init_std": 0.5, **more}})
-        head = build_head(cfg.Head, cfg.Optimizer, C, D, seed=3)
+        keys = {key: value for key, value in more.items() if key != "ranges"}
+        cfg = load().edit({"Head": {"name": prefix + kind, "scale": 16.0, "init_std": 0.5, **keys}})
+        head = build_head(cfg.Head, cfg.Optimizer, C, D, seed=3, ranges=more.get("ranges"))
         state = head.bank.state()["centres"].copy()
         rows = slice(head.shard.start, head.shard.stop)
         centres = np.concatenate(distributed.gather_objects(state)) if prefix else state

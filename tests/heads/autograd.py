@@ -50,7 +50,7 @@ TARGETS = {
 }
 
 
-def dense_loss(kind, x, w, label, scale=64.0, sub_centres=1, filter_above=None):
+def dense_loss(kind, x, w, label, scale=64.0, sub_centres=1, filter_above=None, ranges=None):
     """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N, C])."""
     norm = (x * x).sum(axis=1).sqrt()
     unit_x = x / norm.unsqueeze(1)
@@ -67,6 +67,11 @@ def dense_loss(kind, x, w, label, scale=64.0, sub_centres=1, filter_above=None):
     if filter_above is not None:
         others = paddle.where(cos.detach() > filter_above, paddle.zeros_like(cos), cos)
     logits = scale * (others * (1 - hot) + target.unsqueeze(1) * hot)
+    for start, stop in ranges or ():
+        other = np.ones(cos.shape, bool)
+        other[:, start:stop] = False
+        other &= ((start <= label) & (label < stop))[:, None]
+        logits = paddle.where(paddle.to_tensor(other), paddle.full_like(logits, -1e30), logits)
     losses = paddle.logsumexp(logits, axis=1) - (logits * hot).sum(axis=1)
     if kind == "magface":
         a = norm.clip(10.0, 110.0)
@@ -87,11 +92,11 @@ D = 16
 COMBINED = {"options": {"margin1": 0.9, "margin2": 0.4, "margin3": 0.15}}
 
 
-def head_of(kind, num_classes=37, scale=16.0, **more):
+def head_of(kind, num_classes=37, scale=16.0, ranges=None, **more):
     more = {**(COMBINED if kind == "combined" else {}), **more}
     cfg = load(None, [f"Head.name=dist_{kind}", f"Head.scale={scale}", "Head.init_std=0.5"])
     cfg = cfg.edit({f"Head.{key}": value for key, value in more.items()})
-    return build_head(cfg.Head, cfg.Optimizer, num_classes, D, seed=3)
+    return build_head(cfg.Head, cfg.Optimizer, num_classes, D, seed=3, ranges=ranges)
 
 
 def gradients(head, x, label):

@@ -10,6 +10,7 @@ from plsc.heads import backends as walk_module
 from plsc.heads import make_head
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.margins import CosFace
+from tests.heads import autograd
 from tests.heads.cases import run
 
 
@@ -74,3 +75,67 @@ def test_a_sure_prediction_has_a_small_loss_and_an_exact_gradient():
     out, dx, _ = run(head, np.array([[1, 0]], np.float32), np.array([0]))
     assert out.loss.item() == pytest.approx(np.log1p(np.exp(-20.0)), rel=1e-5)
     assert dx[0, 0] == pytest.approx(-20 * np.exp(-20.0), rel=1e-5)
+
+
+# -- ranges: several data sets, whose classes have a softmax each
+
+RANGES = [(0, 5), (5, 30), (30, 37)]
+
+
+@pytest.mark.parametrize(
+    "kind,more",
+    [
+        ("arcface", {}),
+        ("arcface", {"sub_centres": 2}),
+        ("curricularface", {}),
+        ("arcface", {"filter_above": 0.2}),
+    ],
+)
+@pytest.mark.parametrize("block", [37, 7, 1])
+def test_each_range_has_a_softmax_of_its_own(kind, more, block, monkeypatch):
+    monkeypatch.setattr(walk_module, "plan_blocks", lambda *_: (block, block == 7))
+    head = autograd.head_of(kind, ranges=RANGES, **more)
+    x, label = autograd.samples()
+    autograd.assert_equal_to_dense(kind, head, x, label, ranges=RANGES, **more)
+
+
+def test_the_loss_of_ranges_is_that_of_heads_of_their_own():
+    whole = make_head(37, 16, CosFace(0.35), scale=16.0, init_std=0.5, ranges=RANGES)
+    x, label = autograd.samples()
+    losses, correct = whole(paddle.to_tensor(x), paddle.to_tensor(label)), []
+    for start, stop in RANGES:
+        of_range = np.flatnonzero((start <= label) & (label < stop))
+        part = make_head(stop - start, 16, CosFace(0.35), scale=16.0)
+        rows = {name: array[start:stop] for name, array in whole.bank.state().items()}
+        part.bank.load_rows(0, rows)
+        out = part(paddle.to_tensor(x[of_range]), paddle.to_tensor(label[of_range] - start))
+        assert relative(losses.losses_B.numpy()[of_range], out.losses_B.numpy()) < 1e-6
+        assert np.array_equal(losses.correct_B.numpy()[of_range], out.correct_B.numpy())
+        correct.append(out.correct_B.numpy().sum())
+    assert losses.accuracy.item() == pytest.approx(sum(correct) / len(x))
+    prob_NS = whole.inspect(paddle.to_tensor(x), paddle.to_tensor(label)).shard_prob.numpy()
+    assert np.allclose(prob_NS.sum(axis=1), 1, atol=1e-5)
+    assert prob_NS[label < 5][:, 5:].max() < 1e-30
+
+
+def test_blocks_within_a_range_are_not_masked(monkeypatch):
+    """A block that lies in the range of all samples costs nothing more, and a head of one range never does."""
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    monkeypatch.setattr(walk_module, "plan_blocks", lambda *_: (5, True))
+    masked = []
+    where = paddle.where
+    monkeypatch.setattr(
+        paddle,
+        "where",
+        lambda *a: (masked.append(1) if a[0].ndim == 2 and a[0].shape[1] > 1 else None) or where(*a),
+    )
+    x = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
+    for ranges, labels, blocks in (
+        ([(0, 10), (10, 20)], [1, 2, 3, 4, 5, 6], 2),
+        ([(0, 10), (10, 20)], [1, 2, 3, 14, 5, 6], 4),
+        ([(0, 20)], [1, 2, 3, 14, 5, 6], 0),
+        (None, [1, 2, 3, 14, 5, 6], 0),
+    ):
+        masked.clear()
+        run(make_head(20, 16, ranges=ranges), x, np.array(labels))
+        assert len(masked) == blocks
