@@ -524,6 +524,17 @@ class TrainCfg(Section):
             )
         return value
 
+    @field_validator("sampler")
+    @classmethod
+    def _one_order(cls, value: SamplerCfg, info: ValidationInfo) -> SamplerCfg:
+        sets = info.data.get("dataset")
+        weighted = isinstance(sets, list) and len(sets) > 1 and sets[0].weight is not None
+        if weighted and value.name != "shuffle":
+            raise ValueError(
+                f"{value.name} draws by class, from all sets alike: leave out the weights of the data sets, or set shuffle"
+            )
+        return value
+
     @field_validator("global_batch")
     @classmethod
     def _whole_ranks(cls, value: Optional[int], info: ValidationInfo) -> Optional[int]:

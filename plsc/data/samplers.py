@@ -9,10 +9,11 @@ global batches and gives each rank its slice. To see one:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
-from plsc.data.transforms import ORDER, generator
+from plsc.data.transforms import MIXTURE, ORDER, generator
 from plsc.errors import UserError
 
 
@@ -147,3 +148,55 @@ class PK(Sampler):
                 new = np.concatenate([new[filling], np.delete(new, filling)])
             order[start : start + count] = new
         return order[: len(self) // self._samples]
+
+
+class Mixture(Sampler):
+    """Takes from each of several sets its share of an epoch, in random order.
+
+    An epoch has as many samples as all sets together, weight / sum of the weights of them from each set, rounded so that
+    they add up. The samples of a set come one permutation after another, through all epochs: an epoch goes on where the
+    one before has stopped, so that all samples of a set are shown equally often, whatever its weight.
+
+    Args:
+        starts: the first sample of each set, and the number of all, int64 [sets + 1].
+        weights: more than 0 each, [sets].
+
+    Raises UserError for a weight that gives a set no sample.
+    """
+
+    def __init__(self, starts: np.ndarray, weights: Sequence[float], seed: int):
+        self._seed = seed
+        self._starts = starts[:-1]
+        self._sizes = np.diff(starts)
+        self.counts = share_out(
+            int(starts[-1]), np.array(weights, np.float64)
+        )  # samples of each set in an epoch
+        if not self.counts.all():
+            raise UserError(
+                f"weight: {weights[int(np.argmin(self.counts))]:g} of {sum(weights):g} in all gives no sample in an epoch of "
+                f"{starts[-1]:,}; raise it, or leave the set out"
+            )
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def order(self, epoch: int) -> np.ndarray:
+        taken = [self._take(number, epoch) for number in range(len(self._sizes))]
+        return generator(self._seed, epoch, use=ORDER).permutation(np.concatenate(taken))
+
+    def _take(self, number: int, epoch: int) -> np.ndarray:
+        """Take the samples of a set in an epoch out of the row of its permutations."""
+        size, count = int(self._sizes[number]), int(self.counts[number])
+        first, skipped = divmod(epoch * count, size)
+        passes = range(first, first - (-(skipped + count) // size))
+        rows = [generator(self._seed, each, number, MIXTURE).permutation(size) for each in passes]
+        return np.concatenate(rows)[skipped : skipped + count] + self._starts[number]
+
+
+def share_out(total: int, weights: np.ndarray) -> np.ndarray:
+    """Share `total` out in proportion to the weights: whole numbers, int64, the rest to the largest fractions."""
+    exact = total * weights / weights.sum()
+    counts = np.floor(exact).astype(np.int64)
+    largest = np.argsort(counts - exact, kind="stable")
+    counts[largest[: total - int(counts.sum())]] += 1
+    return counts

@@ -14,8 +14,9 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.data.dataset import Dataset, check_arrays, class_names
 from plsc.data.folder import nested_hint
+from plsc.data.joined import Joined
 from plsc.data.loader import Loader
-from plsc.data.samplers import PK, Balanced, Sampler, Shuffle
+from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
 from plsc.distributed.guard import Guard
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
@@ -113,7 +114,10 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
 
 
 def _build_sampler(cfg: Config, dataset: Dataset, global_batch: int) -> Sampler:
-    given, seed = cfg.DataLoader.Train.sampler, cfg.Global.seed
+    train, seed = cfg.DataLoader.Train, cfg.Global.seed
+    given = train.sampler
+    if train.weights:
+        return _build_mixture(cfg, dataset)
     if given.name == "shuffle":
         return Shuffle(len(dataset), seed)
     if given.name == "balanced":
@@ -123,6 +127,13 @@ def _build_sampler(cfg: Config, dataset: Dataset, global_batch: int) -> Sampler:
     except UserError as error:
         where = cfg.source("DataLoader.Train.sampler.samples")
         raise UserError(f"{where}: DataLoader.Train.sampler.{error}") from None
+
+
+def _build_mixture(cfg: Config, dataset: Joined) -> Mixture:
+    try:
+        return Mixture(dataset.starts, cfg.DataLoader.Train.weights, cfg.Global.seed)
+    except UserError as error:
+        raise UserError(f"DataLoader.Train.dataset: {error}") from None
 
 
 def _build_optimizer(

@@ -465,6 +465,10 @@ def test_a_mistake_in_an_item_names_its_line(write):
     assert error == "a.yaml:6: DataLoader.Train.dataset.1.root: must be text (got 7)"
     (error,) = errors(write(SETS.replace("        weight: 1\n", "")))
     assert error.startswith("a.yaml:3: DataLoader.Train.dataset: item 1 has no weight, others have one; give")
+    (error,) = errors(write(SETS), ["DataLoader.Train.sampler.name=pk"])
+    assert error.startswith(
+        "-o DataLoader.Train.sampler.name=pk: DataLoader.Train.sampler: pk draws by class"
+    )
     os.mkdir("a")
     with pytest.raises(MissingFileError) as caught:
         load(write(SETS)).check_data()

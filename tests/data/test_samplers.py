@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.data.loader import Loader
-from plsc.data.samplers import PK, Balanced, Sampler, Shuffle
+from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle, share_out
 from plsc.data.synthetic import Synthetic
 from plsc.data.transforms import ORDER, generator
 from plsc.errors import UserError
@@ -151,3 +151,49 @@ def test_impossible_batches_are_refused():
         "samples: a global batch of 24, 3 samples of each class, needs 8 classes, the data has 6; raise it, or lower "
         "DataLoader.Train.batch_size"
     )
+
+
+# -- a mixture of sets
+
+STARTS = np.array([0, 30, 37, 100])
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [([1, 1, 2], [25, 25, 50]), ([1, 1, 1], [34, 33, 33]), ([0.97, 0.015, 0.015], [97, 2, 1])],
+)
+def test_a_mixture_takes_its_share_of_each_set(weights, counts):
+    sampler = Mixture(STARTS, weights, seed=3)
+    assert len(sampler) == 100 and sampler.counts.tolist() == counts
+    for epoch in range(3):
+        order = sampler.order(epoch)
+        assert order.dtype == np.int64
+        assert np.bincount(np.searchsorted(STARTS, order, "right") - 1).tolist() == counts
+        assert np.array_equal(order, Mixture(STARTS, weights, seed=3).order(epoch))  # whatever came before it
+        assert not np.array_equal(order, Mixture(STARTS, weights, seed=4).order(epoch))
+        assert not np.array_equal(order, sampler.order(epoch + 1))
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 2], [0.97, 0.015, 0.015], [5, 1, 100]])
+def test_all_samples_of_a_set_come_equally_often_across_epochs(weights):
+    """After any number of epochs the numbers of times that two samples of a set came differ by one at most."""
+    sampler, seen = Mixture(STARTS, weights, seed=0), np.zeros(100, int)
+    for epoch in range(40):
+        np.add.at(seen, sampler.order(epoch), 1)
+        for start, stop in zip(STARTS, STARTS[1:]):
+            assert np.ptp(seen[start:stop]) <= 1
+
+
+def test_the_sets_of_a_mixture_are_mixed_and_permuted():
+    order = Mixture(STARTS, [30, 7, 63], seed=0).order(0)
+    assert sorted(order.tolist()) == list(range(100))  # weights like the sizes: a plain epoch
+    sets = np.searchsorted(STARTS, order, "right") - 1
+    assert len(set(sets[:20].tolist())) > 1
+    first = order[sets == 0]
+    assert not np.array_equal(first, np.sort(first))
+
+
+def test_a_weight_that_gives_no_sample_is_refused():
+    with pytest.raises(UserError, match="weight: 1e-05 of 2.00001 in all gives no sample in an epoch of 100"):
+        Mixture(STARTS, [1, 1, 1e-5], seed=0)
+    assert share_out(10, np.array([1.0, 1.0, 1.0])).tolist() == [4, 3, 3]
