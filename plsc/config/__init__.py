@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import os
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ from plsc.config.messages import (
     keys_of,
     takes,
 )
+from plsc.config.optimizer import check_optimizer
 from plsc.config.schema import (
     DEFAULT_EPOCHS,
     NOT_TRAINING,
@@ -310,6 +312,7 @@ def _checked(layers: Layers) -> Config:
     _drop_default_evaluation(layers)
     every_key = [".".join(path) for path in _keys(Config)]
     options = check_margin(layers, every_key)
+    of_optimizer = check_optimizer(layers, every_key)
     config = None
     try:
         config = Config.model_validate_json(json.dumps(layers.tree), strict=True)
@@ -328,6 +331,7 @@ def _checked(layers: Layers) -> Config:
                 plug = plug[key] if isinstance(plug, (dict, list)) else getattr(plug, key)
             plug.model_extra.update(values)
     config.Head.options.update(options)  # as the class annotates them
+    config.Optimizer.model_extra.update(of_optimizer)
     config._layers = layers
     return config
 
@@ -438,7 +442,6 @@ def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield path and plain value of each key that has a meaning in this config."""
     for key, value in section:
-        names = section.only_with.get(key)
         if isinstance(value, Section):
             yield from _leaves(value, (*path, key))
         elif isinstance(value, list) and any(isinstance(item, Section) for item in value):
@@ -447,7 +450,7 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
         elif value and (*path, key) == _MORE_SETS:
             for title, section_of_set in value.items():
                 yield from _leaves(section_of_set, (*path, key, title))
-        elif not names or section.name in names:
+        elif section.applies(key):
             yield (*path, key), to_jsonable_python(value)
 
 
@@ -489,20 +492,29 @@ def to_markdown() -> str:
 def _chapter(section: Section, path: KeyPath) -> Iterator[str]:
     if path:
         yield f"\n## {'.'.join(path)}\n\n{_one_line(type(section).__doc__)}\n"
-    values = [key for key in type(section).model_fields if not isinstance(getattr(section, key), Section)]
+    fields = type(section).model_fields
+    values = [key for key in fields if not isinstance(getattr(section, key, None), Section)]
     if values:
         yield "\n| key | type | default | what it does |\n|---|---|---|---|\n"
     for key in values:
-        field = type(section).model_fields[key]
+        field = fields[key]
         only = f" Only with {listed(section.only_with[key])}." if key in section.only_with else ""
-        rule, default = describe(field.annotation, field.metadata), dump(getattr(section, key))
-        yield f"| `{key}` | {rule} | `{default}` | {_one_line(field.description)}{only} |\n"
-    for key, value in section:
-        if isinstance(value, Section):
-            yield from _chapter(value, (*path, key))
-            item = item_of(type(section).model_fields[key].annotation)
-            if item:
-                yield from _item_chapter(item, (*path, key), type(value))
+        rule = describe(field.annotation, field.metadata)
+        default = "required" if field.is_required() else f"`{dump(getattr(section, key))}`"
+        yield f"| `{key}` | {rule} | {default} | {_one_line(field.description)}{only} |\n"
+    for key, field in fields.items():
+        below = _documented(field.annotation) if key in values else getattr(section, key)
+        if below:
+            yield from _chapter(below, (*path, key))
+        if key not in values and (item := item_of(field.annotation)):
+            yield from _item_chapter(item, (*path, key), type(below))
+
+
+def _documented(annotation: Any) -> Section | None:
+    """Return the defaults of a section that is null or in a list by default; None for other keys, and for data
+    sets, whose keys are those of the main one."""
+    kinds = [kind for kind in typing.get_args(annotation) if keys_of(kind) and not issubclass(kind, Plug)]
+    return kinds[0].model_construct() if kinds else None
 
 
 def _item_chapter(item: type[Section], path: KeyPath, single: type[Section]) -> Iterator[str]:

@@ -8,6 +8,7 @@ add a key, add a field here and use it; nothing else lists the keys. Checks with
 # ruff: noqa: FA100
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Optional, Union
@@ -93,6 +94,11 @@ class Section(BaseModel):
         ):
             raise ValueError(f"has no meaning with {info.data['name']}, only with {listed(names)}")
         return value
+
+    def applies(self, key: str) -> bool:
+        """Say whether a key has a meaning in this section, so that it is listed."""
+        names = self.only_with.get(key)
+        return not names or self.name in names
 
 
 class Plug(Section, extra="allow"):
@@ -334,28 +340,188 @@ class HeadCfg(Section):
         return is_sharded(self.name)
 
 
-class OptimizerCfg(Section):
-    """The optimizer of the backbone and of the class centres."""
+RULES = ("Momentum", "AdamW", "LARS")  # for backbone and class centres; others are Paddle's, for the backbone
 
-    name: Literal["Momentum"] = "Momentum"
-    """SGD with momentum."""
+# What null stands for: of AdamW the decay of InsightFace's vision transformers, of LARS that of You et al.
+_BY_NAME = {
+    "weight_decay": {"Momentum": 5e-4, "AdamW": 0.1, "LARS": 5e-4},
+    "epsilon": {"AdamW": 1e-8, "LARS": 0.0},
+}
+
+# Arrays of a parameter's size that an optimizer keeps beside it; of others two, as most in paddle.optimizer have.
+_MOMENTS = {"Momentum": 1, "LARS": 1, "AdamW": 2, "SGD": 0, "Adagrad": 1, "RMSProp": 3}
+
+
+def moments_of(name: str) -> int:
+    """Return how many arrays of a parameter's size the optimizer of this name keeps beside it."""
+    return _MOMENTS.get(name, 2)
+
+
+def _with(*rules: str) -> Names:
+    """The names of `rules`, and of all other optimizers: their own signatures say what they take."""
+    own = f"{' and '.join(rules)}, and classes that take it"
+    return Names(own, lambda name: name in rules or name not in RULES)
+
+
+class RuleCfg(Section):
+    """The constants of the three rules that backbone and class centres have in common."""
+
+    only_with = {
+        "momentum": _with("Momentum", "LARS"),
+        "nesterov": _with("Momentum"),
+        "beta1": _with("AdamW"),
+        "beta2": _with("AdamW"),
+        "epsilon": _with("AdamW", "LARS"),
+        "coefficient": _with("LARS"),
+    }
+
+    name: Optional[str] = None
+    """The rule."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Share of the last step's velocity that is kept; 0 is plain SGD."""
-    weight_decay: float = Field(5e-4, ge=0)
-    """L2 coefficient on weights and class centres; biases, norms and slopes get none."""
-    clip_norm: Optional[float] = Field(None, gt=0)
-    """Upper bound on the global norm of the backbone's gradient; null does not clip. Try 5 when the loss
-    jumps."""
+    nesterov: bool = False
+    """Takes the gradient where the velocity leads to (Nesterov's momentum)."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Share of the mean gradient that is kept from step to step."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Share of the mean squared gradient that is kept. Try 0.95 to 0.98 when the loss of a transformer jumps."""
+    epsilon: Optional[float] = Field(None, ge=0)
+    """Added to the divisor: of AdamW the root of the mean squared gradient, of LARS the norm of the gradient.
+    null: 1e-8 for AdamW, 0 for LARS."""
+    coefficient: float = Field(0.001, gt=0)
+    """The trust coefficient: length of a layer's step by that of its weights, at learning rate 1."""
+    weight_decay: Optional[float] = Field(None, ge=0)
+    """L2 coefficient on weights and class centres; AdamW's is decoupled, a share of the learning rate. Biases, norms
+    and slopes get none. null: 5e-4 for Momentum and LARS, 0.1 for AdamW, for another class what it has by itself.
+    LARS needs one: without decay, it is Momentum."""
 
-    @field_validator("name", mode="before")
+    @field_validator("weight_decay")
     @classmethod
-    def _only_momentum(cls, value: Any) -> Any:
-        if value != "Momentum":
+    def _lars_decays(cls, value: Optional[float], info: ValidationInfo) -> Optional[float]:
+        if value == 0 and info.data.get("name") == "LARS":
             raise ValueError(
-                "must be Momentum, SGD with momentum; another optimizer of the backbone is given in Python, to "
-                "Entry.set_optimizer, which docs/extend.md explains"
+                "must be above 0 with LARS, whose rate follows the norms only where there is decay"
             )
         return value
+
+    def applies(self, key: str) -> bool:
+        # Another class has its own defaults: only what is written goes to it.
+        return super().applies(key) and (
+            self.name in RULES or key not in RuleCfg.only_with or key in self.model_fields_set
+        )
+
+    def number(self, key: str) -> Optional[float]:
+        """Return the value of a key; null's by the name, None if that has none."""
+        value = getattr(self, key)
+        return value if value is not None else _BY_NAME.get(key, {}).get(self.name)
+
+
+class HeadOptimizerCfg(RuleCfg):
+    """The optimizer of the class centres, as far as it differs from the backbone's. A key that is left out is the
+    backbone's where the names are alike, else the default of `name`."""
+
+    name: Optional[Literal[RULES]] = None
+    """null: the backbone's."""
+    lr_scale: float = Field(1.0, gt=0)
+    """Factor on the learning rate of the class centres."""
+
+    @model_validator(mode="after")
+    def _differs(self) -> "HeadOptimizerCfg":
+        if all(getattr(self, key) is None for key in self.model_fields_set):
+            raise ValueError("names nothing that differs from the backbone's; leave it out")
+        return self
+
+    def applies(self, key: str) -> bool:
+        return key in self.model_fields_set
+
+
+class GroupCfg(Section):
+    """Parameters of the backbone that are trained otherwise than the rest."""
+
+    match: str = Field(min_length=1)
+    """A regular expression that is searched in the names of the backbone's parameters, as `plsc-ckpt inspect` lists
+    them: `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
+    lr_scale: Optional[float] = Field(None, gt=0)
+    """Factor on the learning rate. 1 only keeps the parameters from the groups below."""
+    weight_decay: Optional[float] = Field(None, ge=0)
+    """In place of the section's, on matrices and kernels."""
+    freeze: bool = False
+    """Leaves the parameters as they are; the running statistics of a batch norm whose parameters are all frozen, too."""
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error.msg} at position {error.pos or 0}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> "GroupCfg":
+        if self.freeze and (self.lr_scale, self.weight_decay) != (None, None):
+            raise ValueError("freezes its parameters, so lr_scale and weight_decay have no meaning; keep one")
+        if not self.freeze and self.lr_scale is None and self.weight_decay is None:
+            raise ValueError("changes nothing; give it lr_scale, weight_decay or freeze: true")
+        return self
+
+
+class OptimizerCfg(RuleCfg, extra="allow"):
+    """The optimizer of the backbone and of the class centres. Further keys are keyword arguments of a class of
+    paddle.optimizer or of your own."""
+
+    # arguments of Paddle's classes that plsc passes -> the keys that they come from
+    supplied: ClassVar[dict[str, str]] = {
+        "learning_rate": "LRScheduler.learning_rate",
+        "parameters": "the backbone",
+        "grad_clip": "Optimizer.clip_norm",
+        "lamb_weight_decay": "Optimizer.weight_decay",
+    }
+
+    name: str = "Momentum"
+    """`Momentum`, SGD with momentum, usual for convolutional networks; `AdamW`, usual for transformers, at a learning
+    rate of about 0.001 (docs/finetune.md#optimizers); `LARS`, for batches of many thousands. For the backbone alone any
+    class of paddle.optimizer (`Adam`, `Lamb`, `RMSProp`), or your own as `package.module:Class`; then `head` names
+    one of the three."""
+    clip_norm: Optional[float] = Field(None, gt=0)
+    """Upper bound on the global norm of the backbone's gradient, all groups together; null does not clip. Try 5
+    when the loss jumps."""
+    head: Optional[HeadOptimizerCfg] = None
+    """What differs for the class centres: `{name: Momentum, lr_scale: 0.1}`. null: nothing."""
+    groups: list[GroupCfg] = []
+    """What differs for some parameters of the backbone: `[{match: ^conv1, freeze: true}, {match: ^layer,
+    lr_scale: 0.1}]`. A group that fits no name is refused."""
+    freeze_norms: bool = False
+    """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning with
+    small batches."""
+    layer_decay: Optional[float] = Field(None, gt=0, le=1)
+    """Factor on the learning rate from a layer to the one before it (Bao et al., "BEiT", 2021), for fine-tuning a
+    `FaceViT_*`: try 0.65 to 0.85. null: all layers have the same rate."""
+
+    @field_validator("head")
+    @classmethod
+    def _fits(cls, value: Optional[HeadOptimizerCfg], info: ValidationInfo) -> Optional[HeadOptimizerCfg]:
+        name = value and (value.name or info.data.get("name"))
+        for key in sorted(value.model_fields_set & cls.only_with.keys()) if name else ():
+            if name not in cls.only_with[key]:
+                raise ValueError(f"{key} has no meaning with {name}")
+        return value
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments for a class that is none of RULES, but the weight decay."""
+        given = {key: getattr(self, key) for key in RuleCfg.only_with if self.applies(key)}
+        return {**given, **self.model_extra}
+
+    @property
+    def of_head(self) -> HeadOptimizerCfg:
+        """The optimizer of the class centres with all that it takes over from the backbone's; no null is left."""
+        given = {} if self.head is None else self.head.model_dump(exclude_unset=True, exclude_none=True)
+        name = given.get("name", self.name)
+        source = self if name == self.name else HeadOptimizerCfg(name=name)
+        keys = [key for key in RuleCfg.model_fields if name in RuleCfg.only_with.get(key, RULES)]
+        rule = {key: source.number(key) for key in keys}
+        return HeadOptimizerCfg(**{**rule, **given})
 
 
 class LRSchedulerCfg(Section):

@@ -25,6 +25,7 @@ from plsc.training.build_head import build_head
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.evaluator import Evaluator, build_sets
+from plsc.training.groups import freeze, settings_of
 from plsc.training.network import Network
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
@@ -49,6 +50,7 @@ def build_trainer(
     backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
+    optimizer, still = _build_optimizer(cfg, backbone, make_optimizer)
     seen = getattr(dataset, "identities", None)
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
@@ -66,9 +68,9 @@ def build_trainer(
         dataset=dataset,
         loader=loader,
         backbone=backbone,
-        network=Network(backbone, dataset.preprocessing, cfg.Model.embedding_size, cfg.Global.seed),
+        network=Network(backbone, dataset.preprocessing, cfg.Model.embedding_size, cfg.Global.seed, still),
         head=head,
-        optimizer=_build_optimizer(cfg, backbone, make_optimizer),
+        optimizer=optimizer,
         evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head),
         nonfinite=NonFiniteGuard(backbone, head),
         dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
@@ -138,9 +140,13 @@ def _build_mixture(cfg: Config, dataset: Joined) -> Mixture:
 
 def _build_optimizer(
     cfg: Config, backbone: paddle.nn.Layer, make: MakeOptimizer | None
-) -> paddle.optimizer.Optimizer:
+) -> tuple[optim.BackboneOptimizer, list[paddle.nn.Layer]]:
+    """Build the optimizer, and list the layers that are in evaluation mode in training."""
     if make is None:
-        return optim.build_optimizer(cfg.Optimizer, backbone)
+        settings = settings_of(cfg.Optimizer, backbone)
+        still = freeze(cfg.Optimizer, backbone, settings)
+        return optim.build_optimizer(cfg.Optimizer, backbone, settings), still
     optimizer = make(backbone)
-    optim.check_optimizer(optimizer, cfg.LRScheduler.learning_rate)
-    return optimizer
+    optim.check_optimizer(optimizer, cfg)
+    parts = [optim.Part(optimizer, backbone.parameters())]
+    return optim.BackboneOptimizer(type(optimizer).__name__, parts), []

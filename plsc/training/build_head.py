@@ -9,7 +9,7 @@ from plsc.config.schema import HeadCfg, OptimizerCfg, is_softmax
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
-from plsc.heads.optimizer import Momentum, Rule
+from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.utils.registry import MARGINS
 
@@ -35,7 +35,13 @@ def changes_others(cfg: HeadCfg) -> bool:
 
 def build_rule(cfg: OptimizerCfg) -> Rule:
     """Build the class centres' optimizer that the config asks for."""
-    return Momentum(cfg.momentum, cfg.weight_decay)
+    of = cfg.of_head
+    rules = {
+        "Momentum": lambda: Momentum(of.momentum, of.weight_decay, of.nesterov),
+        "AdamW": lambda: AdamW(of.beta1, of.beta2, of.epsilon, of.weight_decay),
+        "LARS": lambda: LARS(of.momentum, of.weight_decay, of.coefficient, of.epsilon),
+    }
+    return rules[of.name]()
 
 
 def build_head(

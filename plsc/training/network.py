@@ -9,7 +9,7 @@ Try it: `pytest tests/training/test_network.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import paddle
@@ -29,15 +29,22 @@ class Network:
         preprocessing: of the samples.
         embedding_size: D that the backbone must give.
         seed: of the random numbers in a forward pass, together with step and rank.
+        still: layers of it that are in evaluation mode in training, too: frozen norms.
     """
 
     def __init__(
-        self, backbone: paddle.nn.Layer, preprocessing: Preprocessing, embedding_size: int, seed: int
+        self,
+        backbone: paddle.nn.Layer,
+        preprocessing: Preprocessing,
+        embedding_size: int,
+        seed: int,
+        still: Sequence[paddle.nn.Layer] = (),
     ):
         self.backbone = backbone
         self._preprocessing = preprocessing
         self._embedding_size = embedding_size
         self._seed = seed
+        self._still = still
         self._model = backbone
         self._embed_again: Callable[[], paddle.Tensor] | None = None  # by the bare backbone
         self._out: paddle.Tensor | None = None  # of the last forward pass, with its graph
@@ -74,6 +81,8 @@ class Network:
     def _embed(self, model: paddle.nn.Layer, images: np.ndarray, step: int) -> paddle.Tensor:
         paddle.seed(hash((self._seed, step, distributed.rank())) & 0x7FFFFFFF)
         model.train()
+        for layer in self._still:
+            layer.eval()
         out = model(to_input(images, self._preprocessing))
         check_output(out, len(images), self._embedding_size)
         if out.stop_gradient:

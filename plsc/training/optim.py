@@ -9,12 +9,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import paddle
+from paddle.incubate.optimizer import LarsMomentumOptimizer
 
-from plsc.config.schema import LRSchedulerCfg, OptimizerCfg
+from plsc.config import Config
+from plsc.config.messages import takes
+from plsc.config.optimizer import DECAYS, class_of
+from plsc.config.schema import LRSchedulerCfg, OptimizerCfg, moments_of
 from plsc.errors import UserError
+from plsc.training.groups import Settings
 from plsc.utils.logging import warn
 
 
@@ -56,33 +62,132 @@ def warmup_steps(cfg: LRSchedulerCfg, steps_per_epoch: int) -> int:
     return cfg.warmup_steps if cfg.warmup_steps is not None else round(cfg.warmup_epochs * steps_per_epoch)
 
 
-def build_optimizer(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> paddle.optimizer.Momentum:
-    """Build momentum SGD on the backbone; set its rate with `set_lr` before each step.
+class Part(NamedTuple):
+    """One of Paddle's optimizers, without grad_clip, and its share of the backbone."""
 
-    Weight decay falls on matrices and kernels only: a bias, a norm's gain and a slope have one dimension and
-    get none.
+    optimizer: paddle.optimizer.Optimizer
+    parameters: list[paddle.Tensor]
+    lr_scale: float = 1.0
+
+
+class BackboneOptimizer:
+    """Updates a backbone by Paddle's optimizers: one for the parameters of each rate and weight decay.
+
+    Not by one with parameter groups: Paddle clips the gradients of each group by that group's norm alone.
+
+    Args:
+        name: of the config, or the class of a user's optimizer; a checkpoint notes it.
+        clip_norm: upper bound on the norm of all gradients together; None does not clip.
     """
-    parameters = [p for p in backbone.parameters() if not p.stop_gradient]
-    if not parameters:
+
+    def __init__(self, name: str, parts: list[Part], clip_norm: float | None = None):
+        self.name = name
+        self._parts = parts
+        self._clip = paddle.nn.ClipGradByGlobalNorm(clip_norm) if clip_norm else None
+
+    @property
+    def parameters(self) -> list[paddle.Tensor]:
+        """All parameters that it updates."""
+        return [parameter for part in self._parts for parameter in part.parameters]
+
+    @property
+    def state_size(self) -> int:
+        """About how many numbers of state it keeps."""
+        return moments_of(self.name) * sum(p.size for p in self.parameters if not p.stop_gradient)
+
+    def set_lr(self, rate: float) -> None:
+        """Set the learning rate of the next steps."""
+        for part in self._parts:
+            part.optimizer.set_lr(rate * part.lr_scale)
+
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+        if self._clip:
+            gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
+            for parameter, gradient in self._clip(gradients):
+                parameter.grad = gradient
+        for part in self._parts:
+            part.optimizer.step()
+
+    def clear_grad(self) -> None:
+        """Delete the gradients."""
+        for part in self._parts:
+            part.optimizer.clear_grad()
+
+    def state_dict(self) -> dict[str, paddle.Tensor]:
+        """Return the state of all parameters by Paddle's names, "linear_0.w_0_velocity_0"."""
+        return {key: value for part in self._parts for key, value in part.optimizer.state_dict().items()}
+
+    def set_state_dict(self, state: dict[str, paddle.Tensor]) -> None:
+        """Load what `state_dict` has returned."""
+        for part in self._parts:
+            own = tuple(f"{parameter.name}_" for parameter in part.parameters)
+            part.optimizer.set_state_dict({key: value for key, value in state.items() if key.startswith(own)})
+
+
+def build_optimizer(
+    cfg: OptimizerCfg, backbone: paddle.nn.Layer, settings: dict[str, Settings]
+) -> BackboneOptimizer:
+    """Build the optimizer of the parameters that are not frozen; set its rate with `set_lr` before each step.
+
+    Args:
+        settings: of the parameters by name, see plsc/training/groups.py.
+    """
+    parts: dict[tuple[float, float | None], list[paddle.Tensor]] = {}
+    for name, parameter in backbone.named_parameters():
+        if name in settings and not settings[name].frozen:
+            parts.setdefault(settings[name][:2], []).append(parameter)
+    if not parts:
         raise UserError(
             f"Model: {type(backbone).__name__} has no parameters that are trained; give it some, or leave them unfrozen"
         )
-    for parameter in parameters:
-        # Not by parameter groups: Paddle clips the gradients of each group by that group's norm alone.
-        if parameter.ndim <= 1 and parameter.regularizer is None:
-            parameter.regularizer = paddle.regularizer.L2Decay(0.0)
-    return paddle.optimizer.Momentum(
-        learning_rate=0.0,
-        momentum=cfg.momentum,
-        parameters=parameters,
-        weight_decay=cfg.weight_decay,
-        grad_clip=paddle.nn.ClipGradByGlobalNorm(cfg.clip_norm) if cfg.clip_norm else None,
-    )
+    made = [
+        Part(_make(cfg, parameters, decay), parameters, lr_scale)
+        for (lr_scale, decay), parameters in parts.items()
+    ]
+    return BackboneOptimizer(cfg.name, made, cfg.clip_norm)
 
 
-def check_optimizer(optimizer: object, rate: float) -> None:
-    """Refuse by UserError a user's optimizer whose learning rate cannot be set; warn if its own rate is not
-    `rate`, which replaces it."""
+def _make(
+    cfg: OptimizerCfg, parameters: list[paddle.Tensor], decay: float | None
+) -> paddle.optimizer.Optimizer:
+    """Make Paddle's optimizer of a config for some parameters; decay None: the default of its class."""
+    rate = 1.0  # never used: set_lr comes first
+    if cfg.name == "Momentum":
+        return paddle.optimizer.Momentum(
+            rate, cfg.momentum, parameters, use_nesterov=cfg.nesterov, weight_decay=decay
+        )
+    if cfg.name == "AdamW":
+        betas = cfg.beta1, cfg.beta2
+        return paddle.optimizer.AdamW(
+            rate, *betas, cfg.number("epsilon"), parameters=parameters, weight_decay=decay
+        )
+    # You et al., "Large batch training of convolutional networks" (2017). Without decay Paddle's has no trust ratio.
+    if cfg.name == "LARS":
+        return LarsMomentumOptimizer(
+            rate, cfg.momentum, cfg.coefficient, decay, parameters, epsilon=cfg.number("epsilon")
+        )
+    cls = class_of(cfg.name)
+    argument = next((name for name in DECAYS if takes(cls, name)), None)
+    given = {} if decay is None or argument is None else {argument: decay}
+    if decay and argument is None:
+        raise UserError(f"Optimizer.groups: {cfg.name} takes no weight decay (got {decay:g})")
+    try:
+        return cls(learning_rate=rate, parameters=parameters, **given, **cfg.keywords)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"Optimizer: {cfg.name} refuses its arguments: {error}") from error
+
+
+def check_optimizer(optimizer: object, cfg: Config) -> None:
+    """Refuse by UserError a user's optimizer whose learning rate cannot be set, or that a config's groups are
+    not for; warn if its own rate is not the config's, which replaces it."""
+    rate = cfg.LRScheduler.learning_rate
+    for key in ("groups", "freeze_norms", "layer_decay"):
+        if getattr(cfg.Optimizer, key):
+            raise UserError(
+                f"Optimizer.{key}: has no meaning with an optimizer from set_optimizer; leave it out, and give that optimizer "
+                "the parameters to train"
+            )
     if not isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UserError(
             f"set_optimizer: the function must return a paddle.optimizer.Optimizer, it returned {type(optimizer).__name__}"
@@ -102,9 +207,7 @@ def check_optimizer(optimizer: object, rate: float) -> None:
 # Paddle names an optimizer's state after parameters whose names count up over the process; ours follow the layer's.
 
 
-def optimizer_arrays(
-    optimizer: paddle.optimizer.Optimizer, backbone: paddle.nn.Layer
-) -> dict[str, np.ndarray]:
+def optimizer_arrays(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer) -> dict[str, np.ndarray]:
     """Collect the optimizer's state by "parameter:kind"."""
     ours = {parameter.name: name for name, parameter in backbone.named_parameters()}
     arrays = {}
@@ -116,7 +219,7 @@ def optimizer_arrays(
 
 
 def load_optimizer(
-    optimizer: paddle.optimizer.Optimizer, backbone: paddle.nn.Layer, arrays: dict[str, np.ndarray]
+    optimizer: BackboneOptimizer, backbone: paddle.nn.Layer, arrays: dict[str, np.ndarray]
 ) -> None:
     """Load the state that `optimizer_arrays` has collected into the optimizer."""
     theirs = {name: parameter.name for name, parameter in backbone.named_parameters()}

@@ -76,7 +76,7 @@ class Trainer:
         backbone: paddle.nn.Layer,
         network: Network,
         head: SoftmaxHead,
-        optimizer: paddle.optimizer.Optimizer,
+        optimizer: optim.BackboneOptimizer,
         evaluator: Evaluator,
         nonfinite: NonFiniteGuard,
         dump: DumpWriter,
@@ -97,6 +97,7 @@ class Trainer:
         self.signals = signals or Guard()
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
+        self.head_lr_scale = cfg.Optimizer.of_head.lr_scale
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
         self.step = 0
         self.best: Best | None = None
@@ -163,8 +164,7 @@ class Trainer:
         Every rank calls it."""
         distributed.barrier()  # all banks have their space now
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
-        if isinstance(self.optimizer, paddle.optimizer.Momentum):
-            numbers += sum(p.size for p in self.backbone.parameters() if not p.stop_gradient)
+        numbers += self.optimizer.state_size
         need = 4 * numbers + 2 * bank.itemsize * self.head.shard.num_classes * (bank.width + bank.bias)
         keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
         saves = saves_ahead(self.step, self.total_steps, *periods, most=keep + 1)
@@ -224,7 +224,7 @@ class Trainer:
             self.optimizer.set_lr(learning_rate)
             with timer.part("optimizer"):
                 self.optimizer.step()
-            self.head.step(learning_rate, self.step)
+            self.head.step(learning_rate * self.head_lr_scale, self.step)
         else:
             self._skip(SkippedStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out))
         self.optimizer.clear_grad()
@@ -429,7 +429,7 @@ class Trainer:
             steps_per_epoch=self.steps_per_epoch,
             margin=self.head.margin.state() if self.head.margin else {},
             threshold=self.threshold,
-            optimizer=type(self.optimizer).__name__,
+            optimizer=self.optimizer.name,
             head=self.cfg.Head.kind,
             replaced=replaced,
             flip=self.cfg.DataLoader.Eval.flip,

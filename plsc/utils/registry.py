@@ -168,3 +168,6 @@ DATASETS = Registry(
     },
     bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
 )
+
+# A name of paddle.optimizer is found without being listed here: plsc/config/optimizer.py, class_of.
+OPTIMIZERS = Registry("optimizer", {}, bases=("paddle.optimizer:Optimizer",))

@@ -111,7 +111,11 @@ def test_the_advice_is_given_before_the_first_step(tmp_path, capsys):
         ("Head.m=0.3", "Head.m: unknown key, did you mean 'margin'?"),
         ("Head.s=32", "Head.s: unknown key, did you mean 'scale'?"),
         ("Optimizer.lr=1", "did you mean 'LRScheduler.learning_rate'?"),
-        ("Optimizer.name=Adam", "given in Python, to Entry.set_optimizer"),
+        ("Optimizer.name=adamw", "did you mean 'AdamW'?"),
+        (
+            "Optimizer.name=Adam",
+            "Optimizer.head: must name the class centres' optimizer, such as {name: Momentum}",
+        ),
     ],
 )
 def test_a_hint_leads_to_the_key_that_was_meant(override, hint):

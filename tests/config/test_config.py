@@ -336,7 +336,7 @@ def test_a_missing_data_folder(write):
 
 def test_everything_at_once_in_the_order_of_the_file(write):
     text = "Head: {marign: 1}\nGlobal:\n  seed: x\n  seed: 4\nModel: {name: DummyNet, widths: 1}\nHed: {}"
-    overrides = ["Zzz", "Optimizer.name=Adam", "Optimizer.momentum=x", "Optimizer.momentum=0.5"]
+    overrides = ["Zzz", "Optimizer.name=Adm", "Optimizer.momentum=x", "Optimizer.momentum=0.5"]
     assert [line.split(": ")[0] for line in errors(write(text), overrides)] == [
         "a.yaml:1",
         "a.yaml:3",
@@ -344,7 +344,7 @@ def test_everything_at_once_in_the_order_of_the_file(write):
         "a.yaml:5",
         "a.yaml:6",
         "-o Zzz",
-        "-o Optimizer.name=Adam",
+        "-o Optimizer.name=Adm",
     ]
 
 

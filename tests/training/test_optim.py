@@ -8,6 +8,7 @@ import pytest
 from paddle import nn
 
 from plsc.config.schema import LRSchedulerCfg, OptimizerCfg
+from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer, build_schedule
 
 
@@ -77,7 +78,8 @@ def step_with(gradient, **keys):
     net = Net()
     for parameter in net.parameters():  # nothing zero, so that a decay would show
         parameter.set_value(paddle.full_like(parameter, 2.0))
-    optimizer = build_optimizer(OptimizerCfg(**keys), net)
+    cfg = OptimizerCfg(**keys)
+    optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
     optimizer.set_lr(0.1)
     before = {name: value.numpy() for name, value in net.named_parameters()}
     (sum(p.sum() for p in net.parameters() if not p.stop_gradient) * gradient).backward()
@@ -111,7 +113,8 @@ def test_a_small_gradient_is_not_clipped():
 def test_momentum_gathers_the_steps():
     net = nn.Linear(2, 1, bias_attr=False)
     before = net.weight.numpy()
-    optimizer = build_optimizer(OptimizerCfg(momentum=0.5, weight_decay=0.0), net)
+    cfg = OptimizerCfg(momentum=0.5, weight_decay=0.0)
+    optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
     for rate in (0.1, 0.2):
         optimizer.set_lr(rate)
         net.weight.sum().backward()

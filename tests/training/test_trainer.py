@@ -285,7 +285,7 @@ def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):
     found = arrays(checkpoint(whole))
     weights = {name: array.shape for name, array in found.items() if name.startswith("optimizer")}
     assert weights["optimizer: embed.2.weight:velocity_0"] == found["backbone: embed.2.weight"].shape
-    assert len(weights) == len(make_trainer(whole).optimizer._parameter_list)
+    assert len(weights) == len(make_trainer(whole).optimizer.parameters)
 
 
 # ---- damaged data

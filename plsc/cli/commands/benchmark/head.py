@@ -153,8 +153,9 @@ class Dense:
         self.label = trial.label
         self.scale = cfg.Head.scale
         self.margin = 0.5
+        rule = cfg.Optimizer.of_head
         self.optimizer = paddle.optimizer.Momentum(
-            0.1, cfg.Optimizer.momentum, [self.centres], weight_decay=cfg.Optimizer.weight_decay
+            0.1, rule.momentum, [self.centres], weight_decay=rule.weight_decay
         )
 
     def loss(self):

@@ -22,6 +22,7 @@ import numpy as np
 
 from plsc.cli.commands.plan.calibration import Case, calibrate, work
 from plsc.config import STAND_IN, Config, add_arguments, load
+from plsc.config.schema import moments_of
 from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.disk import free_bytes, nearest_folder
@@ -90,7 +91,7 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations."""
     if not measured["backbone"]:
         return {}
-    weights = 3 * 4 * measured["parameters"]
+    weights = (2 + moments_of(case.cfg.Optimizer.name)) * 4 * measured["parameters"]
     peak = along([(batch, peak) for batch, _, peak in measured["backbone"]], case.batch)
     return {"backbone": weights, "activations": max(0, round(peak) - 2 * 4 * measured["parameters"])}
 
@@ -139,7 +140,7 @@ def disk_needs(case: Case, parameters: int) -> dict:
     cfg = case.cfg
     return {
         "bank": _bank_bytes(case, case.shard) * on_this_machine(case.ranks) if cfg.Head.bank == "disk" else 0,
-        "checkpoint": _bank_bytes(case, case.classes) + 2 * 4 * parameters,
+        "checkpoint": _bank_bytes(case, case.classes) + (1 + moments_of(cfg.Optimizer.name)) * 4 * parameters,
         "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
     }
 

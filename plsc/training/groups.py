@@ -1,0 +1,127 @@
+"""Decide how each parameter of a backbone is trained: Optimizer.groups, freeze_norms and layer_decay.
+
+    settings_of(cfg.Optimizer, backbone)["conv1.weight"]  # Settings(lr_scale=0.1, weight_decay=5e-4, frozen=False)
+
+Everything that cannot be right is refused here, when the backbone is built: before the first step.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import NamedTuple
+
+import paddle
+from paddle import nn
+
+from plsc.config.schema import GroupCfg, OptimizerCfg
+from plsc.errors import UserError, shown
+
+_BATCH_NORMS = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
+_NORMS = (*_BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1D, nn.InstanceNorm2D, nn.InstanceNorm3D)
+
+
+class Settings(NamedTuple):
+    """How one parameter is trained."""
+
+    lr_scale: float = 1.0
+    weight_decay: float | None = None  # None: what the optimizer's class has by itself
+    frozen: bool = False
+
+
+def settings_of(cfg: OptimizerCfg, backbone: nn.Layer) -> dict[str, Settings]:
+    """Return the settings, by name, of each parameter that the backbone has not frozen itself.
+
+    A bias, a norm's gain and a slope have one dimension and are not decayed, whatever a group says.
+
+    Raises: UserError for a group without effect, freeze_norms without norm layers, and layer_decay with a
+    backbone that has no method `layer_of`.
+    """
+    # Not running statistics, which Paddle lists as parameters.
+    parameters = {name: p for name, p in backbone.named_parameters() if not p.stop_gradient}
+    group_of = _group_of_each(cfg.groups, parameters)
+    of_norms = _norm_parameters(backbone) if cfg.freeze_norms else set()
+    settings = {}
+    for name, parameter in parameters.items():
+        group = group_of.get(name)
+        lr_scale = (group and group.lr_scale) or 1.0
+        if cfg.layer_decay is not None:
+            lr_scale *= _layer_scale(cfg.layer_decay, backbone, name)
+        decay = cfg.number("weight_decay")
+        if group and group.weight_decay is not None:
+            decay = group.weight_decay
+        frozen = name in of_norms or bool(group and group.freeze)
+        settings[name] = Settings(lr_scale, decay if parameter.ndim > 1 else 0.0, frozen)
+    return settings
+
+
+def freeze(cfg: OptimizerCfg, backbone: nn.Layer, settings: dict[str, Settings]) -> list[nn.Layer]:
+    """Freeze the parameters that `settings_of` says, so that they get no gradient.
+
+    Returns the norm layers that must be in evaluation mode while the backbone trains, so that their running
+    statistics stand still: with freeze_norms all, else those all of whose parameters groups have frozen.
+    """
+    newly = set()
+    for name, parameter in backbone.named_parameters():
+        if name in settings and settings[name].frozen:
+            parameter.stop_gradient = True
+            newly.add(id(parameter))
+    return [layer for _, layer in _norms(backbone) if cfg.freeze_norms or _stands_still(layer, newly)]
+
+
+def _stands_still(norm: nn.Layer, newly: set[int]) -> bool:
+    own = norm.parameters(include_sublayers=False)
+    return all(p.stop_gradient for p in own) and any(id(p) in newly for p in own)
+
+
+def _group_of_each(groups: list[GroupCfg], parameters: dict[str, paddle.Tensor]) -> dict[str, GroupCfg]:
+    """Return the group of each parameter that has one."""
+    group_of: dict[str, GroupCfg] = {}
+    for number, group in enumerate(groups):
+        key = f"Optimizer.groups.{number}.match: {shown(group.match)}"
+        found = [name for name in parameters if re.search(group.match, name)]
+        if not found:
+            near = difflib.get_close_matches(group.match, parameters, n=3, cutoff=0.3) or [*parameters][:3]
+            raise UserError(
+                f"{key} fits none of the names of the backbone's {len(parameters)} parameters (near ones: {', '.join(near)})"
+            )
+        own = [name for name in found if name not in group_of]
+        if not own:
+            raise UserError(f"{key} fits only names that groups before it fit; move it up, or leave it out")
+        of_decay_alone = group.lr_scale is None and not group.freeze
+        if of_decay_alone and all(parameters[name].ndim <= 1 for name in own):
+            raise UserError(
+                f"{key} fits only biases, norms and slopes, which have no weight decay anyhow; leave the group out"
+            )
+        group_of.update(dict.fromkeys(own, group))
+    return group_of
+
+
+def _norms(backbone: nn.Layer) -> list[tuple[str, nn.Layer]]:
+    """List all norm layers with their names: Paddle's, and others whose class is called a norm."""
+    layers = backbone.named_sublayers(include_self=True)
+    return [
+        (name, layer) for name, layer in layers if isinstance(layer, _NORMS) or "Norm" in type(layer).__name__
+    ]
+
+
+def _norm_parameters(backbone: nn.Layer) -> set[str]:
+    norms = _norms(backbone)
+    if not norms:
+        raise UserError(f"Optimizer.freeze_norms: {type(backbone).__name__} has no norm layer; leave it out")
+    return {
+        f"{name}.{own}" if name else own
+        for name, layer in norms
+        for own, _ in layer.named_parameters(include_sublayers=False)
+    }
+
+
+def _layer_scale(decay: float, backbone: nn.Layer, name: str) -> float:
+    """Return decay ** (last - number) of a parameter's layer (Bao et al., "BEiT", 2021)."""
+    if not hasattr(backbone, "layer_of"):
+        raise UserError(
+            f"Optimizer.layer_decay: {type(backbone).__name__} does not say which layer a parameter belongs to; only FaceViT_* "
+            "do, and own backbones with a method layer_of (docs/extend.md)"
+        )
+    number, last = backbone.layer_of(name)
+    return decay ** (last - number)

@@ -1,0 +1,156 @@
+"""Ten steps of each optimizer of the backbone against its formula in float64: rates, decay and clip of groups."""
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from plsc.config.schema import OptimizerCfg
+from plsc.training.groups import settings_of
+from plsc.training.optim import build_optimizer, load_optimizer, optimizer_arrays
+
+RATES = (0.05, 0.05, 0.04, 0.04, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01)
+
+
+class Net(nn.Layer):
+    """Two matrices, a bias, a norm's gain and shift, and slopes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1D(4)
+        self.slope = nn.PReLU(4)
+        self.last = nn.Linear(4, 2, bias_attr=False)
+
+
+def made(number, *shape):
+    return np.random.default_rng(number).normal(1.0, 0.5, shape)
+
+
+def net():
+    network = Net()
+    for number, parameter in enumerate(network.parameters()):
+        parameter.set_value(made(number, *parameter.shape).astype("float32"))
+    return network
+
+
+def gradients(values):
+    """Of half the squared distance to points of each parameter."""
+    return {
+        name: value - made(100 + number, *value.shape) for number, (name, value) in enumerate(values.items())
+    }
+
+
+def run(optimizer, network, rates):
+    for rate in rates:
+        optimizer.set_lr(rate)
+        parameters = trained(network)
+        wanted = gradients({name: p.numpy() for name, p in parameters.items()})
+        sum(
+            (p * paddle.to_tensor(wanted[name], "float32")).sum() for name, p in parameters.items()
+        ).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return {name: p.numpy() for name, p in network.named_parameters()}
+
+
+def built(cfg, network):
+    return build_optimizer(cfg, network, settings_of(cfg, network))
+
+
+def trained(network):
+    """Without the running statistics, which Paddle lists among the parameters."""
+    return {name: p for name, p in network.named_parameters() if not p.stop_gradient}
+
+
+def momentum(w, g, state, rate, decay, step, mu=0.9, nesterov=False):
+    g = g + decay * w
+    v = state["v"] = mu * state.get("v", 0.0) + g
+    return w - rate * (g + mu * v if nesterov else v)
+
+
+def nesterov(*args):
+    return momentum(*args, mu=0.8, nesterov=True)
+
+
+def adam(w, g, state, rate, step, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * g
+    v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * g**2
+    return m / (1 - beta1**step) / (np.sqrt(v / (1 - beta2**step)) + epsilon)
+
+
+def adamw(w, g, state, rate, decay, step):
+    return w - rate * decay * w - rate * adam(w, g, state, rate, step, 0.8, 0.95, 1e-6)
+
+
+def coupled_adam(w, g, state, rate, decay, step):
+    return w - rate * adam(w, g + decay * w, state, rate, step)
+
+
+def lamb(w, g, state, rate, decay, step):
+    """You et al., "Large Batch Optimization for Deep Learning" (2020); Paddle's epsilon is 1e-6."""
+    update = adam(w, g, state, rate, step, epsilon=1e-6) + decay * w
+    ratio = np.linalg.norm(w) / np.linalg.norm(update) if decay else 1.0
+    return w - rate * ratio * update
+
+
+def lars(w, g, state, rate, decay, step, coefficient=0.02, epsilon=1e-3):
+    norm = np.linalg.norm(w)
+    if decay:
+        rate = rate * coefficient * norm / (np.linalg.norm(g) + decay * norm + epsilon)
+    v = state["v"] = 0.9 * state.get("v", 0.0) + rate * (g + decay * w)
+    return w - v
+
+
+CASES = {
+    "momentum": ({"name": "Momentum"}, momentum, 5e-4),
+    "nesterov": ({"name": "Momentum", "momentum": 0.8, "nesterov": True}, nesterov, 5e-4),
+    "adamw": ({"name": "AdamW", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}, adamw, 0.1),
+    "lars": ({"name": "LARS", "coefficient": 0.02, "epsilon": 1e-3}, lars, 5e-4),
+    "adam": ({"name": "Adam", "weight_decay": 0.01}, coupled_adam, 0.01),
+    "lamb": ({"name": "Lamb", "weight_decay": 0.02}, lamb, 0.02),
+}
+
+
+@pytest.mark.parametrize("clip", [None, 1.5])
+@pytest.mark.parametrize("case", CASES)
+def test_ten_steps_follow_the_formula(case, clip):
+    """Groups have a rate or a decay of their own; biases, gains and slopes are not decayed; one norm clips all."""
+    keys, rule, decay = CASES[case]
+    groups = [{"match": "^last", "lr_scale": 0.25}, {"match": "first", "weight_decay": 0.3}]
+    network = net()
+    values = {name: p.numpy().astype("float64") for name, p in trained(network).items()}
+    cfg = OptimizerCfg(clip_norm=clip, groups=groups, **keys)
+    found = run(built(cfg, network), network, RATES)
+    states = {name: {} for name in values}
+    for step, rate in enumerate(RATES, 1):
+        grads = gradients(values)
+        norm = math.sqrt(sum((grad**2).sum() for grad in grads.values()))
+        share = min(1.0, clip / norm) if clip else 1.0
+        for name, value in values.items():
+            of = 0.0 if value.ndim == 1 else 0.3 if name == "first.weight" else decay
+            scale = 0.25 if name == "last.weight" else 1.0
+            values[name] = rule(value, share * grads[name], states[name], scale * rate, of, step)
+    for name, value in values.items():
+        assert np.abs(found[name] - value).max() < 1e-5, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_state_that_is_loaded_goes_on_with_the_same_bits(case):
+    """Into a new optimizer, as a resumed run has, and into one that has gone on, as after a rollback."""
+    cfg = OptimizerCfg(groups=[{"match": "^last", "lr_scale": 0.25}], **CASES[case][0])
+    first = net()
+    optimizer = built(cfg, first)
+    weights = run(optimizer, first, RATES[:4])
+    state = optimizer_arrays(optimizer, first)
+    whole = run(optimizer, first, RATES[4:])
+    second = net()
+    resumed = built(cfg, second)
+    for network, kind in ((second, resumed), (first, optimizer)):
+        for name, parameter in network.named_parameters():
+            parameter.set_value(weights[name])
+        load_optimizer(kind, network, state)
+        again = run(kind, network, RATES[4:])
+        assert all(np.array_equal(again[name], value) for name, value in whole.items())
