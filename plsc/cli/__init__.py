@@ -248,7 +248,7 @@ COMMANDS = {
     "predict": Command("embeddings of images, as .npy", predict),
     "export": Command("write the backbone for Paddle Inference and ONNX", export),
     "run": Command("train on several ranks, and restart what died", supervise),
-    "import": Command("weights of other programs", import_weights),
+    "import": Command("weights and training configs of other programs", import_weights),
     "ckpt": Command("look at, check, and cut checkpoints", ckpt),
     "convert": Command("a set of images to another format", convert),
     "doctor": Command("what is wrong with a set of images", doctor),

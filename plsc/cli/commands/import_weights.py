@@ -1,4 +1,5 @@
 """Import weights of other programs into a checkpoint folder, for `plsc-predict`, `plsc-export` and Global.init_from.
+Without weights, `plsc-import --config FILE` translates a training config (see import_config).
 
 Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, and PLSC 2.4's .pdparams,
 without running code of the file. Names are mapped to the network's, and a tensor that is missing, left over
@@ -25,6 +26,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.foreign.torch_file import load_torch
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.checkpoint.train_state import TrainState
+from plsc.cli.commands.import_config import import_config
 from plsc.config import Config, load
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.errors import UserError
@@ -197,21 +199,47 @@ def _save(
     )
 
 
+def _translate(args: argparse.Namespace) -> None:
+    if not args.config:
+        raise UserError(
+            "plsc-import: give a file of weights, or --config FILE, a training config to translate"
+        )
+    outputs = [*args.override, *filter(None, [args.output])]
+    if len(outputs) > 1 or args.model:
+        raise UserError("plsc-import: with --config and no weights give one -o FILE, and no --model")
+    if args.ranks is not None and args.ranks < 1:
+        raise UserError(f"--ranks: must be 1 or more (got {args.ranks})")
+    import_config.main(args.config, outputs[0] if outputs else None, args.ranks)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `plsc-import`. Raises UserError."""
     parser = argparse.ArgumentParser(
-        "plsc-import", description="weights of other programs -> a checkpoint folder"
+        "plsc-import",
+        description="weights of other programs -> a checkpoint folder; without weights: their training config -> YAML",
     )
     parser.add_argument(
-        "weights", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
+        "weights", nargs="?", help="backbone.pt of arcface_torch, .safetensors, or .pdparams of PLSC 2.4"
     )
-    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file whose Model section is the network")
     parser.add_argument(
-        "-o", "--override", metavar="Section.key=value", nargs="+", action="extend", default=[]
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="YAML file whose Model section is the network; without weights: arcface_torch's .py or PLSC 2.4's .yaml",
+    )
+    parser.add_argument(
+        "-o",
+        "--override",
+        metavar="Section.key=value",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="without weights: the same as --output",
     )
     parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
     parser.add_argument("--embedding-size", type=int, help="default: 512, with -c what the file has")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="a new folder")
+    parser.add_argument("--output", metavar="FOLDER", help="a new folder; without weights: a new YAML file")
+    parser.add_argument("--ranks", type=int, help="without weights: GPUs that the config is meant for")
     parser.add_argument(
         "--size",
         type=int,
@@ -229,6 +257,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
     parser.add_argument("--scale", type=float, default=SCALE, help="of what is left; default: 1 / 127.5")
     args = parser.parse_args(argv)
+    if args.weights is None:
+        _translate(args)
+        return
+    if args.output is None:
+        raise UserError("plsc-import: give --output, a new folder")
+    if args.ranks is not None:
+        raise UserError("plsc-import: --ranks has no meaning with weights; it is for a training config")
     if not args.config and not args.model:
         raise UserError("plsc-import: give the network, by --model NAME or by -c FILE")
     size = args.embedding_size or (None if args.config else 512)
