@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,6 +115,24 @@ def train_linear(output: Path, head: str, batch_size: int) -> None:
     paddle.seed(0)
     overrides = [f"Head.name={head}", f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3"]
     train(output, *overrides, "DataLoader.Eval.dataset=null", backbone=Linear())
+
+
+def train_sets(output: Path, batch_size: int) -> None:
+    """As `train_linear`, on two sets with a person in common and a softmax each, of whose samples a quarter are the second's."""
+    people = {"name": "tests.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3}
+    others = {**people, "people": [*(f"b{number}" for number in range(10)), "a3"], "weight": 1, "head": "own"}
+    overrides = [
+        f"DataLoader.Train.dataset={json.dumps([people, others])}",
+        "Global.max_steps=5",
+        "Global.log_every=2",
+    ]
+    overrides += [
+        f"DataLoader.Train.batch_size={batch_size}",
+        "Head.sample_rate=0.3",
+        "DataLoader.Eval.dataset=null",
+    ]
+    paddle.seed(0)
+    train(output, *overrides, backbone=Linear())
 
 
 def assert_takes_over(trainer: Trainer, path: Path) -> None:

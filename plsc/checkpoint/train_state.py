@@ -41,6 +41,18 @@ class Best(BaseModel):
     value: FiniteFloat
 
 
+class SetState(BaseModel):
+    """One of several data sets that are trained on together."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    title: str
+    classes: NonNegativeInt
+    own: bool
+    """Whether its classes are a range of their own."""
+    sums: Annotated[list[FiniteFloat], Field(min_length=3, max_length=3)] = [0.0, 0.0, 0.0]
+    """Loss, correct samples and samples since the last row of metrics.jsonl."""
+
+
 class TrainState(BaseModel):
     """The fields of `state`, in the order in which they are written."""
 
@@ -74,6 +86,8 @@ class TrainState(BaseModel):
     """Of them the last ones, without a good one since."""
     rollbacks: NonNegativeInt = 0
     """How often the run went back to an older checkpoint."""
+    sets: list[SetState] = []
+    """The sets of a run with several, in their order."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys that were given, as plain values."""

@@ -13,12 +13,12 @@ import paddle
 
 from plsc.checkpoint import store
 from plsc.checkpoint.manifest import config_sections
-from plsc.checkpoint.train_state import TrainState
+from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
 from plsc.config.schema import affects_training
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.data.preprocessing import Preprocessing
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
 from plsc.utils.logging import warn
@@ -93,6 +93,11 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
                 f"{where} was made with the {what} {there}, this run has {here}: resume with the same, or start a new run "
                 "with Global.init_from in another Global.output_dir"
             )
+    if _are_other_sets(theirs.sets, ours.sets):
+        raise UserError(
+            f"{where} was made with {_describe_sets(theirs.sets)}, this run has {_describe_sets(ours.sets)}: resume with the same "
+            "in the same order, or start a new run with Global.init_from in another Global.output_dir"
+        )
     # Random numbers and the order of the data depend on these.
     order = {
         "seed": (theirs.seed, ours.seed),
@@ -114,6 +119,19 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
             f"DataLoader.Train.dataset: {wrong} in {where}: resume with the same classes, or start a new run with Global.init_from, "
             "which finds them by name, in another Global.output_dir"
         )
+
+
+def _are_other_sets(theirs: list[SetState], ours: list[SetState]) -> bool:
+    """Say whether the classes of two lists of data sets differ as far as the sets show it; a title alone may change."""
+    kinds = [[(each.classes, each.own) for each in sets] for sets in (theirs, ours)]
+    titles = [[each.title for each in sets] for sets in (theirs, ours)]
+    exchanged = titles[0] != titles[1] and sorted(titles[0]) == sorted(titles[1])
+    return kinds[0] != kinds[1] or exchanged
+
+
+def _describe_sets(sets: list[SetState]) -> str:
+    named = (f"{shown(each.title)} ({each.classes:,} classes{', own' * each.own})" for each in sets)
+    return f"the data sets {', '.join(named)}" if sets else "a single data set"
 
 
 def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:

@@ -35,6 +35,7 @@ from plsc.training.divergence import DivergedError, NonFiniteGuard, finite_array
 from plsc.training.dump import DumpWriter, SkippedStep, find_cause
 from plsc.training.evaluator import Evaluator
 from plsc.training.network import Network
+from plsc.training.per_set import PerSet
 from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_run
 from plsc.training.rollback import FACTOR, go_back
 from plsc.utils.disk import check_space, saves_ahead
@@ -103,6 +104,7 @@ class Trainer:
         self.best: Best | None = None
         self.threshold: float | None = None
         self.rollbacks = 0
+        self.per_set = PerSet(dataset)
         self.seconds = 0.0
         self._metrics: Metrics | None = None  # rank 0's, while training
         self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
@@ -137,6 +139,7 @@ class Trainer:
             self.cfg.Global.log_every,
             self.step,
             data=self._data_so_far,
+            extra=self.per_set.take,
             advice=self.loader.advice,
         )
         began = time.monotonic()
@@ -225,6 +228,7 @@ class Trainer:
             with timer.part("optimizer"):
                 self.optimizer.step()
             self.head.step(learning_rate * self.head_lr_scale, self.step)
+            self.per_set.add(indices, out)
         else:
             self._skip(SkippedStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out))
         self.optimizer.clear_grad()
@@ -386,6 +390,7 @@ class Trainer:
         self.best = state.best
         self.threshold = state.threshold
         self.rollbacks = state.rollbacks
+        self.per_set.resume(state.sets)
         self.nonfinite.resume(state.skipped, state.in_a_row)
         self._replaced = self._of_this_rank(state.replaced)
         get_logger().info(f"resuming at step {self.step} from {saved.path}")
@@ -422,7 +427,7 @@ class Trainer:
             )
 
     def _state(self, replaced: list[int], best: Best | None) -> TrainState:
-        """Return the state of the run for a checkpoint of this step."""
+        """Return the state of the run for a checkpoint of this step. Every rank calls it."""
         return TrainState(
             seed=self.cfg.Global.seed,
             global_batch=self.global_batch,
@@ -437,6 +442,7 @@ class Trainer:
             skipped=self.nonfinite.skipped,
             in_a_row=self.nonfinite.in_a_row,
             rollbacks=self.rollbacks,
+            sets=self.per_set.state(),
         )
 
     def _of_this_rank(self, counts: list[int]) -> int:

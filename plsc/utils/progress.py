@@ -42,6 +42,7 @@ class Progress:
         start_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
         data: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
+        extra: Callable[[], Mapping[str, float]] = dict,
         advice: str = "",
     ) -> None:
         """Take the numbers of the run.
@@ -49,6 +50,7 @@ class Progress:
         Args:
             data: returns the seconds spent waiting for batches since its start, and the images of this epoch
                 that were replaced. It is called when a line is due, which is at the same steps on every rank.
+            extra: returns further numbers of the steps since the last line; it is called likewise.
         """
         self._total = total_steps
         self._per_epoch = steps_per_epoch
@@ -58,6 +60,7 @@ class Progress:
         self._start_step = start_step
         self._clock = clock
         self._data = data
+        self._extra = extra
         self._waited = data()[0]
         self._advice = advice
         self._start = self._line_start = self._epoch_start = clock()
@@ -124,9 +127,13 @@ class Progress:
         self._waited = waited
         self._paused = 0.0
         self._images = 0
-        numbers = {"loss": float(loss), **{name: float(value) for name, value in extra.items()}}
+        numbers = {
+            "loss": float(loss),
+            **{name: float(value) for name, value in extra.items()},
+            **self._extra(),
+        }
         values = " ".join(
-            f"{'acc' if name == 'accuracy' else name} {number(value)}" for name, value in numbers.items()
+            f"{name.replace('accuracy', 'acc', 1)} {number(value)}" for name, value in numbers.items()
         )
         waiting = f" data wait {100 * data_wait:.0f} %" if data_wait > WAIT_SHOWN else ""
         get_logger().info(

@@ -16,7 +16,16 @@ from plsc.errors import UserError
 from plsc.training.divergence import DivergedError
 from plsc.training.embed import embed, to_input
 from plsc.training.evaluator import Evaluator, build_sets, score
-from tests.tiny_runs import TINY, Linear, NoisePairs, assert_takes_over, make_trainer, train, train_linear
+from tests.tiny_runs import (
+    TINY,
+    Linear,
+    NoisePairs,
+    assert_takes_over,
+    make_trainer,
+    train,
+    train_linear,
+    train_sets,
+)
 from tests.training.test_evaluator import MORE, Broken
 
 folder, saved = map(Path, sys.argv[1:])
@@ -25,6 +34,8 @@ W, r = d.world_size(), d.rank()
 
 for name in head_names():
     train_linear(folder / name, name, 12 // W)
+
+train_sets(folder / "sets", 12 // W)
 
 assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size={12 // W}"), saved)
 

@@ -20,6 +20,7 @@ from tests.tiny_runs import (
     rows,
     steps,
     train_linear,
+    train_sets,
 )
 
 TRAIN = ROOT / "tools/train.py"
@@ -105,6 +106,7 @@ def one_process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     for name in head_names():
         train_linear(folder / name, name, 12)
+    train_sets(folder / "sets", 12)
     return folder
 
 
@@ -125,6 +127,10 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
         assert saved.keys() == others.keys()
         for key in saved:
             assert np.allclose(saved[key], others[key], rtol=1e-3, atol=1e-5), (name, key)
+    of_sets, expected = rows(tmp_path / "runs/sets"), rows(one_process / "sets")
+    assert [len(row) for row in of_sets] == [len(row) for row in expected] and "loss/People 2" in of_sets[0]
+    for row, of_one in zip(of_sets, expected):
+        assert row == pytest.approx(of_one, rel=1e-4)
 
 
 def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):

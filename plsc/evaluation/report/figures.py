@@ -149,6 +149,12 @@ def _plot_series(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, factor
         mean = np.convolve(values, np.ones(width) / width, mode="valid")
         axes.plot(steps, values, color=MAIN, alpha=0.35, linewidth=0.9)
         axes.plot(steps[width // 2 : width // 2 + len(mean)], mean, color=MAIN)
+    of_sets = [name for name in {name: None for row in rows for name in row} if name.startswith(f"{key}/")]
+    for name, colour in zip(of_sets, colours(len(of_sets) + 1)[1:]):
+        of_set = np.array([np.nan if row.get(name) is None else row[name] * factor for row in rows], float)
+        axes.plot(steps, of_set, color=colour, linewidth=0.9, label=name.partition("/")[2])
+    if of_sets:
+        axes.legend()
     finite = values[np.isfinite(values)]
     if key == "loss" and len(finite) and finite.min() > 0 and finite.max() > 5 * finite.min():
         axes.set(yscale="log", ylabel=f"{axes.get_ylabel()}, logarithmic")  # else the end is a flat line

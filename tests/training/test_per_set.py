@@ -1,0 +1,81 @@
+"""Loss and accuracy of each of several sets: right sums, equal rows after a resume, and other sets refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from plsc.data.loader import Loader
+from plsc.errors import UserError
+from plsc.evaluation.report.figures import draw_curves
+from plsc.heads import reference
+from tests.tiny_runs import Linear, assert_same_arrays, checkpoint, make_trainer, rows, train
+
+NO_PAIRS = "DataLoader.Eval.dataset=null"
+FIRST = {"name": "tests.tiny_runs:People", "people": [f"a{n}" for n in range(9)]}
+SECOND = {"name": "tests.tiny_runs:People", "people": [*[f"b{n}" for n in range(10)], "a3"], "head": "own"}
+
+
+def overrides(*sets, **keys):
+    return [
+        NO_PAIRS,
+        f"DataLoader.Train.dataset={json.dumps([*sets])}",
+        *(f"{key.replace('__', '.')}={value}" for key, value in keys.items()),
+    ]
+
+
+def test_rows_have_the_loss_and_accuracy_of_each_set_since_the_row_before(tmp_path):
+    """Against the dense reference with a softmax for each set, at a learning rate of next to nothing."""
+    keys = overrides(
+        FIRST, SECOND, Global__log_every=3, LRScheduler__learning_rate=1e-12, Global__max_steps=10
+    )
+    net = Linear()
+    weight, bias = (p.numpy().astype(np.float64) for p in (net.linear.weight, net.linear.bias))
+    trainer = train(tmp_path, *keys, backbone=net)
+    data = trainer.dataset
+    assert (data.titles, data.ranges) == (["People", "People 2"], [(0, 9), (9, 20)])
+    dense = reference.DenseHead(
+        trainer.head.bank.state()["centres"], None, (reference.arcface, 0.5), 16.0, ranges=data.ranges
+    )
+    values = [[] for _ in range(10)]
+    steps = [*Loader(data, 12, 0, 1, seed=3).epoch(0), *Loader(data, 12, 0, 1, seed=3).epoch(1)]
+    for step, (images, labels, indices) in enumerate(steps[:10]):
+        emb = (images.reshape(len(images), -1) - 127.5) / 127.5 @ weight + bias
+        results = dense.loss_and_gradients(emb, labels)[0], dense.correct(emb, labels), data.sets_of(indices)
+        values[step] = np.stack(results)
+    for row, part in zip(rows(tmp_path), ([0, 3], [3, 6], [6, 9], [9, 10])):
+        losses, correct, sets = np.concatenate(values[slice(*part)], axis=1)
+        for number, title in enumerate(data.titles):
+            assert row[f"loss/{title}"] == pytest.approx(losses[sets == number].mean(), rel=1e-5)
+            assert row[f"accuracy/{title}"] == pytest.approx(correct[sets == number].mean())
+    assert row["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    figure, _ = draw_curves(rows(tmp_path))
+    legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes[:2]]
+    assert legends == [["People", "People 2"]] * 2
+
+
+def test_a_resumed_run_of_weighted_sets_goes_on_exactly(tmp_path):
+    first, second = {**FIRST, "weight": 3}, {**SECOND, "weight": 1}
+    keys = overrides(first, second, Global__log_every=5, Checkpoint__every_steps=4, Checkpoint__keep=9)
+    train(tmp_path / "whole", *keys)
+    train(tmp_path / "cut", *keys, resume=checkpoint(tmp_path / "whole", 4))  # between two rows
+    assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
+    whole = rows(tmp_path / "whole")
+    assert [row["step"] for row in whole] == [5, 10, 12] and "loss/People 2" in whole[0]
+    assert rows(tmp_path / "cut") == whole
+
+
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        ([SECOND, FIRST], "with the data sets People (9 classes), People 2 (11 classes, own), this run has the data sets People ("),
+        ([FIRST, {**SECOND, "people": ["c", *SECOND["people"][1:]]}], "its class 9 is 'c', the one trained on is 'b0'"),
+        ([{"name": "tests.tiny_runs:People", "people": [f"c{n}" for n in range(20)]}], "this run has a single data set"),
+    ],
+)  # fmt: skip
+def test_a_resume_with_other_sets_is_refused_in_one_line(sets, line, tmp_path):
+    make_trainer(tmp_path, *overrides(FIRST, SECOND)).save(1)
+    with pytest.raises(UserError, match=re.escape(line)) as caught:
+        make_trainer(tmp_path, *overrides(*sets)).resume(checkpoint(tmp_path, 0))
+    assert "\n" not in str(caught.value)
