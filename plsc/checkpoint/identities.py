@@ -39,8 +39,8 @@ def edit_identities(
     Args:
         rename: "old=new" each.
         drop: names, as they are in `folder`.
-        merge: lists of names of one identity; the first one's rows become the means of all (centre, momentum,
-            bias), the others are dropped.
+        merge: lists of names of one identity; the first one's rows become the means of all (centre, bias and
+            the state of their optimizer), the others are dropped.
         keep_list: a file of names, a line each; all other classes are dropped.
         names: a file with a name a line, for a checkpoint that has none.
 

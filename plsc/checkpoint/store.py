@@ -47,7 +47,8 @@ class SaveError(UserError):
 class Content:
     """The content of a checkpoint on one rank; of all but `head` and `shard`, rank 0's is written.
 
-    head: this rank's rows, first axis = class: "centres" [S, D], perhaps "momentum" [S, D], "bias" [S].
+    head: this rank's rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
+        and the arrays of their optimizer, such as "momentum" [S, D].
     shard: the classes of those rows; all classes on every rank: a replicated head.
     preprocessing: how images are prepared. classes: a name for each class; None: no names.
     """

@@ -69,6 +69,11 @@ class TrainState(BaseModel):
     """Cosine above which two images are of one class, by the last main evaluation."""
     optimizer: Optional[str] = None
     """Class of the backbone's optimizer."""
+    head_optimizer: Optional[str] = None
+    """Class of the class centres' optimizer; older versions, which had Momentum only, wrote none."""
+    updates: Optional[NonNegativeInt] = None
+    """How often the class centres have been updated, which AdamW counts; where it is missing, once in each
+    step that was not skipped."""
     head: Optional[str] = None
     """Head.name; a head is the same spread over the ranks (dist_) or not."""
     replaced: Annotated[list[NonNegativeInt], Field(min_length=1)] = [0]

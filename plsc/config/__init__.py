@@ -15,7 +15,7 @@ import copy
 import json
 import os
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, PrivateAttr, ValidationError
@@ -454,14 +454,16 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
             yield (*path, key), to_jsonable_python(value)
 
 
-def format_rows(head: HeadCfg, classes: int, embedding_size: int) -> str:
-    """Format the memory that so many classes take on a rank, and where it is."""
+def format_rows(head: HeadCfg, moments: Sequence[str], classes: int, embedding_size: int) -> str:
+    """Format the memory that so many classes take on a rank, and where it is. moments: the arrays that their
+    optimizer keeps beside the centres."""
     numbers = classes * (embedding_size * head.sub_centres + head.bias) / 2**20
+    arrays = ["centres", *moments]
     if head.bank == "device":
-        return f"{3 * 4 * numbers:.1f} MB for centres, momentum and gradient"
+        return f"{(len(arrays) + 1) * 4 * numbers:.1f} MB for {', '.join(arrays)} and gradient"
     each = 2 if head.bank_dtype == "bfloat16" else 4
     where = "on the disk" if head.bank == "disk" else "in host memory"
-    return f"{2 * each * numbers:.1f} MB {where} for centres and momentum"
+    return f"{len(arrays) * each * numbers:.1f} MB {where} for {', '.join(arrays[:-1])} and {arrays[-1]}"
 
 
 _PAGE = """# The config

@@ -108,7 +108,9 @@ class AdamW(Rule):
 
     t is the number of the update, the same for all rows, as in InsightFace's Partial FC: a row that is first
     selected late starts with a step of up to (1 - beta1) / sqrt(1 - beta2) lr, 3.2 lr with the usual betas.
-    Rows that are not selected stay as they are: their moments, too, and they are not decayed.
+    Rows that are not selected stay as they are: their moments, too, and they are not decayed. Stored as
+    bfloat16, rounded at random, v stays >= 0, since rounding changes the magnitude and never the sign, and right
+    on average, while one step changes it by less than bfloat16's step.
     """
 
     moments = ("moment1", "moment2")

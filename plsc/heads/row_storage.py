@@ -66,7 +66,7 @@ class FileRowStorage:
 
     def _no_space(self, numbers: str) -> str:
         return (
-            f"Head.bank_folder: {self._folder}: no space for the class centres and their momentum ({numbers}); make space, name another "
+            f"Head.bank_folder: {self._folder}: no space for the class centres and the state of their optimizer ({numbers}); make space, name another "
             "folder, or halve it with Head.bank_dtype=bfloat16"
         )
 

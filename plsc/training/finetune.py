@@ -1,7 +1,7 @@
 """Start a training (Global.init_from) from another run's backbone, and from its centres of the classes of the
 same name.
 
-    kept     a class of both runs: its row, bit for bit; its momentum is 0 like the backbone's, which is not taken over either
+    kept     a class of both runs: its row, bit for bit; its optimizer state is 0 like the backbone's, which is not taken over either
     new      the mean of the normalised embeddings of some of its images, with the mean length of the kept centres; or random
     dropped  a class that is not in the data any more
 
@@ -210,7 +210,7 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
 
 def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
     """Refuse by UserError centres whose rows have another meaning in this run's head."""
-    theirs = {name for name in saved.head_arrays if "momentum" not in name}
+    theirs = saved.head_arrays.keys() & {"centres", "bias"}
     ours = {"centres", "bias"} if cfg.Head.bias else {"centres"}
     width, here = saved.head_arrays["centres"].shape[1], cfg.Model.embedding_size * cfg.Head.sub_centres
     name = head_config(saved.config_yaml).get("name")

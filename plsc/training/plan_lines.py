@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from plsc.config import Config, format_rows
+from plsc.training.build_head import build_rule
 from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
 
 
 def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:
     """Format the plan of a run on `world_size` ranks, "plan: steps ..." and so on."""
+    moments = build_rule(cfg.Optimizer).moments
     batch = cfg.DataLoader.Train.batch_size
     if cfg.Head.sharded:
         shards = split(dataset.num_classes, world_size)
@@ -30,7 +32,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
         "rate": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
         "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
-        f"{format_rows(cfg.Head, sizes[0], cfg.Model.embedding_size)}, "
+        f"{format_rows(cfg.Head, moments, sizes[0], cfg.Model.embedding_size)}, "
         f"at most {cfg.Head.logits_budget_mb:g} MB for logits",
     }
     return [f"plan: {name:9}{text}" for name, text in rows.items()]

@@ -84,6 +84,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
     # These must match, and the shapes of the arrays do not show it.
     alike = {
         "optimizer": (theirs.optimizer, ours.optimizer),
+        "class centres' optimizer": (theirs.head_optimizer, ours.head_optimizer),
         "head": (theirs.head, ours.head),
         "preprocessing": (saved.preprocessing or None, data.preprocessing.to_json()),
     }
@@ -135,7 +136,8 @@ def _describe_sets(sets: list[SetState]) -> str:
 
 
 def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
-    """Load this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another
+    """Load this rank's rows of a checkpoint of any world size, and their count of updates, into `head`;
+    UserError if they are of another
     head."""
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
@@ -151,6 +153,8 @@ def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)
+    updates = saved.state.updates
+    head.bank.resume(max(0, saved.step - saved.state.skipped) if updates is None else updates)
 
 
 def build_saved_backbone(

@@ -168,7 +168,7 @@ class Trainer:
         distributed.barrier()  # all banks have their space now
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
         numbers += self.optimizer.state_size
-        need = 4 * numbers + 2 * bank.itemsize * self.head.shard.num_classes * (bank.width + bank.bias)
+        need = 4 * numbers + bank.itemsize * bank.numbers * self.head.shard.num_classes
         keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
         saves = saves_ahead(self.step, self.total_steps, *periods, most=keep + 1)
         what = "a checkpoint beside the class centres" if self.cfg.Head.bank == "disk" else "a checkpoint"
@@ -327,7 +327,7 @@ class Trainer:
         written does not end the run. best: the new `self.best`, if it is written; None: unchanged."""
         best = best or self.best
         backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
-        weights = [*backbone.values(), *(head[name] for name in head if "momentum" not in name)]
+        weights = [*backbone.values(), *(head[name] for name in self.head.bank.names)]
         if not distributed.every(finite_arrays(weights)):
             get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
             return
@@ -370,7 +370,7 @@ class Trainer:
         get_logger().info(f"checkpoint {path}")
 
     def resume(self, path) -> None:
-        """Take over a checkpoint of any world size: weights, momentum, step. UserError if it is of another
+        """Take over a checkpoint of any world size: weights, optimizers, step. UserError if it is of another
         problem."""
         saved = store.Checkpoint.open(path, verify=False)  # verified when it was searched for
         saved.require("state", "seed", "steps_per_epoch", "global_batch")
@@ -378,12 +378,11 @@ class Trainer:
             self.head.shard.num_classes,
             self.head.bank.width,
             backbone=self.backbone.state_dict(),
-            head=self.head.bank.state(),
         )
         refuse_other_run(saved, self._state([0], None), self.dataset, self.world_size)
+        load_head(self.head, saved)
         load_backbone(self.backbone, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
-        load_head(self.head, saved)
         state = saved.state
         self.step = saved.step
         self._saved = saved.step
@@ -435,6 +434,8 @@ class Trainer:
             margin=self.head.margin.state() if self.head.margin else {},
             threshold=self.threshold,
             optimizer=self.optimizer.name,
+            head_optimizer=type(self.head.bank.rule).__name__,
+            updates=self.head.bank.updates,
             head=self.cfg.Head.kind,
             replaced=replaced,
             flip=self.cfg.DataLoader.Eval.flip,

@@ -30,7 +30,7 @@ def test_the_numbers_add_up(tmp_path, capsys):
     }
     assert found.items() >= asked.items()
     assert 150 <= found["selected"] <= 158
-    cfg = load(None, ["Head.sample_rate=0.5"]).Head
+    cfg = load(None, ["Head.sample_rate=0.5"])
     assert found["planned_bytes"] == memory(cfg, 300, found["selected"], 16, 8)
     assert found["step_over_products"] == found["step_seconds"] / found["products_seconds"] > 0
     assert found["step_over_dense"] == found["step_seconds"] / found["dense_seconds"] > 0

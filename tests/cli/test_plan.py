@@ -97,7 +97,7 @@ def test_one_class_more_than_the_largest_number_does_not_fit(ranks, rate):
 
     def bytes_of(classes):
         there = plan.Case(asked.cfg, classes, ranks, 8)
-        parts = memory(asked.cfg.Head, there.shard, there.selected(rate), 16, there.samples)
+        parts = memory(asked.cfg, there.shard, there.selected(rate), 16, there.samples)
         return sum({**parts, "blocks": 64 * MB}.values())
 
     assert bytes_of(most) <= 90 * MB < bytes_of(most + 2 * ranks)

@@ -28,7 +28,7 @@ def test_stored_rows_and_gradient_are_as_large_as_computed(head):
     trial = Trial(cfg, 300, 8)
     trial.step()
     bank = trial.head.bank
-    found = memory(cfg.Head, 300, bank.selected, 16, 8)
+    found = memory(cfg, 300, bank.selected, 16, 8)
     stored = sum(array.nbytes for array in bank.state().values())
     assert stored == found["centres"] + found["momentum"]
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
@@ -41,10 +41,10 @@ def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, tmp_path):
     cfg = load(None, [*keys, DIM, *([f"Head.bank_folder={tmp_path}"] if bank == "disk" else [])])
     trial = Trial(cfg, 300, 8)
     trial.step()
-    found = memory(cfg.Head, 300, trial.head.bank.selected, 16, 8)
+    found = memory(cfg, 300, trial.head.bank.selected, 16, 8)
     state = trial.head.bank.state().values()
     stored = sum(np.prod(array.shape) * array.dtype.itemsize for array in state)
-    assert stored == bank_bytes(cfg.Head, 300, 16)
+    assert stored == bank_bytes(cfg, 300, 16)
     assert found["centres"] + found["momentum"] == (0 if bank == "disk" else stored)
     if bank == "disk":
         assert os.fstat(trial.head.bank._storage._file.fileno()).st_size == stored
@@ -58,7 +58,7 @@ def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, tmp_path):
 
 
 def test_memory_does_not_grow_with_the_classes_on_disk():
-    cfg = load(None, ["Head.bank=disk", "Head.sample_rate=0.01"]).Head
+    cfg = load(None, ["Head.bank=disk", "Head.sample_rate=0.01"])
     assert memory(cfg, 10**6, 10_000, 128, 64) == memory(cfg, 10**8, 10_000, 128, 64)
     everything = memory(cfg, 10**6, 10**6, 128, 64)  # without sampling: the gradient, and buffers of a block
     assert everything["gradient"] == 4 * 128 * 10**6 and everything["buffers"] == 8192 * 2 * 128 * 4
@@ -76,7 +76,7 @@ def test_a_step_from_the_disk_is_timed_in_two_parts(rate, tmp_path):
 
 @pytest.mark.parametrize("budget", [0.1, 64])
 def test_the_blocks_stay_within_the_budget(budget, monkeypatch):
-    cfg = load(None, [f"Head.logits_budget_mb={budget}"]).Head
+    cfg = load(None, [f"Head.logits_budget_mb={budget}"])
     monkeypatch.setenv("PLSC_KERNELS", "0")
     found = memory(cfg, 100_000, 100_000, 512, 64)["blocks"]
     block, kept = plan_blocks(64, 100_000, 512, 1, int(budget * 2**20))
@@ -88,9 +88,7 @@ def test_with_kernels_each_thread_has_blocks_and_a_margin_that_hooks_in_has_none
         pytest.skip("there are no kernels with products here")
 
     def blocks(threads, **keys):
-        cfg = load(
-            None, [f"Head={{logits_budget_mb: 1, {', '.join(f'{k}: {v}' for k, v in keys.items())}}}"]
-        ).Head
+        cfg = load(None, [f"Head={{logits_budget_mb: 1, {', '.join(f'{k}: {v}' for k, v in keys.items())}}}"])
         return memory(cfg, 100_000, 2000, 64, 32, threads)["blocks"]
 
     of_thread = 4 * (softmax.BLOCK * (64 + 32) + 32 * 64)

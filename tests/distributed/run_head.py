@@ -1,6 +1,6 @@
 """On W ranks: every head against the dense float64 reference. Each rank prints its worst errors and asserts them.
 
-With an argument of 7 every seventh case, which takes each value in turn.
+With an argument of 7 every seventh case of the heads, which takes each value in turn; all those of the optimizers.
 """
 
 import itertools
@@ -9,6 +9,7 @@ import tempfile
 
 from plsc import distributed
 from plsc.cli.commands.selftest.parts import head_errors
+from tests.heads.cases import optimizer_cases
 
 distributed.init("cpu", threads=1)
 W = distributed.world_size()
@@ -50,7 +51,7 @@ cases += [
 cases.append(
     {"name": "arcface", "num_classes": 4, "counts": uneven, "ranges": [(0, 2), (2, 4)], "sample_rate": 0.3}
 )
-cases = cases[:: int(sys.argv[1]) if sys.argv[1:] else 1]
+cases = cases[:: int(sys.argv[1]) if sys.argv[1:] else 1] + optimizer_cases(uneven)
 for case in cases:
     errors = head_errors(**case)
     for key, error in errors.items():

@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.cli.commands.selftest.parts import OPTIMIZERS
 from plsc.heads import bank as bank_module
 from plsc.heads.bank import BANKS, initial_rows
 from plsc.heads.optimizer import Momentum
@@ -33,23 +34,37 @@ def test_initial_rows_have_the_asked_deviation():
     assert rows.dtype == np.float32 and abs(rows.std() - 0.02) < 2e-4 and abs(rows.mean()) < 2e-4
 
 
-def test_update_is_momentum_sgd_and_the_bias_is_not_decayed(make):
-    bank = make()
-    w, b = bank.state()["centres"].astype(np.float64), np.zeros(11)
-    vw, vb = np.zeros_like(w), np.zeros(11)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_update_is_the_rule_and_the_bias_is_not_decayed(make, optimizer):
+    rule, dense = OPTIMIZERS[optimizer]
+    bank = make(rule=rule)
+    values = {"centres": bank.state()["centres"].astype(np.float64), "bias": np.zeros(11)}
+    moments = {name: [np.zeros_like(value) for _ in rule.moments] for name, value in values.items()}
     rng = np.random.default_rng(0)
-    for _ in range(5):
-        dw, db = rng.standard_normal((11, 4)), rng.standard_normal(11)
-        for start, stop in [(0, 3), (3, 11)]:
-            bank.set_gradient("centres", start, stop, paddle.to_tensor(dw[start:stop], dtype="float32"))
-            bank.set_gradient("bias", start, stop, paddle.to_tensor(db[start:stop], dtype="float32"))
-        bank.update(0.1)
-        vw = 0.9 * vw + dw + 1e-2 * w
-        vb = 0.9 * vb + db
-        w, b = w - 0.1 * vw, b - 0.1 * vb
+    for number in range(1, 6):
+        drawn = {"centres": rng.standard_normal((11, 4)), "bias": rng.standard_normal(11)}
+        for name, grad in drawn.items():
+            for start, stop in [(0, 3), (3, 11)]:
+                bank.set_gradient(name, start, stop, paddle.to_tensor(grad[start:stop], dtype="float32"))
+        bank.update(0.1, norms=tuple(np.sqrt(bank.squares())) if rule.needs_norms else None)
+        for name, grad in drawn.items():
+            decay = dense.decay if name == "centres" else 0.0
+            values[name], *moments[name] = dense.step(values[name], grad, *moments[name], 0.1, number, decay)
+    assert bank.updates == 5
     state = bank.state()
-    for name, want in {"centres": w, "momentum": vw, "bias": b, "bias_momentum": vb}.items():
-        assert np.abs(state[name] - want).max() < 1e-5, name
+    for name, value in values.items():
+        for array, want in zip([name, *bank.moments_of(name)], [value, *moments[name]]):
+            assert np.abs(state[array] - want).max() < 1e-5, array
+
+
+def test_squares_are_of_the_selected_rows(make, monkeypatch):
+    monkeypatch.setattr(bank_module, "_UPDATE_ROWS", 2)
+    bank = make()
+    bank.select(np.array([0, 4, 5, 9, 10]))
+    bank.set_gradient("centres", 0, 5, paddle.full([5, 4], 0.5))
+    centres, gradient = bank.squares()
+    want = (bank.state()["centres"][[0, 4, 5, 9, 10]].astype(np.float64) ** 2).sum()
+    assert centres == pytest.approx(want, rel=1e-6) and gradient == 5 * 4 * 0.25
 
 
 def test_state_goes_there_and_back(make):

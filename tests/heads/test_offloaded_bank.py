@@ -12,13 +12,20 @@ from plsc.heads import offloaded_bank as window_module
 from plsc.heads.bank import BANKS
 from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
-from plsc.heads.optimizer import Momentum
+from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.utils import bfloat16
 from plsc.utils.logging import setup
 from plsc.utils.sharding import ClassShard
 
 KINDS = [("host", "bfloat16"), ("disk", "float32"), ("disk", "bfloat16")]
 C, D = 60, 8
+RULES = {
+    "momentum": Momentum(0.9, 1e-3),
+    "nesterov": Momentum(0.9, 1e-3, nesterov=True),
+    "adamw": AdamW(0.9, 0.999, 1e-8, 0.1),
+    "lars": LARS(0.9, 1e-3, 0.02, 0.0),
+}
+every_rule = pytest.mark.parametrize("rule", RULES)
 
 
 @pytest.fixture(autouse=True)
@@ -33,16 +40,28 @@ def make(kind, dtype, folder, shard=None, **options):
 
 
 def train(
-    folder, kind, dtype, rate=0.3, steps=8, plain=False, state=None, start=0, skip=None, ahead=True, seed=4
+    folder,
+    kind,
+    dtype,
+    rate=0.3,
+    steps=8,
+    plain=False,
+    state=None,
+    start=0,
+    skip=None,
+    ahead=True,
+    seed=4,
+    rule="momentum",
 ):
     """-> losses and the head."""
     options = {"bias": True} if plain else {"margin": ArcFace(0.3), "scale": 16.0}
-    options = {**options, "sample_rate": rate, "rule": Momentum(0.9, 1e-3), "seed": seed}
+    options = {**options, "sample_rate": rate, "rule": RULES[rule], "seed": seed}
     head = make_head(C, D, bank=kind, bank_dtype=dtype, bank_folder=folder, **options)
     if not ahead:
         head.bank.prefetch = lambda draw: None
     for low in range(0, C if state else 0, 25):
         head.bank.load_rows(low, {name: rows[low : low + 25] for name, rows in state.items()})
+    head.bank.resume(start)
     losses = []
     for step in range(start, steps):
         rng = np.random.default_rng(step)
@@ -59,18 +78,19 @@ def bits(head):
     return {name: np.array(rows[:]).tobytes() for name, rows in head.bank.state().items()}
 
 
+@every_rule
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("rate", [0.3, 1.0])
-def test_a_float32_bank_on_disk_is_the_host_bank_bit_for_bit(rate, plain, tmp_path, monkeypatch):
+def test_a_float32_bank_on_disk_is_the_host_bank_bit_for_bit(rate, plain, rule, tmp_path, monkeypatch):
     if rate == 1:
         monkeypatch.setenv(
             "PLSC_KERNELS", "0"
         )  # they take rows in memory, and without sampling those on disk are not
-    losses, host = train(tmp_path, "host", "float32", rate, plain=plain, skip=5)
-    found, disk = train(tmp_path, "disk", "float32", rate, plain=plain, skip=5)
+    losses, host = train(tmp_path, "host", "float32", rate, plain=plain, skip=5, rule=rule)
+    found, disk = train(tmp_path, "disk", "float32", rate, plain=plain, skip=5, rule=rule)
     assert found == losses and bits(disk) == bits(host)
     if kernels.library() and rate < 1:
-        found, device = train(tmp_path, "device", "float32", rate, plain=plain, skip=5)
+        found, device = train(tmp_path, "device", "float32", rate, plain=plain, skip=5, rule=rule)
         assert found == losses and bits(device) == bits(host)
 
 
@@ -95,22 +115,34 @@ def test_rows_of_the_next_step_are_read_before_it_begins(tmp_path):
     assert len(read) == 2 and read[1] > 5  # of step 9
 
 
+@every_rule
 @pytest.mark.parametrize("rate", [0.3, 1.0])
-def test_bfloat16_does_not_depend_on_where_it_rests(rate, tmp_path):
-    losses, host = train(tmp_path, "host", "bfloat16", rate)
-    found, disk = train(tmp_path, "disk", "bfloat16", rate)
-    plain, _ = train(tmp_path, "host", "float32", rate)
+def test_bfloat16_does_not_depend_on_where_it_rests(rate, rule, tmp_path):
+    losses, host = train(tmp_path, "host", "bfloat16", rate, rule=rule)
+    found, disk = train(tmp_path, "disk", "bfloat16", rate, rule=rule)
+    plain, exact = train(tmp_path, "host", "float32", rate, rule=rule)
     assert found == losses and bits(disk) == bits(host)
     assert losses != plain and losses == pytest.approx(plain, rel=2e-2)
+    for name, rows in exact.bank.state().items():
+        stored = bfloat16.float32_of(np.array(host.bank.state()[name][:]))
+        assert np.abs(stored - rows).max() < 4e-2 * np.abs(rows).max(), name
 
 
 @pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_a_second_moment_as_bfloat16_is_never_negative(rate, tmp_path):
+    _, head = train(tmp_path, "host", "bfloat16", rate, rule="adamw")
+    moment2 = bfloat16.float32_of(np.array(head.bank.state()["moment2"][:]))
+    assert (moment2 >= 0).all() and moment2.any() and not np.signbit(moment2).any()
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adamw"])
+@pytest.mark.parametrize("rate", [0.3, 1.0])
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
-def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, dtype, rate, tmp_path):
-    losses, whole = train(tmp_path, kind, dtype, rate)
-    _, half_way = train(tmp_path, kind, dtype, rate, steps=5)
+def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, dtype, rate, rule, tmp_path):
+    losses, whole = train(tmp_path, kind, dtype, rate, rule=rule)
+    _, half_way = train(tmp_path, kind, dtype, rate, steps=5, rule=rule)
     saved = checkpoint_of(half_way, tmp_path)
-    resumed, head = train(tmp_path, kind, dtype, rate, state=saved.head(0, C), start=5, seed=4)
+    resumed, head = train(tmp_path, kind, dtype, rate, state=saved.head(0, C), start=5, seed=4, rule=rule)
     assert resumed == losses[5:] and bits(head) == bits(whole)
 
 
@@ -135,8 +167,8 @@ def test_checkpoints_of_all_float32_banks_have_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("to", [("device", "float32"), ("host", "float32"), *KINDS])
 @pytest.mark.parametrize("since", [("device", "float32"), *KINDS])
 def test_a_checkpoint_of_any_bank_goes_into_any_other(since, to, tmp_path):
-    saved = checkpoint_of(train(tmp_path, *since)[1], tmp_path)
-    bank = make(*to, tmp_path, bias=False)
+    saved = checkpoint_of(train(tmp_path, *since, rule="adamw")[1], tmp_path)
+    bank = make(*to, tmp_path, bias=False, rule=RULES["adamw"])
     for start, stop in ((0, 25), (25, 60)):
         bank.load_rows(start, saved.head(start, stop))
     for name, rows in bank.state().items():

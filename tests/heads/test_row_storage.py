@@ -58,7 +58,7 @@ def test_too_little_space_is_refused_before_anything_is_written(tmp_path, monkey
     with pytest.raises(UserError) as caught:
         FileRowStorage(tmp_path / "new", 10**6, 8, np.float32)
     assert str(caught.value) == (
-        f"Head.bank_folder: {tmp_path}/new: no space for the class centres and their momentum (need 32 MB, free 1 MB); make space, "
+        f"Head.bank_folder: {tmp_path}/new: no space for the class centres and the state of their optimizer (need 32 MB, free 1 MB); make space, "
         "name another folder, or halve it with Head.bank_dtype=bfloat16"
     )
     assert not (tmp_path / "new").exists()

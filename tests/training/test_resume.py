@@ -1,13 +1,22 @@
 """What a checkpoint puts into a new network and a new head; whole runs that resume are in test_trainer.py."""
 
 import numpy as np
+import paddle
 import pytest
 
 from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, _keys, load
 from plsc.config.schema import affects_training
 from plsc.errors import UserError
-from plsc.training.resume import build_backbone, build_saved_head, load_backbone
+from plsc.heads import make_head
+from plsc.heads.margins import ArcFace
+from plsc.heads.offloaded_bank import build_bank
+from plsc.heads.optimizer import AdamW, Momentum
+from plsc.heads.softmax import SoftmaxHead
+from plsc.training.resume import build_backbone, build_saved_head, load_backbone, load_head
+from plsc.utils.sharding import ClassShard, split
+from tests.checkpoints import Bits, content, save_ranks
 from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, train
 
 
@@ -41,6 +50,72 @@ def test_another_network_is_refused(saved):
     other = build_backbone(load(TINY, ["Model.widths=[4, 7]"]), IMAGE_SHAPE)
     with pytest.raises(UserError, match="of another shape"):
         load_backbone(other, Checkpoint.open(saved))
+
+
+ADAMW = AdamW(0.9, 0.999, 1e-8, 0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["device", "host", "disk"])
+def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path):
+    """1 -> 2 -> 4 -> 1 ranks: values, both moments, and the number of the next update."""
+    if (kind, dtype) == ("device", "bfloat16"):
+        pytest.skip("no such bank")
+    classes, width = 11, 4
+    first = make_head(
+        classes,
+        width,
+        ArcFace(),
+        rule=ADAMW,
+        bank=kind,
+        bank_dtype=dtype,
+        bank_folder=tmp_path,
+        sample_rate=0.5,
+    )
+    for number in range(5):
+        emb = paddle.to_tensor(np.random.default_rng(number).standard_normal((6, width)), dtype="float32")
+        emb.stop_gradient = False
+        first(emb, paddle.to_tensor([1, 2, 3, 4, 5, 6]), number).loss.backward()
+        first.step(0.1, number)
+    heads, files, written = [first], [], None
+    for step, world in enumerate((1, 2, 4, 1), start=1):
+        if step > 1:
+            heads = []
+            for start, stop in split(classes, world):
+                shard = ClassShard(classes, start, stop)
+                options = {"bias": False, "rule": ADAMW, "std": 0.01, "seed": step}
+                heads.append(
+                    SoftmaxHead(build_bank(kind, dtype, tmp_path, shard, width, **options), ArcFace())
+                )
+                load_head(heads[-1], Checkpoint.open(written))
+        states = [head.bank.state() for head in heads]
+        code = getattr(states[0]["centres"], "code", None)
+        whole = {name: np.concatenate([np.array(state[name][:]) for state in states]) for name in states[0]}
+        assert whole.keys() == {"centres", "moment1", "moment2"} and whole["moment2"].any()
+        head = {name: Bits(rows) if code else rows for name, rows in whole.items()}
+        state = TrainState(updates=heads[0].bank.updates)
+        results = save_ranks(tmp_path, step, {**content(0), "head": head, "state": state}, world)
+        written = results[0]
+        assert {head.bank.updates for head in heads} == {5}
+        files.append({path.name: path.read_bytes() for path in written.glob("head-*")})
+    assert files[0] == files[-1] and [len(each) for each in files] == [1, 2, 4, 1]
+
+
+def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
+    """A checkpoint that does not name it, as of older versions, has its arrays."""
+    head = make_head(23, 8, ArcFace(), rule=ADAMW)
+    with pytest.raises(
+        UserError, match=r"lacks 2 head arrays .*\(moment1\); has 1 head arrays .*\(momentum\)"
+    ):
+        load_head(head, Checkpoint.open(saved))
+
+
+def test_older_checkpoints_have_one_update_a_step(saved):
+    opened = Checkpoint.open(saved)
+    head = make_head(23, 8, ArcFace(), rule=Momentum())
+    opened.state = opened.state.model_copy(update={"updates": None, "skipped": 1})
+    load_head(head, opened)
+    assert head.bank.updates == 1
 
 
 # The keys with which a run may be resumed without a word: they do not change the weights that it ends with.

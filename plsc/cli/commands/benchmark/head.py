@@ -117,7 +117,7 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
         "step_over_products": seconds["step"] / seconds["products"],
         "step_over_dense": seconds["step"] / seconds["dense"] if "dense" in seconds else None,
         "peak_bytes": peak,
-        "planned_bytes": memory(cfg.Head, shard.size, selected, args.dim, args.batch, threads),
+        "planned_bytes": memory(cfg, shard.size, selected, args.dim, args.batch, threads),
     }
 
 

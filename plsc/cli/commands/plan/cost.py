@@ -3,7 +3,7 @@
 `plsc-plan` and `tools/benchmark.py head` use both. For a head of the defaults with 100,000 classes on one
 rank:
 
-    memory(HeadCfg(), classes=100_000, selected=100_000, embedding_size=512, samples=256)
+    memory(load(None, []), classes=100_000, selected=100_000, embedding_size=512, samples=256)
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from plsc.heads import kernels
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
-from plsc.training.build_head import build_head, changes_others
+from plsc.training.build_head import build_head, build_rule, changes_others
 
 _ROWS_AT_ONCE = 8192  # rows of one read
 
 
 def memory(
-    cfg: HeadCfg, classes: int, selected: int, embedding_size: int, samples: int, threads: int = 1
+    cfg: Config, classes: int, selected: int, embedding_size: int, samples: int, threads: int = 1
 ) -> dict[str, int]:
     """Compute the bytes of a head on a rank by part: stored rows, and the needs of a step.
 
@@ -36,17 +36,20 @@ def memory(
         samples: N, which the rank compares with its classes.
         threads: of the rank; with kernels each has blocks of its own.
     """
-    width = embedding_size * cfg.sub_centres + cfg.bias
+    moments = build_rule(cfg.Optimizer).moments
+    arrays = 1 + len(moments)
     stored = bank_bytes(cfg, classes, embedding_size)
+    cfg = cfg.Head
+    width = embedding_size * cfg.sub_centres + cfg.bias
     sampled = selected < classes
-    in_memory = stored // 2 if cfg.bank != "disk" else 0
+    in_memory = stored // arrays if cfg.bank != "disk" else 0
     offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
     by_kernels = kernels.multiplies() and (sampled or not offloaded)
     return {
         "centres": in_memory,
-        "momentum": in_memory,
+        **dict.fromkeys(moments, in_memory),
         "gradient": 4 * selected * width,
-        **(buffer_bytes(2 * width, itemsize(cfg), classes, selected) if offloaded else {}),
+        **(buffer_bytes(arrays * width, itemsize(cfg), classes, selected) if offloaded else {}),
         "blocks": _blocks(cfg, selected, embedding_size * cfg.sub_centres, samples, threads, by_kernels),
         "embeddings": 6 * 4 * samples * embedding_size,
     }
@@ -57,9 +60,10 @@ def itemsize(cfg: HeadCfg) -> int:
     return 2 if cfg.bank_dtype == "bfloat16" else 4
 
 
-def bank_bytes(cfg: HeadCfg, classes: int, embedding_size: int) -> int:
-    """Return the bytes of `classes` centres and their momentum, stored or in a checkpoint."""
-    return 2 * itemsize(cfg) * classes * (embedding_size * cfg.sub_centres + cfg.bias)
+def bank_bytes(cfg: Config, classes: int, embedding_size: int) -> int:
+    """Return the bytes of `classes` centres and their optimizer's state, stored or in a checkpoint."""
+    arrays = 1 + len(build_rule(cfg.Optimizer).moments)
+    return arrays * itemsize(cfg.Head) * classes * (embedding_size * cfg.Head.sub_centres + cfg.Head.bias)
 
 
 def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, by_kernels: bool) -> int:

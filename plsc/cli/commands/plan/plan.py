@@ -84,7 +84,7 @@ def head_bytes(case: Case, rate: float) -> dict[str, int]:
 
     cfg = case.cfg
     threads = max(1, (os.cpu_count() or 1) // case.ranks)
-    return memory(cfg.Head, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples, threads)
+    return memory(cfg, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples, threads)
 
 
 def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
@@ -124,7 +124,7 @@ def _most(case: Case, fits: Callable[[Case], bool]) -> int:
 def _bank_bytes(case: Case, classes: int) -> int:
     from plsc.cli.commands.plan.cost import bank_bytes
 
-    return bank_bytes(case.cfg.Head, classes, case.cfg.Model.embedding_size)
+    return bank_bytes(case.cfg, classes, case.cfg.Model.embedding_size)
 
 
 def on_this_machine(ranks: int) -> int:

@@ -178,12 +178,24 @@ def head_errors(
         x = rng.standard_normal((sum(counts), D)).astype(np.float32)
         label = labels_for(labels, sum(counts), num_classes, rng)
         dw, db = _compare_step(worst, head, dense, x, label, counts, number)
+        before = _rows_left_out(head)
         head.step(lr, number)
         dense.step(dw, db, lr)
+        for key, rows in _rows_left_out(head).items():
+            worst.note("bytes of rows that were not sampled", different_bytes(rows, before[key]))
     rows, state = slice(head.shard.start, head.shard.stop), head.bank.state()
     for key, want in dense.state().items():
         worst.note(f"updated {key}", relative(state[key], want[rows]))
     return worst
+
+
+def _rows_left_out(head) -> dict[str, np.ndarray]:
+    """Copy the rows of this rank that take no part in the step."""
+    if head.sample_rate == 1:
+        return {}
+    out = np.ones(head.shard.size, bool)
+    out[head.bank.index] = False
+    return {name: np.array(rows[:])[out] for name, rows in head.bank.state().items()}
 
 
 def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):

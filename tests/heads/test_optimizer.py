@@ -1,0 +1,57 @@
+"""Optimizers of the class centres: whole heads against dense float64 (on several ranks: tests/distributed/run_head.py), and
+single arrays against Paddle's own optimizers."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.cli.commands.selftest.parts import OPTIMIZERS, head_errors
+from plsc.heads.bank import DeviceBank
+from plsc.heads.optimizer import LARS, Update
+from plsc.utils.sharding import ClassShard
+from tests.heads.cases import optimizer_cases
+
+
+def test_ten_steps_equal_the_dense_reference(tmp_path):
+    sampled = 0
+    for case in optimizer_cases([9], str(tmp_path)):
+        errors = head_errors(**case)
+        sampled += "bytes of rows that were not sampled" in errors
+        for key, error in errors.items():
+            assert error < 1e-5, (case, key, error)
+    assert sampled == 12
+
+
+@pytest.mark.parametrize("optimizer", ["Nesterov", "AdamW"])
+def test_it_is_the_optimizer_of_paddle(optimizer):
+    rule, _ = OPTIMIZERS[optimizer]
+    bank = DeviceBank(ClassShard.whole(7), 5, bias=False, rule=rule, std=1.0, seed=0)
+    parameter = paddle.create_parameter([7, 5], "float32")
+    parameter.set_value(bank.state()["centres"].copy())
+    made = {
+        "Nesterov": lambda of: paddle.optimizer.Momentum(0.1, 0.9, of, True, weight_decay=5e-4),
+        "AdamW": lambda of: paddle.optimizer.AdamW(0.1, 0.9, 0.999, 1e-8, of, weight_decay=0.1),
+    }[optimizer]([parameter])
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        grad = paddle.to_tensor(rng.standard_normal((7, 5)), dtype="float32")
+        bank.set_gradient("centres", 0, 7, grad)
+        bank.update(0.1)
+        (parameter * grad).sum().backward()
+        made.step()
+        made.clear_grad()
+    assert np.abs(bank.state()["centres"] - parameter.numpy()).max() < 5e-6
+
+
+def test_lars_without_decay_or_of_zeros_has_the_plain_rate():
+    """As Paddle's."""
+    for rule, norms, name in [
+        (LARS(0.9, 0.0, 0.001, 0.0), (3.0, 4.0), "centres"),
+        (LARS(0.9, 0.1, 0.001, 0.0), (0.0, 4.0), "centres"),
+        (LARS(0.9, 0.1, 0.001, 0.0), (3.0, 0.0), "centres"),
+        (LARS(0.9, 0.1, 0.001, 0.0), (3.0, 4.0), "bias"),
+    ]:
+        value, velocity = np.ones(3, np.float32), np.zeros(3, np.float32)
+        rule.update_host(name, value, [velocity], None, np.full(3, 2.0, np.float32), Update(0.1, 1, norms))
+        want = 0.1 * (2.0 + (rule.weight_decay if name == "centres" else 0.0))
+        assert velocity == pytest.approx([want] * 3) and value == pytest.approx([1 - want] * 3)
