@@ -50,7 +50,7 @@ def build_trainer(
     backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
-    optimizer, still = _build_optimizer(cfg, backbone, make_optimizer)
+    optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
     seen = getattr(dataset, "identities", None)
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
@@ -138,7 +138,7 @@ def _build_mixture(cfg: Config, dataset: Joined) -> Mixture:
         raise UserError(f"DataLoader.Train.dataset: {error}") from None
 
 
-def _build_optimizer(
+def build_optimizer(
     cfg: Config, backbone: paddle.nn.Layer, make: MakeOptimizer | None
 ) -> tuple[optim.BackboneOptimizer, list[paddle.nn.Layer]]:
     """Build the optimizer, and list the layers that are in evaluation mode in training."""

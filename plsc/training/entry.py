@@ -94,7 +94,7 @@ class Entry(Setters):
                 self._set_earlier_run_aside()
             setup(0, self.output_dir / "train.log")
             start.record(self.output_dir)
-            for line in self._advice():
+            for line in self._advice(distributed.world_size()):
                 get_logger().warning(line)
             for line in plan_lines(
                 self.config,
@@ -253,7 +253,8 @@ class Entry(Setters):
         self.config.check_ranks(ranks)
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
-        from plsc.training.build import build_loader, build_training_set
+        from plsc.training.build import build_loader, build_optimizer, build_training_set
+        from plsc.training.build_head import build_margin, build_rule
         from plsc.training.plan_lines import plan_lines
 
         dataset = build_training_set(self.config)
@@ -261,7 +262,10 @@ class Entry(Setters):
         backbone = self._model or self.config.Model.build(
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
-        plan = [f"WARNING {line}" for line in self._advice()]
+        build_optimizer(self.config, backbone, self._make_optimizer)  # these for what they refuse
+        build_margin(self.config.Head)
+        build_rule(self.config.Optimizer)
+        plan = [f"WARNING {line}" for line in self._advice(ranks)]
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:
@@ -317,8 +321,8 @@ class Entry(Setters):
         for note in notes:
             get_logger().info(note)
 
-    def _advice(self) -> list[str]:
-        return advice(self.config, environment.world_size_from_env(), environment.local_size_from_env())
+    def _advice(self, ranks: int) -> list[str]:
+        return advice(self.config, ranks, environment.local_size_from_env())
 
     def _refuse_unread_checkpoint(self) -> None:
         """Refuse a named checkpoint that this training would not read; newest and best are for other verbs."""

@@ -23,6 +23,10 @@ def stand_in(config: Config) -> Config:
     """
     config.check_data(files=False)
     train = config.DataLoader.Train
+    if len(train.sets) > 1:
+        raise UserError(
+            f"DataLoader.Train.dataset: --stand-in takes the place of one data set (got a list of {len(train.sets)})"
+        )
     for key in ("num_classes", "num_samples"):
         if getattr(train, key) is None:
             raise UserError(f"DataLoader.Train.{key}: --stand-in makes so many; state it in the config")

@@ -522,3 +522,18 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     assert found["accuracy"] is not None
     with pytest.raises(MissingFileError, match="gone/pairs.txt"):
         entry(trained, "DataLoader.Eval.dataset={name: PairList, list: gone/pairs.txt}").test()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "Optimizer.groups=[{match: nowhere, freeze: true}]",
+        "Head={name: dist_magface, options: {low: 9, high: 8}}",
+    ],
+)
+def test_a_dry_run_refuses_what_building_the_parts_refuses(tmp_path, override):
+    with pytest.raises(UserError) as dry_run:
+        entry(tmp_path, override).dry_run()
+    with pytest.raises(UserError) as training:
+        entry(tmp_path, override).train()
+    assert str(dry_run.value) == str(training.value)

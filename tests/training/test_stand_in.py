@@ -70,6 +70,7 @@ def test_noise_of_the_stated_counts_and_shape_stands_in_for_absent_files():
             {"DataLoader.Train.dataset": {"name": "Glyphs"}},
             "takes the place of files of images, .*RecImages.*got Glyphs",
         ),
+        ({"DataLoader.Train.dataset": [IMAGES, IMAGES]}, "takes the place of one data set .got a list of 2"),
         ({"DataLoader.Train.dataset.size": [0, 16]}, "DataLoader.Train.dataset.size: must be"),
     ],
 )

@@ -25,6 +25,7 @@ from plsc.config import STAND_IN, Config, add_arguments, load
 from plsc.config.schema import moments_of
 from plsc.distributed import environment
 from plsc.errors import UserError
+from plsc.training.stand_in import stand_in
 from plsc.utils.disk import free_bytes, nearest_folder
 from plsc.utils.text import table
 
@@ -348,7 +349,8 @@ def config_of(args: argparse.Namespace) -> Config:
         "DataLoader.Train.batch_size": args.batch,
     }
     given = [f"{key}={value}" for key, value in keys.items() if value is not None]
-    return load(args.config, [*args.override, *given])
+    cfg = load(args.config, [*args.override, *given])
+    return stand_in(cfg) if args.stand_in else cfg
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -389,8 +391,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
     cfg.check_data()
     dataset = cfg.build_dataset("DataLoader.Train.dataset")
-    case = Case(cfg, args.classes or dataset.num_classes, args.ranks, cfg.DataLoader.Train.batch_size)
-    memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(args.ranks)
+    train = cfg.DataLoader.Train
+    ranks = args.ranks or train.planned_ranks
+    case = Case(cfg, args.classes or dataset.num_classes, ranks, train.batch_size)
+    memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(ranks)
     free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
     free = {**free, "one": True} if args.disk else disk_free(cfg)
     planned = plan(case, calibrate(case, args.seconds, dataset.preprocessing.shape, None), memory, free)
