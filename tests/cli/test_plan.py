@@ -11,6 +11,7 @@ from plsc.cli.commands.plan.calibration import SMALLEST
 from plsc.cli.commands.plan.cost import memory
 from plsc.config import load
 from plsc.errors import UserError
+from tests.launch import ROOT
 from tests.tiny_runs import TINY
 
 MB = 2**20
@@ -272,3 +273,33 @@ def test_without_a_config_it_says_what_it_plans(capsys, monkeypatch, tmp_path):
     assert "the network SmallResNet on images of 1 x 32 x 32 from Glyphs" in said
     plan.main(["-c", str(TINY), "--memory", "100", "--disk", "100"])
     assert "no config" not in capsys.readouterr().out
+
+
+def test_without_times_memory_is_counted(capsys, tmp_path):
+    asked = ["-c", str(TINY), "--seconds", "0", "--memory", "1", "--json", str(tmp_path / "plan.json")]
+    assert plan.main([*asked, "--classes", "3000", "--ranks", "8", "--disk", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "head, ms" not in said and "time of a step" not in said and "nothing is measured" in said
+    planned = json.loads((tmp_path / "plan.json").read_text())
+    assert planned["head_seconds"] is None and planned["bytes"]["activations"] > 0
+    assert [row["rate"] for row in planned["rates"]] == sorted({*plan.RATES, planned["rate"]}, reverse=True)
+
+
+def test_a_recipe_is_planned_for_its_ranks_without_its_data(capsys):
+    recipe = ROOT / "configs" / "recipes" / "ms1mv3_r50.yaml"
+    small = ["Model.name=MobileFaceNet", "Model.embedding_size=16"]
+    asked = [
+        "-c",
+        str(recipe),
+        "--stand-in",
+        "--seconds",
+        "0",
+        "--memory",
+        "80",
+        "--disk",
+        "100",
+        "-o",
+        *small,
+    ]
+    assert plan.main(asked) == 0
+    assert capsys.readouterr().out.startswith("93,431 classes on 8 ranks, 128 samples each, rate 1, ")

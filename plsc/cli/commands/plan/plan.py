@@ -168,17 +168,23 @@ def fits_disk(needs: dict, free: dict) -> bool:
 
 
 def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
-    """Make the plan from a calibration; `memory`: bytes for each rank; `free`: the result of `disk_free`."""
+    """Make the plan from a calibration, without times if it has none.
+
+    memory: bytes for each rank. free: the result of `disk_free`.
+    """
     rate = case.cfg.Head.sample_rate
-    parts = {"Paddle": measured["base"], **backbone_bytes(case, measured)}
+    timed = bool(measured["head"])
+    parts = {**({"Paddle": measured["base"]} if timed else {}), **backbone_bytes(case, measured)}
     fixed = sum(parts.values())
     backbone = (
-        along([point[:2] for point in measured["backbone"]], case.batch) if measured["backbone"] else None
+        along([point[:2] for point in measured["backbone"]], case.batch)
+        if timed and measured["backbone"]
+        else None
     )
-    rates = sorted({*(RATES if "sampled" in measured["head"] else (1.0,)), rate}, reverse=True)
+    rates = sorted({*(RATES if case.cfg.Head.sharded else (1.0,)), rate}, reverse=True)
     totals = {each: fixed + sum(head_bytes(case, each).values()) for each in rates}
     disks = {each: disk_of(case, memory, totals[each]) for each in rates}
-    seconds = {each: head_seconds(case, measured, each, disks[each]) for each in rates}
+    seconds = {each: head_seconds(case, measured, each, disks[each]) if timed else None for each in rates}
     needs = disk_needs(case, measured["parameters"])
     return {
         "classes": case.classes,
@@ -189,7 +195,7 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
         "bytes": {**parts, **head_bytes(case, rate)},
         "memory": memory,
         "head_seconds": seconds[rate],
-        "head_seconds_cached": head_seconds(case, measured, rate),
+        "head_seconds_cached": head_seconds(case, measured, rate) if timed else None,
         "from_disk": disks[rate]._asdict(),
         "backbone_seconds": backbone,
         "largest_classes": largest(case, fixed, memory),
@@ -225,15 +231,15 @@ def verdict(planned: dict) -> str:
 
 def show(planned: dict) -> str:
     mb = 2**20
-    measured = planned["calibration"]
+    timed = planned["head_seconds"] is not None
     bank, dtype = planned["bank"]
     total = sum(planned["bytes"].values())
     rows = [[name, size / mb] for name, size in planned["bytes"].items()] + [["all", total / mb]]
     rates = [
-        [row["rate"], row["selected"], 1e3 * row["head_seconds"], row["bytes"] / mb]
+        [row["rate"], row["selected"], *([1e3 * row["head_seconds"]] if timed else []), row["bytes"] / mb]
         for row in planned["rates"]
     ]
-    furthest = max(point[0] for points in measured["head"].values() for point in points)
+    headers = ["rate", "classes in a step", *(["head, ms"] if timed else []), "all, MB"]
     lines = [
         (
             f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {planned['batch']} samples each, rate {planned['rate']:g}, "
@@ -242,12 +248,33 @@ def show(planned: dict) -> str:
         "",
         table(rows, ["of a rank", "MB"]),
         "",
-        table(rates, ["rate", "classes in a step", "head, ms", "all, MB"]),
+        table(rates, headers),
         "",
         f"memory: {total / mb:,.0f} of {planned['memory'] / mb:,.0f} MB for each rank; up to {planned['largest_classes']:,} classes fit",
         format_disk(planned),
-        f"time of a step: head {1e3 * planned['head_seconds']:.1f} ms",
+        *(format_times(planned) if timed else [_COUNTED]),
     ]
+    if total > planned["memory"]:
+        lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
+    if not planned["disk"]["fits"]:
+        lines.append(
+            "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
+        )
+    return "\n".join(lines)
+
+
+_COUNTED = (
+    "nothing is measured (--seconds 0): activations are what autograd keeps of a forward pass in float32; what Paddle and a GPU's libraries "
+    "take for themselves comes on top, a GB or so"
+)
+
+
+def format_times(planned: dict) -> list[str]:
+    """Describe the times of a step and how they were measured."""
+    measured = planned["calibration"]
+    bank, _ = planned["bank"]
+    furthest = max(point[0] for points in measured["head"].values() for point in points)
+    lines = [f"time of a step: head {1e3 * planned['head_seconds']:.1f} ms"]
     if planned["backbone_seconds"] is not None:
         lines[-1] += (
             f", backbone {1e3 * planned['backbone_seconds']:.1f} ms, without optimizer and the ranks' waiting"
@@ -258,17 +285,7 @@ def show(planned: dict) -> str:
             f"of a step's rows the disk reads {shares['reads']:.0%} and writes {shares['writes']:.0%}, the page cache has the others "
             f"(all of them: {cached:.1f} ms); what the head waits for here goes on while the backbone runs"
         )
-    lines += [
-        verdict(planned),
-        format_calibration(planned, furthest),
-    ]
-    if total > planned["memory"]:
-        lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
-    if not planned["disk"]["fits"]:
-        lines.append(
-            "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
-        )
-    return "\n".join(lines)
+    return [*lines, verdict(planned), format_calibration(planned, furthest)]
 
 
 def format_calibration(planned: dict, furthest: int) -> str:
@@ -376,7 +393,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--disk", type=float, help="GB for bank and checkpoints together; default: what is free where they go"
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="of calibration, about")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of calibration, about; 0 plans memory and disk only"
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers there")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)  # the calibration in new processes
     args = parser.parse_args(argv)
@@ -397,7 +416,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(ranks)
     free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
     free = {**free, "one": True} if args.disk else disk_free(cfg)
-    planned = plan(case, calibrate(case, args.seconds, dataset.preprocessing.shape, None), memory, free)
+    shape = dataset.preprocessing.shape
+    if args.seconds:
+        measured = calibrate(case, args.seconds, shape, None)
+    else:
+        environment.prepare(cfg.Global.threads)
+        from plsc.cli.commands.plan.activations import counted
+
+        measured = counted(cfg, shape)
+    planned = plan(case, measured, memory, free)
     if args.config is None:
         name, shape = cfg.Model.name, " x ".join(map(str, dataset.preprocessing.shape))
         print(

@@ -1,0 +1,28 @@
+"""Tests of plsc/cli/commands/plan/activations.py."""
+
+import paddle
+from paddle import nn
+
+from plsc.cli.commands.plan.activations import kept_bytes
+
+
+class Small(nn.Layer):
+    """Keeps of an image of 6 pixels: the image, which the first layer multiplies, and the 5 outputs of relu."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.second = nn.Linear(5, 3)
+
+    def forward(self, images):
+        return self.second(nn.functional.relu(self.first(images.flatten(1))))
+
+
+def test_activations_are_what_the_backward_pass_needs_without_parameters():
+    assert kept_bytes(Small(), (1, 2, 3)) == 4 * (6 + 5)
+
+
+def test_a_wider_layer_keeps_more():
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(6, 50), nn.Tanh())
+    assert kept_bytes(wide, (6,)) == 4 * (6 + 50)
+    assert paddle.is_grad_enabled()
