@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
 USUAL_RATE = 0.1  # of SGD with momentum at USUAL_BATCH; it grows with the global batch
 USUAL_BATCH = 128
+USUAL_RATE_OF_ADAM = 0.001  # and of its kin, at any batch
 TOO_HIGH = 10  # times the usual rate
+
+
+def usual_rate(optimizer: str, batch: int = USUAL_BATCH) -> float | None:
+    """Return the learning rate that is usual for an optimizer and a global batch; None if none is known."""
+    if optimizer in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Lamb"):
+        return USUAL_RATE_OF_ADAM
+    if optimizer in ("Momentum", "SGD"):
+        return USUAL_RATE * max(1.0, batch / USUAL_BATCH)
+    return None
 
 
 def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
@@ -30,11 +40,11 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
         )
     lines += _hold_out_advice(cfg)
     rate, batch = cfg.LRScheduler.learning_rate, cfg.DataLoader.Train.batch_size * ranks
-    usual = USUAL_RATE * max(1.0, batch / USUAL_BATCH)
-    if rate > TOO_HIGH * usual:
+    usual = usual_rate(cfg.Optimizer.name, batch)
+    if usual and rate > TOO_HIGH * usual:
         lines.append(
-            f"LRScheduler.learning_rate: {rate:g} is more than {TOO_HIGH} times what is usual for a global batch of {batch} "
-            f"({usual:.2g}); the training will probably diverge"
+            f"LRScheduler.learning_rate: {rate:g} is more than {TOO_HIGH} times what is usual for {cfg.Optimizer.name} and a "
+            f"global batch of {batch} ({usual:.2g}); the training will probably diverge"
         )
     threads, processors = cfg.Global.threads, os.cpu_count() or 1
     if threads is not None and threads * ranks_here > processors:

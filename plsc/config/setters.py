@@ -200,14 +200,18 @@ class Setters:
         self._model = backbone
         return self
 
-    def set_optimizer(self, make: Callable):
-        """Use a function backbone -> Paddle optimizer instead of Optimizer's; class centres keep theirs.
+    def set_optimizer(self, make: str | Callable):
+        """Choose Momentum, AdamW or LARS, or a function backbone -> Paddle optimizer instead of Optimizer's for the backbone.
 
-        The learning rate of both is LRScheduler's; the one given to the optimizer is not used.
+        With a function, class centres keep theirs. The learning rate of both is LRScheduler's; the one given to
+        the optimizer is not used.
         """
+        if isinstance(make, str):
+            self._make_optimizer = None
+            return self._set("Optimizer.name", make, "set_optimizer")
         if isinstance(make, type) or not callable(make):
             raise UserError(
-                f"set_optimizer: must be given a function that makes the optimizer of a backbone (got {type(make).__name__} "
+                f"set_optimizer: must be given a name, or a function that makes the optimizer of a backbone (got {type(make).__name__} "
                 "object or class), such as lambda net: paddle.optimizer.Adam(parameters=net.parameters())"
             )
         self._make_optimizer = make

@@ -16,6 +16,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import distributed
+from plsc.config.advice import usual_rate
 from plsc.errors import UserError
 from plsc.heads import kernels
 from plsc.heads.kernels.rows import sum_of_squares
@@ -23,7 +24,7 @@ from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import SoftmaxHead
 from plsc.utils.bfloat16 import float32_of
 
-LOW_RATE = 0.005  # of SGD with momentum, where 0.1 is usual: a lower rate is hardly why a run diverges
+LOW_SHARE = 0.05  # of the rate that is usual for an optimizer: a lower rate is hardly why a run diverges
 
 _BLOCK = 65_536  # rows of an offloaded bank that are read together
 
@@ -123,10 +124,11 @@ class NonFiniteGuard:
         self.in_a_row += 1
 
 
-def remedy(step: int, in_a_row: int, learning_rate: float) -> str:
+def remedy(step: int, in_a_row: int, learning_rate: float, optimizer: str) -> str:
     """Suggest a remedy for a run that diverged at step `step` (from 1), after `in_a_row` skipped steps in a
-    row."""
-    if in_a_row < step and learning_rate >= LOW_RATE:
+    row, with the optimizer of this name."""
+    low = LOW_SHARE * (usual_rate(optimizer) or 0.0)
+    if in_a_row < step and learning_rate >= low:
         return "lower LRScheduler.learning_rate, lengthen its warm-up, or set Optimizer.clip_norm"
     why = "no step has been finite yet" if in_a_row >= step else "the learning rate is low"
     return (

@@ -22,7 +22,7 @@ _NORMS = (*_BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1D, nn.Insta
 
 
 class Settings(NamedTuple):
-    """How one parameter is trained."""
+    """How a config wants one parameter to be trained."""
 
     lr_scale: float = 1.0
     weight_decay: float | None = None  # None: what the optimizer's class has by itself
@@ -30,15 +30,14 @@ class Settings(NamedTuple):
 
 
 def settings_of(cfg: OptimizerCfg, backbone: nn.Layer) -> dict[str, Settings]:
-    """Return the settings, by name, of each parameter that the backbone has not frozen itself.
+    """Return the settings of each parameter by name.
 
     A bias, a norm's gain and a slope have one dimension and are not decayed, whatever a group says.
 
     Raises: UserError for a group without effect, freeze_norms without norm layers, and layer_decay with a
     backbone that has no method `layer_of`.
     """
-    # Not running statistics, which Paddle lists as parameters.
-    parameters = {name: p for name, p in backbone.named_parameters() if not p.stop_gradient}
+    parameters = _parameters(backbone)
     group_of = _group_of_each(cfg.groups, parameters)
     of_norms = _norm_parameters(backbone) if cfg.freeze_norms else set()
     settings = {}
@@ -61,17 +60,26 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer, settings: dict[str, Settings])
     Returns the norm layers that must be in evaluation mode while the backbone trains, so that their running
     statistics stand still: with freeze_norms all, else those all of whose parameters groups have frozen.
     """
-    newly = set()
-    for name, parameter in backbone.named_parameters():
-        if name in settings and settings[name].frozen:
-            parameter.stop_gradient = True
-            newly.add(id(parameter))
-    return [layer for _, layer in _norms(backbone) if cfg.freeze_norms or _stands_still(layer, newly)]
+    frozen = [p for name, p in _parameters(backbone).items() if settings[name].frozen]
+    for parameter in frozen:
+        parameter.stop_gradient = True
+    ids = {id(parameter) for parameter in frozen}
+    return [layer for _, layer in _norms(backbone) if cfg.freeze_norms or _stands_still(layer, ids)]
 
 
-def _stands_still(norm: nn.Layer, newly: set[int]) -> bool:
+def _stands_still(norm: nn.Layer, frozen: set[int]) -> bool:
     own = norm.parameters(include_sublayers=False)
-    return all(p.stop_gradient for p in own) and any(id(p) in newly for p in own)
+    return all(p.stop_gradient for p in own) and any(id(p) in frozen for p in own)
+
+
+def _parameters(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
+    """Return all parameters by name, but the running statistics, which Paddle lists as parameters."""
+    statistics = {
+        id(tensor)
+        for _, layer in _norms(backbone)
+        for tensor in (getattr(layer, "_mean", None), getattr(layer, "_variance", None))
+    }
+    return {name: p for name, p in backbone.named_parameters() if id(p) not in statistics}
 
 
 def _group_of_each(groups: list[GroupCfg], parameters: dict[str, paddle.Tensor]) -> dict[str, GroupCfg]:
@@ -109,11 +117,8 @@ def _norm_parameters(backbone: nn.Layer) -> set[str]:
     norms = _norms(backbone)
     if not norms:
         raise UserError(f"Optimizer.freeze_norms: {type(backbone).__name__} has no norm layer; leave it out")
-    return {
-        f"{name}.{own}" if name else own
-        for name, layer in norms
-        for own, _ in layer.named_parameters(include_sublayers=False)
-    }
+    own = {id(p) for _, layer in norms for p in layer.parameters(include_sublayers=False)}
+    return {name for name, p in _parameters(backbone).items() if id(p) in own}
 
 
 def _layer_scale(decay: float, backbone: nn.Layer, name: str) -> float:

@@ -135,7 +135,7 @@ def build_optimizer(
     """
     parts: dict[tuple[float, float | None], list[paddle.Tensor]] = {}
     for name, parameter in backbone.named_parameters():
-        if name in settings and not settings[name].frozen:
+        if not parameter.stop_gradient and not settings[name].frozen:
             parts.setdefault(settings[name][:2], []).append(parameter)
     if not parts:
         raise UserError(

@@ -15,12 +15,13 @@ from plsc.checkpoint import store
 from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
-from plsc.config.schema import affects_training
+from plsc.config.schema import OptimizerCfg, affects_training
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
+from plsc.training.groups import settings_of
 from plsc.utils.logging import warn
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
@@ -133,6 +134,30 @@ def _are_other_sets(theirs: list[SetState], ours: list[SetState]) -> bool:
 def _describe_sets(sets: list[SetState]) -> str:
     named = (f"{shown(each.title)} ({each.classes:,} classes{', own' * each.own})" for each in sets)
     return f"the data sets {', '.join(named)}" if sets else "a single data set"
+
+
+def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.nn.Layer) -> None:
+    """Refuse by UserError a checkpoint of a run that froze other parameters than `cfg`: what was frozen has no
+    optimizer state, and the state of what is frozen now would be lost."""
+    theirs = config_sections(saved.config_yaml).get("Optimizer")
+    if not theirs:
+        return
+    keys = {key: theirs[key] for key in ("groups", "freeze_norms") if key in theirs}
+    try:
+        then = _frozen(OptimizerCfg(**keys), backbone)
+    except ValueError as error:  # pydantic's
+        raise UserError(f"{saved.path}/manifest.json: config: Optimizer: {error}") from error
+    now = _frozen(cfg.Optimizer, backbone)
+    if then != now:
+        raise UserError(
+            f"checkpoint {saved.path.name} is of a run with {len(then)} frozen parameters, this one has {len(now)}, as for "
+            f"'{min(then ^ now)}': resume with the Optimizer.groups and freeze_norms of that run, or start a new one with "
+            "Global.init_from in another Global.output_dir"
+        )
+
+
+def _frozen(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> set[str]:
+    return {name for name, settings in settings_of(cfg, backbone).items() if settings.frozen}
 
 
 def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:

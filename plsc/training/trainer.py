@@ -36,7 +36,7 @@ from plsc.training.dump import DumpWriter, SkippedStep, find_cause
 from plsc.training.evaluator import Evaluator
 from plsc.training.network import Network
 from plsc.training.per_set import PerSet
-from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_run
+from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_frozen, refuse_other_run
 from plsc.training.rollback import FACTOR, go_back
 from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger, warn
@@ -255,7 +255,7 @@ class Trainer:
         if in_a_row >= most:
             raise DivergedError(
                 f"{cause.text} at step {step.number} ({rate}), step {in_a_row} in a row that had to be skipped; the checkpoints are "
-                f"as they were, the batches in {self.dump.folder}: {remedy(step.number, in_a_row, step.learning_rate)}",
+                f"as they were, the batches in {self.dump.folder}: {remedy(step.number, in_a_row, step.learning_rate, self.optimizer.name)}",
                 cause.text,
             )
 
@@ -380,6 +380,7 @@ class Trainer:
             backbone=self.backbone.state_dict(),
         )
         refuse_other_run(saved, self._state([0], None), self.dataset, self.world_size)
+        refuse_other_frozen(self.cfg, saved, self.backbone)
         load_head(self.head, saved)
         load_backbone(self.backbone, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())

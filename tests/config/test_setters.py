@@ -201,12 +201,12 @@ class Made:
         (
             "set_optimizer",
             Made(),
-            "set_optimizer: must be given a function that makes the optimizer of a backbone (got Made ",
+            "set_optimizer: must be given a name, or a function that makes the optimizer of a backbone (got Made ",
         ),
         (
             "set_optimizer",
             Made,
-            "set_optimizer: must be given a function that makes the optimizer of a backbone (got type ",
+            "set_optimizer: must be given a name, or a function that makes the optimizer of a backbone (got type ",
         ),
     ],
 )

@@ -1,0 +1,177 @@
+"""Which rate and decay each parameter gets, what is frozen, and what is refused before the first step."""
+
+import numpy as np
+import pytest
+from paddle import nn
+
+from plsc.backbones.face_vit import FaceViT
+from plsc.backbones.iresnet import IResNet18
+from plsc.config.schema import OptimizerCfg
+from plsc.errors import UserError
+from plsc.training.groups import Settings, freeze, settings_of
+from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, make_trainer, train
+
+
+class SmallViT(FaceViT):
+    width, depth = 16, 3
+
+
+class Net(nn.Layer):
+    """A matrix and a bias, a batch norm, and a norm without parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1D(4)
+        self.bare = nn.BatchNorm1D(4, weight_attr=False, bias_attr=False)
+        self.last = nn.Linear(4, 2, bias_attr=False)
+
+
+def test_the_first_group_that_fits_counts():
+    groups = [
+        {"match": "first.bias", "lr_scale": 1.0},
+        {"match": "^first", "lr_scale": 0.1, "weight_decay": 0.0},
+        {"match": "^(first|norm)", "freeze": True},
+    ]
+    found = settings_of(OptimizerCfg(groups=groups, weight_decay=0.2), Net())
+    assert found == {
+        "first.weight": Settings(0.1, 0.0),
+        "first.bias": Settings(1.0, 0.0),
+        "norm.weight": Settings(1.0, 0.0, frozen=True),
+        "norm.bias": Settings(1.0, 0.0, frozen=True),
+        "last.weight": Settings(1.0, 0.2),
+    }
+
+
+@pytest.mark.parametrize(
+    "groups, line",
+    [
+        (
+            [{"match": "fist"}],
+            "0.match: fist fits none of the names of the backbone's 5 parameters (near ones: first.",
+        ),
+        ([{"match": "norm._mean"}], "0.match: norm._mean fits none of the names"),
+        (
+            [{"match": "first"}, {"match": "first.w"}],
+            "1.match: first.w fits only names that groups before it fit",
+        ),
+    ],
+)
+def test_a_group_without_effect_is_refused(groups, line):
+    cfg = OptimizerCfg(groups=[{**group, "freeze": True} for group in groups])
+    with pytest.raises(UserError) as error:
+        settings_of(cfg, Net())
+    assert str(error.value).startswith(f"Optimizer.groups.{line}")
+
+
+def test_a_decay_for_what_is_never_decayed_is_refused():
+    cfg = OptimizerCfg(groups=[{"match": "bias$", "weight_decay": 0.1}])
+    with pytest.raises(UserError, match="fits only biases, norms and slopes"):
+        settings_of(cfg, Net())
+
+
+def test_a_norm_whose_parameters_are_all_frozen_stands_still():
+    net = Net()
+    half = OptimizerCfg(groups=[{"match": "norm.weight", "freeze": True}])
+    assert freeze(half, net, settings_of(half, net)) == []
+    net = Net()
+    whole = OptimizerCfg(groups=[{"match": "norm", "freeze": True}])
+    for _ in range(2):  # a network of the user's may be trained twice
+        assert freeze(whole, net, settings_of(whole, net)) == [net.norm]
+    assert [name for name, p in net.named_parameters() if not p.stop_gradient] == [
+        "first.weight",
+        "first.bias",
+        "last.weight",
+    ]
+
+
+def test_freeze_norms_is_for_all_norms():
+    net = Net()
+    cfg = OptimizerCfg(freeze_norms=True)
+    assert freeze(cfg, net, settings_of(cfg, net)) == [net.norm, net.bare]
+    face = IResNet18(8, (1, 16, 16))
+    still = freeze(cfg, face, settings_of(cfg, face))
+    assert face.features in still  # its gain never had a gradient, now its bias has none either
+    assert not [name for name, p in face.named_parameters() if "bn" in name and not p.stop_gradient]
+    vit = SmallViT(8, (1, 18, 18))
+    assert len(freeze(cfg, vit, settings_of(cfg, vit))) == 2 * 3 + 1 + 2
+    with pytest.raises(UserError, match="Linear has no norm layer; leave it out"):
+        settings_of(cfg, nn.Linear(2, 2))
+
+
+def test_layer_decay_counts_from_the_top():
+    """As in BEiT: the patches are layer 0, block i is i + 1, what is above them has the whole rate."""
+    groups = [{"match": "blocks.1.attn", "lr_scale": 0.5}]
+    found = settings_of(OptimizerCfg(layer_decay=0.75, groups=groups), SmallViT(8, (1, 18, 18)))
+    expected = {
+        "patch_embed.proj.weight": 0.75**4,
+        "pos_embed": 0.75**4,
+        "blocks.0.norm1.weight": 0.75**3,
+        "blocks.1.mlp.fc1.weight": 0.75**2,
+        "blocks.1.attn.qkv.weight": 0.5 * 0.75**2,
+        "blocks.2.attn.qkv.weight": 0.75,
+        "mask_token": 1.0,
+        "norm.weight": 1.0,
+        "feature.0.weight": 1.0,
+    }
+    assert {name: found[name].lr_scale for name in expected} == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(UserError, match="Optimizer.layer_decay: IResNet18 does not say which layer"):
+        settings_of(OptimizerCfg(layer_decay=0.75), IResNet18(8, (1, 16, 16)))
+
+
+# ---- whole runs
+
+FREEZE = "Optimizer.groups=[{match: '^stages.[02]', freeze: true}, {match: ^embed, lr_scale: 0.5}]"
+
+
+@pytest.mark.parametrize("key", [FREEZE, "Optimizer.freeze_norms=true"])
+def test_what_is_frozen_keeps_its_bits(tmp_path, key):
+    short = ["Global.max_steps=4", "DataLoader.Eval.dataset=null"]
+    before = make_trainer(tmp_path, *short).backbone.state_dict()
+    before = {name: value.numpy() for name, value in before.items()}
+    train(tmp_path, key, *short)
+    found = arrays(checkpoint(tmp_path, 4))
+    is_norm = {name.rpartition(".")[0] for name in before if name.endswith("._mean")}
+    for name, value in before.items():
+        frozen = (
+            name.startswith(("stages.0", "stages.2")) if key == FREEZE else name.rpartition(".")[0] in is_norm
+        )
+        assert np.array_equal(found[f"backbone: {name}"], value) == frozen, name
+        assert (f"optimizer: {name}:velocity_0" in found) == (
+            not frozen and not name.endswith(("_mean", "_variance"))
+        )
+
+
+ADAMW = ["Optimizer.name=AdamW", "LRScheduler.learning_rate=0.005", "Optimizer.clip_norm=5", FREEZE]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ADAMW,
+        [
+            "Optimizer.name=LARS",
+            "LRScheduler.learning_rate=5.0",
+            "Optimizer.head={name: AdamW, lr_scale: 0.1}",
+        ],
+    ],
+    ids=["adamw", "lars"],
+)
+def test_a_resumed_run_has_the_same_bits(tmp_path, overrides):
+    short = [*overrides, "Global.max_steps=8", "DataLoader.Eval.dataset=null"]
+    train(tmp_path / "whole", *short)
+    train(tmp_path / "again", *short, resume=checkpoint(tmp_path / "whole", 4))
+    assert_same_arrays(checkpoint(tmp_path / "whole", 8), checkpoint(tmp_path / "again", 8))
+
+
+def test_a_checkpoint_with_other_frozen_parameters_is_refused(tmp_path):
+    short = ["Global.max_steps=4", "DataLoader.Eval.dataset=null"]
+    train(tmp_path, FREEZE, *short)
+    for overrides, now in (([], 0), ([FREEZE, "Optimizer.freeze_norms=true"], 12)):
+        with pytest.raises(UserError) as error:
+            make_trainer(tmp_path / "other", *overrides, *short).resume(checkpoint(tmp_path, 4))
+        assert str(error.value).startswith(
+            f"checkpoint step-00000004 is of a run with 6 frozen parameters, this one has {now}, as for '"
+        )
+    with pytest.raises(UserError, match="was made with the optimizer Momentum, this run has AdamW"):
+        make_trainer(tmp_path / "other", FREEZE, "Optimizer.name=AdamW").resume(checkpoint(tmp_path, 4))
