@@ -59,7 +59,7 @@ class _Features(nn.BatchNorm1D):
     """Batch norm whose gain stays 1; its bias is trained.
 
     In training both are applied outside of Paddle's operator, which gives the bias no gradient if the gain
-    has none.
+    has none. Without a gain it would read numbers of 16 bits (mixed precision) as float32: it gets float32.
     """
 
     only_normalises = True  # a synchronised batch norm may take its place
@@ -71,7 +71,7 @@ class _Features(nn.BatchNorm1D):
     def forward(self, x):
         if not self.training:
             return nn.BatchNorm1D.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
-        x = nn.functional.batch_norm(x, self._mean, self._variance, training=True)
+        x = nn.functional.batch_norm(x.astype("float32"), self._mean, self._variance, training=True)
         return x * self.weight + self.bias
 
 

@@ -89,6 +89,12 @@ class TrainState(BaseModel):
     """Steps that did not count, because something was not finite."""
     in_a_row: NonNegativeInt = 0
     """Of them the last ones, without a good one since."""
+    loss_scale: Optional[Annotated[FiniteFloat, Field(gt=0)]] = None
+    """Scale of the backbone's gradients in float16; null without."""
+    good_steps: NonNegativeInt = 0
+    """Since that was changed."""
+    overflows: NonNegativeInt = 0
+    """Steps that did not count, because scaled gradients overflowed; not part of `skipped`."""
     rollbacks: NonNegativeInt = 0
     """How often the run went back to an older checkpoint."""
     sets: list[SetState] = []

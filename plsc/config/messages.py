@@ -146,7 +146,7 @@ _ELSEWHERE = {
     "wd": "weight_decay",
     "num_epoch": "epochs",
     "num_epochs": "epochs",
-    "fp16": "compute_dtype",
+    "fp16": "amp",
 }
 
 

@@ -119,6 +119,26 @@ class Plug(Section, extra="allow"):
         return cls(**{**taken, **self.keywords})
 
 
+class AmpCfg(Section):
+    """Mixed precision: which 16-bit numbers a training computes with."""
+
+    dtype: Literal["bfloat16", "float16"] = Field(...)
+    """bfloat16 has float32's range, and needs an A100 or a later GPU; float16 has more digits, and its gradients
+    are scaled."""
+    level: str = "O1"
+    """O1, Paddle's name for: convolutions and matrix products in 16 bits, weights and sums in float32."""
+
+    @field_validator("level")
+    @classmethod
+    def _only_o1(cls, value: str) -> str:
+        if value != "O1":
+            raise ValueError(
+                "must be O1, which keeps the weights in float32; O2 would round them to 16 bits, and then checkpoints, "
+                "optimizers and the evaluation"
+            )
+        return value
+
+
 class GlobalCfg(Section):
     """Length of the run, seed, device, and where the results go."""
 
@@ -174,6 +194,9 @@ class GlobalCfg(Section):
     rollbacks: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
     """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
     from before them, and on with half the learning rate it had (docs/resume.md)."""
+    amp: Optional[AmpCfg] = None
+    """Mixed precision in training, `{dtype: bfloat16, level: O1}` or `float16` (docs/mixed_precision.md): about half
+    the memory of the activations on a GPU; a CPU computes in float32 all the same. null: float32."""
     threads: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 
@@ -301,9 +324,10 @@ class HeadCfg(Section):
     logits_budget_mb: float = Field(256.0, gt=0, json_schema_extra=NOT_TRAINING)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
     memory. Results do not depend on it."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 rounds what goes into the head's matrix products, sums in float32, and about halves the head's time
-    on processors that have it (AVX512-BF16, AMX); centres and momentum stay float32."""
+    compute_dtype: Optional[Literal["float32", "bfloat16", "float16"]] = None
+    """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on GPUs,
+    and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null: the dtype of
+    `Global.amp`, float32 without."""
     bias: bool = False
     """Adds one learned number per class to the logits."""
     init_std: Optional[float] = Field(None, gt=0, json_schema_extra=NOT_TRAINING)
@@ -338,6 +362,11 @@ class HeadCfg(Section):
     def sharded(self) -> bool:
         """See `is_sharded`."""
         return is_sharded(self.name)
+
+
+def head_dtype(head: HeadCfg, amp: Optional[AmpCfg]) -> str:
+    """Return what a training's head rounds its matrix products' inputs to."""
+    return head.compute_dtype or (amp.dtype if amp else "float32")
 
 
 RULES = ("Momentum", "AdamW", "LARS")  # for backbone and class centres; others are Paddle's, for the backbone

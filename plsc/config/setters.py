@@ -19,7 +19,7 @@ GONE = {
     "set_image_shape": "the shape is the data set's, set DataLoader.Train.dataset.size",
     "set_input_info": "leave it out, a backbone has one input, the images",
     "set_calc_acc": "leave it out, the accuracy of training is always reported",
-    "set_mixed_precision": "set Head.compute_dtype to bfloat16 for the head; the backbone computes in float32",
+    "set_mixed_precision": "set Global.amp to {dtype: float16}, whose scale adapts itself, or {dtype: bfloat16}",
     "set_hdfs_info": "copy checkpoints to and from HDFS outside of plsc",
     "set_use_quant": "plsc does not quantise",
     "convert_for_prediction": "call export()",

@@ -3,9 +3,9 @@
     N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres   P targets in this shard
 
 `PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
-two calls of plsc/heads/kernels, several times faster, where the margin does not change the other logits. A
-backend is made for one step: it keeps what the backward pass needs, and writes the gradients of the rows to
-the bank.
+two calls of plsc/heads/kernels, several times faster, where the margin does not change the other logits, in
+float32, and in bfloat16 where the processor has it. A backend is made for one step: it keeps what the backward
+pass needs, and writes the gradients of the rows to the bank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.errors import UserError
 from plsc.heads import kernels
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax
@@ -53,7 +52,7 @@ def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBacken
         keep: whether exponentials are kept for backward; None: if they fit into the budget.
     """
     able = (
-        kernels.multiplies()
+        by_kernels(head.compute_dtype)
         and given.scaled_ND.place.is_cpu_place()
         and head.bank.selected > 0
         and not given.inspected
@@ -65,21 +64,19 @@ def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBacken
     return (KernelBackend if able else PaddleBackend)(head, given, keep)
 
 
-def check_bfloat16(margin, sub_centres: int) -> None:
-    """Raise UserError if these products cannot be computed in bfloat16, by any kernel or by this process."""
-    wanting = None
-    if sub_centres > 1:
-        wanting = "and sub_centres above 1 do not go together"
-    elif margin and margin.has_others:
-        wanting = "does not go with a margin that changes the other classes (curricularface, filter_above)"
-    elif not paddle.get_device().startswith("cpu"):
-        wanting = f"is for CPUs, and this run computes on {paddle.get_device()}"
-    elif not kernels.multiplies():
-        wanting = "needs the kernels, which were not built or are turned off (PLSC_KERNELS=0)"
-    elif not kernels.has_bfloat16():
-        wanting = "needs a processor with AVX512-BF16, which this one has not"
-    if wanting:
-        raise UserError(f"Head.compute_dtype: bfloat16 {wanting}; set float32")
+def by_kernels(dtype: str) -> bool:
+    """Say whether kernels of this process multiply numbers of this dtype: float32, and bfloat16 where the
+    processor has it."""
+    return kernels.has_bfloat16() if dtype == "bfloat16" else dtype == "float32" and kernels.multiplies()
+
+
+def multiplies_slowly(dtype: str, margin, sub_centres: int, ranges) -> bool:
+    """Say whether products of this dtype take longer here than float32's: on a CPU without kernels for them,
+    where Paddle's ops round the numbers and then multiply in float32."""
+    if dtype == "float32" or not paddle.get_device().startswith("cpu"):
+        return False
+    known = sub_centres == 1 and ranges is None and not (margin and margin.has_others)
+    return not (known and by_kernels(dtype))
 
 
 class KernelBackend:
@@ -134,7 +131,12 @@ class PaddleBackend:
         self.margin = head.margin
         self.bank = head.bank
         block, fits = plan_blocks(
-            len(given.scaled_ND), self.bank.selected, self.bank.width, self.head.sub_centres, self.head.budget
+            len(given.scaled_ND),
+            self.bank.selected,
+            self.bank.width,
+            head.sub_centres,
+            head.budget,
+            head.compute_dtype,
         )
         self.hooked = self.margin is not None and self.margin.has_others
         if self.hooked or self.head.sub_centres > 1:
@@ -167,7 +169,9 @@ class PaddleBackend:
     def logits(self, start: int, stop: int):
         """Compute a block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook
         [N]; the hook's slopes [N, b] and the nearest sub-centres [N, b, J], None where there are none."""
-        logit_Nb, nearest_NbJ = self.head.similarity.logits(self.given.scaled_ND, start, stop)
+        logit_Nb, nearest_NbJ = self.head.similarity.logits(
+            self.given.scaled_ND, start, stop, self.head.compute_dtype
+        )
         logit_Nb = self._without_other_ranges(logit_Nb, start, stop)
         # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
         self.set_targets(logit_Nb, start, stop, float("-inf"))
@@ -219,7 +223,9 @@ class PaddleBackend:
             dlogit_Nb, nearest_NbJ = self._probabilities(number, lse_N)
             if dtarget_P is not None:
                 self.set_targets(dlogit_Nb, start, stop, dtarget_P)
-            part_ND, centre_grad = self.head.similarity.gradient(dlogit_Nb, nearest_NbJ, x_ND, start, stop)
+            part_ND, centre_grad = self.head.similarity.gradient(
+                dlogit_Nb, nearest_NbJ, x_ND, start, stop, self.head.compute_dtype
+            )
             grad_ND += part_ND
             self._to_bank("centres", start, stop, centre_grad)
             if self.bank.bias:

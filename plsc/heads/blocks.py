@@ -21,16 +21,25 @@ from plsc.utils.tensors import tensor_of
 _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes
 
 
+def bytes_per_class(num_samples: int, width: int, sub_centres: int, dtype: str = "float32") -> int:
+    """Compute the bytes that a class of a block takes.
+
+    These are 3 numbers per sample and sub-centre (logits, their exponentials, one temporary) and 4 rows of the
+    bank's `width`; where products round what they multiply to a `dtype` of 16 bits, 2 numbers and 2 rows more.
+    """
+    rounded = 2 * (dtype != "float32")
+    return 4 * ((3 + rounded) * num_samples * sub_centres + (4 + rounded) * width)
+
+
 def plan_blocks(
-    num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int
+    num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
     """Plan the classes per block, and whether to keep all exponentials, so that the temporaries stay within
     `budget` bytes.
 
-    A class of a block takes 3 numbers per sample and sub-centre (logits, their exponentials, one temporary)
-    and 4 rows of the bank's `width`.
+    dtype: that the matrix products round to.
     """
-    per_class = 4 * (3 * num_samples * sub_centres + 4 * width)
+    per_class = bytes_per_class(num_samples, width, sub_centres, dtype)
     kept = 4 * num_samples * num_classes
     least = min(num_classes, 256) * per_class
     keep = kept + least <= budget
@@ -64,6 +73,47 @@ def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.T
     return (grad - (grad * unit).sum(axis=1, keepdim=True) * unit).multiply_(scale)
 
 
+def product(
+    a: paddle.Tensor, b: paddle.Tensor, dtype: str, transpose_a: bool = False, transpose_b: bool = False
+) -> paddle.Tensor:
+    """Multiply two float32 matrices whose numbers are rounded to `dtype` -> float32.
+
+    dtype: "float32", "bfloat16" or "float16". On a GPU the product itself is of that dtype: it sums in
+    float32 and rounds its result once more. A CPU multiplies the rounded numbers in float32.
+
+    float16 has neither numbers above 65504 nor full precision below 6.1e-5, and the gradients of many classes
+    are smaller. So both matrices are multiplied by powers of two, which is exact, and the result is divided
+    by them: the largest of b is then in [1, 2), and the largest sum of |a| that a result is made of in
+    [2^13, 2^14), so that no number of the result is above 2^15.
+    """
+    if dtype == "float32":
+        return paddle.matmul(a, b, transpose_a, transpose_b)
+    if dtype == "float16":
+        power_a = _power_of_two(a.abs().sum(axis=0 if transpose_a else 1).max())
+        power_b = _power_of_two(b.abs().max())
+        scaled = _multiply(a / power_a * 2.0**13, b / power_b, dtype, transpose_a, transpose_b)
+        return scaled.multiply_(power_a * power_b * 2.0**-13)
+    return _multiply(a, b, dtype, transpose_a, transpose_b)
+
+
+def _multiply(
+    a: paddle.Tensor, b: paddle.Tensor, dtype: str, transpose_a: bool, transpose_b: bool
+) -> paddle.Tensor:
+    """Multiply matrices rounded to a dtype of 16 bits: in it on a GPU, in float32 on a CPU."""
+    a = a.astype(dtype)
+    b = b.astype(dtype)
+    if not a.place.is_gpu_place():
+        return paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
+    return paddle.matmul(a, b, transpose_a, transpose_b).astype("float32")
+
+
+def _power_of_two(x: paddle.Tensor) -> paddle.Tensor:
+    """Round a positive float32 down to a power of two by clearing the bits after its exponent; at least
+    1e-30's. NaN gives inf."""
+    bits = paddle.bitwise_and(x.clip(min=1e-30).view("int32"), paddle.to_tensor(0x7F800000, dtype="int32"))
+    return bits.view("float32")
+
+
 class Similarity:
     """Compares embeddings with the selected rows of a bank, by inner products (plus bias) or cosines."""
 
@@ -80,11 +130,11 @@ class Similarity:
         return unit_rows(centres) if self.cosine else (centres, None)
 
     def logits(
-        self, x_ND: paddle.Tensor, start: int, stop: int
+        self, x_ND: paddle.Tensor, start: int, stop: int, dtype: str = "float32"
     ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
         """Compare x with the block's classes -> similarities [N, b], and which sub-centre was the nearest,
-        [N, b, J] 0 or 1 (None for J = 1)."""
-        logit = paddle.matmul(x_ND, self._centres(start, stop)[0], transpose_y=True)
+        [N, b, J] 0 or 1 (None for J = 1). dtype: of the product."""
+        logit = product(x_ND, self._centres(start, stop)[0], dtype, transpose_b=True)
         if self.sub_centres > 1:
             logit_NbJ = logit.reshape([len(x_ND), stop - start, self.sub_centres])
             nearest_NbJ = paddle.nn.functional.one_hot(logit_NbJ.argmax(axis=2), self.sub_centres)
@@ -119,9 +169,10 @@ class Similarity:
         x_ND: paddle.Tensor,
         start: int,
         stop: int,
+        dtype: str = "float32",
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank
-        rows [b, J D].
+        rows [b, J D]. dtype: of the two products.
 
         Both lack the factors of the loss's mean and scale, unless `x_ND` has them: then the second has them,
         too.
@@ -129,7 +180,7 @@ class Similarity:
         if nearest_NbJ is not None:
             dlogit_Nb = (dlogit_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)
         centres, scale = self._centres(start, stop)
-        grad = paddle.matmul(dlogit_Nb, x_ND, transpose_x=True)
+        grad = product(dlogit_Nb, x_ND, dtype, transpose_a=True)
         if self.cosine:
             grad = unit_rows_gradient(grad, centres, scale)
-        return paddle.matmul(dlogit_Nb, centres), grad.reshape([stop - start, -1])
+        return product(dlogit_Nb, centres, dtype), grad.reshape([stop - start, -1])

@@ -29,11 +29,12 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
-from plsc.heads.backends import Workspace, check_bfloat16
+from plsc.heads.backends import Workspace, multiplies_slowly
 from plsc.heads.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.step import Step
+from plsc.utils.logging import warn
 from plsc.utils.sharding import ClassShard
 from plsc.utils.timing import timer
 
@@ -85,10 +86,8 @@ class SoftmaxHead:
             all are. A sample's logits of the classes of other ranges take no part in its loss, nor in its
             accuracy: with several data sets the same person may have a class in each.
         budget: bytes for logits, exponentials and the other temporaries of a class block.
-        compute_dtype: "float32", or "bfloat16" for the inputs of the matrix products; only by kernels (see
-            backends.py).
-
-    Raises UserError for a compute_dtype that this process does not support.
+        compute_dtype: "float32", "bfloat16" or "float16", to which a step rounds what its three matrix
+            products multiply (`product` in blocks.py); all else is float32, `classify` entirely.
     """
 
     def __init__(
@@ -115,8 +114,11 @@ class SoftmaxHead:
         if ranges is not None:
             edges = [0, *(stop for _, stop in ranges)]
             assert list(ranges) == list(zip(edges, edges[1:])) and edges[-1] == bank.shard.num_classes, ranges
-        if compute_dtype == "bfloat16":
-            check_bfloat16(margin, sub_centres)
+        if multiplies_slowly(compute_dtype, margin, sub_centres, ranges):
+            warn(
+                f"Head.compute_dtype: {compute_dtype} only rounds the inputs of this head's products here, and is slower than "
+                "float32; GPUs compute in it, and processors with AVX512-BF16 in bfloat16 where the kernels can do what it does"
+            )
         self.bank = bank
         self.margin = margin
         self.scale = scale

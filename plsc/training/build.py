@@ -26,7 +26,8 @@ from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of
-from plsc.training.network import Network
+from plsc.training.loss_scaler import LossScaler
+from plsc.training.network import Network, check_amp
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
 
@@ -46,6 +47,7 @@ def build_trainer(
         make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
         signals: notes signals that ask the run to stop; None: there are none.
     """
+    check_amp(cfg.Global.amp)
     dataset = build_training_set(cfg)
     backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
     if cfg.Model.sync_batchnorm:
@@ -55,6 +57,7 @@ def build_trainer(
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
     sizes = dataset.num_classes, cfg.Model.embedding_size
+    amp = cfg.Global.amp
     head = build_head(
         cfg.Head,
         cfg.Optimizer,
@@ -62,18 +65,29 @@ def build_trainer(
         cfg.Global.seed,
         cfg.Global.output_dir,
         getattr(dataset, "ranges", None),
+        amp,
     )
+    scaler = LossScaler() if amp and amp.dtype == "float16" else None
     return Trainer(
         cfg,
         dataset=dataset,
         loader=loader,
         backbone=backbone,
-        network=Network(backbone, dataset.preprocessing, cfg.Model.embedding_size, cfg.Global.seed, still),
+        network=Network(
+            backbone,
+            dataset.preprocessing,
+            cfg.Model.embedding_size,
+            cfg.Global.seed,
+            still,
+            amp=amp,
+            scaler=scaler,
+        ),
         head=head,
         optimizer=optimizer,
         evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head),
-        nonfinite=NonFiniteGuard(backbone, head),
+        nonfinite=NonFiniteGuard(backbone, head, scaler),
         dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
+        scaler=scaler,
         signals=signals,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plsc.config.schema import HeadCfg, OptimizerCfg, is_softmax
+from plsc.config.schema import AmpCfg, HeadCfg, OptimizerCfg, head_dtype, is_softmax
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
@@ -52,9 +52,11 @@ def build_head(
     seed: int,
     folder: str = ".",
     ranges: Sequence[tuple[int, int]] | None = None,
+    amp: AmpCfg | None = None,
 ) -> SoftmaxHead:
     """Build the head that the config asks for, with its centres initialised from `seed`. `folder`: for the
-    file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of SoftmaxHead."""
+    file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of SoftmaxHead. `amp`: of the
+    training, for the dtype of the head's products."""
     margin = build_margin(cfg)
     return make_head(
         num_classes,
@@ -69,7 +71,7 @@ def build_head(
         bank_dtype=cfg.bank_dtype,
         bank_folder=cfg.bank_folder or folder,
         budget=int(cfg.logits_budget_mb * 2**20),
-        compute_dtype=cfg.compute_dtype,
+        compute_dtype=head_dtype(cfg, amp),
         init_std=cfg.init_std,
         seed=seed,
         rule=build_rule(optimizer),

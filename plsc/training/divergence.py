@@ -1,13 +1,15 @@
 """Find steps whose loss or gradients are not finite, so that all ranks skip them.
 
 A skipped step changes only the step number: weights, momentum, BatchNorm's running statistics and a margin's
-statistics stay the same, bit for bit. plsc/training/dump.py finds the cause and writes the batch.
+statistics stay the same, bit for bit. plsc/training/dump.py finds the cause and writes the batch. In float16 a
+step in which nothing but the backbone's scaled gradients overflows is no divergence: plsc/training/loss_scaler.py.
 
 Try it: `pytest tests/training/test_divergence.py`; what a user sees is in docs/resume.md.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterable, Iterator
 
@@ -22,6 +24,7 @@ from plsc.heads import kernels
 from plsc.heads.kernels.rows import sum_of_squares
 from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import SoftmaxHead
+from plsc.training.loss_scaler import LossScaler
 from plsc.utils.bfloat16 import float32_of
 
 LOW_SHARE = 0.05  # of the rate that is usual for an optimizer: a lower rate is hardly why a run diverges
@@ -74,18 +77,28 @@ def blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
         yield from (float32_of(array[start : start + _BLOCK]) for start in range(0, len(array), _BLOCK))
 
 
+class Outcome(enum.IntEnum):
+    """What a step came to, the worst last. OVERFLOWED: by the loss scale, and all else is finite."""
+
+    GOOD = 0
+    OVERFLOWED = 1
+    DIVERGED = 2
+
+
 class NonFiniteGuard:
     """Checks whether a step is finite, and undoes the forward pass of one that is not. Every rank makes one.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper.
+        scaler: of the backbone's gradients; None: they are not scaled.
 
-    Attributes: `skipped`, steps skipped so far; `in_a_row`, those since the last step that was not.
+    Attributes: `skipped`, steps that diverged so far; `in_a_row`, those since the last good step.
     """
 
-    def __init__(self, backbone: paddle.nn.Layer, head: SoftmaxHead):
+    def __init__(self, backbone: paddle.nn.Layer, head: SoftmaxHead, scaler: LossScaler | None = None):
         self.backbone = backbone
         self.head = head
+        self._scaler = scaler
         self.skipped = 0
         self.in_a_row = 0
         # BatchNorm's running statistics, which a forward pass changes; they have no gradient.
@@ -101,25 +114,38 @@ class NonFiniteGuard:
         self._kept = [tensor.clone() for tensor in self._statistics]
         self._margin = self.head.margin.state() if self.head.margin else {}
 
-    def check(self, loss: paddle.Tensor, emb_BD: paddle.Tensor) -> bool:
-        """Say whether the step counts: whether loss and gradients are finite on every rank. Call it after the
-        backward pass.
+    def check(self, loss: paddle.Tensor, emb_BD: paddle.Tensor) -> Outcome:
+        """Find what the step came to: whether loss and gradients are finite on every rank. Call it after the
+        backward pass, and every rank acts alike.
 
-        One all_reduce of one number; none where the loss is not finite, which is the same number on every
-        rank. It is a sum of flags: Gloo's MAX and MIN drop a NaN.
+        One collective of one number; none where the loss is not finite, which is the same number on every
+        rank. With a scaler, gradients of the backbone alone that are not finite are an overflow, as long as
+        the scale can be halved.
         """
-        gradients = gradients_of(self.backbone, self.head, emb_BD)
-        counts = math.isfinite(loss.item()) and distributed.every(finite(gradients.values()))
-        if counts:
+        if not math.isfinite(loss.item()):
+            return Outcome.DIVERGED
+        of_backbone = backbone_gradients(self.backbone).values()
+        of_head = head_gradients(self.head, emb_BD).values()
+        if self._scaler is None or not self._scaler.can_shrink:
+            good = distributed.every(finite([*of_backbone, *of_head]))
+            outcome = Outcome.GOOD if good else Outcome.DIVERGED
+        else:
+            own = Outcome.GOOD if finite(of_backbone) else Outcome.OVERFLOWED
+            outcome = Outcome(max(distributed.gather_counts(own if finite(of_head) else Outcome.DIVERGED)))
+        if outcome is Outcome.GOOD:
             self.in_a_row = 0
-        return counts
+        return outcome
 
     def undo(self) -> None:
-        """Restore the state from before the forward pass, and count the step as skipped."""
+        """Restore the state from before the forward pass."""
         for tensor, kept in zip(self._statistics, self._kept):
             paddle.assign(kept, output=tensor)
         if self.head.margin:
             self.head.margin.load_state(self._margin)
+
+    def skip(self) -> None:
+        """Undo the forward pass of a step that diverged, and count it."""
+        self.undo()
         self.skipped += 1
         self.in_a_row += 1
 
@@ -142,7 +168,13 @@ def gradients_of(
 ) -> dict[str, paddle.Tensor]:
     """Collect the gradients of a step on this rank by name, in the order of the forward pass; the backbone's
     are means over the ranks."""
-    gradients = {f"gradient of {name}": grad for name, grad in backbone_gradients(backbone).items()}
+    of_backbone = {f"gradient of {name}": grad for name, grad in backbone_gradients(backbone).items()}
+    return {**of_backbone, **head_gradients(head, emb_BD)}
+
+
+def head_gradients(head: SoftmaxHead, emb_BD: paddle.Tensor) -> dict[str, paddle.Tensor]:
+    """Collect the gradients that the head has computed: of this rank's embeddings, and of its centres."""
+    gradients = {}
     if emb_BD.grad is not None:
         gradients["gradient of the embeddings"] = emb_BD.grad
     if head.bank.selected:  # else the bank has the gradients of an earlier step

@@ -10,15 +10,33 @@ Try it: `pytest tests/training/test_network.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc.config.schema import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input
+from plsc.training.loss_scaler import LossScaler
+from plsc.utils.logging import warn
 from plsc.utils.timing import timer
+
+
+def check_amp(amp: AmpCfg | None) -> None:
+    """Refuse by UserError mixed precision that this GPU lacks; warn that on a CPU it does not mix."""
+    if amp is None:
+        return
+    if paddle.get_device().startswith("cpu"):
+        warn(
+            f"Global.amp: a CPU computes the backbone in float32, so nothing is saved; only the head's products are rounded to {amp.dtype}"
+        )
+    elif amp.dtype == "bfloat16" and not paddle.amp.is_bfloat16_supported():
+        raise UserError(
+            "Global.amp.dtype: bfloat16 needs a GPU of compute capability 8.0 (A100) or later, which this one is not; set float16"
+        )
 
 
 class Network:
@@ -30,6 +48,9 @@ class Network:
         embedding_size: D that the backbone must give.
         seed: of the random numbers in a forward pass, together with step and rank.
         still: layers of it that are in evaluation mode in training, too: frozen norms.
+        amp: computes in 16 bits on GPUs; a CPU computes in float32 all the same. Parameters, their gradients
+            and the embeddings that `forward` gives are float32 either way.
+        scaler: of the gradients, for float16.
     """
 
     def __init__(
@@ -39,12 +60,16 @@ class Network:
         embedding_size: int,
         seed: int,
         still: Sequence[paddle.nn.Layer] = (),
+        amp: AmpCfg | None = None,
+        scaler: LossScaler | None = None,
     ):
         self.backbone = backbone
         self._preprocessing = preprocessing
         self._embedding_size = embedding_size
         self._seed = seed
         self._still = still
+        self._amp = amp
+        self._scaler = scaler
         self._model = backbone
         self._embed_again: Callable[[], paddle.Tensor] | None = None  # by the bare backbone
         self._out: paddle.Tensor | None = None  # of the last forward pass, with its graph
@@ -66,10 +91,14 @@ class Network:
 
     def backward(self, grad_BD: paddle.Tensor) -> None:
         """Compute the parameters' gradients, averaged over the ranks, from that of the last embeddings. Every
-        rank calls it."""
+        rank calls it. With a scaler some may be inf or NaN because its scale is too large."""
         out, self._out = self._out, None
         with timer.part("backward"):
-            out.backward(grad_BD)
+            if self._scaler is None:
+                out.backward(grad_BD)
+            else:
+                out.backward(grad_BD * self._scaler.scale)
+                self._scaler.unscale(self.backbone.parameters())
 
     def own_backward(self, grad_BD: paddle.Tensor) -> None:
         """Compute this rank's own gradients anew in place of the averages, by running the last forward pass
@@ -78,12 +107,21 @@ class Network:
             parameter.clear_gradient()
         self._embed_again().backward(grad_BD)
 
+    def _autocast(self) -> AbstractContextManager:
+        """Let Paddle choose the dtype of each op; on a CPU it would warn, and change nothing."""
+        if self._amp is None or paddle.get_device().startswith("cpu"):
+            return nullcontext()
+        return paddle.amp.auto_cast(level=self._amp.level, dtype=self._amp.dtype)
+
     def _embed(self, model: paddle.nn.Layer, images: np.ndarray, step: int) -> paddle.Tensor:
         paddle.seed(hash((self._seed, step, distributed.rank())) & 0x7FFFFFFF)
         model.train()
         for layer in self._still:
             layer.eval()
-        out = model(to_input(images, self._preprocessing))
+        with self._autocast():
+            out = model(to_input(images, self._preprocessing))
+        if self._amp and isinstance(out, paddle.Tensor):
+            out = out.astype("float32")
         check_output(out, len(images), self._embedding_size)
         if out.stop_gradient:
             raise UserError(

@@ -31,9 +31,10 @@ from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training import optim
-from plsc.training.divergence import DivergedError, NonFiniteGuard, finite_arrays, remedy
+from plsc.training.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
 from plsc.training.dump import DumpWriter, SkippedStep, find_cause
 from plsc.training.evaluator import Evaluator
+from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
 from plsc.training.per_set import PerSet
 from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_frozen, refuse_other_run
@@ -61,6 +62,8 @@ class Trainer:
         optimizer: of the backbone.
         evaluator: of the backbone, between steps.
         nonfinite: checks whether a step counts. dump: writes the batches of steps that do not.
+        scaler: of the backbone's gradients in float16, the one that network and nonfinite have; None: there is
+            none.
         signals: notes signals that ask the run to stop; None: there are none.
 
     Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
@@ -81,6 +84,7 @@ class Trainer:
         evaluator: Evaluator,
         nonfinite: NonFiniteGuard,
         dump: DumpWriter,
+        scaler: LossScaler | None = None,
         signals: Guard | None = None,
     ):
         self.cfg = cfg
@@ -95,6 +99,7 @@ class Trainer:
         self.evaluator = evaluator
         self.nonfinite = nonfinite
         self.dump = dump
+        self.scaler = scaler
         self.signals = signals or Guard()
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
@@ -213,7 +218,7 @@ class Trainer:
         """Take one optimizer step on this rank's samples [B, *shape], int64 labels and indices [B]. Every rank calls it.
 
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too
-        many in a row.
+        many in a row. Likewise gradients that overflow only by their scale, which is then halved.
         """
         with timer.part("check"):
             self.nonfinite.remember()
@@ -222,18 +227,32 @@ class Trainer:
         out.loss.backward()  # up to the embeddings
         self.network.backward(emb_BD.grad)
         with timer.part("check"):
-            counts = self.nonfinite.check(out.loss, emb_BD)
-        if counts:
+            outcome = self.nonfinite.check(out.loss, emb_BD)
+        if outcome is Outcome.GOOD:
             self.optimizer.set_lr(learning_rate)
             with timer.part("optimizer"):
                 self.optimizer.step()
             self.head.step(learning_rate * self.head_lr_scale, self.step)
             self.per_set.add(indices, out)
+            if self.scaler:
+                self.scaler.grow()
+        elif outcome is Outcome.OVERFLOWED:
+            self._shrink_scale()
         else:
             self._skip(SkippedStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out))
         self.optimizer.clear_grad()
         self.step += 1
         return out
+
+    def _shrink_scale(self) -> None:
+        """Undo a step whose scaled gradients have overflowed on some rank, and halve the scale. Every rank
+        calls it."""
+        self.nonfinite.undo()
+        self.scaler.shrink()
+        get_logger().info(
+            f"step {self.step + 1}: the backbone's gradients overflowed in float16; step left out, loss scale "
+            f"{self.scaler.scale:g} from here on"
+        )
 
     def _skip(self, step: SkippedStep) -> None:
         """Undo a step that does not count, log the cause, and dump its batch. Every rank calls it.
@@ -242,7 +261,7 @@ class Trainer:
         """
         own_backward = partial(self.network.own_backward, step.emb_BD.grad)
         cause = find_cause(step, self.backbone, self.head, self.dataset.name, own_backward)
-        self.nonfinite.undo()
+        self.nonfinite.skip()
         in_a_row = self.nonfinite.in_a_row
         most = self.cfg.Global.max_skipped
         rate = f"learning rate {step.learning_rate:.4g}"
@@ -279,8 +298,12 @@ class Trainer:
         if row and timer.on:
             row["profile"] = timer.take(step)
         if row and self._metrics:
-            skipped = self.nonfinite.skipped
-            self._metrics.write({**row, "skipped": skipped} if skipped else row)
+            if self.nonfinite.skipped:
+                row["skipped"] = self.nonfinite.skipped
+            if self.scaler:
+                row["loss_scale"] = self.scaler.scale
+                row["overflows"] = self.scaler.overflows
+            self._metrics.write(row)
         of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
         every = cfg.Global.eval_every_steps
         due = of_epoch or (every and step % every == 0)
@@ -392,6 +415,8 @@ class Trainer:
         self.rollbacks = state.rollbacks
         self.per_set.resume(state.sets)
         self.nonfinite.resume(state.skipped, state.in_a_row)
+        if self.scaler:
+            self.scaler.load(state)
         self._replaced = self._of_this_rank(state.replaced)
         get_logger().info(f"resuming at step {self.step} from {saved.path}")
         if changed := changed_keys(self.cfg, saved):
@@ -445,6 +470,7 @@ class Trainer:
             in_a_row=self.nonfinite.in_a_row,
             rollbacks=self.rollbacks,
             sets=self.per_set.state(),
+            **(self.scaler.state() if self.scaler else {}),
         )
 
     def _of_this_rank(self, counts: list[int]) -> int:

@@ -162,6 +162,20 @@ def test_a_plan_for_the_disk_by_hand():
     )
 
 
+def test_mixed_precision_changes_the_heads_blocks_and_no_activation():
+    found = {**FOUND, "head": {"full": SECONDS, "sampled": SECONDS}}
+    amp = "Global.amp={dtype: float16}"
+    plain, mixed = (
+        plan.plan(case(100_000, 1, 16, "DataLoader.Eval.dataset=null", *keys), found, 10**9, FREE)
+        for keys in ([], [amp])
+    )
+    assert {key for key in plain["bytes"] if plain["bytes"][key] != mixed["bytes"][key]} <= {"blocks"}
+    assert mixed["amp"] == "float16" and "needs less in float16, which has not been measured" in plan.show(
+        mixed
+    )
+    assert "Global.amp" not in plan.show(plain)
+
+
 def test_where_the_run_would_write_is_looked_at(tmp_path):
     cfg = load(None, [f"Global.output_dir={tmp_path}/new/run", "Head.bank=disk", "Head.bank_folder=/dev/shm"])
     free = plan.disk_free(cfg)

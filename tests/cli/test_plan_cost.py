@@ -99,6 +99,17 @@ def test_with_kernels_each_thread_has_blocks_and_a_margin_that_hooks_in_has_none
     )  # blocks of twice as many classes
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_blocks_with_rounded_copies_stay_within_the_budget(dtype, monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    keys = f"Global.amp={{dtype: {dtype}}}", f"Head.compute_dtype={dtype}"
+    by_amp, by_head = (
+        memory(load(None, ["Head.logits_budget_mb=4", key]), 100_000, 100_000, 512, 64)["blocks"]
+        for key in keys
+    )
+    assert 0.9 * (4 << 20) < by_amp == by_head <= 4 << 20
+
+
 def test_a_trial_trains():
     trial = Trial(load(None, [DIM, "Head.scale=8.0"]), 40, 8)
     before = trial.head.bank.state()["centres"].copy()

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from plsc.config import Config, ConfigError, format_rows, load
-from plsc.config.schema import EvalCfg, Section, TrainCfg
+from plsc.config.schema import EvalCfg, Section, TrainCfg, head_dtype
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,18 @@ from plsc.config.schema import EvalCfg, Section, TrainCfg
         (
             "Export: {formats: onnx}",
             "Export.formats: must be a list (not empty), each one of paddle, onnx (got 'onnx')",
+        ),
+        (
+            "Global: {amp: {dtype: fp16}}",
+            "Global.amp.dtype: must be one of bfloat16, float16 (got 'fp16')",
+        ),
+        ("Global: {amp: {level: O1}}", "Global.amp.dtype: is required"),
+        (
+            "Global: {amp: {dtype: float16, level: O2}}",
+            (
+                "Global.amp.level: must be O1, which keeps the weights in float32; O2 would round them to 16 bits, and then "
+                "checkpoints, optimizers and the evaluation (got 'O2')"
+            ),
         ),
         # combinations
         ("Export: {formats: [onnx, onnx]}", "Export.formats: must name each format once (got [onnx, onnx])"),
@@ -227,3 +239,14 @@ def test_threads_and_processes_are_bounded_by_the_machine(monkeypatch, key):
         ConfigError, match=f"{key}: must be at most 800 on this machine of 100 processors .got 801."
     ):
         load(None, [f"{key}=801"])
+
+
+def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
+    def dtype(*overrides):
+        cfg = load(None, overrides)
+        assert load(cfg) == cfg
+        return head_dtype(cfg.Head, cfg.Global.amp)
+
+    assert dtype() == "float32"
+    assert dtype("Global.amp={dtype: float16}") == dtype("Head.compute_dtype=float16") == "float16"
+    assert dtype("Global.amp={dtype: float16}", "Head.compute_dtype=float32") == "float32"

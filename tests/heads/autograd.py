@@ -50,15 +50,27 @@ TARGETS = {
 }
 
 
-def dense_loss(kind, x, w, label, scale=64.0, sub_centres=1, filter_above=None, ranges=None):
-    """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N, C])."""
+def rounded(x, dtype):
+    """x in a float dtype, still as float64; its gradient as if it were x."""
+    return x + (x.astype("float32").astype(dtype).astype("float64") - x).detach()
+
+
+def dense_loss(
+    kind, x, w, label, scale=64.0, sub_centres=1, filter_above=None, ranges=None, compute_dtype="float32"
+):
+    """x [N, D], w [C, J D] float64 tensors with gradients, label [N] numpy -> (losses [N], plain cosines [N, C]).
+
+    compute_dtype: what is rounded to it before the product are the unit rows; the target's cosine is exact.
+    """
     norm = (x * x).sum(axis=1).sqrt()
     unit_x = x / norm.unsqueeze(1)
     w = w.reshape([len(w) * sub_centres, -1])
-    cos = paddle.matmul(unit_x, w / (w * w).sum(axis=1, keepdim=True).sqrt(), transpose_y=True)
-    cos = cos.reshape([len(x), -1, sub_centres]).max(axis=2)
+    unit_w = w / (w * w).sum(axis=1, keepdim=True).sqrt()
+    cos = _cosines(unit_x, unit_w, sub_centres)
     hot = F.one_hot(paddle.to_tensor(label), cos.shape[1]).astype("float64")
     own = (cos * hot).sum(axis=1)
+    if compute_dtype != "float32":
+        cos = _cosines(rounded(unit_x, compute_dtype), rounded(unit_w, compute_dtype), sub_centres)
     target = TARGETS[kind](own, norm)
     others = cos
     if kind == "curricularface":
@@ -77,6 +89,10 @@ def dense_loss(kind, x, w, label, scale=64.0, sub_centres=1, filter_above=None, 
         a = norm.clip(10.0, 110.0)
         losses = losses + 35.0 * (a / 110.0**2 + 1.0 / a)
     return losses, cos
+
+
+def _cosines(unit_x, unit_w, sub_centres):
+    return paddle.matmul(unit_x, unit_w, transpose_y=True).reshape([len(unit_x), -1, sub_centres]).max(axis=2)
 
 
 def dense_gradients(kind, x, w, label, **options):

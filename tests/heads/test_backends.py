@@ -5,7 +5,6 @@ import paddle
 import pytest
 
 from plsc.cli.commands.selftest.parts import relative
-from plsc.errors import UserError
 from plsc.heads import kernels, make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
@@ -133,29 +132,23 @@ def test_the_workspace_is_used_again():
     assert space.take(106) is first  # sampling takes a few more or less each step
 
 
-@pytest.mark.parametrize(
-    "options,said",
-    [
-        ({"margin": ArcFace(), "sub_centres": 2}, "and sub_centres above 1 do not go together; set float32"),
-        ({"margin": CurricularFace()}, "does not go with a margin that changes the other classes"),
-    ],
-)
-def test_bfloat16_that_no_kernel_does_is_refused(options, said):
-    with pytest.raises(UserError, match="Head.compute_dtype: bfloat16 " + said):
-        make_head(C, D, compute_dtype="bfloat16", **options)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_kernels_multiply_bfloat16_where_the_processor_does_else_ops_round(
+    way, dtype, monkeypatch, caplog
+):
+    options = {**HEADS["sampled"], "compute_dtype": dtype}
+    for processor in (True, False):
+        monkeypatch.setattr(kernels, "has_bfloat16", lambda has=processor: has and way == "kernels")
+        caplog.clear()
+        by_kernels = dtype == "bfloat16" and kernels.has_bfloat16()
+        assert isinstance(backend_of(options), KernelBackend if by_kernels else PaddleBackend)
+        assert ("is slower than float32" in caplog.text) == (not by_kernels)
 
 
-def test_bfloat16_without_kernels_or_processor_is_refused(way, monkeypatch):
-    monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
-    said = "needs a processor with" if way == "kernels" else "needs the kernels, which were not built or are"
-    with pytest.raises(UserError, match="Head.compute_dtype: bfloat16 " + said):
-        make_head(C, D, compute_dtype="bfloat16")
-
-
-def test_bfloat16_trains_as_float32_does_within_its_rounding(way):
-    if not kernels.has_bfloat16():
-        pytest.skip("no bfloat16 here")
-    losses, grad, state = train(steps=5, **HEADS["sampled"], compute_dtype="bfloat16")
-    want_losses, want_grad, want_state = train(steps=5, **HEADS["sampled"])
-    assert 0 < relative(losses, want_losses) < 1e-2 and relative(grad, want_grad) < 0.1
-    assert relative(state["centres"], want_state["centres"]) < 1e-2
+@pytest.mark.parametrize("name", ["sampled", "host", "bias"])
+@pytest.mark.parametrize("dtype,bound", [("bfloat16", 0.1), ("float16", 0.01)])
+def test_16_bits_train_as_float32_does_within_their_rounding(way, name, dtype, bound):
+    losses, grad, state = train(steps=5, **HEADS[name], compute_dtype=dtype)
+    want_losses, want_grad, want_state = train(steps=5, **HEADS[name])
+    assert 0 < relative(losses, want_losses) < bound / 10 and relative(grad, want_grad) < bound
+    assert relative(state["centres"], want_state["centres"]) < bound / 10

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.cli.commands.selftest.parts import relative
-from plsc.heads.blocks import plan_blocks, unit_rows, unit_rows_gradient
+from plsc.heads.blocks import bytes_per_class, plan_blocks, product, unit_rows, unit_rows_gradient
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
 
 
@@ -18,6 +18,53 @@ def test_plan_stays_within_the_budget(num_samples, size, width, budget):
     assert 1 <= block <= size
     need = 4 * block * (3 * num_samples + 4 * width) + keep * 4 * num_samples * size
     assert need <= budget or block == 1  # less than one class at a time does not go
+
+
+def test_rounded_products_take_more_of_the_budget():
+    plain, rounded = (bytes_per_class(256, 512, 2, dtype) for dtype in ("float32", "float16"))
+    assert rounded - plain == 4 * (2 * 256 * 2 + 2 * 512)
+    assert plan_blocks(256, 10_000, 512, 2, 8 << 20, "float16") == (8 * 2**20 // rounded, False)
+
+
+def rounded(x, dtype):
+    return paddle.to_tensor(x, dtype="float32").astype(dtype).astype("float32").numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("transpose_a,transpose_b", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_product_is_that_of_the_rounded_numbers(dtype, transpose_a, transpose_b):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 7))
+    given_a, given_b = a.T if transpose_a else a, b.T if transpose_b else b
+    got = product(
+        *(paddle.to_tensor(x, "float32") for x in (given_a, given_b)), dtype, transpose_a, transpose_b
+    )
+    assert got.dtype == paddle.float32
+    want = rounded(a, dtype) @ rounded(b, dtype)
+    assert relative(got.numpy(), want) < 1e-6
+    assert dtype == "float32" or relative(want, a @ b) > 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-3, 1e12])
+def test_float16_multiplies_numbers_beyond_its_range(size):
+    """Probabilities of a million classes, or logits without a margin: float16 alone would have 0 or inf."""
+    rng = np.random.default_rng(0)
+    probability = rng.uniform(0.1, 1.0, (6, 4096)) * size
+    probability[:, 0] = 1e3 * size  # the target's
+    x = rng.standard_normal((4096, 5)) * 1e7
+    given = [paddle.to_tensor(matrix, dtype="float32") for matrix in (probability, x)]
+    assert relative(product(*given, "float16").numpy(), probability @ x) < 1e-3
+    assert relative(product(given[0], given[0], "float16", True).numpy(), probability.T @ probability) < 1e-3
+
+
+def test_float16_keeps_zeros_and_what_is_not_finite():
+    a, b = paddle.ones([2, 3]), paddle.ones([3, 2])
+    assert (
+        not product(a * 0.0, b, "float16").numpy().any() and not product(a, b * 0.0, "float16").numpy().any()
+    )
+    for bad in (float("nan"), float("inf")):
+        assert not np.isfinite(product(a * bad, b, "float16").numpy()).any()
+        assert not np.isfinite(product(a, b * bad, "float16").numpy()).any()
 
 
 def test_the_gradient_of_unit_rows_is_autograds():

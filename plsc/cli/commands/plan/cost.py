@@ -15,9 +15,9 @@ import paddle
 
 from plsc import distributed
 from plsc.config import Config
-from plsc.config.schema import HeadCfg
-from plsc.heads import kernels
-from plsc.heads.blocks import plan_blocks
+from plsc.config.schema import HeadCfg, head_dtype
+from plsc.heads.backends import by_kernels
+from plsc.heads.blocks import bytes_per_class, plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
 from plsc.training.build_head import build_head, build_rule, changes_others
@@ -39,18 +39,21 @@ def memory(
     moments = build_rule(cfg.Optimizer).moments
     arrays = 1 + len(moments)
     stored = bank_bytes(cfg, classes, embedding_size)
+    dtype = head_dtype(cfg.Head, cfg.Global.amp)
     cfg = cfg.Head
     width = embedding_size * cfg.sub_centres + cfg.bias
     sampled = selected < classes
     in_memory = stored // arrays if cfg.bank != "disk" else 0
     offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
-    by_kernels = kernels.multiplies() and (sampled or not offloaded)
+    in_blocks = not by_kernels(dtype) or (offloaded and not sampled)
     return {
         "centres": in_memory,
         **dict.fromkeys(moments, in_memory),
         "gradient": 4 * selected * width,
         **(buffer_bytes(arrays * width, itemsize(cfg), classes, selected) if offloaded else {}),
-        "blocks": _blocks(cfg, selected, embedding_size * cfg.sub_centres, samples, threads, by_kernels),
+        "blocks": _blocks(
+            cfg, selected, embedding_size * cfg.sub_centres, samples, threads, dtype, in_blocks
+        ),
         "embeddings": 6 * 4 * samples * embedding_size,
     }
 
@@ -66,16 +69,18 @@ def bank_bytes(cfg: Config, classes: int, embedding_size: int) -> int:
     return arrays * itemsize(cfg.Head) * classes * (embedding_size * cfg.Head.sub_centres + cfg.Head.bias)
 
 
-def _blocks(cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, by_kernels: bool) -> int:
+def _blocks(
+    cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, dtype: str, in_blocks: bool
+) -> int:
     budget = int(cfg.logits_budget_mb * 2**20)
     hooked = changes_others(cfg)
-    if by_kernels and cfg.sub_centres == 1 and not hooked:
+    if not in_blocks and cfg.sub_centres == 1 and not hooked:
         exps = 4 * samples * selected
-        block = softmax.block_size(cfg.compute_dtype == "bfloat16")
+        block = softmax.block_size(dtype == "bfloat16")
         of_thread = 4 * (block * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread
-    block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget)
-    return 4 * block * (3 * samples * cfg.sub_centres + 4 * width) + kept * 4 * samples * selected
+    block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget, dtype)
+    return block * bytes_per_class(samples, width, cfg.sub_centres, dtype) + kept * 4 * samples * selected
 
 
 class Trial:
@@ -86,7 +91,9 @@ class Trial:
     """
 
     def __init__(self, cfg: Config, classes: int, samples: int):
-        self.head = build_head(cfg.Head, cfg.Optimizer, classes, cfg.Model.embedding_size, seed=0)
+        self.head = build_head(
+            cfg.Head, cfg.Optimizer, classes, cfg.Model.embedding_size, seed=0, amp=cfg.Global.amp
+        )
         rng = np.random.default_rng(distributed.rank())
         noise = rng.standard_normal((samples, cfg.Model.embedding_size), np.float32)
         self.emb = paddle.to_tensor(noise, stop_gradient=False)

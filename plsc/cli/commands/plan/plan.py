@@ -192,6 +192,7 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
         "batch": case.batch,
         "rate": rate,
         "bank": [case.cfg.Head.bank, case.cfg.Head.bank_dtype],
+        "amp": case.cfg.Global.amp.dtype if case.cfg.Global.amp else None,
         "bytes": {**parts, **head_bytes(case, rate)},
         "memory": memory,
         "head_seconds": seconds[rate],
@@ -254,6 +255,11 @@ def show(planned: dict) -> str:
         format_disk(planned),
         *(format_times(planned) if timed else [_COUNTED]),
     ]
+    if planned["amp"]:
+        lines.append(
+            f"Global.amp: what is said of the backbone is for float32, in which a CPU computes it; a GPU needs less in {planned['amp']}, "
+            "which has not been measured"
+        )
     if total > planned["memory"]:
         lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
     if not planned["disk"]["fits"]:

@@ -1,0 +1,61 @@
+"""Every margin with products of 16 bits, against dense float64 autograd on the same rounded rows."""
+
+import paddle
+import pytest
+
+from plsc.cli.commands.selftest.parts import relative
+from plsc.heads import kernels
+from plsc.utils.registry import MARGINS
+from tests.heads.autograd import dense_gradients, gradients, head_of, samples
+
+
+@pytest.fixture(autouse=True)
+def no_bfloat16_kernels(monkeypatch):
+    """They round rows before these are normalised; tests/heads/kernels compares them."""
+    monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
+
+
+# Of the gradients: here the logits' gradients are rounded too, once for either product.
+BOUNDS = {"bfloat16": 2**-7, "float16": 2**-10}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(
+    "kind,options",
+    [
+        *((kind, {}) for kind in MARGINS.builtin),
+        ("arcface", {"sub_centres": 2}),
+        ("arcface", {"filter_above": 0.2}),
+    ],
+)
+def test_losses_and_gradients_are_those_of_the_rounded_rows(kind, options, dtype):
+    head = head_of(kind, compute_dtype=dtype, **options)
+    x, label = samples()
+    centres = head.bank.state()["centres"].copy()
+    of_rounded = dense_gradients(kind, x, centres, label, scale=16.0, compute_dtype=dtype, **options)
+    exact = dense_gradients(kind, x, centres, label, scale=16.0, **options)
+    found = gradients(head, x, label)
+    assert relative(found[0], of_rounded[0]) < 2e-5 < relative(found[0], exact[0]) < BOUNDS[dtype]
+    for got, wanted in zip(found[1:], of_rounded[1:]):
+        assert relative(got, wanted) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_the_loss_falls_along_its_gradient(dtype):
+    """The gradient is not that of the float32 head by chance: a small step along it lowers the rounded loss as predicted."""
+    head = head_of("cosface", compute_dtype=dtype)
+    x, label = samples()
+    losses, grad, _ = gradients(head, x, label)
+    rate = 0.02 / float((grad * grad).sum())
+    after, _, _ = gradients(head, x - rate * grad, label)
+    assert after.mean() - losses.mean() == pytest.approx(-0.02, rel=0.3)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_classes_are_predicted_in_float32(dtype):
+    x, _ = samples(count=200)
+    plain, rounded = head_of("arcface"), head_of("arcface", compute_dtype=dtype)
+    emb_ND = paddle.to_tensor(x)
+    similarities = [head.similarity.logits(emb_ND, 0, 37)[0].numpy() for head in (plain, rounded)]
+    assert similarities[0].tobytes() == similarities[1].tobytes()
+    assert plain.classify(emb_ND).tolist() == rounded.classify(emb_ND).tolist()

@@ -1,0 +1,113 @@
+"""The scale of the gradients in float16: how it changes, and that nothing else can be seen of it."""
+
+import paddle
+import pytest
+
+from plsc.checkpoint.train_state import TrainState
+from plsc.cli.commands.selftest.parts import relative
+from plsc.training.divergence import DivergedError
+from plsc.training.loss_scaler import GROWTH_STEPS, INITIAL, LossScaler
+from plsc.utils.metrics import Metrics, read_metrics
+from tests.poison import everything, poisoned
+from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, train
+
+FLOAT16 = "Global.amp={dtype: float16}"
+KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=constant"]
+
+
+def test_the_scale_halves_at_once_and_doubles_after_2000_good_steps():
+    scaler = LossScaler()
+    scaler.shrink()
+    for _ in range(GROWTH_STEPS - 1):
+        scaler.grow()
+    assert (scaler.scale, scaler.overflows) == (INITIAL / 2, 1)
+    scaler.grow()
+    assert (scaler.scale, scaler.good_steps) == (INITIAL, 0)
+    scaler.grow()
+    scaler.shrink()
+    assert (scaler.scale, scaler.good_steps, scaler.overflows) == (INITIAL / 2, 0, 2)
+    while scaler.can_shrink:
+        scaler.shrink()
+    assert scaler.scale == 1.0
+
+
+def test_state_goes_through_a_manifest():
+    scaler, other = LossScaler(), LossScaler()
+    scaler.shrink()
+    scaler.grow()
+    other.load(TrainState.model_validate_json(TrainState(**scaler.state()).model_dump_json()))
+    assert vars(other) == vars(scaler)
+    other.load(TrainState())  # of a run in float32
+    assert vars(other) == vars(scaler)
+
+
+def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path):
+    """A CPU computes the backbone in float32: all that amp does there, but for the head's products, is to scale."""
+    train(tmp_path / "plain", *KEYS)
+    trainer = train(tmp_path / "scaled", *KEYS, FLOAT16, "Head.compute_dtype=float32")
+    assert (trainer.scaler.scale, trainer.scaler.good_steps) == (INITIAL, 6)
+    assert_same_arrays(checkpoint(tmp_path / "scaled", 6), checkpoint(tmp_path / "plain", 6))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_head_has_the_dtype_of_amp_and_bfloat16_no_scale(tmp_path, dtype):
+    trainer = train(tmp_path / "amp", *KEYS, f"Global.amp={{dtype: {dtype}}}")
+    assert (trainer.head.compute_dtype, trainer.scaler is None) == (dtype, dtype == "bfloat16")
+    train(tmp_path / "head", *KEYS, f"Head.compute_dtype={dtype}")
+    assert_same_arrays(checkpoint(tmp_path / "amp", 6), checkpoint(tmp_path / "head", 6))
+    train(tmp_path / "plain", *KEYS)
+    plain, rounded = (arrays(checkpoint(tmp_path / run, 6))["head: centres"] for run in ("plain", "amp"))
+    assert 0 < relative(rounded, plain) < 0.1
+
+
+def test_an_overflow_leaves_the_step_out(tmp_path):
+    """It is no divergence: not counted as one, nothing is dumped, and steps in a row that are skipped stay few."""
+    output = tmp_path / "run"
+    keys = [*KEYS, FLOAT16, "Head.name=dist_adaface", "Global.max_skipped=1", "Global.log_every=1"]
+    trainer = poisoned(output, {3: "gradient", 4: "gradient"}, *keys, value="inf")
+    states, step = [], trainer.train_step
+    trainer.train_step = lambda *args: (states.append(everything(trainer)), step(*args))[1]
+    metrics = Metrics(output)
+    trainer.train(metrics)
+    metrics.close()
+    assert states[1] != states[2] == states[3] == states[4] != states[5]
+    assert trainer.scaler.state() == {"loss_scale": INITIAL / 4, "good_steps": 2, "overflows": 2}
+    assert (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row) == (0, 0)
+    assert not (output / "diverged").exists()
+    rows = [(row["loss_scale"] / INITIAL, row["overflows"]) for row in read_metrics(output / "metrics.jsonl")]
+    assert rows == [(1, 0), (1, 0), (0.5, 1), (0.25, 2), (0.25, 2), (0.25, 2)]
+
+
+@pytest.mark.parametrize("bad", ["embedding", "centres"])
+def test_what_is_not_scaled_cannot_overflow(tmp_path, bad):
+    trainer = poisoned(tmp_path, {3: bad}, *KEYS, FLOAT16, value="inf")
+    trainer.train(None)
+    assert (trainer.nonfinite.skipped, trainer.scaler.overflows, trainer.scaler.scale) == (1, 0, INITIAL)
+
+
+def test_gradients_that_overflow_at_scale_1_diverge(tmp_path):
+    """A NaN that no scale causes ends the run after 16 steps without one."""
+    keys = [*KEYS, FLOAT16, "Global.max_steps=40", "Global.max_skipped=2"]
+    trainer = poisoned(tmp_path, dict.fromkeys(range(2, 40), "gradient"), *keys)
+    with pytest.raises(DivergedError, match=r"gradient of linear\.bias is NaN .* step 2 in a row"):
+        trainer.train(None)
+    assert (trainer.step, trainer.scaler.scale, trainer.scaler.overflows) == (18, 1.0, 16)
+
+
+def test_the_scale_comes_back_with_a_checkpoint(tmp_path):
+    keys = [*KEYS, FLOAT16, "Checkpoint.every_steps=1", "Checkpoint.keep=9"]
+    trainer = poisoned(tmp_path / "run", {2: "gradient", 6: "gradient"}, *keys, value="inf")
+    trainer.train(None)
+    assert trainer.scaler.state() == {"loss_scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
+    trainer.resume(checkpoint(tmp_path / "run", 4))
+    assert trainer.scaler.state() == {"loss_scale": INITIAL / 2, "good_steps": 2, "overflows": 1}
+    trainer.train(None)
+    assert trainer.scaler.state() == {"loss_scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
+
+
+def test_gradients_are_divided_in_place_and_missing_ones_stay_missing():
+    used, unused = (paddle.create_parameter([2], "float32") for _ in "ab")
+    (used * 3.0).sum().backward()
+    scaler = LossScaler()
+    scaler.unscale([used, unused])
+    assert used.grad.tolist() == [3.0 / INITIAL] * 2 and unused.grad is None
