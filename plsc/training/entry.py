@@ -254,7 +254,7 @@ class Entry(Setters):
         self.config.check_data()
         environment.prepare(self.config.Global.threads)
         from plsc.training.build import build_loader, build_optimizer, build_training_set
-        from plsc.training.build_head import build_margin, build_rule
+        from plsc.training.build_head import build_margin
         from plsc.training.plan_lines import plan_lines
 
         dataset = build_training_set(self.config)
@@ -262,9 +262,8 @@ class Entry(Setters):
         backbone = self._model or self.config.Model.build(
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
-        build_optimizer(self.config, backbone, self._make_optimizer)  # these for what they refuse
+        build_optimizer(self.config, backbone, self._make_optimizer)  # these two for what they refuse
         build_margin(self.config.Head)
-        build_rule(self.config.Optimizer)
         plan = [f"WARNING {line}" for line in self._advice(ranks)]
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plsc.config import Config, format_rows
+from plsc.config.schema import moments_of
 from plsc.training.build_head import build_rule
 from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
@@ -24,13 +25,14 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     preprocessing = dataset.preprocessing
     samples = "images" if preprocessing.is_image else f"{preprocessing.dtype} samples"
     parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
+    kept = 4 * parameters * (2 + moments_of(cfg.Optimizer.name)) / 2**20
     rows = {
         "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
         "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
         f"shape {list(preprocessing.shape)}",
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
         "rate": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
-        "backbone": f"{type(backbone).__name__}, {parameters:,} parameters",
+        "backbone": f"{type(backbone).__name__}, {parameters:,} parameters, {kept:.1f} MB with gradients and the optimizer's arrays",
         "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
         f"{format_rows(cfg.Head, moments, sizes[0], cfg.Model.embedding_size)}, "
         f"at most {cfg.Head.logits_budget_mb:g} MB for logits",

@@ -113,10 +113,28 @@ def test_a_dry_run_shows_config_sources_and_plan_and_does_nothing(tmp_path):
         "plan: data     115 images of 23 classes, shape [1, 12, 10]",
         "plan: steps    12, 5 an epoch",
         "plan: rate     0.05 at first, 0.05 in the last step",
-        "plan: backbone SmallResNet, 1,392 parameters",
+        "plan: backbone SmallResNet, 1,392 parameters, 0.0 MB with gradients and the optimizer's arrays",
     ]
     assert head.startswith("plan: head     dist_arcface, 12 or 11 classes per rank, 0.0 MB for centres, ")
     assert not list(tmp_path.iterdir())
+
+
+def test_noise_stands_in_for_absent_data(tmp_path, capsys, monkeypatch):
+    (tmp_path / "a.yaml").write_text(
+        "Model: {widths: [4], blocks: [1]}\nDataLoader:\n  Train:\n"
+        "    dataset: {name: RecImages, path: nowhere.rec, size: [8, 8]}\n"
+        "    batch_size: 5\n    global_batch: 10\n    num_classes: 6\n    num_samples: 60\n"
+    )
+    asked = ["--stand-in", "-c", str(tmp_path / "a.yaml"), "-o", "DataLoader.Train.num_samples=40"]
+    assert cli.run("train", ["--dry-run", *asked]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "plan: ranks    2, global batch 10 (5 each)\nplan: data     40 images of 6 classes, shape [3, 8, 8]"
+        in said
+    )
+    assert "plan: steps    40, 4 an epoch" in said
+    assert cli.run("train", ["--dry-run", *asked[1:]]) == 2
+    assert "file 'nowhere.rec' does not exist" in capsys.readouterr().err
 
 
 class Recorder:
