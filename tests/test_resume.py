@@ -24,6 +24,7 @@ CASES = {
     "sub-centres, clipped gradients": ["Head.sub_centres=2", "Optimizer.clip_norm=0.5"],
     "cosine rate": ["LRScheduler={name: cosine, learning_rate: 0.05, warmup_steps: 3}"],
     "evaluations": ["Global.eval_every_steps=6"],
+    "averaged weights": ["Global.ema={decay: 0.9, every: 2}", "Global.eval_every_steps=6"],
     "corrupt images": [
         'DataLoader.Train.dataset={name: "tests.tiny_runs:DamagedSynthetic", damaged: 3}',
         "DataLoader.Train.max_corrupt=0.1",

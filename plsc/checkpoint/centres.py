@@ -132,7 +132,7 @@ def import_centres(
         about = saved.state.to_json()
         about = {key: about[key] for key in ("image_shape", "threshold", "flip") if key in about}
         fields = {"preprocessing": saved.preprocessing, "state": about, "config": saved.config_yaml}
-        files["backbone.safetensors"] = FileBlocks(saved.path / "backbone.safetensors")
+        files["backbone.safetensors"] = FileBlocks(saved.path / saved.weights_file)
     numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}
     fields = {"step": 0, "epoch": 0, **numbers, **fields}
     made = write_checkpoint(target, gathered.ranges, gathered.head, files, fields)

@@ -16,6 +16,7 @@ import json
 import re
 import stat
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
@@ -37,16 +38,19 @@ from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
-FORMAT = 2  # 1 had `contract` in place of `preprocessing`, for images only
+# 1 had `contract` in place of `preprocessing`, for images only; 3 has ema.safetensors, which older versions refuse.
+FORMATS = (1, 2, 3)
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 )
 # Errors of a missing file. Other errors of reading may be temporary (a lost network disk) and are no damage.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_FILE_NAME = re.compile(r"((backbone|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
+_FILE_NAME = re.compile(r"((backbone|ema|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
 
 
+BACKBONE = "backbone.safetensors"
+EMA = "ema.safetensors"  # the averaged weights
 _MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
 
 
@@ -94,7 +98,7 @@ class Manifest(BaseModel):
     """The fields of manifest.json after "crc32"."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    format: Literal[1, 2]
+    format: Literal[FORMATS]
     plsc: str
     """Version of plsc that wrote it."""
     step: NonNegativeInt
@@ -156,6 +160,11 @@ class Manifest(BaseModel):
         return {**self.model_dump(), "state": self.state.to_json()}
 
 
+def format_of(files: Collection[str]) -> int:
+    """Return the oldest format that has these files."""
+    return 3 if EMA in files else 2
+
+
 def seal(rest: bytes) -> bytes:
     """Return the bytes of manifest.json: the checksum as the first field, then `rest`."""
     return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
@@ -187,9 +196,9 @@ def read_manifest(path: Path) -> Manifest:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path}: is not JSON") from error
-    if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
+    if isinstance(fields.get("format"), int) and fields["format"] > FORMATS[-1]:
         raise UserError(
-            f"{path}: has format {fields['format']}, this plsc reads up to {FORMAT}; install a newer plsc"
+            f"{path}: has format {fields['format']}, this plsc reads up to {FORMATS[-1]}; install a newer plsc"
         )
     del fields["crc32"]
     try:
@@ -203,7 +212,7 @@ def read_manifest(path: Path) -> Manifest:
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name):
             raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")
-    needed = {"backbone.safetensors", "optimizer.safetensors", *(part.file for part in manifest.heads)}
+    needed = {BACKBONE, "optimizer.safetensors", *(part.file for part in manifest.heads)}
     if not needed <= manifest.files.keys():
         raise DamagedError(f"{path}: does not list {min(needed - manifest.files.keys())!r} among its files")
     if not manifest.heads or not tiles(
@@ -255,6 +264,7 @@ def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFi
         _check_file(path / name, info, verify)
     tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
     _check_heads(path, manifest, tensors)
+    _check_ema(path, tensors)
     return manifest, tensors
 
 
@@ -289,6 +299,18 @@ def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile])
             raise DamagedError(
                 f"{path}/{part.file}: its arrays are not the rows [{part.start}, {part.stop}) of the head"
             )
+
+
+def _check_ema(path: Path, tensors: dict[str, TensorFile]) -> None:
+    """Check that the averaged weights, where there are any, are those of the backbone."""
+    if EMA not in tensors:
+        return
+    own, averaged = (
+        {name: (entry.dtype, entry.shape) for name, entry in tensors[file].arrays.items()}
+        for file in (BACKBONE, EMA)
+    )
+    if own != averaged:
+        raise DamagedError(f"{path}/{EMA}: its arrays are not those of {BACKBONE}")
 
 
 def config_sections(config: str) -> dict[str, Any]:

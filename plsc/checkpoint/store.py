@@ -1,6 +1,7 @@
 """Save and open checkpoints: a folder a step, written beside and renamed; any world size reads any other's.
 
-    checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
+    checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json
+                                [ema.safetensors]  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
 
 A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
@@ -24,7 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from plsc.checkpoint.manifest import FORMAT, Manifest, open_folder, read_json, seal, tiles
+from plsc.checkpoint.manifest import (
+    BACKBONE,
+    EMA,
+    Manifest,
+    format_of,
+    open_folder,
+    read_json,
+    seal,
+    tiles,
+)
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
 from plsc.checkpoint.train_state import TrainState
 from plsc.errors import MissingFileError, UserError
@@ -51,6 +61,7 @@ class Content:
         and the arrays of their optimizer, such as "momentum" [S, D].
     shard: the classes of those rows; all classes on every rank: a replicated head.
     preprocessing: how images are prepared. classes: a name for each class; None: no names.
+    ema: the averaged weights, with the names of `backbone`; None: there are none.
     """
 
     step: int
@@ -63,6 +74,7 @@ class Content:
     config_yaml: str
     preprocessing: dict
     classes: list[str] | None = None
+    ema: Mapping[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,9 +152,11 @@ def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
 
 def _files_of_rank_0(content: Content) -> dict[str, list]:
     files = {
-        "backbone.safetensors": layout(content.backbone),
+        BACKBONE: layout(content.backbone),
         "optimizer.safetensors": layout(content.optimizer),
     }
+    if content.ema is not None:
+        files[EMA] = layout(content.ema)
     if content.classes is not None:
         files["classes.json"] = [json.dumps(content.classes, indent=0).encode()]
     return files
@@ -200,7 +214,7 @@ def _publish(final: Path, rank: int, fields: dict) -> None:
         return
     tmp = _beside(final, "tmp")
     root = final.parent
-    manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
+    manifest = Manifest(format=format_of(fields["files"]), plsc=__version__, **fields)
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
     if final.exists():
@@ -434,8 +448,21 @@ class Checkpoint:
             )
 
     def backbone(self) -> dict[str, np.ndarray]:
-        """Read all arrays of the backbone, parameters and buffers."""
-        return self._all("backbone.safetensors")
+        """Read all arrays of the backbone, parameters and buffers, as the training left them."""
+        return self._all(BACKBONE)
+
+    @property
+    def weights_file(self) -> str:
+        """The file of the weights to use, for everything but to train on: the averaged ones if there are any."""
+        return EMA if EMA in self._tensors else BACKBONE
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Read all arrays of `weights_file`; the names are those of `backbone`."""
+        return self._all(self.weights_file)
+
+    def ema(self) -> dict[str, np.ndarray] | None:
+        """Read the averaged weights; None if the run had none."""
+        return self._all(EMA) if EMA in self._tensors else None
 
     def optimizer(self) -> dict[str, np.ndarray]:
         """Read all arrays of the backbone's optimizer."""
@@ -499,7 +526,7 @@ class Checkpoint:
         if self.embedding_size != embedding_size:
             differences.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
         files = {
-            "backbone": "backbone.safetensors",
+            "backbone": BACKBONE,
             "optimizer": "optimizer.safetensors",
             "head": self.manifest.heads[0].file,
         }

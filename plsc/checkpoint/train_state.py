@@ -99,6 +99,8 @@ class TrainState(BaseModel):
     """How often the run went back to an older checkpoint."""
     sets: list[SetState] = []
     """The sets of a run with several, in their order."""
+    ema_steps: NonNegativeInt = 0
+    """Optimizer steps in the averaged weights of ema.safetensors."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys that were given, as plain values."""

@@ -139,6 +139,16 @@ class AmpCfg(Section):
         return value
 
 
+class EmaCfg(Section):
+    """A running average of the backbone's weights."""
+
+    decay: float = Field(0.9999, ge=0, lt=1)
+    """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take 0.999 for
+    runs of fewer than 50,000. A ramp keeps it lower at the start."""
+    every: int = Field(1, ge=1)
+    """Optimizer steps between two updates, with the decay of as many steps."""
+
+
 class GlobalCfg(Section):
     """Length of the run, seed, device, and where the results go."""
 
@@ -197,6 +207,9 @@ class GlobalCfg(Section):
     amp: Optional[AmpCfg] = None
     """Mixed precision in training, `{dtype: bfloat16, level: O1}` or `float16` (docs/mixed_precision.md): about half
     the memory of the activations on a GPU; a CPU computes in float32 all the same. null: float32."""
+    ema: Optional[EmaCfg] = None
+    """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the average is what
+    is evaluated, exported and predicted with (docs/training.md). null: no average."""
     threads: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 

@@ -24,6 +24,7 @@ from plsc.training import optim
 from plsc.training.build_head import build_head
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
+from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of
 from plsc.training.loss_scaler import LossScaler
@@ -53,6 +54,8 @@ def build_trainer(
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
     optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
+    average = cfg.Global.ema
+    ema = Ema(backbone, average.decay, average.every) if average else None
     seen = getattr(dataset, "identities", None)
     sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
@@ -84,11 +87,12 @@ def build_trainer(
         ),
         head=head,
         optimizer=optimizer,
-        evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head),
+        evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head, ema),
         nonfinite=NonFiniteGuard(backbone, head, scaler),
         dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
         scaler=scaler,
         signals=signals,
+        ema=ema,
     )
 
 

@@ -6,6 +6,7 @@ wait in a barrier that may wait so long, and then sends them the row of metrics.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Union
@@ -38,6 +39,7 @@ from plsc.evaluation import (
     verify_pairs,
 )
 from plsc.heads.softmax import SoftmaxHead
+from plsc.training.ema import Ema
 from plsc.training.embed import embed
 from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
@@ -105,6 +107,7 @@ class Evaluator:
         backbone: the bare layer.
         num_classes: of the training set.
         head: predicts the classes of labelled images; None where no set has any.
+        ema: whose averaged weights are evaluated in place of the backbone's; None: there are none.
 
     Attributes: after `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank, and `results`, title -> result, on rank 0 only.
     """
@@ -116,6 +119,7 @@ class Evaluator:
         backbone: paddle.nn.Layer,
         num_classes: int,
         head: SoftmaxHead | None = None,
+        ema: Ema | None = None,
     ):
         assert head is not None or not needs_head(sets), "labelled images need a head"
         self.sets = sets
@@ -125,6 +129,7 @@ class Evaluator:
         self._backbone = backbone
         self.num_classes = num_classes
         self._head = head
+        self._ema = ema
 
     @property
     def main(self) -> str | None:
@@ -141,6 +146,10 @@ class Evaluator:
 
         Logs the results and writes them to `metrics`, rank 0's. UserError, on every rank, if the numbers cannot be computed.
         """
+        with self._ema.in_place_of_weights() if self._ema else contextlib.nullcontext():
+            self._evaluate(step, epoch, metrics)
+
+    def _evaluate(self, step: int, epoch: int | None, metrics: Metrics | None) -> None:
         for tensor in self._backbone.state_dict().values():
             if tensor.stop_gradient:
                 # BatchNorm's running statistics: each rank has seen its own batches only; rank 0's are the model's.

@@ -150,7 +150,7 @@ def fitting_arrays(backbone: paddle.nn.Layer, saved: Checkpoint, where: str) -> 
     """Find the checkpoint's tensors for `backbone`; UserError, a line for each of them, if they are of
     another network."""
     own = backbone.state_dict()
-    arrays = saved.backbone()
+    arrays = saved.weights()
     network = type(backbone).__name__
     if not own.keys() & arrays.keys():
         raise UserError(f"{where}: none of its {len(arrays)} tensors is one of {network}'s")

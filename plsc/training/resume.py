@@ -21,6 +21,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
+from plsc.training.ema import Ema
 from plsc.training.groups import settings_of
 from plsc.utils.logging import warn
 
@@ -33,14 +34,33 @@ def build_backbone(cfg: Config, image_shape: tuple[int, ...]) -> paddle.nn.Layer
     return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
 
 
-def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
-    """Load a checkpoint's weights into `backbone`; UserError if they are of another network."""
+def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, averaged: bool = True) -> None:
+    """Load a checkpoint's weights into `backbone`; UserError if they are of another network.
+
+    Args:
+        averaged: take the averaged weights where there are any; to go on training, take the others.
+    """
     own = backbone.state_dict()
     config = saved.path.parent.parent / "config.yaml"
     remedy = "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
     saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
-    for name, array in saved.backbone().items():
+    for name, array in (saved.weights() if averaged else saved.backbone()).items():
         own[name].set_value(array)
+
+
+def load_ema(ema: Ema | None, saved: store.Checkpoint) -> None:
+    """Go on from a checkpoint's averaged weights; warn if only one of run and checkpoint has any."""
+    arrays = saved.ema()
+    if ema:
+        ema.load(arrays, saved.state.ema_steps)
+    where = f"checkpoint {saved.path.name}"
+    if ema and arrays is None:
+        warn(f"{where} has no averaged weights: Global.ema begins with its weights")
+    if arrays is not None and not ema:
+        warn(
+            f"{where} has averaged weights, which this run without Global.ema leaves: from now on the weights themselves are "
+            "evaluated and saved"
+        )
 
 
 # They affect the training, and `refuse_other_run` compares them.
@@ -185,7 +205,7 @@ def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
 def build_saved_backbone(
     cfg: Config, saved: store.Checkpoint, model: paddle.nn.Layer | None = None
 ) -> paddle.nn.Layer:
-    """Build the config's backbone, or take `model`, and give it a checkpoint's weights."""
+    """Build the config's backbone, or take `model`, and give it a checkpoint's weights, averaged if it has such."""
     backbone = model or build_backbone(cfg, Preprocessing.from_json(saved.preprocessing).shape)
     load_backbone(backbone, saved)
     return backbone

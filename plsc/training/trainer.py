@@ -33,11 +33,19 @@ from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training import optim
 from plsc.training.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
 from plsc.training.dump import DumpWriter, SkippedStep, find_cause
+from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
 from plsc.training.per_set import PerSet
-from plsc.training.resume import changed_keys, load_backbone, load_head, refuse_other_frozen, refuse_other_run
+from plsc.training.resume import (
+    changed_keys,
+    load_backbone,
+    load_ema,
+    load_head,
+    refuse_other_frozen,
+    refuse_other_run,
+)
 from plsc.training.rollback import FACTOR, go_back
 from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger, warn
@@ -60,7 +68,7 @@ class Trainer:
         dataset: to train on. loader: its batches.
         backbone: the bare layer. network: runs it in a step. head: class centres and loss.
         optimizer: of the backbone.
-        evaluator: of the backbone, between steps.
+        evaluator: of the backbone, between steps. ema: averages its weights; None: they are not averaged.
         nonfinite: checks whether a step counts. dump: writes the batches of steps that do not.
         scaler: of the backbone's gradients in float16, the one that network and nonfinite have; None: there is
             none.
@@ -86,6 +94,7 @@ class Trainer:
         dump: DumpWriter,
         scaler: LossScaler | None = None,
         signals: Guard | None = None,
+        ema: Ema | None = None,
     ):
         self.cfg = cfg
         self.rank = distributed.rank()
@@ -101,6 +110,7 @@ class Trainer:
         self.dump = dump
         self.scaler = scaler
         self.signals = signals or Guard()
+        self.ema = ema
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.head_lr_scale = cfg.Optimizer.of_head.lr_scale
@@ -172,6 +182,7 @@ class Trainer:
         Every rank calls it."""
         distributed.barrier()  # all banks have their space now
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
+        numbers *= 2 if self.ema else 1
         numbers += self.optimizer.state_size
         need = 4 * numbers + bank.itemsize * bank.numbers * self.head.shard.num_classes
         keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
@@ -233,6 +244,9 @@ class Trainer:
             with timer.part("optimizer"):
                 self.optimizer.step()
             self.head.step(learning_rate * self.head_lr_scale, self.step)
+            if self.ema:
+                with timer.part("optimizer"):
+                    self.ema.update()
             self.per_set.add(indices, out)
             if self.scaler:
                 self.scaler.grow()
@@ -350,7 +364,9 @@ class Trainer:
         written does not end the run. best: the new `self.best`, if it is written; None: unchanged."""
         best = best or self.best
         backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
-        weights = [*backbone.values(), *(head[name] for name in self.head.bank.names)]
+        ema = self.ema.arrays() if self.ema else None
+        of_head = [head[name] for name in self.head.bank.names]
+        weights = [*backbone.values(), *(ema or {}).values(), *of_head]
         if not distributed.every(finite_arrays(weights)):
             get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
             return
@@ -365,6 +381,7 @@ class Trainer:
             config_yaml=self.cfg.to_yaml(),
             preprocessing=self.dataset.preprocessing.to_json(),
             classes=class_names(self.dataset) if self.rank == 0 else None,
+            ema=ema,
         )
         ranks = store.Ranks(self.rank, self.world_size, distributed.gather_objects)
         last = self.step == self.total_steps
@@ -405,7 +422,8 @@ class Trainer:
         refuse_other_run(saved, self._state([0], None), self.dataset, self.world_size)
         refuse_other_frozen(self.cfg, saved, self.backbone)
         load_head(self.head, saved)
-        load_backbone(self.backbone, saved)
+        load_backbone(self.backbone, saved, averaged=False)
+        load_ema(self.ema, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         state = saved.state
         self.step = saved.step
@@ -471,6 +489,7 @@ class Trainer:
             rollbacks=self.rollbacks,
             sets=self.per_set.state(),
             **(self.scaler.state() if self.scaler else {}),
+            **({"ema_steps": self.ema.steps} if self.ema else {}),
         )
 
     def _of_this_rank(self, counts: list[int]) -> int:

@@ -108,9 +108,9 @@ def test_absent(tmp_path):
 
 def test_a_newer_format_is_not_called_damaged(tmp_path):
     with pytest.raises(
-        UserError, match="has format 3, this plsc reads up to 2; install a newer plsc"
+        UserError, match="has format 4, this plsc reads up to 3; install a newer plsc"
     ) as error:
-        read(tmp_path, {**GOOD, "format": 3, "new": True})
+        read(tmp_path, {**GOOD, "format": 4, "new": True})
     assert not isinstance(error.value, DamagedError)
 
 

@@ -19,7 +19,10 @@ from tests.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, ro
 from tests.warm import all_ended, lines, shared
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
-SETTINGS = ["Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"]
+SETTINGS = [
+    *("Head.sample_rate=0.3", "DataLoader.Train.batch_size=6", "Global.eval_every_steps=6"),
+    "Global.ema={decay: 0.9, every: 2}",
+]
 FAULTS = ROOT / "tests/faults.py"
 SLOW = {"stopped": "1:3:SIGSTOP", "late": "1:3:late", "evaluation": "0:1:late@before score"}
 

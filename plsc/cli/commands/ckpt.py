@@ -17,7 +17,7 @@ from typing import Any
 
 from plsc.checkpoint.centres import export_centres, import_centres
 from plsc.checkpoint.identities import edit_identities
-from plsc.checkpoint.manifest import config_sections
+from plsc.checkpoint.manifest import EMA, config_sections
 from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
@@ -53,6 +53,7 @@ def inspect(folder: str) -> dict[str, Any]:
             {"file": name, "bytes": info.bytes, "crc32": info.crc32, "classes": ranges.get(name)}
             for name, info in manifest.files.items()
         ],
+        "ema_steps": saved.state.ema_steps if EMA in manifest.files else None,
         "names": None if names is None else {"count": len(names), "first": names[:5]},
         "preprocessing": saved.preprocessing,
         "best": saved.state.to_json().get("best"),
@@ -73,6 +74,7 @@ def format_facts(facts: dict[str, Any]) -> str:
         ("names", "none" if names is None else f"{names['count']:,}, from {', '.join(names['first'])}"),
         ("world size", facts["world_size"]),
         ("head", "; ".join(arrays)),
+        ("averaged weights", "none" if facts["ema_steps"] is None else f"of {facts['ema_steps']:,} steps"),
         ("preprocessing", _line(facts["preprocessing"])),
         ("best", _line(best) if isinstance(best, dict) else "none so far" if best is None else best),
         *((name, _line(section)) for name, section in facts["config"].items()),

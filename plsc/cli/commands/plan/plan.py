@@ -94,7 +94,9 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
         return {}
     weights = (2 + moments_of(case.cfg.Optimizer.name)) * 4 * measured["parameters"]
     peak = along([(batch, peak) for batch, _, peak in measured["backbone"]], case.batch)
-    return {"backbone": weights, "activations": max(0, round(peak) - 2 * 4 * measured["parameters"])}
+    average = {"averaged weights": 4 * measured["parameters"]} if case.cfg.Global.ema else {}
+    activations = max(0, round(peak) - 2 * 4 * measured["parameters"])
+    return {"backbone": weights, **average, "activations": activations}
 
 
 def largest(case: Case, others: int, memory: float) -> int:
@@ -139,9 +141,10 @@ def disk_needs(case: Case, parameters: int) -> dict:
     These are the ones that are kept, the best one, and the one that is being written.
     """
     cfg = case.cfg
+    copies = 1 + moments_of(cfg.Optimizer.name) + (cfg.Global.ema is not None)  # of the parameters' numbers
     return {
         "bank": _bank_bytes(case, case.shard) * on_this_machine(case.ranks) if cfg.Head.bank == "disk" else 0,
-        "checkpoint": _bank_bytes(case, case.classes) + (1 + moments_of(cfg.Optimizer.name)) * 4 * parameters,
+        "checkpoint": _bank_bytes(case, case.classes) + copies * 4 * parameters,
         "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
     }
 

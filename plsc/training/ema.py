@@ -1,0 +1,105 @@
+"""Average a backbone's weights over the steps (Global.ema): the averaged ones are evaluated, exported and predicted with.
+
+After update n (from 0), of the weights w of that step:
+
+    average <- d * average + (1 - d) * w        d = min(decay ** every, n / (n + 9))
+
+The first update takes the weights as they are, so no initial weights take part. The second term is the ramp of
+TensorFlow's ExponentialMovingAverage, (1 + m) / (10 + m), with m = n - 1: early on, the average spans about the
+last tenth of the steps, which improve fast; from n = 9 decay / (1 - decay) on, about 90,000 for 0.9999, `decay`
+rules. With `every` steps between updates the decay is that of as many steps.
+
+BatchNorm's running statistics are averaged as the parameters are, as by timm's ModelEmaV2: an activation depends
+on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of whole numbers
+cannot be averaged and stays the backbone's.
+
+Try it: `pytest tests/training/test_ema.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import paddle
+
+from plsc.errors import UserError
+
+
+class Ema:
+    """Averages a backbone's floating-point state, on its device. Every rank makes one.
+
+    The parameters' average is the same on every rank; of the statistics, as of the backbone's, rank 0's count.
+
+    Args:
+        decay: share of the average that a step keeps, in [0, 1). every: steps between two updates.
+
+    Attributes: `steps`, how many optimizer steps that counted it has seen.
+
+    Raises UserError for 16-bit weights, whose average would not move.
+    """
+
+    def __init__(self, backbone: paddle.nn.Layer, decay: float, every: int = 1):
+        self.steps = 0
+        self._backbone = backbone
+        self._decay = decay
+        self._every = every
+        self._average: dict[str, paddle.Tensor] = {}  # empty before the first update
+        for name, tensor in backbone.state_dict().items():
+            if tensor.dtype in (paddle.float16, paddle.bfloat16):
+                raise UserError(
+                    f"Global.ema: '{name}' of the backbone has the dtype {str(tensor.dtype).removeprefix('paddle.')}, and "
+                    "an average of it would be lost in rounding; keep the weights in float32 (Global.amp does), or set it to null"
+                )
+
+    @paddle.no_grad()
+    def update(self) -> None:
+        """Take in the weights after an optimizer step that counted."""
+        self.steps += 1
+        if self.steps % self._every:
+            return
+        earlier = self.steps // self._every - 1
+        share = paddle.full([1], 1 - min(self._decay**self._every, earlier / (earlier + 9)), "float32")
+        for name, tensor in self._floats():
+            if name in self._average:
+                self._average[name].lerp_(tensor, share.astype(tensor.dtype))
+            else:
+                self._average[name] = tensor.clone()
+
+    def _floats(self) -> list[tuple[str, paddle.Tensor]]:
+        return [item for item in self._backbone.state_dict().items() if item[1].is_floating_point()]
+
+    @contextlib.contextmanager
+    def in_place_of_weights(self) -> Iterator[None]:
+        """Give the backbone the averaged weights while the block runs, and its own back, bit for bit.
+
+        They are exchanged, so no third copy is needed. Before the first update nothing is exchanged.
+        """
+        pairs = [(tensor, self._average[name]) for name, tensor in self._floats() if name in self._average]
+        _exchange(pairs)
+        try:
+            yield
+        finally:
+            _exchange(pairs[::-1])  # backwards: two names may share one tensor
+
+    def arrays(self) -> dict[str, np.ndarray] | None:
+        """Return the backbone's state by name with the averages in it; None before the first update."""
+        if not self._average:
+            return None
+        state = self._backbone.state_dict()
+        return {name: self._average.get(name, tensor).numpy() for name, tensor in state.items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray] | None, steps: int) -> None:
+        """Go on from the `arrays` of a checkpoint and the steps seen by it; None begins anew."""
+        self.steps = steps if arrays else 0
+        names = [name for name, _ in self._floats()] if arrays else []
+        self._average = {name: paddle.to_tensor(arrays[name]) for name in names}
+
+
+@paddle.no_grad()
+def _exchange(pairs: list[tuple[paddle.Tensor, paddle.Tensor]]) -> None:
+    for one, other in pairs:
+        kept = one.clone()
+        paddle.assign(other, output=one)
+        paddle.assign(kept, output=other)

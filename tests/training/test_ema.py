@@ -1,0 +1,161 @@
+"""Averaged weights: the numbers, against a float64 loop; what is evaluated, saved, exported and taken over; resumed runs are in
+tests/test_resume.py, killed ones in tests/distributed/test_restart.py."""
+
+import logging
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.checkpoint.manifest import DamagedError
+from plsc.checkpoint.reshard import reshard
+from plsc.checkpoint.store import Checkpoint
+from plsc.config import load
+from plsc.errors import UserError
+from plsc.training.ema import Ema
+from plsc.training.entry import Entry
+from plsc.training.resume import build_saved_backbone
+from tests.checkpoints import content, save_ranks
+from tests.poison import poisoned
+from tests.tiny_runs import TINY, arrays, checkpoint, make_trainer, rows, train
+
+EMA = "Global.ema={decay: 0.9, every: 2}"
+
+
+def small_net():
+    net = paddle.nn.Sequential(paddle.nn.Linear(3, 4), paddle.nn.BatchNorm1D(4))
+    net.register_buffer("count", paddle.to_tensor(0))
+    return net
+
+
+@pytest.mark.parametrize("decay, every", [(0.5, 1), (0.8, 3), (0.0, 1), (0.999, 2)])
+def test_the_average_is_that_of_a_float64_loop(decay, every):
+    net, rng = small_net(), np.random.default_rng(1)
+    ema = Ema(net, decay, every)
+    expected, updates = None, 0
+    for step in range(1, 61):
+        values = rng.standard_normal((3, 4)), rng.random(4)
+        for tensor, value in zip((net[0].weight, net[1]._variance), values):
+            tensor.set_value(value.astype(np.float32))
+        net.count.set_value(paddle.to_tensor(step))
+        ema.update()
+        if step % every == 0:
+            keep = min(decay**every, updates / (updates + 9))
+            mixed = [
+                v if expected is None else keep * e + (1 - keep) * v
+                for e, v in zip(expected or values, values)
+            ]
+            expected, updates = mixed, updates + 1
+    found = ema.arrays()
+    assert found.keys() == net.state_dict().keys() and found["count"] == 60
+    np.testing.assert_allclose(found["0.weight"], expected[0], atol=1e-6)
+    np.testing.assert_allclose(found["1._variance"], expected[1], atol=1e-6)
+
+
+def test_weights_are_exchanged_and_come_back_with_their_bits():
+    net = small_net()
+    net.tied = paddle.nn.Linear(3, 4)
+    net.tied.weight = net[0].weight  # under two names
+    ema = Ema(net, 0.5)
+    with ema.in_place_of_weights():  # before the first update there is nothing to exchange
+        own = {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
+    for _ in range(3):
+        net[0].weight.set_value(net[0].weight.numpy() + 0.1)
+        ema.update()
+    own = {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
+    average = {name: array.tobytes() for name, array in ema.arrays().items()}
+    assert own["0.weight"] != average["0.weight"]
+    with pytest.raises(ValueError), ema.in_place_of_weights():
+        assert {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()} == average
+        raise ValueError
+    assert {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()} == own
+    assert {name: array.tobytes() for name, array in ema.arrays().items()} == average
+
+
+def test_weights_of_16_bits_are_refused():
+    net = paddle.nn.Linear(2, 2)
+    net.to(dtype="bfloat16")
+    with pytest.raises(UserError, match="Global.ema: 'weight' of the backbone has the dtype bfloat16"):
+        Ema(net, 0.9)
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """A run with an average and one without: their folders."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(folder / "ema", EMA, "Checkpoint.keep=9")
+    train(folder / "plain", "Checkpoint.keep=9")
+    return folder / "ema", folder / "plain"
+
+
+def test_training_is_the_same_and_the_average_is_evaluated(averaged):
+    ema, plain = (arrays(checkpoint(folder)) for folder in averaged)
+    assert [name for name in plain if ema[name].tobytes() != plain[name].tobytes()] == []
+    names = {name.removeprefix("ema: ") for name in ema.keys() - plain.keys()}
+    assert names == {name.removeprefix("backbone: ") for name in plain if name.startswith("backbone: ")}
+    assert not np.array_equal(ema["ema: embed.2.weight"], ema["backbone: embed.2.weight"])
+    assert not np.array_equal(ema["ema: embed.3._mean"], ema["backbone: embed.3._mean"])
+    assert Checkpoint.open(checkpoint(averaged[0])).state.ema_steps == 12
+    assert Checkpoint.open(checkpoint(averaged[0])).manifest.format == 3
+    assert Checkpoint.open(checkpoint(averaged[1])).manifest.format == 2
+
+
+def test_test_predict_and_init_from_take_the_average(averaged, tmp_path):
+    saved = Checkpoint.open(checkpoint(averaged[0]))
+    backbone = build_saved_backbone(load(TINY), saved)  # of test, predict and export
+    found = arrays(saved.path)
+    for name, tensor in backbone.state_dict().items():
+        assert tensor.numpy().tobytes() == found[f"ema: {name}"].tobytes(), name
+    tested = Entry(TINY, [f"Global.output_dir={averaged[0]}"]).test()
+    (row,) = rows(averaged[0], evaluations=True)
+    assert {key: row[key] for key in tested} == tested, "training has evaluated other weights"
+    overrides = [f"Global.init_from={saved.path}", f"Global.output_dir={tmp_path}", "Global.max_steps=1", EMA]
+    Entry(TINY, [*overrides, "LRScheduler.learning_rate=1e-12"]).train()
+    begun = arrays(checkpoint(tmp_path, 1))
+    name = "embed.2.weight"
+    np.testing.assert_allclose(begun[f"backbone: {name}"], found[f"ema: {name}"], atol=1e-6)
+    assert "ema: embed.2.weight" not in begun, "no second step yet, so nothing is averaged"
+
+
+def test_a_resharded_checkpoint_keeps_it_and_another_networks_is_damage(averaged, tmp_path):
+    saved = Checkpoint.open(checkpoint(averaged[0]))
+    cut = Checkpoint.open(reshard(saved, tmp_path / "cut", ranks=3))
+    assert cut.weights_file == "ema.safetensors" and cut.manifest.format == 3
+    assert (cut.path / "ema.safetensors").read_bytes() == (saved.path / "ema.safetensors").read_bytes()
+    save_ranks(tmp_path, 1, content(1), ema={"other": np.zeros(3, np.float32)})
+    with pytest.raises(
+        DamagedError, match="ema.safetensors: its arrays are not those of backbone.safetensors"
+    ):
+        Checkpoint.open(tmp_path / "step-00000001")
+
+
+def test_skipped_steps_do_not_count(tmp_path):
+    bad = dict.fromkeys((2, 3), "gradient")
+    trainer = poisoned(
+        tmp_path, bad, "Global.ema={decay: 0.9}", "Global.max_steps=3", "DataLoader.Eval.dataset=null"
+    )
+    seen, step = [], trainer.train_step
+
+    def watched(*args):
+        out = step(*args)
+        seen.append({name: array.tobytes() for name, array in trainer.ema.arrays().items()})
+        return out
+
+    trainer.train_step = watched
+    trainer.train(None)
+    assert trainer.ema.steps == 1 and seen[0] == seen[1] == seen[2]
+
+
+def test_resuming_with_it_and_without(averaged, tmp_path, caplog):
+    logging.getLogger("plsc").addHandler(caplog.handler)
+    try:
+        trainer = make_trainer(tmp_path, EMA)
+        trainer.resume(checkpoint(averaged[1], 4))
+        assert "step-00000004 has no averaged weights: Global.ema begins with its weights" in caplog.text
+        assert trainer.ema.arrays() is None and trainer.ema.steps == 0
+        caplog.clear()
+        make_trainer(tmp_path).resume(checkpoint(averaged[0], 4))
+        assert "has averaged weights, which this run without Global.ema leaves" in caplog.text
+        assert "Global.ema.decay null (was 0.9)" in caplog.text
+    finally:
+        logging.getLogger("plsc").removeHandler(caplog.handler)
