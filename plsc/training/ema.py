@@ -91,8 +91,8 @@ class Ema:
         return {name: self._average.get(name, tensor).numpy() for name, tensor in state.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray] | None, steps: int) -> None:
-        """Go on from the `arrays` of a checkpoint and the steps seen by it; None begins anew."""
-        self.steps = steps if arrays else 0
+        """Go on from the `arrays` of a checkpoint and the steps seen by it; None: there was no update yet."""
+        self.steps = steps
         names = [name for name, _ in self._floats()] if arrays else []
         self._average = {name: paddle.to_tensor(arrays[name]) for name in names}
 

@@ -54,7 +54,7 @@ def load_ema(ema: Ema | None, saved: store.Checkpoint) -> None:
     if ema:
         ema.load(arrays, saved.state.ema_steps)
     where = f"checkpoint {saved.path.name}"
-    if ema and arrays is None:
+    if ema and arrays is None and not saved.state.ema_steps:
         warn(f"{where} has no averaged weights: Global.ema begins with its weights")
     if arrays is not None and not ema:
         warn(

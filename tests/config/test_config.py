@@ -190,7 +190,7 @@ def test_wrong_keywords(write):
         DATASETS.get("DummyPiars")
     assert errors(path, ["Model.embedding_size=x"]) == [
         "a.yaml:3: Model.widths: must be a list, each an integer (got 8)",
-        "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, widths, norm)",
+        "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, sync_batchnorm, widths, norm)",
         "a.yaml:9: DataLoader.Train.dataset.seed: comes from Global.seed, set that (got 3)",
         f"a.yaml:11: DataLoader.Eval.dataset.name: {unknown.value}",
         "-o Model.embedding_size=x: Model.embedding_size: must be an integer >= 1 (got 'x')",

@@ -72,6 +72,23 @@ def test_weights_are_exchanged_and_come_back_with_their_bits():
     assert {name: array.tobytes() for name, array in ema.arrays().items()} == average
 
 
+@pytest.mark.parametrize("stop", [1, 4])
+def test_it_goes_on_from_before_the_first_update_and_after(stop):
+    net, found = small_net(), []
+    for parts in ([6], [stop, 6 - stop]):
+        arrays, steps, value = None, 0, 0.0
+        for count in parts:
+            ema = Ema(net, 0.7, every=2)
+            ema.load(arrays, steps)
+            for _ in range(count):
+                value += 0.3
+                net[0].weight.set_value(np.full([3, 4], value, np.float32))
+                ema.update()
+            arrays, steps = ema.arrays(), ema.steps
+        found.append((steps, arrays["0.weight"].tobytes()))
+    assert found[0] == found[1]
+
+
 def test_weights_of_16_bits_are_refused():
     net = paddle.nn.Linear(2, 2)
     net.to(dtype="bfloat16")
