@@ -268,3 +268,30 @@ def test_names_that_are_no_utf_8_or_forge_lines_are_written_escaped(run, tmp_pat
     (line,) = (line for line in report["findings"] if line["level"] == "error")
     assert "/Ann/J\\xf6rg\\nERROR all is lost.png: not an image" in line["examples"][0]
     assert "\nERROR all" not in text and "J\\xf6rg" in text
+
+
+def test_several_sets_to_train_on(run, tmp_path):
+    """Each is examined by itself and with each other; labelled images have the classes of all of them."""
+    for folder, people in (("one", "Ann Bob"), ("two", "Bob Cy"), ("val", "Ann Bob Cy"), ("wrong", "Ann Cy")):
+        write_folder(tmp_path / folder, dict.fromkeys(people.split(), 2))
+    keys = (
+        f"Train: {{dataset: [{{name: ImageFolder, folder: {tmp_path}/one}}, {{name: ImageFolder, folder: {tmp_path}/two}}]}}",
+        f"Eval: {{dataset: {{name: ImageFolder, folder: {tmp_path}/val}}}}",
+    )
+    (tmp_path / "my.yaml").write_text(f"DataLoader:\n  {keys[0]}\n  {keys[1]}\n")
+    _, _, report = run("-c", tmp_path / "my.yaml")
+    train = ["DataLoader.Train.dataset.0", "DataLoader.Train.dataset.1"]
+    assert [*report["sets"]] == [*train, "DataLoader.Eval.dataset"]
+    (both,) = (line for line in report["findings"] if "by name" in line["text"])
+    assert (both["set"], both["text"], both["examples"]) == (
+        " and ".join(train),
+        "1 identities are in both, by name",
+        ["Bob"],
+    )
+    assert not any("its class" in text for text in levels(report, "error"))
+    _, _, report = run(
+        "-c", tmp_path / "my.yaml", "-o", f"DataLoader.Eval.dataset.folder={tmp_path / 'wrong'}"
+    )
+    assert "its class 1 is 'Cy', the one trained on is 'Bob'" in levels(report, "error")
+    _, _, report = run("-c", tmp_path / "my.yaml", "-o", "DataLoader.Train.dataset.1.channels=grey")
+    assert any("Train.dataset.1: its samples have shape" in text for text in levels(report, "error"))

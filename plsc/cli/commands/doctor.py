@@ -9,15 +9,17 @@ classes with few images. It writes report.txt, doctor.json and images_per_class.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from plsc.config import load
+from plsc.config import Config, load
 from plsc.data.autodetect import open_any
 from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
 from plsc.data.folder import collected_problems, nested_hint
@@ -208,25 +210,58 @@ def compare(
     same_classes: the other set's images are of the classes that are trained on, as a labelled set's of
         DataLoader.Eval are.
     """
-    (name, images, seen), (other_name, other_images, other_seen) = train, other
+    (name, images, _), (other_name, other_images, _) = train, other
     about = f"{name} and {other_name}"
     both = shared_identities(getattr(images, "identities", None), other_images)
     if same_classes:
-        wrong = misnumbered_class(class_names(images), other_images)
-        if wrong:
-            findings.add("error", other_name, wrong)
+        pass  # they share the identities, see check_classes
     elif both is None:
         findings.add("note", about, "who is in one of them is not known by name; compared by content only")
     elif len(both):
         findings.add("error", about, f"{len(both):,} identities are in both", map(str, both))
     else:
         findings.add("note", about, "no identity is in both, by name")
+    if shared := _shared_images(train, other):
+        findings.add("error", about, f"{len(shared):,} images are in both, byte for byte", shared)
+
+
+def compare_trained(
+    one: tuple[str, Dataset, Scan], other: tuple[str, Dataset, Scan], findings: Findings
+) -> None:
+    """Find what two sets that are trained on together have in common."""
+    (name, images, _), (other_name, other_images, _) = one, other
+    about = f"{name} and {other_name}"
+    both = shared_identities(images.identities, other_images)
+    if both is None:
+        findings.add("note", about, "who is in both is not known by name")
+    else:
+        findings.add("note", about, f"{len(both):,} identities are in both, by name", map(str, both[:SHOWN]))
+    if shared := _shared_images(one, other):
+        findings.add("warning", about, f"{len(shared):,} images are in both, byte for byte", shared)
+
+
+def check_classes(make: Callable[[], Dataset], others: dict[str, AnySet], findings: Findings) -> None:
+    """Find whether the sets to train on go together, and the labelled sets of a config that number their classes
+    otherwise."""
+    try:
+        with collected_problems():  # which the sets of their own have reported
+            names = class_names(make())
+    except UserError as error:
+        findings.add("error", "DataLoader.Train.dataset", str(error))
+        return
+    for name, images in others.items():
+        wrong = misnumbered_class(names, images) if isinstance(images, Dataset) else None
+        if wrong:
+            findings.add("error", name, wrong)
+
+
+def _shared_images(one: tuple[str, AnySet, Scan], other: tuple[str, AnySet, Scan]) -> list[str]:
+    """List the images that two sets have in common, byte for byte: "name = name" each."""
+    (_, images, seen), (_, other_images, other_seen) = one, other
     joined = np.concatenate([seen.digests, other_seen.digests])
     shared = [group for group in same_content(joined) if group[0] < len(seen.digests) <= group[-1]]
-    if shared:
-        pairs = ((int(group[0]), int(group[-1]) - len(seen.digests)) for group in shared)
-        examples = (f"{name_of(images, first)} = {name_of(other_images, second)}" for first, second in pairs)
-        findings.add("error", about, f"{len(shared):,} images are in both, byte for byte", examples)
+    pairs = ((int(group[0]), int(group[-1]) - len(seen.digests)) for group in shared)
+    return [f"{name_of(images, first)} = {name_of(other_images, second)}" for first, second in pairs]
 
 
 def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:
@@ -252,11 +287,14 @@ def draw_spread(spread: dict[str, int], name: str) -> bytes:
         return png_of(figure)
 
 
-def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findings:
-    """Examine sets, the first of them training's, and write the report.
+def doctor(
+    sets: dict[str, Any], output: Path, trained: int = 1, join: Callable[[], Dataset] | None = None
+) -> Findings:
+    """Examine sets, the first `trained` of them training's, and write the report.
 
-    of_config: labelled sets besides training's have the same classes; else others, to draw pairs from.
     sets: name -> a function that opens the set. The report contains its UserError.
+    join: opens the whole training set of a config, whose classes labelled sets besides training's have; None:
+        they have others, to draw pairs from.
     """
     findings = Findings()
     opened = []
@@ -270,8 +308,16 @@ def doctor(sets: dict[str, Any], output: Path, of_config: bool = False) -> Findi
             findings.add(problem.level, name, problem.text, problem.names)
     seen = [(name, images, examine(images, name, findings)) for name, images in opened]
     training = next(iter(sets))
-    for other in seen[1:] if seen and seen[0][0] == training else ():
-        compare(seen[0], other, findings, of_config and isinstance(other[1], Dataset))
+    names = [*sets][:trained]
+    of_training = [each for each in seen if each[0] in names]
+    others = [each for each in seen if each[0] not in names]
+    for one, other in itertools.combinations(of_training, 2):
+        compare_trained(one, other, findings)
+    for one, other in itertools.product(of_training, others):
+        compare(one, other, findings, join is not None and isinstance(other[1], Dataset))
+    if join and len(of_training) == trained:
+        whole = join if trained > 1 else lambda: of_training[0][1]
+        check_classes(whole, {name: images for name, images, _ in others}, findings)
     output.mkdir(parents=True, exist_ok=True)
     if training in findings.spreads:
         replace_file(output / "images_per_class.png", draw_spread(findings.spreads[training], training))
@@ -320,19 +366,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--validation: the sets are the config's with -c; name another in DataLoader.Eval.more"
         )
     if args.config:
-        sets = _sets_of(args.config, args.override)
+        cfg = load(args.config, args.override)
+        join = partial(cfg.build_dataset, "DataLoader.Train.dataset")
+        findings = doctor(_sets_of(cfg), args.output, len(cfg.DataLoader.Train.sets), join)
     else:
         sets = {path: (lambda path=path: _open(path)) for path in (args.train, *args.validation)}
-    findings = doctor(sets, args.output, of_config=args.config is not None)
+        findings = doctor(sets, args.output)
     print(findings.text())
     print(f"done: report in {args.output}")
     return findings.severity
 
 
-def _sets_of(config: str, override: Sequence[str]) -> dict[str, Any]:
-    cfg = load(config, override)
+def _sets_of(cfg: Config) -> dict[str, Any]:
     loader = cfg.DataLoader
-    named = {"Train.dataset": loader.Train.dataset, "Eval.dataset": loader.Eval.dataset}
+    named = {"Train.dataset": loader.Train.dataset}
+    if isinstance(loader.Train.dataset, list):
+        named = {f"Train.dataset.{number}": section for number, section in enumerate(loader.Train.sets)}
+    named["Eval.dataset"] = loader.Eval.dataset
     named.update((f"Eval.more.{title}", section) for title, section in loader.Eval.more.items())
     return {
         f"DataLoader.{name}": (lambda key=f"DataLoader.{name}": cfg.build_dataset(key))
