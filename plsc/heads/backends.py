@@ -10,7 +10,9 @@ pass needs, and writes the gradients of the rows to the bank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -56,7 +58,6 @@ def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBacken
         and given.scaled_ND.place.is_cpu_place()
         and head.bank.selected > 0
         and not given.inspected
-        and given.bounds is None
         and head.sub_centres == 1
         and not (head.margin and head.margin.has_others)
         and head.bank.host_rows("centres") is not None
@@ -70,56 +71,134 @@ def by_kernels(dtype: str) -> bool:
     return kernels.has_bfloat16() if dtype == "bfloat16" else dtype == "float32" and kernels.multiplies()
 
 
-def multiplies_slowly(dtype: str, margin, sub_centres: int, ranges) -> bool:
+def multiplies_slowly(dtype: str, margin, sub_centres: int) -> bool:
     """Say whether products of this dtype take longer here than float32's: on a CPU without kernels for them,
     where Paddle's ops round the numbers and then multiply in float32."""
     if dtype == "float32" or not paddle.get_device().startswith("cpu"):
         return False
-    known = sub_centres == 1 and ranges is None and not (margin and margin.has_others)
+    known = sub_centres == 1 and not (margin and margin.has_others)
     return not (known and by_kernels(dtype))
 
 
+class _Part(NamedTuple):
+    """The samples of one range of classes, with the selected classes [start, stop) of this shard in it.
+
+    sample_n: which of the N samples, int64; None: all. targets: which of the P targets are theirs.
+    """
+
+    sample_n: np.ndarray | None
+    start: int
+    stop: int
+    targets: slice
+    softmax: softmax.Softmax
+
+
 class KernelBackend:
-    """Runs compiled kernels on the bank's own memory."""
+    """Runs compiled kernels on the bank's own memory. Where classes lie in ranges, each range is computed for its own
+    samples only."""
 
     def __init__(self, head, given: BackendInput, keep: bool | None):
+        self.head = head
         self.bank = head.bank
-        self.sharded = head.sharded
-        self.workspace = head.workspace
+        self.given = given
+        spans = list(_spans(given.bounds, len(given.scaled_ND), self.bank.selected))
+        numbers = sum(samples * (stop - start) for _, samples, start, stop in spans)
+        fits = 4 * numbers <= head.budget
+        self.exps = head.workspace.take(numbers) if (fits if keep is None else keep) else None
+        self.parts = []
+        used = 0
+        for sample_n, samples, start, stop in spans:
+            exps_KN = None
+            if self.exps is not None:
+                exps_KN = self.exps[used : used + samples * (stop - start)].reshape(stop - start, samples)
+            used += samples * (stop - start)
+            self.parts.append(self._part(sample_n, start, stop, exps_KN))
+
+    def _part(self, sample_n: np.ndarray | None, start: int, stop: int, exps_KN: np.ndarray | None) -> _Part:
+        given = self.given
         rows_SD, index_K = self.bank.host_rows("centres")
-        samples, classes = len(given.scaled_ND), self.bank.selected
-        fits = 4 * samples * classes <= head.budget
-        self.exps = head.workspace.take(classes * samples) if (fits if keep is None else keep) else None
+        bias_S = self.bank.host_rows("bias")[0] if self.bank.bias else None
+        targets = slice(*np.searchsorted(given.column_P, [start, stop]).tolist())
+        sample_P = given.row_P[targets]
+        if sample_n is not None:
+            sample_P = np.searchsorted(sample_n, sample_P)
+            if index_K is None:
+                rows_SD, bias_S = rows_SD[start:stop], None if bias_S is None else bias_S[start:stop]
+            else:
+                index_K = index_K[start:stop]
         problem = softmax.Problem(
-            given.scaled_ND,
+            _of_samples(given.scaled_ND, sample_n),
             rows_SD,
-            self.bank.host_rows("bias")[0] if self.bank.bias else None,
+            bias_S,
             index_K,
-            given.column_P,
-            given.row_P,
-            cosine=head.margin is not None,
-            bfloat16=head.compute_dtype == "bfloat16",
+            given.column_P[targets] - start,
+            sample_P,
+            cosine=self.head.margin is not None,
+            bfloat16=self.head.compute_dtype == "bfloat16",
         )
-        kept = None if self.exps is None else self.exps[: classes * samples].reshape(classes, samples)
-        self.softmax = softmax.Softmax(problem, kept)
+        return _Part(sample_n, start, stop, targets, softmax.Softmax(problem, exps_KN))
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        max_bN, sum_bN = self.softmax.forward()
-        max_N = max_bN.max(axis=0)
-        sum_N = (sum_bN * np.exp(max_bN - max_N)).sum(axis=0)
+        samples = len(self.given.scaled_ND)
+        max_N, sum_N = np.full(samples, LOWEST, np.float32), np.zeros(samples, np.float32)
+        for part in self.parts:
+            of_part = slice(None) if part.sample_n is None else part.sample_n
+            max_bn, sum_bn = part.softmax.forward()
+            max_n = max_bn.max(axis=0)
+            max_N[of_part] = max_n
+            sum_N[of_part] = (sum_bn * np.exp(max_bn - max_n)).sum(axis=0)
         max_N, sum_N = tensor_of(max_N), tensor_of(sum_N)
         return max_N, max_N, sum_N
 
     def backward(self, lse_N, dtarget_P, x_ND, factor) -> paddle.Tensor:
         grads = {name: self.bank.gradient(name) for name in self.bank.names}
-        grad_ND = self.softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
+        if self.given.bounds is None:
+            (part,) = self.parts
+            grad_ND = part.softmax.backward(lse_N, dtarget_P, x_ND, grads["centres"], grads.get("bias"))
+        else:
+            grad_ND = self._backward_parts(lse_N, dtarget_P, x_ND, grads)
         if self.bank.bias:
             grads["bias"].multiply_(factor)
-        if not self.sharded:
+        if not self.head.sharded:
             for grad in grads.values():
                 distributed.all_reduce(grad)
-        self.workspace.give_back(self.exps)
+        self.head.workspace.give_back(self.exps)
         return tensor_of(grad_ND)
+
+    def _backward_parts(self, lse_N, dtarget_P, x_ND, grads: dict[str, paddle.Tensor]) -> np.ndarray:
+        """Compute the gradients range by range: by the samples [N, D], and `grads` of the rows, 0 in a range without
+        samples."""
+        for grad in grads.values():
+            grad.zero_()
+        grad_ND = np.zeros(x_ND.shape, np.float32)
+        for part in self.parts:
+            rows = {name: grad[part.start : part.stop] for name, grad in grads.items()}
+            grad_ND[part.sample_n] = part.softmax.backward(
+                _of_samples(lse_N, part.sample_n),
+                None if dtarget_P is None else dtarget_P.numpy()[part.targets],
+                _of_samples(x_ND, part.sample_n),
+                rows["centres"],
+                rows.get("bias"),
+            )
+        return grad_ND
+
+
+def _spans(
+    bounds: np.ndarray | None, samples: int, classes: int
+) -> Iterator[tuple[np.ndarray | None, int, int, int]]:
+    """Yield the samples of each range (None: all), how many they are, and the range's selected classes [start, stop)."""
+    if bounds is None:
+        yield None, samples, 0, classes
+        return
+    distinct_2R, range_N = np.unique(bounds, axis=1, return_inverse=True)
+    for number, (start, stop) in enumerate(distinct_2R.T.tolist()):
+        sample_n = np.flatnonzero(range_N.ravel() == number)
+        if stop > start:
+            yield sample_n, len(sample_n), start, stop
+
+
+def _of_samples(x_N: paddle.Tensor, sample_n: np.ndarray | None) -> paddle.Tensor | np.ndarray:
+    return x_N if sample_n is None else x_N.numpy()[sample_n]
 
 
 class PaddleBackend:

@@ -114,7 +114,7 @@ class SoftmaxHead:
         if ranges is not None:
             edges = [0, *(stop for _, stop in ranges)]
             assert list(ranges) == list(zip(edges, edges[1:])) and edges[-1] == bank.shard.num_classes, ranges
-        if multiplies_slowly(compute_dtype, margin, sub_centres, ranges):
+        if multiplies_slowly(compute_dtype, margin, sub_centres):
             warn(
                 f"Head.compute_dtype: {compute_dtype} only rounds the inputs of this head's products here, and is slower than "
                 "float32; GPUs compute in it, and processors with AVX512-BF16 in bfloat16 where the kernels can do what it does"
