@@ -18,6 +18,12 @@ CASES = {
     "partial fc on disk": ["Head.sample_rate=0.3", "Head.bank=disk"],
     "partial fc on disk, rounded": ["Head.sample_rate=0.3", "Head.bank=disk", "Head.bank_dtype=bfloat16"],
     "all classes in host memory, rounded": ["Head.bank=host", "Head.bank_dtype=bfloat16"],
+    "adamw, partial fc on disk, rounded": [
+        *("Optimizer.name=AdamW", "LRScheduler.learning_rate=0.001"),
+        *("Head.sample_rate=0.3", "Head.bank=disk", "Head.bank_dtype=bfloat16"),
+    ],
+    "adamw for the centres alone": ["Optimizer.head={name: AdamW, lr_scale: 0.02}"],
+    "lars": ["Optimizer.name=LARS", "Head={sample_rate: 0.3, bank: host}"],
     "adaface": ["Head.name=dist_adaface", "Head.sample_rate=0.3"],
     "curricularface": ["Head.name=dist_curricularface"],
     "replicated, plain, biased": ["Head={name: softmax, bias: true}"],
@@ -93,6 +99,16 @@ def test_another_optimizer_is_refused(stopped, tmp_path):
     assert str(raised.value) == (
         "checkpoint step-00000004 was made with the optimizer Momentum, this run has Adam: resume with the same, or start a new "
         "run with Global.init_from in another Global.output_dir"
+    )
+
+
+@pytest.mark.parametrize("name", ["AdamW", "LARS"])
+def test_another_optimizer_of_the_centres_is_refused(stopped, tmp_path, name):
+    with pytest.raises(UserError) as raised:
+        make_trainer(tmp_path, f"Optimizer.head={{name: {name}}}").resume(stopped)
+    assert str(raised.value) == (
+        f"checkpoint step-00000004 was made with the class centres' optimizer Momentum, this run has {name}: resume with the "
+        "same, or start a new run with Global.init_from in another Global.output_dir"
     )
 
 

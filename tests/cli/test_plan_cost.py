@@ -14,6 +14,7 @@ from plsc.heads.kernels import softmax
 DIM = "Model.embedding_size=16"
 
 
+@pytest.mark.parametrize("optimizer", ["Momentum", "AdamW", "LARS"])
 @pytest.mark.parametrize(
     "head",
     [
@@ -23,21 +24,23 @@ DIM = "Model.embedding_size=16"
         "{name: dist_cosface, sample_rate: 0.2}",
     ],
 )
-def test_stored_rows_and_gradient_are_as_large_as_computed(head):
-    cfg = load(None, [f"Head={head}", DIM])
+def test_stored_rows_and_gradient_are_as_large_as_computed(head, optimizer):
+    cfg = load(None, [f"Head={head}", f"Optimizer.name={optimizer}", DIM])
     trial = Trial(cfg, 300, 8)
     trial.step()
     bank = trial.head.bank
     found = memory(cfg, 300, bank.selected, 16, 8)
     stored = sum(array.nbytes for array in bank.state().values())
-    assert stored == found["centres"] + found["momentum"]
+    assert stored == sum(found[name] for name in ("centres", *bank.rule.moments))
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
 
 
+@pytest.mark.parametrize("optimizer", ["Momentum", "AdamW"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bank", ["host", "disk"])
-def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, tmp_path):
+def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, optimizer, tmp_path):
     keys = [f"Head.bank={bank}", f"Head.bank_dtype={dtype}", "Head.sample_rate=0.2"]
+    keys.append(f"Optimizer.head={{name: {optimizer}}}")
     cfg = load(None, [*keys, DIM, *([f"Head.bank_folder={tmp_path}"] if bank == "disk" else [])])
     trial = Trial(cfg, 300, 8)
     trial.step()
@@ -45,12 +48,14 @@ def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, tmp_path):
     state = trial.head.bank.state().values()
     stored = sum(np.prod(array.shape) * array.dtype.itemsize for array in state)
     assert stored == bank_bytes(cfg, 300, 16)
-    assert found["centres"] + found["momentum"] == (0 if bank == "disk" else stored)
+    moments = trial.head.bank.rule.moments
+    in_memory = sum(found[name] for name in ("centres", *moments))
+    assert in_memory == (0 if bank == "disk" else stored)
     if bank == "disk":
         assert os.fstat(trial.head.bank._storage._file.fileno()).st_size == stored
     if (bank, dtype) != ("host", "float32"):
         buffers = trial.head.bank._buffer, trial.head.bank._next_buffer
-        rows = found["buffers"] // 2 // (2 * 16 * 4)
+        rows = found["buffers"] // 2 // ((1 + len(moments)) * 16 * 4)
         assert rows == trial.head.bank.selected and all(
             len(buffer.arrays["centres"]) >= rows for buffer in buffers
         )

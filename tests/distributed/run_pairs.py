@@ -1,6 +1,6 @@
 """On W ranks: train from nothing, or take over the checkpoints of all numbers of ranks and train on from each.
 
-Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes; a global batch has 12 samples, a rank 12 / W of them.
+Arguments: a folder; "save" or "load". Partial FC samples from 1003 classes, which AdamW updates; a global batch has 12 samples, a rank 12 / W of them.
 """
 
 import sys
@@ -21,6 +21,7 @@ def overrides(ranks: int) -> list[str]:
         f"DataLoader.Train={{dataset: {data}, batch_size: {12 // ranks}}}",
         "DataLoader.Eval.dataset=null",
         "Head.sample_rate=0.3",
+        "Optimizer.head={name: AdamW, lr_scale: 0.02}",
         f"Global.max_steps={END}",
         f"Checkpoint.every_steps={STOP}",
     ]

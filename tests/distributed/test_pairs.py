@@ -43,8 +43,8 @@ def test_the_run_goes_on_with_the_same_losses(folder, saved_by, ranks):
 
 def test_every_number_of_ranks_samples_the_same_classes(folder):
     """A class without samples moves, by weight decay and its gradient, in the steps that draw it and in no others."""
-    momenta = [arrays(checkpoint(folder / str(ranks), STOP))["head: momentum"] for ranks in WORLD_SIZES]
-    moved = [momentum.any(axis=1) for momentum in momenta]
+    moments = [arrays(checkpoint(folder / str(ranks), STOP))["head: moment1"] for ranks in WORLD_SIZES]
+    moved = [moment.any(axis=1) for moment in moments]
     assert 0.7 < moved[0].mean() < 0.95  # 1 - 0.7 ** 5 is 0.83
     assert all((other == moved[0]).all() for other in moved)
     assert losses(folder / "3", 1) == pytest.approx(losses(folder / "1", 1), rel=1e-5)

@@ -94,6 +94,26 @@ def test_known_names_keep_their_rows_and_new_ones_start_from_their_images(
         assert tensor.numpy().tobytes() == saved[f"backbone: {name}"].tobytes(), name
 
 
+def test_kept_rows_start_with_another_optimizer_whose_moments_are_zero(before, tmp_path):
+    """From Momentum to AdamW, and from there to LARS."""
+    adamw = "Optimizer.head={name: AdamW, lr_scale: 0.02}"
+    trainer, _, _ = started(tmp_path / "adamw", before, adamw, "Global.max_steps=2")
+    state, saved = trainer.head.bank.state(), arrays(before)
+    assert not state["moment1"].any() and not state["moment2"].any() and trainer.head.bank.updates == 0
+    for label, name in enumerate(NEW):
+        if name in OLD:
+            assert state["centres"][label].tobytes() == saved["head: centres"][OLD.index(name)].tobytes(), (
+                name
+            )
+    trainer.train(None)
+    assert trainer.head.bank.updates == 2 and state["moment2"].any()
+    written = checkpoint(tmp_path / "adamw", 2)
+    trainer, _, _ = started(tmp_path / "lars", written, "Optimizer.head={name: LARS}")
+    state = trainer.head.bank.state()
+    assert state.keys() == {"centres", "velocity"} and not state["velocity"].any()
+    assert state["centres"].tobytes() == arrays(written)["head: centres"].tobytes()
+
+
 def test_the_means_are_those_of_evaluation_mode_and_training_goes_on(before, tmp_path):
     trainer, _, _ = started(tmp_path, before)
     assert trainer.backbone.training

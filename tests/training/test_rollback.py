@@ -36,14 +36,16 @@ def folders(output):
     return sorted(path.name for path in (output / "checkpoints").iterdir())
 
 
-def test_it_goes_on_as_if_resumed_with_half_the_rate(tmp_path, capsys):
+@pytest.mark.parametrize("optimizer", ["Optimizer.head=null", "Optimizer.head={name: AdamW, lr_scale: 0.1}"])
+def test_it_goes_on_as_if_resumed_with_half_the_rate(tmp_path, capsys, optimizer):
     one, other = tmp_path / "one", tmp_path / "other"
-    trainer = run(one, 6, 8)
+    trainer = run(one, 6, 8, optimizer)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "rolled back" in line]
     assert line.endswith(
         "WARNING rolled back from step 8 to step 4, learning rate times 0.5 from here on (rollback 1 of 2): gradient of "
         "linear.bias is NaN on rank 0"
     )
+    assert trainer.head.bank.updates == 12
     assert trainer.step == 12 and (
         trainer.nonfinite.skipped,
         trainer.nonfinite.in_a_row,
@@ -51,7 +53,7 @@ def test_it_goes_on_as_if_resumed_with_half_the_rate(tmp_path, capsys):
     ) == (0, 0, 1)
     found = rows(one)
     assert steps(found) == list(range(1, 13)) and [row["lr"] for row in found] == [0.05] * 4 + [0.025] * 8
-    run(other, 0, 0, "LRScheduler.learning_rate=0.025", resume=checkpoint(one, 4))
+    run(other, 0, 0, "LRScheduler.learning_rate=0.025", optimizer, resume=checkpoint(one, 4))
     assert rows(other) == found[4:]
     assert_same_arrays(checkpoint(one), checkpoint(other))
 
