@@ -34,7 +34,8 @@ class BackendInput:
     a tensor; column_P: their classes, rising, as the bank's selected rows are counted. cosines: of each
     sample with its class, without and with margin [N, 1], for a margin that changes the other logits.
     inspected: whether the caller wants the logits themselves. bounds: int64 [2, N], first and last + 1 of the selected
-    classes that a sample is told apart from; None: all.
+    classes that a sample is told apart from; None: all. most: the samples that blocks are planned for, the same on
+    every rank where the ranks add up the gradients of each block.
     """
 
     scaled_ND: paddle.Tensor
@@ -42,6 +43,7 @@ class BackendInput:
     column_P: np.ndarray
     rows: paddle.Tensor
     cosines: tuple[paddle.Tensor, paddle.Tensor] | None
+    most: int
     inspected: bool = False
     bounds: np.ndarray | None = None
 
@@ -210,7 +212,7 @@ class PaddleBackend:
         self.margin = head.margin
         self.bank = head.bank
         block, fits = plan_blocks(
-            len(given.scaled_ND),
+            given.most,
             self.bank.selected,
             self.bank.width,
             head.sub_centres,

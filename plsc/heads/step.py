@@ -146,6 +146,7 @@ class Step:
             targets.column_P,
             targets.rows,
             self._share_targets(samples, targets),
+            most=self.num_samples if self.head.sharded else max(self.counts),
             inspected=self.number is None,
             bounds=self._bounds(samples),
         )

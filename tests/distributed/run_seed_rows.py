@@ -130,7 +130,7 @@ def row_2_8():
     block = paddle.zeros([len(case.x), case.head.shard.size])
     if len(targets):
         given = BackendInput(
-            saved.samples.scaled_ND, targets.row_P, targets.column_P, targets.rows, cosines=None
+            saved.samples.scaled_ND, targets.row_P, targets.column_P, targets.rows, None, most=len(case.x)
         )
         ones_P = paddle.ones([len(targets)])
         PaddleBackend(case.head, given, keep=None).set_targets(block, 0, case.head.shard.size, ones_P)
