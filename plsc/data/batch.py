@@ -23,14 +23,15 @@ class SampleError(RuntimeError):
 
 
 def make_batch(
-    dataset: Dataset, seed: int, epoch: int, indices: np.ndarray, images: np.ndarray
+    dataset: Dataset, seed: int, epochs: int | np.ndarray, indices: np.ndarray, images: np.ndarray
 ) -> list[Replacement]:
-    """Write samples `indices` into `images` [B, *shape]; return the replacements of corrupt ones.
+    """Write samples `indices` into `images` [B, *shape], as augmented in `epochs`, one or one of each [B].
 
-    Raises UserError, SampleError.
+    Returns the replacements of corrupt ones. Raises UserError, SampleError.
     """
     replaced = []
-    for row, index in enumerate(indices.tolist()):
+    epochs = np.broadcast_to(epochs, len(indices))
+    for row, (index, epoch) in enumerate(zip(indices.tolist(), epochs.tolist())):
         try:
             make_sample(dataset, epoch, index, images[row])
         except CorruptImageError as error:

@@ -68,6 +68,7 @@ class Dataset(SampleSet, ABC):
     def sample(self, index: int, epoch: int) -> np.ndarray:
         """Make sample `index` as augmented in `epoch`, an array of the declared shape and dtype.
 
+        Where a sample comes several times in an epoch, `epoch` is another number, above 2**33, each further time.
         The same arguments give the same bytes.
         Raises CorruptImageError for one that cannot be decoded: training takes another sample instead.
         """

@@ -29,6 +29,8 @@ from plsc.utils.sharding import split
 from plsc.utils.timing import timer
 
 THREAD_BATCHES = 2  # prepared ahead by the thread
+# Between the epochs that a sample's augmentation is drawn from where it comes several times in one epoch.
+TURN = 2**33
 
 
 class Loader:
@@ -114,14 +116,17 @@ class Loader:
         seen = sum(stop - start for start, stop in itertools.islice(ranges, start_step))
         self._corrupt.start_epoch(seen, replaced)
         order = self._sampler.order(epoch)
+        epochs = (
+            epoch + TURN * count_turns(order) if self._sampler.repeats else np.broadcast_to(epoch, len(order))
+        )
         self._running = True
-        batches = (order[start:stop] for start, stop in ranges)
+        batches = ((epochs[start:stop], order[start:stop]) for start, stop in ranges)
         waiting: deque = deque()  # indices of the batches under way, in order
 
         def refill() -> None:
-            for indices in itertools.islice(batches, maker.depth - len(waiting)):
+            for of_samples, indices in itertools.islice(batches, maker.depth - len(waiting)):
                 waiting.append(indices)
-                maker.submit(epoch, indices)
+                maker.submit(of_samples, indices)
 
         try:
             refill()
@@ -163,6 +168,16 @@ class Loader:
             yield start + first, start + last
 
 
+def count_turns(order: np.ndarray) -> np.ndarray:
+    """Count how often each sample of an epoch's order came before in it, int64 [n]."""
+    by_sample = np.argsort(order, kind="stable")
+    place = np.arange(len(order))
+    is_first = np.diff(order[by_sample], prepend=-1) != 0
+    turns = np.empty(len(order), np.int64)
+    turns[by_sample] = place - np.maximum.accumulate(np.where(is_first, place, 0))
+    return turns
+
+
 class _Thread:
     """Makes batches in a thread of this process, by the interface of Workers.
 
@@ -176,12 +191,12 @@ class _Thread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="plsc-loader")
         self._futures: deque = deque()
 
-    def submit(self, epoch: int, indices: np.ndarray) -> None:
-        self._futures.append(self._pool.submit(self._make, epoch, indices))
+    def submit(self, epochs: np.ndarray, indices: np.ndarray) -> None:
+        self._futures.append(self._pool.submit(self._make, epochs, indices))
 
-    def _make(self, epoch: int, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
+    def _make(self, epochs: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, list[Replacement]]:
         images = self._dataset.preprocessing.empty(len(indices))
-        return images, make_batch(self._dataset, self._seed, epoch, indices, images)
+        return images, make_batch(self._dataset, self._seed, epochs, indices, images)
 
     def result(self) -> tuple[np.ndarray, list[Replacement]]:
         return self._futures.popleft().result()

@@ -20,6 +20,8 @@ from plsc.errors import UserError
 class Sampler(ABC):
     """Gives the order of each epoch; `len` is the number of samples of an epoch, the same in every one."""
 
+    repeats = True  # whether a sample may come several times in an epoch
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -31,6 +33,8 @@ class Sampler(ABC):
 
 class Shuffle(Sampler):
     """Permutes all `count` samples, anew in each epoch."""
+
+    repeats = False
 
     def __init__(self, count: int, seed: int):
         self._count = count

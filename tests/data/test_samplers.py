@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from plsc.data.loader import Loader
+from plsc.data.loader import Loader, count_turns
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle, share_out
 from plsc.data.synthetic import Synthetic
 from plsc.data.transforms import ORDER, generator
@@ -197,3 +197,15 @@ def test_a_weight_that_gives_no_sample_is_refused():
     with pytest.raises(UserError, match="weight: 1e-05 of 2.00001 in all gives no sample in an epoch of 100"):
         Mixture(STARTS, [1, 1, 1e-5], seed=0)
     assert share_out(10, np.array([1.0, 1.0, 1.0])).tolist() == [4, 3, 3]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_that_comes_again_in_an_epoch_is_augmented_anew(num_workers):
+    data = Synthetic(5, 2)
+    loader = Loader(data, 4, 0, 1, seed=0, sampler=Fixed(), num_workers=num_workers)
+    images, indices = (np.concatenate(parts) for parts in list(zip(*loader.epoch(1)))[::2])
+    assert np.array_equal(images[0], data.sample(3, 1))  # the first time as in a plain epoch
+    again = images[indices == 3]
+    assert len(again) == 5 and len({image.tobytes() for image in again}) == 5
+    assert count_turns(indices).tolist() == [0, 1, 2, 3, 0, 0, 0, 4, 0, 0, 0]
+    loader.close()
