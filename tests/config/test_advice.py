@@ -86,6 +86,17 @@ def test_a_learning_rate_far_above_the_usual_is_warned_about(ranks, rate, said):
     assert [line.split(":")[0] for line in lines] == ["LRScheduler.learning_rate"] * said
 
 
+@pytest.mark.parametrize(
+    "name, rate, said", [("AdamW", 0.1, True), ("AdamW", 0.005, False), ("LARS", 30, False)]
+)
+def test_the_usual_rate_is_that_of_the_optimizer(name, rate, said):
+    """The default rate is of Momentum; of LARS, whose rates differ by the batch, none is known."""
+    lines = advice(load(None, [f"Optimizer.name={name}", f"LRScheduler.learning_rate={rate}"]), 8, 8)
+    assert len(lines) == said and all(
+        "is usual for AdamW and a global batch of 1024 (0.001)" in line for line in lines
+    )
+
+
 def test_more_threads_than_processors_are_warned_about():
     few = os.cpu_count()
     assert advice(load(None, [f"Global.threads={few}"]), 1, 1) == []

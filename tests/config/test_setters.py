@@ -69,6 +69,12 @@ def test_every_call_is_tried_here():
     assert tried == {name for name in vars(Setters) if name.startswith("set_")}
 
 
+def test_an_optimizer_by_name_takes_the_place_of_a_function():
+    entry = Entry().set_optimizer(lambda net: None).set_optimizer("AdamW")
+    assert entry._make_optimizer is None
+    assert (entry.config.Optimizer.name, entry.config.source("Optimizer.name")) == ("AdamW", "set_optimizer")
+
+
 class BinPairs(PairSet):
     """Stands for the format, which these tests do without."""
 

@@ -39,6 +39,21 @@ train_sets(folder / "sets", 12 // W)
 
 assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size={12 // W}"), saved)
 
+# Frozen layers in a replicated backbone: they keep their bits, the others are the same on every rank.
+freeze = [
+    "Optimizer={name: AdamW, groups: [{match: ^stages, freeze: true}]}",
+    "LRScheduler.learning_rate=0.01",
+]
+short = [f"DataLoader.Train.batch_size={12 // W}", "Global.max_steps=2", "DataLoader.Eval.dataset=null"]
+frozen = make_trainer(folder / "frozen", *freeze, *short)
+before = {name: value.numpy() for name, value in frozen.backbone.state_dict().items()}
+frozen.train(None)
+weights = {name: value.numpy() for name, value in frozen.backbone.state_dict().items()}
+stayed = {name for name, value in weights.items() if np.array_equal(value, before[name])}
+assert stayed == {name for name in weights if name.startswith("stages")}
+trained = np.concatenate([p.numpy().ravel() for p in frozen.backbone.parameters() if not p.stop_gradient])
+assert len(set(d.gather_objects(trained.tobytes()))) == 1
+
 try:
     high = ["LRScheduler.learning_rate=1e30", "Global.max_skipped=2"]
     train(folder / "diverged", *high, f"DataLoader.Train.batch_size={12 // W}")
