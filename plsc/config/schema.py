@@ -481,8 +481,8 @@ class GroupCfg(Section):
     """Parameters of the backbone that are trained otherwise than the rest."""
 
     match: str = Field(min_length=1)
-    """A regular expression that is searched in the names of the backbone's parameters, as `plsc-ckpt inspect` lists
-    them: `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
+    """A regular expression that is searched in the names of the backbone's parameters (docs/training.md lists them):
+    `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
     lr_scale: Optional[float] = Field(None, gt=0)
     """Factor on the learning rate. 1 only keeps the parameters from the groups below."""
     weight_decay: Optional[float] = Field(None, ge=0)
@@ -522,7 +522,7 @@ class OptimizerCfg(RuleCfg, extra="allow"):
 
     name: str = "Momentum"
     """`Momentum`, SGD with momentum, usual for convolutional networks; `AdamW`, usual for transformers, at a learning
-    rate of about 0.001 (docs/finetune.md#optimizers); `LARS`, for batches of many thousands. For the backbone alone any
+    rate of about 0.001 (docs/training.md#optimizers); `LARS`, for batches of many thousands. For the backbone alone any
     class of paddle.optimizer (`Adam`, `Lamb`, `RMSProp`), or your own as `package.module:Class`; then `head` names
     one of the three."""
     clip_norm: Optional[float] = Field(None, gt=0)

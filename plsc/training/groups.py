@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import paddle
@@ -19,6 +20,7 @@ from plsc.errors import UserError, shown
 
 _BATCH_NORMS = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)
 _NORMS = (*_BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1D, nn.InstanceNorm2D, nn.InstanceNorm3D)
+_MOST_RATES = 4  # that `describe` lists one by one
 
 
 class Settings(NamedTuple):
@@ -52,6 +54,20 @@ def settings_of(cfg: OptimizerCfg, backbone: nn.Layer) -> dict[str, Settings]:
         frozen = name in of_norms or bool(group and group.freeze)
         settings[name] = Settings(lr_scale, decay if parameter.ndim > 1 else 0.0, frozen)
     return settings
+
+
+def describe(settings: dict[str, Settings], backbone: nn.Layer) -> str:
+    """Format what differs: "3 of 60 parameters frozen, learning rate times 0.1 for 20, times 1 for 37"."""
+    parameters = _parameters(backbone)
+    # Not those that the network itself has frozen.
+    counted = [each for name, each in settings.items() if each.frozen or not parameters[name].stop_gradient]
+    scales = Counter(each.lr_scale for each in counted if not each.frozen)
+    frozen = sum(each.frozen for each in counted)
+    if len(scales) > _MOST_RATES:
+        rates = f"times {min(scales):.3g} to {max(scales):.3g} for {sum(scales.values())}"
+    else:
+        rates = ", ".join(f"times {scale:.3g} for {count}" for scale, count in sorted(scales.items()))
+    return f"{frozen} of {len(counted)} parameters frozen, learning rate {rates}"
 
 
 def freeze(cfg: OptimizerCfg, backbone: nn.Layer, settings: dict[str, Settings]) -> list[nn.Layer]:

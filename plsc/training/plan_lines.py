@@ -5,6 +5,7 @@ from __future__ import annotations
 from plsc.config import Config, format_rows
 from plsc.config.schema import moments_of
 from plsc.training.build_head import build_rule
+from plsc.training.groups import describe, settings_of
 from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
 
@@ -37,4 +38,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
         f"{format_rows(cfg.Head, moments, sizes[0], cfg.Model.embedding_size)}, "
         f"at most {cfg.Head.logits_budget_mb:g} MB for logits",
     }
+    optimizer = cfg.Optimizer
+    if optimizer.groups or optimizer.freeze_norms or optimizer.layer_decay is not None:
+        rows["groups"] = describe(settings_of(optimizer, backbone), backbone)
     return [f"plan: {name:9}{text}" for name, text in rows.items()]

@@ -8,7 +8,7 @@ from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.iresnet import IResNet18
 from plsc.config.schema import OptimizerCfg
 from plsc.errors import UserError
-from plsc.training.groups import Settings, freeze, settings_of
+from plsc.training.groups import Settings, describe, freeze, settings_of
 from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, make_trainer, train
 
 
@@ -34,6 +34,7 @@ def test_the_first_group_that_fits_counts():
         {"match": "^(first|norm)", "freeze": True},
     ]
     found = settings_of(OptimizerCfg(groups=groups, weight_decay=0.2), Net())
+    assert describe(found, Net()) == "2 of 5 parameters frozen, learning rate times 0.1 for 1, times 1 for 2"
     assert found == {
         "first.weight": Settings(0.1, 0.0),
         "first.bias": Settings(1.0, 0.0),
