@@ -55,6 +55,43 @@ for bad in ("embedding", "gradient", "centres"):
             told.name == f"step-00000002-rank{rank}.json" and len(json.loads(told.read_text())["samples"]) > 1
         )
 
+# An overflow of float16 on one rank: all leave the step out and halve the scale, and nothing else can be seen of the step.
+FLOAT16 = [*overrides, "Global.amp={dtype: float16}", "Global.max_steps=5", "LRScheduler.name=constant"]
+said.truncate(0)
+trainer = poisoned(folder / "overflow", {3: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
+trainer.train(None)
+assert trainer.scaler.state() == {"loss_scale": 32768.0, "good_steps": 2, "overflows": 1}
+assert (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row, trainer.step) == (0, 0, 5)
+lines = d.gather_objects([line for line in said.getvalue().splitlines() if "overflowed" in line])
+told = "step 3: the backbone's gradients overflowed in float16; step left out, loss scale 32768 from here on"
+assert [line for of_rank in lines for line in of_rank] == [told], lines
+assert not (folder / "overflow/diverged").exists()
+
+other = poisoned(folder / "left-out", {}, *FLOAT16)
+step_of_other, outs = other.train_step, []
+
+
+def without_the_third(*batch):
+    if other.step == 2:
+        other.step = 3
+    else:
+        outs.append(step_of_other(*batch))
+    return outs[-1]
+
+
+other.train_step = without_the_third
+other.train(None)
+assert everything(other) == everything(trainer) and other.scaler.overflows == 0
+again = poisoned(folder / "again", {}, *FLOAT16)
+again.train(None)
+assert everything(again) != everything(trainer), "the third step changes nothing by itself"
+
+# Not because data parallel spreads an inf: without it the other ranks' own gradients are finite.
+trainer = poisoned(folder / "alone", {2: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
+trainer.network.start = lambda: None
+trainer.train(None)
+assert trainer.scaler.state() == {"loss_scale": 32768.0, "good_steps": 3, "overflows": 1}
+
 output = folder / "too-many"
 bad = dict.fromkeys(range(6, 13), "gradient")
 try:
