@@ -225,6 +225,24 @@ def test_a_bank_on_disk_is_that_in_memory_and_kills_change_nothing(warm, tmp_pat
             assert (checkpoint(folder / "out") / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slow
+def test_a_kill_changes_no_bit_of_a_loss_scale(warm, tmp_path):
+    """Its network has overflows by itself; rows of the metrics hold scale and overflows, and are compared."""
+
+    def start(name, *plan):
+        folder = tmp_path / name
+        folder.mkdir()
+        more = ["Model.name=tests.faults:HalfNet", "Global.amp={dtype: float16}", "Global.log_every=1"]
+        return folder, warm.start(command(folder, *plan, more=more), folder)
+
+    for folder, process in [start("whole"), start("killed", "1:6:SIGKILL", "0:3:SIGKILL")]:
+        assert process.wait(120) == 0 and all_ended(folder, 1)
+    scales = [row["loss_scale"] for row in rows(tmp_path / "whole/out")]
+    assert 65536.0 > scales[3] >= scales[-1] > 1.0 and scales.count(scales[-1]) > 1
+    assert len(lines(tmp_path / "killed")) == 2
+    assert_equal_runs(tmp_path / "killed/out", tmp_path / "whole/out")
+
+
 @pytest.fixture
 def cgroup():
     """A group whose processes may have 700 MB, where this user may make one."""
