@@ -5,6 +5,8 @@ plsc-ckpt edit-identities output/checkpoints/step-00000656 --rename "Ann=Anne" -
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections import Counter
@@ -15,10 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from plsc.checkpoint.class_names import format_names, pick_rows, refuse_duplicates
+from plsc.checkpoint.duplicates import HEADERS
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.reshard import Head, fields_of, head_of, others_of, write_checkpoint
 from plsc.checkpoint.store import Checkpoint
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.sharding import split
 
 
@@ -30,6 +33,7 @@ def edit_identities(
     keep_list: str | None = None,
     names: str | None = None,
     merge: Sequence[Sequence[str]] = (),
+    merge_list: str | None = None,
 ) -> str:
     """Write a checkpoint with other names or fewer classes to `target`; return a line for each change.
 
@@ -41,6 +45,8 @@ def edit_identities(
         drop: names, as they are in `folder`.
         merge: lists of names of one identity; the first one's rows become the means of all (centre, bias and
             the state of their optimizer), the others are dropped.
+        merge_list: a file of pairs of names to merge too, as plsc.checkpoint.duplicates writes it; classes that pairs
+            join, directly or through others, are one identity.
         keep_list: a file of names, a line each; all other classes are dropped.
         names: a file with a name a line, for a checkpoint that has none.
 
@@ -49,13 +55,22 @@ def edit_identities(
     saved = Checkpoint.open(folder)
     classes = _names_of(saved, folder, names)
     new = _renamings(rename)
+    pairs = _pairs(merge_list) if merge_list else []
     kept = set(_lines(keep_list)) if keep_list else set(classes)
     known = set(classes)
     merging = [name for names in merge for name in names]
-    asked = {"--rename": new, "--drop": drop, f"--keep-list {keep_list}": kept, "--merge": merging}
+    listed = [name for pair in pairs for name in pair]
+    asked = {
+        f"--merge-list {merge_list}": listed,
+        "--rename": new,
+        "--drop": drop,
+        f"--keep-list {keep_list}": kept,
+        "--merge": merging,
+    }
     for option, some in asked.items():
         if unknown := [name for name in some if name not in known]:
             raise UserError(f"{option}: {folder} has no class '{min(unknown)}'")
+    merge = [*merge, *_groups(pairs, classes)]
     _refuse_merge(saved, merge, drop, kept, folder)
     merged = {name for names in merge for name in names[1:]}
     away = merged.union(drop)
@@ -111,6 +126,41 @@ def _lines(path: str) -> list[str]:
         raise MissingFileError(f"{path}: no such file; give a list of names, a line each") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{os.fspath(path)}: cannot be read as text: {error}") from error
+
+
+def _pairs(path: str) -> list[tuple[str, str]]:
+    """Read the pairs of a merge list: the first two columns, without the line of headings."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file; plsc-ckpt duplicates writes one") from None
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read as CSV: {error}") from error
+    if not rows or rows[0][:2] != list(HEADERS[:2]):
+        raise UserError(
+            f"{path}: the first line must be {','.join(HEADERS)}, as plsc-ckpt duplicates writes it"
+        )
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) < 2 or row[0] == row[1]:
+            raise UserError(
+                f"{path}: row {number}: must be two different names (got '{shown(','.join(row))}')"
+            )
+    return [(row[0], row[1]) for row in rows[1:]]
+
+
+def _groups(pairs: Sequence[tuple[str, str]], classes: list[str]) -> list[list[str]]:
+    """Join pairs that have a name in common to groups, each in the order of `classes`."""
+    group: dict[str, list[str]] = {}
+    for pair in pairs:
+        one, other = (group.setdefault(name, [name]) for name in pair)
+        if one is not other:
+            one, other = sorted((one, other), key=len)
+            other += one
+            group.update(dict.fromkeys(one, other))
+    place = {name: number for number, name in enumerate(classes)}
+    different = {id(names): names for names in group.values()}.values()
+    return [sorted(names, key=place.__getitem__) for names in different]
 
 
 def _refuse_merge(

@@ -58,6 +58,42 @@ def test_merged_classes_are_the_means_of_their_rows(saved, tmp_path, monkeypatch
         assert found[stay].tobytes() == rows[stay].tobytes()
 
 
+def test_a_merge_list_joins_its_pairs_to_identities(saved, tmp_path):
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("identity,same as,cosine\nc,k,0.9\nh,g,0.8\n\na,k,0.7\nd,c,0.7\na,c,0.6\n")
+    said = edit_identities(saved[0], str(tmp_path / "out"), merge=[["e", "f"]], merge_list=str(pairs))
+    assert said.splitlines()[1] == "merged 3: f into e, c and d and k into a, h into g"
+    assert Checkpoint.open(tmp_path / "out").classes() == ["a", "b", "e", "g", "i", "j"]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "{file}: the first line must be identity,same as,cosine, as plsc-ckpt duplicates writes it"),
+        (
+            "a,b,0.9\n",
+            "{file}: the first line must be identity,same as,cosine, as plsc-ckpt duplicates writes it",
+        ),
+        (
+            "identity,same as,cosine\na,b,1\nc\x1b\n",
+            "{file}: row 3: must be two different names (got 'c\\x1b')",
+        ),
+        ("identity,same as,cosine\na,a,1\n", "{file}: row 2: must be two different names (got 'a,a,1')"),
+        ("identity,same as,cosine\na,zz,1\n", "--merge-list {file}: {folder} has no class 'zz'"),
+        ('identity,same as,cosine\n"a,b\n', "{file}: cannot be read as CSV: unexpected end of data"),
+        (None, "{file}: no such file; plsc-ckpt duplicates writes one"),
+    ],
+)
+def test_merge_lists_that_are_refused(saved, tmp_path, text, said):
+    file = tmp_path / "pairs.csv"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError) as raised:
+        edit_identities(saved[0], str(tmp_path / "out"), merge_list=str(file))
+    assert str(raised.value) == said.format(file=file, folder=saved[0])
+    assert not (tmp_path / "out").exists()
+
+
 def test_merges_that_are_refused(saved, tmp_path):
     folder, _ = saved
     (tmp_path / "keep.txt").write_text("a\nb\n")

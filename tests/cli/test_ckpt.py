@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from plsc import cli
@@ -121,15 +122,54 @@ def test_mistakes(saved, capsys):
         run(capsys, "melt", folder)
 
 
-def test_export_centres_without_paddle(saved):
-    """Also: the modules that it takes do not import Paddle."""
+def test_planted_duplicates_are_listed_and_merged(tmp_path, capsys):
+    """Two sets' centres in one head; 60 of 300 identities are in both."""
+    rng = np.random.default_rng(0)
+    people = rng.normal(size=(300, 48))
+    centres = np.concatenate([people[:180], people[120:]]) + 0.3 * rng.normal(size=(360, 48))
+    names = [f"A/{n}" for n in range(180)] + [f"B/{n}" for n in range(120, 300)]
+    everything = {**content(0), "head": {"centres": centres.astype(np.float32)}, "num_classes": 360}
+    run_folder = tmp_path / "output"
+    save_ranks(run_folder / "checkpoints", 7, everything, 2, classes=names)
+    csv, merged = tmp_path / "pairs.csv", tmp_path / "merged"
+    code, out, err = run(capsys, "duplicates", run_folder, "--output", csv)
+    assert (code, err) == (0, "")
+    found = {tuple(line.split(",")[:2]) for line in csv.read_text().splitlines()[1:]}
+    wanted = {(f"A/{n}", f"B/{n}") for n in range(120, 180)}
+    assert found == wanted
+    assert "... and 10 more" in out.splitlines()
+    assert out.splitlines()[0].startswith(
+        f"{run_folder}/checkpoints/step-00000007: 360 classes, pairs with a cosine above 0."
+    )
+    assert len(run(capsys, "duplicates", run_folder, "--top", 2)[1].splitlines()) == 5
+    step = run_folder / "checkpoints" / "step-00000007"
+    code, out, _ = run(capsys, "edit-identities", step, "--merge-list", csv, "--output", merged)
+    assert code == 0 and out.startswith(f"{merged}: 300 of 360 classes\nmerged 60: ")
+    code, out, _ = run(capsys, "duplicates", merged)
+    assert code == 0 and out.endswith(": none\n") and len(out.splitlines()) == 1
+
+
+def test_names_are_escaped(saved, tmp_path, capsys):
+    save_ranks(tmp_path, 5, saved[1], 2, classes=[f"\x1b{n}" for n in range(11)])
+    folder = tmp_path / "step-00000005"
+    assert "\\x1b0" in run(capsys, "inspect", folder)[1]
+    out = run(capsys, "edit-identities", folder, "--drop", "\x1b3", "--output", tmp_path / "edited")[1]
+    assert "\x1b" not in out and "dropped 1: \\x1b3" in out
+
+
+def test_export_centres_and_duplicates_without_paddle(saved):
+    """Also: the modules that they take do not import Paddle."""
     script = (
         "import sys\nfrom plsc.cli.commands import ckpt\n"
         "ckpt.main(['export-centres', sys.argv[1], '--output', 'c.npy', '--normalise'])\n"
+        "ckpt.main(['duplicates', sys.argv[1], '--threshold', '1'])\n"
         "assert 'paddle' not in sys.modules"
     )
     done = run_python("-c", script, str(saved[0]), cwd=saved[0].parent)
-    assert done.stdout == "c.npy: 11 centres of 4 numbers, of length 1\n"
+    assert done.stdout == (
+        "c.npy: 11 centres of 4 numbers, of length 1\n"
+        "step-00000120: 11 classes, pairs with a cosine above 1.0000, as given: none\n"
+    )
 
 
 def test_the_tool_is_the_verb(tmp_path):

@@ -1,4 +1,4 @@
-"""Inspect, verify, reshard and edit checkpoints, and export and import their centres: `plsc-ckpt`. No Paddle.
+"""Inspect, verify, reshard and edit checkpoints, find duplicates in them, and export and import their centres: `plsc-ckpt`. No Paddle.
 
     plsc-ckpt inspect output/checkpoints/step-00000656
     plsc-ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from plsc.checkpoint.centres import export_centres, import_centres
+from plsc.checkpoint.duplicates import find_duplicates
 from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.manifest import EMA, config_sections
 from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
-from plsc.errors import UserError
+from plsc.errors import UserError, shown_lines
 from plsc.utils.text import table
 
 MOST_RANKS = 99_999  # a head file's name has five digits
@@ -152,6 +153,13 @@ def _parser() -> argparse.ArgumentParser:
         "--backbone", metavar="FOLDER", help="a checkpoint whose network goes with the centres"
     )
     bring.add_argument("--classes", type=int, metavar="N", help="how many there have to be in all")
+    near = verb("duplicates", "pairs of classes that are probably one identity", folder=False)
+    near.add_argument("run", metavar="RUN", help="a checkpoint, or a run's folder: its newest one")
+    near.add_argument(
+        "--threshold", type=float, metavar="T", help="cosine of two centres above which they are a pair"
+    )
+    near.add_argument("--top", type=int, metavar="N", help="the N nearest pairs only")
+    near.add_argument("--output", metavar="FILE.csv", help="all pairs, for edit-identities --merge-list")
     edit = verb("edit-identities", "rename, merge and drop classes by name", output=new)
     edit.add_argument("--rename", nargs="+", action="extend", default=[], metavar="old=new")
     edit.add_argument("--drop", nargs="+", action="extend", default=[], metavar="name")
@@ -163,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="name",
         help="names of one identity; the first stays",
     )
+    edit.add_argument(
+        "--merge-list", metavar="FILE", help="pairs to merge, as `duplicates --output` writes them"
+    )
     edit.add_argument("--keep-list", metavar="FILE", help="drop all classes but these, a name a line")
     edit.add_argument("--names", metavar="FILE", help="names for a checkpoint without, a line a class")
     return parser
@@ -173,7 +184,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.verb == "inspect":
         facts = inspect(args.folder)
-        print(json.dumps(facts, indent=1, ensure_ascii=False) if args.json else format_facts(facts))
+        print(
+            json.dumps(facts, indent=1, ensure_ascii=False) if args.json else shown_lines(format_facts(facts))
+        )
         return 0
     if args.verb == "verify":
         report = verify(args.folder)
@@ -181,10 +194,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = cut(args.folder, args.output, getattr(args, "ranks", 1), args.verb)
     elif args.verb == "export-centres":
         report = export_centres(args.folder, args.output, args.names, args.normalise)
+    elif args.verb == "duplicates":
+        report = find_duplicates(args.run, args.threshold, args.top, args.output)
     elif args.verb == "edit-identities":
-        lists = args.rename, args.drop, args.keep_list, args.names, args.merge
+        lists = args.rename, args.drop, args.keep_list, args.names, args.merge, args.merge_list
         report = edit_identities(args.folder, args.output, *lists)
     else:
         report = import_centres(args.sources, args.output, args.backbone, args.classes)
-    print(report.replace(f"{os.getcwd()}/", ""))
+    print(shown_lines(report.replace(f"{os.getcwd()}/", "")))
     return 0
