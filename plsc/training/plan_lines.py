@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from plsc.config import Config, format_rows
 from plsc.config.schema import moments_of
+from plsc.data.joined import Joined
+from plsc.errors import shown
 from plsc.training.build_head import build_rule
 from plsc.training.groups import describe, settings_of
 from plsc.training.optim import build_schedule, warmup_steps
@@ -31,6 +33,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
         "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
         "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
         f"shape {list(preprocessing.shape)}",
+        **_sets(dataset),
         "steps": f"{steps:,}, {steps_per_epoch:,} an epoch",
         "rate": f"{rate(0):.3g} at first{warm}, {rate(steps - 1):.3g} in the last step",
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters, {kept:.1f} MB with gradients and the optimizer's arrays",
@@ -42,3 +45,15 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     if optimizer.groups or optimizer.freeze_norms or optimizer.layer_decay is not None:
         rows["groups"] = describe(settings_of(optimizer, backbone), backbone)
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
+
+
+def _sets(dataset) -> dict[str, str]:
+    """Describe each of several data sets; {} for a single one."""
+    if not isinstance(dataset, Joined):
+        return {}
+    parts = zip(dataset.titles, dataset.parts, dataset.own)
+    described = (
+        f"{shown(title)} {len(part):,} of {part.num_classes:,} classes, {'own' if own else 'merged'}"
+        for title, part, own in parts
+    )
+    return {"sets": "; ".join(described)}

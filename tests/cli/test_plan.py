@@ -299,6 +299,26 @@ def test_without_times_memory_is_counted(capsys, tmp_path):
     assert [row["rate"] for row in planned["rates"]] == sorted({*plan.RATES, planned["rate"]}, reverse=True)
 
 
+def test_several_sets_are_planned_with_the_classes_of_all(capsys, tmp_path):
+    one = "{name: Synthetic, num_classes: 7, image_shape: [1, 12, 10], head: %s}"
+    for heads, classes in ((("own", "own"), 14), (("merge",), 7)):
+        sets = ", ".join(one % head for head in heads)
+        asked = [
+            "-c",
+            str(TINY),
+            "-o",
+            f"DataLoader.Train.dataset=[{sets}]",
+            "--seconds",
+            "0",
+            "--memory",
+            "1",
+        ]
+        assert plan.main(asked) == 0
+        said = capsys.readouterr().out
+        assert f"{classes} classes on 1 rank" in said
+        assert ("classes lie in 2 ranges with a softmax each" in said) == (len(heads) == 2)
+
+
 def test_a_recipe_is_planned_for_its_ranks_without_its_data(capsys):
     recipe = ROOT / "configs" / "recipes" / "ms1mv3_r50.yaml"
     small = ["Model.name=MobileFaceNet", "Model.embedding_size=16"]

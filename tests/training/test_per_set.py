@@ -10,7 +10,8 @@ from plsc.data.loader import Loader
 from plsc.errors import UserError
 from plsc.evaluation.report.figures import draw_curves
 from plsc.heads import reference
-from tests.tiny_runs import Linear, assert_same_arrays, checkpoint, make_trainer, rows, train
+from plsc.training.entry import Entry
+from tests.tiny_runs import TINY, Linear, assert_same_arrays, checkpoint, make_trainer, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 FIRST = {"name": "tests.tiny_runs:People", "people": [f"a{n}" for n in range(9)]}
@@ -79,3 +80,9 @@ def test_a_resume_with_other_sets_is_refused_in_one_line(sets, line, tmp_path):
     with pytest.raises(UserError, match=re.escape(line)) as caught:
         make_trainer(tmp_path, *overrides(*sets)).resume(checkpoint(tmp_path, 0))
     assert "\n" not in str(caught.value)
+
+
+def test_a_dry_run_describes_the_sets(tmp_path):
+    said = Entry(TINY, [*overrides(FIRST, SECOND), f"Global.output_dir={tmp_path}"]).dry_run()
+    assert "plan: sets     People 45 of 9 classes, merged; People 2 55 of 11 classes, own" in said
+    assert "plan: data     100 images of 20 classes" in said
