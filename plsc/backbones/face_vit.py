@@ -14,6 +14,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from plsc.backbones.layers import Dropout, random_scores
 from plsc.errors import UserError
 
 HEADS = 8
@@ -33,7 +34,7 @@ class _Attention(nn.Layer):
         self.width = width
         self.qkv = _linear(width, 3 * width, bias=False)
         self.proj = _linear(width, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x):
         size = self.width // HEADS
@@ -54,11 +55,12 @@ class _Mlp(nn.Layer):
         super().__init__()
         self.fc1 = _linear(width, 4 * width)
         self.fc2 = _linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
 
     def forward(self, x):
-        x = self.dropout(nn.functional.relu6(self.fc1(x)))
-        return self.dropout(self.fc2(x))
+        x = self.dropout1(nn.functional.relu6(self.fc1(x)))
+        return self.dropout2(self.fc2(x))
 
 
 class _Block(nn.Layer):
@@ -68,11 +70,13 @@ class _Block(nn.Layer):
         self.attn = _Attention(width, dropout)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = _Mlp(width, dropout)
-        self.drop_path = nn.Dropout(drop_path, axis=0)  # all of a branch, or nothing of it, for each image
+        # All of a branch, or nothing of it, for each image; a layer for each, since a layer has one mask.
+        self.drop_path1 = Dropout(drop_path, axis=0)
+        self.drop_path2 = Dropout(drop_path, axis=0)
 
     def forward(self, x):
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
 class _Patches(nn.Layer):
@@ -105,6 +109,7 @@ class FaceViT(nn.Layer):
 
     width: int  # of the tokens
     depth: int  # blocks
+    recomputed = ("blocks",)
 
     def __init__(
         self,
@@ -130,7 +135,7 @@ class FaceViT(nn.Layer):
         self.pos_embed = self.create_parameter([1, count, self.width], default_initializer=_start)
         if self.kept < count:
             self.mask_token = self.create_parameter([1, 1, self.width], default_initializer=_start)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         rates = [drop_path * number / (self.depth - 1) for number in range(self.depth)]
         self.blocks = nn.LayerList([_Block(self.width, dropout, rate) for rate in rates])
         self.norm = nn.LayerNorm(self.width)
@@ -145,7 +150,7 @@ class FaceViT(nn.Layer):
         x = self.dropout(self.patch_embed(images_BCHW) + self.pos_embed)
         hides = self.training and self.kept < self.pos_embed.shape[1]
         if hides:
-            order_BN = paddle.rand(x.shape[:2]).argsort(1)
+            order_BN = random_scores(self, *x.shape[:2]).argsort(1)
             x = _pick(x, order_BN[:, : self.kept])
         for block in self.blocks:
             x = block(x)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import paddle
 from paddle import nn
 
+from plsc.backbones.layers import Dropout
+
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages
 
 
@@ -106,8 +108,11 @@ class IResNet(nn.Layer):
             inputs = outputs
             height = (height + 1) // 2
             width = (width + 1) // 2
+        self.recomputed = [
+            f"layer{number}.{block}" for number, depth in enumerate(self.blocks, 1) for block in range(depth)
+        ]
         self.bn2 = style.norm(inputs)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.fc, self.features = self.last(inputs * height * width, embedding_size)
 
     def last(self, inputs: int, outputs: int) -> tuple[nn.Linear, nn.BatchNorm1D]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from plsc.backbones.layers import Dropout
 from plsc.errors import UserError
 
 LAST = 512  # channels of the last map
@@ -79,6 +80,8 @@ class MobileFaceNet(nn.Layer):
             stage is one grouped convolution.
     """
 
+    recomputed = ("layers",)
+
     def __init__(
         self,
         embedding_size: int = 512,
@@ -113,7 +116,7 @@ class MobileFaceNet(nn.Layer):
         start = _normal_by_outputs(embedding_size)
         self.features = _Layers(
             _conv(LAST, LAST, last, groups=LAST, active=False),
-            nn.Sequential(nn.Flatten(), nn.Dropout(dropout)),
+            nn.Sequential(nn.Flatten(), Dropout(dropout)),
             nn.Linear(LAST, embedding_size, weight_attr=start, bias_attr=False),
             nn.BatchNorm1D(embedding_size),
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from plsc.backbones.layers import Dropout
 from plsc.errors import UserError
 
 
@@ -71,7 +72,7 @@ class SmallResNet(nn.Layer):
         self.stages = nn.Sequential(*stages)
         self.embed = nn.Sequential(
             nn.Flatten(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(channels * height * width, embedding_size, bias_attr=False),
             nn.BatchNorm1D(embedding_size),
         )

@@ -213,12 +213,13 @@ class Config(Section):
         train = self.DataLoader.Train
         if train.global_batch is None or train.planned_ranks == ranks:
             return
-        samples = train.batch_size * ranks
+        samples = train.samples * ranks
+        accumulate = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
         places = (self._layers.source((*_TRAIN, "global_batch")).place, "DataLoader.Train.global_batch")
         raise UserError(
             f"{': '.join(filter(None, places))}: must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
-            f"{train.batch_size} = {samples} (got {train.global_batch}); start {train.planned_ranks} ranks, change batch_size, or give "
-            f"this {samples} and LRScheduler.learning_rate {samples / train.global_batch:.3g} times its value"
+            f"{train.batch_size}{accumulate} = {samples} (got {train.global_batch}); start {train.planned_ranks} ranks, "
+            f"change batch_size or accumulate, or give this {samples} and LRScheduler.learning_rate {samples / train.global_batch:.3g} times its value"
         )
 
     def check_data(self, training: bool = True, files: bool = True) -> None:

@@ -244,6 +244,10 @@ class ModelCfg(Plug):
     sync_batchnorm: bool = False
     """In training, batch normalisation takes mean and variance over the samples of all ranks, not of each rank alone.
     Try it when a rank has few samples, 32 or less (docs/training.md)."""
+    recompute: Union[bool, list[str]] = Field(False, json_schema_extra=NOT_TRAINING)
+    """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that the
+    backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1, layer2]`. The
+    same results in less memory and about a third more time (docs/large.md)."""
 
 
 def kind_of_head(name: str) -> str:
@@ -679,7 +683,7 @@ class SamplerCfg(Section):
 
 
 class TrainCfg(Section):
-    """Training data. One step takes `batch_size` x ranks samples, the global batch."""
+    """Training data. One step takes `batch_size` x `accumulate` x ranks samples, the global batch."""
 
     dataset: Annotated[
         Union[
@@ -690,7 +694,12 @@ class TrainCfg(Section):
     ] = TrainDatasetCfg()
     sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
-    """Samples per rank and step. Lower it when memory runs out, and the learning rate with it."""
+    """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise `accumulate`, or
+    lower the learning rate with it."""
+    accumulate: int = Field(1, ge=1)
+    """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about a third
+    more time (docs/large.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
+    `batch_size` samples."""
     num_classes: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in` makes
     noise of so many classes."""
@@ -743,12 +752,26 @@ class TrainCfg(Section):
             )
         return value
 
+    @field_validator("accumulate")
+    @classmethod
+    def _two_samples_at_once(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("batch_size", 2) < 2:
+            raise ValueError("needs a batch_size of at least 2, which BatchNorm takes")
+        return value
+
+    @property
+    def samples(self) -> int:
+        """Samples of a rank in one step."""
+        return self.batch_size * self.accumulate
+
     @field_validator("global_batch")
     @classmethod
     def _whole_ranks(cls, value: Optional[int], info: ValidationInfo) -> Optional[int]:
-        of_rank = info.data.get("batch_size", 1)
+        of_rank = info.data.get("batch_size", 1) * info.data.get("accumulate", 1)
         if value is not None and value % of_rank:
-            raise ValueError(f"must be a multiple of what a rank takes in a step, batch_size {of_rank}")
+            raise ValueError(
+                f"must be a multiple of what a rank takes in a step, batch_size x accumulate = {of_rank}"
+            )
         return value
 
     @field_validator("num_workers")
@@ -759,7 +782,7 @@ class TrainCfg(Section):
     @property
     def planned_ranks(self) -> int:
         """The number of ranks that `global_batch` takes; 1 without it."""
-        return (self.global_batch or self.batch_size) // self.batch_size
+        return (self.global_batch or self.samples) // self.samples
 
 
 class EvalCfg(Section):

@@ -76,6 +76,11 @@ class Loader:
         """Count the global batches of an epoch, the last, smaller one included."""
         return len(self._starts)
 
+    def shares(self, step: int) -> list[tuple[int, int]]:
+        """Return the range of each rank's samples in the global batch of a step (from 0, over all epochs)."""
+        start, stop = self._global_batch(step % self.steps_per_epoch)
+        return split(stop - start, self.world_size)
+
     @property
     def replaced(self) -> int:
         """Count the corrupt images of the present epoch that this rank has replaced."""
@@ -160,11 +165,16 @@ class Loader:
             )
         return self._workers
 
+    def _global_batch(self, place: int) -> tuple[int, int]:
+        """Return the range of a global batch in the epoch's order."""
+        last = place + 1 == len(self._starts)
+        return int(self._starts[place]), len(self._sampler) if last else int(self._starts[place + 1])
+
     def _ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the range of each of this rank's batches in the epoch's order."""
-        starts = self._starts.tolist()
-        for start, stop in zip(starts, [*starts[1:], len(self._sampler)]):
-            first, last = split(stop - start, self.world_size)[self.rank]
+        for place in range(len(self._starts)):
+            start, _ = self._global_batch(place)
+            first, last = self.shares(place)[self.rank]
             yield start + first, start + last
 
 

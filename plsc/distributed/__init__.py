@@ -12,7 +12,16 @@ import importlib
 from plsc.distributed import environment
 
 _COLLECTIVES = (
-    *("init", "finish", "data_parallel", "barrier", "every", "run_on_rank_0", "shard_index"),
+    *(
+        "init",
+        "finish",
+        "data_parallel",
+        "average_gradients",
+        "barrier",
+        "every",
+        "run_on_rank_0",
+        "shard_index",
+    ),
     *("all_reduce", "broadcast", "gather_rows", "gather_array", "gather_counts", "gather_objects"),
     *("reduce_scatter_rows", "_c_allgather", "_c_reducescatter"),
 )

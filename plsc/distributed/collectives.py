@@ -26,6 +26,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 from paddle.distributed import collective, fleet
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
@@ -105,6 +106,15 @@ def finish() -> None:
 def data_parallel(layer: paddle.nn.Layer) -> paddle.nn.Layer:
     """Replicate `layer`: rank 0's parameters on every rank, gradients averaged over the ranks during backward."""
     return fleet.distributed_model(layer) if world_size() > 1 else layer
+
+
+def average_gradients(layer: paddle.nn.Layer) -> None:
+    """Average the gradients of the layer's parameters over the ranks, in place.
+
+    For what `data_parallel` cannot do meanwhile: its hooks fail in layers that are recomputed.
+    """
+    if world_size() > 1:
+        fused_allreduce_gradients(list(layer.parameters()), None)
 
 
 def all_reduce(x: paddle.Tensor, op: str = "sum") -> paddle.Tensor:

@@ -28,7 +28,7 @@ from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of
 from plsc.training.loss_scaler import LossScaler
-from plsc.training.network import Network, check_amp
+from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
 
@@ -80,8 +80,11 @@ def build_trainer(
             backbone,
             dataset.preprocessing,
             cfg.Model.embedding_size,
-            cfg.Global.seed,
-            still,
+            seed=cfg.Global.seed,
+            batch_size=cfg.DataLoader.Train.batch_size,
+            shares=loader.shares,
+            recomputed=layers_to_recompute(cfg.Model.recompute, backbone),
+            still=still,
             amp=amp,
             scaler=scaler,
         ),
@@ -123,13 +126,13 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
     train = cfg.DataLoader.Train
     return Loader(
         dataset,
-        train.batch_size,
+        train.samples,
         rank,
         world_size,
         cfg.Global.seed,
         train.num_workers,
         train.max_corrupt,
-        _build_sampler(cfg, dataset, train.batch_size * world_size),
+        _build_sampler(cfg, dataset, train.samples * world_size),
     )
 
 

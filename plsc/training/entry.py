@@ -255,6 +255,7 @@ class Entry(Setters):
         environment.prepare(self.config.Global.threads)
         from plsc.training.build import build_loader, build_optimizer, build_training_set
         from plsc.training.build_head import build_margin
+        from plsc.training.network import layers_to_recompute
         from plsc.training.plan_lines import plan_lines
 
         dataset = build_training_set(self.config)
@@ -262,7 +263,8 @@ class Entry(Setters):
         backbone = self._model or self.config.Model.build(
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
-        build_optimizer(self.config, backbone, self._make_optimizer)  # these two for what they refuse
+        build_optimizer(self.config, backbone, self._make_optimizer)  # these for what they refuse
+        layers_to_recompute(self.config.Model.recompute, backbone)
         build_margin(self.config.Head)
         plan = [f"WARNING {line}" for line in self._advice(ranks)]
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)

@@ -4,25 +4,208 @@
 samples of the whole step at once; `backward` takes their gradient on through the backbone. Only there are
 gradients of the backbone computed, and averaged over the ranks.
 
+A step of more samples than fit the memory is cut into micro-batches. Forward embeds all of them without a graph;
+backward runs each of them again with its graph and its samples' gradients (Gao et al., "Scaling Deep Contrastive
+Learning Batch Size under Memory Limited Setup", 2021). But for BatchNorm, whose statistics are those of a
+micro-batch, the gradients are those of the whole batch. Whatever runs a layer again leaves BatchNorm's running
+statistics, and all else in the state that has no gradient, as the first pass made them.
+
 Try it: `pytest tests/training/test_network.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc.backbones.layers import Addresses
 from plsc.config.schema import AmpCfg
 from plsc.data.preprocessing import Preprocessing
+from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input
 from plsc.training.loss_scaler import LossScaler
 from plsc.utils.logging import warn
+from plsc.utils.registry import did_you_mean
+from plsc.utils.sharding import split
 from plsc.utils.timing import timer
+
+
+class MicroBatch(NamedTuple):
+    """Samples that go through the backbone at once.
+
+    number: of the micro-batch in its step. first: number of its first sample in the global batch. rows: its
+    samples among this rank's.
+    """
+
+    step: int
+    number: int
+    first: int
+    rows: slice
+    images: np.ndarray
+
+
+class Network:
+    """Runs a backbone on this rank's samples. Every rank makes one.
+
+    Args:
+        backbone: the bare layer.
+        preprocessing: of the samples.
+        embedding_size: D that the backbone must give.
+        seed: of the random numbers in a forward pass.
+        batch_size: most samples in a micro-batch; a few more where a rank would else have one of a single
+            sample.
+        shares: step -> the range of each rank's samples in its global batch.
+        recomputed: layers that keep no activations for the backward pass, which runs them again.
+        still: layers that are in evaluation mode in training, too: frozen norms.
+        amp: computes in 16 bits on GPUs; a CPU computes in float32 all the same. Parameters, their gradients
+            and the embeddings that `forward` gives are float32 either way.
+        scaler: of the gradients, for float16.
+    """
+
+    def __init__(
+        self,
+        backbone: paddle.nn.Layer,
+        preprocessing: Preprocessing,
+        embedding_size: int,
+        *,
+        seed: int,
+        batch_size: int,
+        shares: Callable[[int], list[tuple[int, int]]],
+        recomputed: Sequence[paddle.nn.Layer] = (),
+        still: Sequence[paddle.nn.Layer] = (),
+        amp: AmpCfg | None = None,
+        scaler: LossScaler | None = None,
+    ):
+        self.backbone = backbone
+        self._preprocessing = preprocessing
+        self._embedding_size = embedding_size
+        self._seed = seed
+        self._batch_size = batch_size
+        self._shares = shares
+        self._recomputed = recomputed
+        self._still = still
+        self._amp = amp
+        self._scaler = scaler
+        self._addresses = Addresses(backbone, seed)
+        self._statistics = [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
+        self._parallel = backbone
+        self._parts: list[MicroBatch] = []  # of the last forward pass
+        self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
+
+    def start(self) -> None:
+        """Replicate the backbone: rank 0's parameters on every rank. Every rank calls it, before the first
+        step."""
+        self._parallel = distributed.data_parallel(self.backbone)
+
+    def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
+        """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
+        a leaf whose gradient `backward` takes."""
+        self._parts = self._cut(images, step)
+        with timer.part("forward"):
+            if len(self._parts) == 1:
+                self._out = self._embed(self._model, self._parts[0])
+                emb_BD = self._out.detach()
+            else:
+                with paddle.no_grad():
+                    emb_BD = paddle.concat([self._embed(self.backbone, part) for part in self._parts])
+        emb_BD.stop_gradient = False
+        return emb_BD
+
+    def backward(self, grad_BD: paddle.Tensor) -> None:
+        """Compute the parameters' gradients, averaged over the ranks, from that of the last embeddings. Every
+        rank calls it. With a scaler some may be inf or NaN because its scale is too large."""
+        out, self._out = self._out, None
+        if self._scaler:
+            grad_BD = grad_BD * self._scaler.scale
+        with timer.part("backward"), self._statistics_kept():
+            if out is not None:
+                self._backward(out, grad_BD, self._parts[0])
+            else:
+                self._replay(self._model, grad_BD)
+            if self._recomputed:
+                distributed.average_gradients(self.backbone)
+            if self._scaler:
+                self._scaler.unscale(self.backbone.parameters())
+
+    def own_backward(self, grad_BD: paddle.Tensor) -> None:
+        """Compute this rank's own gradients anew in place of the averages, by running the last forward pass
+        again with the same random numbers. Every rank calls it."""
+        for parameter in self.backbone.parameters():
+            parameter.clear_gradient()
+        with self._statistics_kept():
+            self._replay(self.backbone, grad_BD)
+
+    @property
+    def _model(self) -> paddle.nn.Layer:
+        """The layer whose backward pass may average the gradients over the ranks."""
+        return self.backbone if self._recomputed else self._parallel
+
+    def _cut(self, images: np.ndarray, step: int) -> list[MicroBatch]:
+        shares = self._shares(step)
+        count = count_micro_batches([stop - start for start, stop in shares], self._batch_size)
+        first, stop = shares[distributed.rank()]
+        assert len(images) == stop - first
+        return [
+            MicroBatch(step, number, first + start, slice(start, stop), images[start:stop])
+            for number, (start, stop) in enumerate(split(len(images), count))
+        ]
+
+    def _embed(self, model: paddle.nn.Layer, part: MicroBatch) -> paddle.Tensor:
+        # For the layers of a user's own that draw from Paddle's generator.
+        paddle.seed(hash((self._seed, part.step, distributed.rank(), part.number)) & 0x7FFFFFFF)
+        model.train()
+        for layer in self._still:
+            layer.eval()
+        with self._addressed(part), recomputing(self._recomputed), self._autocast():
+            out = model(to_input(part.images, self._preprocessing))
+        if self._amp and isinstance(out, paddle.Tensor):
+            out = out.astype("float32")
+        check_output(out, len(part.images), self._embedding_size)
+        if out.stop_gradient and paddle.is_grad_enabled():
+            raise UserError(
+                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()"
+            )
+        return out
+
+    def _backward(self, out: paddle.Tensor, grad_BD: paddle.Tensor, part: MicroBatch) -> None:
+        with self._addressed(part):  # for what is recomputed
+            out.backward(grad_BD[part.rows])
+
+    def _replay(self, model: paddle.nn.Layer, grad_BD: paddle.Tensor) -> None:
+        """Run all micro-batches forward and backward; `model` runs the last one.
+
+        Data parallel's wrapper averages over the ranks what the parameters have gathered by the end of its own
+        backward pass, so the others go through the bare backbone.
+        """
+        for part in self._parts:
+            last = part is self._parts[-1]
+            self._backward(self._embed(model if last else self.backbone, part), grad_BD, part)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Let Paddle choose the dtype of each op; on a CPU it would warn, and change nothing."""
+        if self._amp is None or paddle.get_device().startswith("cpu"):
+            return contextlib.nullcontext()
+        return paddle.amp.auto_cast(level=self._amp.level, dtype=self._amp.dtype)
+
+    def _addressed(self, part: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        return self._addresses.of(part.step, part.first, len(part.images))
+
+    @contextlib.contextmanager
+    def _statistics_kept(self) -> Iterator[None]:
+        """Restore after the block what running a layer again changes."""
+        if len(self._parts) == 1 and not self._recomputed:
+            yield
+            return
+        kept = [tensor.clone() for tensor in self._statistics]
+        yield
+        for tensor, before in zip(self._statistics, kept):
+            paddle.assign(before, output=tensor)
 
 
 def check_amp(amp: AmpCfg | None) -> None:
@@ -39,92 +222,34 @@ def check_amp(amp: AmpCfg | None) -> None:
         )
 
 
-class Network:
-    """Runs a backbone on this rank's samples. Every rank makes one.
+def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
+    """Return how many micro-batches each rank runs, whose samples number `sizes`: the same on every rank, since
+    layers and data parallel call collectives.
 
-    Args:
-        backbone: the bare layer.
-        preprocessing: of the samples.
-        embedding_size: D that the backbone must give.
-        seed: of the random numbers in a forward pass, together with step and rank.
-        still: layers of it that are in evaluation mode in training, too: frozen norms.
-        amp: computes in 16 bits on GPUs; a CPU computes in float32 all the same. Parameters, their gradients
-            and the embeddings that `forward` gives are float32 either way.
-        scaler: of the gradients, for float16.
+    As few as go with `batch_size` samples each, but at least two samples each, which BatchNorm needs.
     """
+    return max(1, min(-(-max(sizes) // batch_size), min(sizes) // 2))
 
-    def __init__(
-        self,
-        backbone: paddle.nn.Layer,
-        preprocessing: Preprocessing,
-        embedding_size: int,
-        seed: int,
-        still: Sequence[paddle.nn.Layer] = (),
-        amp: AmpCfg | None = None,
-        scaler: LossScaler | None = None,
-    ):
-        self.backbone = backbone
-        self._preprocessing = preprocessing
-        self._embedding_size = embedding_size
-        self._seed = seed
-        self._still = still
-        self._amp = amp
-        self._scaler = scaler
-        self._model = backbone
-        self._embed_again: Callable[[], paddle.Tensor] | None = None  # by the bare backbone
-        self._out: paddle.Tensor | None = None  # of the last forward pass, with its graph
 
-    def start(self) -> None:
-        """Replicate the backbone: rank 0's parameters on every rank. Every rank calls it, before the first
-        step."""
-        self._model = distributed.data_parallel(self.backbone)
-
-    def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
-        """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
-        a leaf whose gradient `backward` takes."""
-        with timer.part("forward"):
-            self._out = self._embed(self._model, images, step)
-        self._embed_again = lambda: self._embed(self.backbone, images, step)
-        emb_BD = self._out.detach()
-        emb_BD.stop_gradient = False
-        return emb_BD
-
-    def backward(self, grad_BD: paddle.Tensor) -> None:
-        """Compute the parameters' gradients, averaged over the ranks, from that of the last embeddings. Every
-        rank calls it. With a scaler some may be inf or NaN because its scale is too large."""
-        out, self._out = self._out, None
-        with timer.part("backward"):
-            if self._scaler is None:
-                out.backward(grad_BD)
-            else:
-                out.backward(grad_BD * self._scaler.scale)
-                self._scaler.unscale(self.backbone.parameters())
-
-    def own_backward(self, grad_BD: paddle.Tensor) -> None:
-        """Compute this rank's own gradients anew in place of the averages, by running the last forward pass
-        again with the same random numbers. Every rank calls it."""
-        for parameter in self.backbone.parameters():
-            parameter.clear_gradient()
-        self._embed_again().backward(grad_BD)
-
-    def _autocast(self) -> AbstractContextManager:
-        """Let Paddle choose the dtype of each op; on a CPU it would warn, and change nothing."""
-        if self._amp is None or paddle.get_device().startswith("cpu"):
-            return nullcontext()
-        return paddle.amp.auto_cast(level=self._amp.level, dtype=self._amp.dtype)
-
-    def _embed(self, model: paddle.nn.Layer, images: np.ndarray, step: int) -> paddle.Tensor:
-        paddle.seed(hash((self._seed, step, distributed.rank())) & 0x7FFFFFFF)
-        model.train()
-        for layer in self._still:
-            layer.eval()
-        with self._autocast():
-            out = model(to_input(images, self._preprocessing))
-        if self._amp and isinstance(out, paddle.Tensor):
-            out = out.astype("float32")
-        check_output(out, len(images), self._embedding_size)
-        if out.stop_gradient:
+def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> list[paddle.nn.Layer]:
+    """Find the layers of Model.recompute: those that the backbone declares in `recomputed`, or those of these
+    names. A LayerList stands for the layers in it. UserError for what is no layer."""
+    kind = type(backbone).__name__
+    if asked is True and not getattr(backbone, "recomputed", ()):
+        raise UserError(
+            f"Model.recompute: {kind} does not say which layers are worth it; list names of them, "
+            f"such as [{', '.join(name for name, _ in backbone.named_children()) or 'none here'}]"
+        )
+    names = backbone.recomputed if asked is True else asked or []
+    known = dict(backbone.named_sublayers())
+    found = []
+    for name in names:
+        if name not in known:
+            children = ", ".join(child for child, _ in backbone.named_children())
             raise UserError(
-                "the backbone's embeddings have no gradient, so nothing of it would be trained; leave out detach() and no_grad()"
+                f"Model.recompute: '{name}' is no layer of {kind}, which has {children}"
+                f"{did_you_mean(name, list(known))}"
             )
-        return out
+        layer = known[name]
+        found += list(layer) if isinstance(layer, paddle.nn.LayerList) else [layer]
+    return found

@@ -15,7 +15,8 @@ from plsc.utils.sharding import split
 def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size: int) -> list[str]:
     """Format the plan of a run on `world_size` ranks, "plan: steps ..." and so on."""
     moments = build_rule(cfg.Optimizer).moments
-    batch = cfg.DataLoader.Train.batch_size
+    train = cfg.DataLoader.Train
+    at_once = f"{train.accumulate} x {train.batch_size}" if train.accumulate > 1 else f"{train.batch_size}"
     if cfg.Head.sharded:
         shards = split(dataset.num_classes, world_size)
     else:
@@ -30,7 +31,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
     kept = 4 * parameters * (2 + moments_of(cfg.Optimizer.name)) / 2**20
     rows = {
-        "ranks": f"{world_size}, global batch {batch * world_size} ({batch} each)",
+        "ranks": f"{world_size}, global batch {train.samples * world_size} ({at_once} each)",
         "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
         f"shape {list(preprocessing.shape)}",
         **_sets(dataset),

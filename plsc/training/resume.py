@@ -64,7 +64,10 @@ def load_ema(ema: Ema | None, saved: store.Checkpoint) -> None:
 
 
 # They affect the training, and `refuse_other_run` compares them.
-_COMPARED_BY_STATE = ("Global.seed", "Head.name", "DataLoader.Train.batch_size")
+_COMPARED_BY_STATE = (
+    *("Global.seed", "Head.name"),
+    *("DataLoader.Train.batch_size", "DataLoader.Train.accumulate"),
+)
 
 
 def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
@@ -134,7 +137,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
     if theirs.global_batch != ours.global_batch:
         raise UserError(
             f"{where} was made with a global batch of {theirs.global_batch}, this run has {ours.global_batch}: set "
-            f"DataLoader.Train.batch_size so that batch_size x {world_size} ranks is the same"
+            f"DataLoader.Train.batch_size and accumulate so that batch_size x accumulate x {world_size} ranks is the same"
         )
     if wrong := misnumbered_class(saved.classes(), data, strangers=True):
         raise UserError(

@@ -3,8 +3,8 @@
     data.loader -> backbone (data parallel) -> head (classes spread over the ranks) -> backward -> optimizer and bank
 
 Evaluation, checkpoints and log lines happen between steps, in `_after_step`. The learning rate is a function
-of the step, the order of the data of (seed, epoch), and Paddle's own random numbers (dropout) of (seed, step,
-rank), so a resumed run needs nothing but step and parameters. plsc/training/build.py makes a Trainer from a
+of the step, the order of the data of (seed, epoch), dropout of (seed, step,
+layer, sample), so a resumed run needs nothing but step and parameters. plsc/training/build.py makes a Trainer from a
 config.
 """
 
@@ -132,7 +132,7 @@ class Trainer:
 
     @property
     def global_batch(self) -> int:
-        return self.cfg.DataLoader.Train.batch_size * self.world_size
+        return self.cfg.DataLoader.Train.samples * self.world_size
 
     # -- the loop -----------------------------------------------------------------------------------------------------------
 

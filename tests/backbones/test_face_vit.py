@@ -88,7 +88,7 @@ def test_training_and_evaluation():
     assert not np.array_equal(net(images).numpy(), net(images).numpy())
     net.eval()
     assert np.array_equal(net(images).numpy(), net(images).numpy())
-    assert [block.drop_path.p for block in net.blocks] == [0.0, 0.5]
+    assert [block.drop_path2.p for block in net.blocks] == [0.0, 0.5]
 
 
 def test_without_hiding_there_is_no_token_that_never_learns():

@@ -190,7 +190,7 @@ def test_wrong_keywords(write):
         DATASETS.get("DummyPiars")
     assert errors(path, ["Model.embedding_size=x"]) == [
         "a.yaml:3: Model.widths: must be a list, each an integer (got 8)",
-        "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, sync_batchnorm, widths, norm)",
+        "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, sync_batchnorm, recompute, widths, norm)",
         "a.yaml:9: DataLoader.Train.dataset.seed: comes from Global.seed, set that (got 3)",
         f"a.yaml:11: DataLoader.Eval.dataset.name: {unknown.value}",
         "-o Model.embedding_size=x: Model.embedding_size: must be an integer >= 1 (got 'x')",
@@ -391,9 +391,9 @@ def test_a_number_of_ranks_that_does_not_make_the_global_batch_is_refused(tmp_pa
         cfg.check_ranks(2)
     assert str(error.value) == (
         f"{tmp_path}/a.yaml:4: DataLoader.Train.global_batch: must be the samples of a step, 2 ranks x batch_size 16 = 32 (got 64); "
-        "start 4 ranks, change batch_size, or give this 32 and LRScheduler.learning_rate 0.5 times its value"
+        "start 4 ranks, change batch_size or accumulate, or give this 32 and LRScheduler.learning_rate 0.5 times its value"
     )
-    with pytest.raises(ConfigError, match="global_batch: must be a multiple of .* batch_size 16"):
+    with pytest.raises(ConfigError, match="global_batch: must be a multiple of .* = 16 "):
         load(tmp_path / "a.yaml", ["DataLoader.Train.global_batch=60"])
 
 

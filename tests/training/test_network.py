@@ -5,16 +5,23 @@ import contextlib
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 
+from plsc.backbones.face_vit import FaceViT
+from plsc.backbones.iresnet import IResNet
+from plsc.backbones.layers import Dropout
+from plsc.backbones.mobilefacenet import MobileFaceNet
+from plsc.backbones.small_resnet import SmallResNet
 from plsc.config.schema import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.loss_scaler import LossScaler
-from plsc.training.network import Network, check_amp
+from plsc.training.network import Network, check_amp, count_micro_batches, layers_to_recompute
 from tests.tiny_runs import IMAGE_SHAPE, Linear
 
 PREPROCESSING = Preprocessing.of_images(IMAGE_SHAPE)
-IMAGES = np.random.default_rng(0).integers(0, 256, (6, *IMAGE_SHAPE), np.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (12, *IMAGE_SHAPE), np.uint8)
+GRAD = paddle.to_tensor(np.random.default_rng(1).normal(size=(12, 8)).astype(np.float32))
 
 
 class Detached(Linear):
@@ -29,13 +36,68 @@ class Half(Linear):
         return super().forward(images).astype("float16")
 
 
+class Dropping(Linear):
+    """Without batch norm; its masks depend on the samples' addresses."""
+
+    def __init__(self):
+        super().__init__()
+        self.drops, self.last = Dropout(0.3), nn.Linear(8, 8)
+
+    def forward(self, images):
+        return self.last(self.drops(nn.functional.relu(super().forward(images))))
+
+
+class Normed(Linear):
+    """With batch norm, and a dropout that draws from Paddle's generator; keeps what it computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drops, self.outs = nn.BatchNorm1D(8), nn.Dropout(0.3), []
+
+    def forward(self, images):
+        out = self.drops(self.norm(super().forward(images)))
+        self.outs.append(out.numpy())
+        return out
+
+
+class TinyIResNet(IResNet):
+    blocks = (1, 1, 1, 2)
+
+
+class TinyViT(FaceViT):
+    width, depth = 16, 3
+
+
+def make(net, batch_size=12, recomputed=(), **more) -> Network:
+    return Network(
+        net,
+        PREPROCESSING,
+        8,
+        seed=0,
+        batch_size=batch_size,
+        shares=lambda step: [(0, 12)],
+        recomputed=recomputed,
+        **more,
+    )
+
+
 def gradients(net) -> dict[str, np.ndarray]:
-    return {name: parameter.grad.numpy() for name, parameter in net.named_parameters()}
+    return {name: p.grad.numpy() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def step(network, number=4) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Embeddings, gradients, and the state that has none."""
+    emb_BD = network.forward(IMAGES, number)
+    network.backward(GRAD)
+    found = gradients(network.backbone)
+    network.backbone.clear_gradients()
+    state = {name: x.numpy() for name, x in network.backbone.state_dict().items() if x.stop_gradient}
+    return emb_BD.numpy(), found, state
 
 
 def test_gradients_are_those_of_one_graph():
     net = Linear()
-    network = Network(net, PREPROCESSING, 8, seed=0)
+    network = make(net)
     emb_BD = network.forward(IMAGES, 0)
     emb_BD.square().sum().backward()
     assert emb_BD.is_leaf and net.linear.weight.grad is None
@@ -51,22 +113,106 @@ def test_gradients_are_those_of_one_graph():
 
 
 def test_embeddings_without_a_gradient_are_refused():
-    with pytest.raises(UserError, match="embeddings have no gradient"):
-        Network(Detached(), PREPROCESSING, 8, seed=0).forward(IMAGES, 0)
+    for batch_size in (12, 4):
+        network = make(Detached(), batch_size)
+        with pytest.raises(UserError, match="embeddings have no gradient"):
+            network.forward(IMAGES, 0)
+            network.backward(GRAD)
+
+
+@pytest.mark.parametrize("batch_size", [3, 5])
+def test_micro_batches_give_what_the_whole_batch_gives(batch_size):
+    net = Dropping()
+    emb, grads, _ = step(make(net))
+    parts = make(net, batch_size)
+    found, grads_of_parts, _ = step(parts)
+    assert np.allclose(found, emb, atol=1e-6) and grads.keys() == grads_of_parts.keys()
+    for name, grad in grads.items():
+        assert np.allclose(grads_of_parts[name], grad, atol=1e-6 * np.abs(grad).max()), name
+    assert not np.allclose(step(parts, 5)[0], emb, atol=1e-2), "the masks of another step"
+    parts.forward(IMAGES, 4)
+    parts.own_backward(GRAD)
+    assert np.allclose(gradients(net)["last.weight"], grads["last.weight"], atol=1e-5)
+
+
+def test_the_second_pass_is_the_first_one_again():
+    """With a user's own dropout, too; batch norm counts each micro-batch once."""
+    paddle.seed(0)
+    net, alone = Normed(), Normed()
+    alone.set_state_dict(net.state_dict())
+    emb, _, state = step(make(net, 4))
+    first, second = net.outs[:3], net.outs[3:]
+    assert [a.tobytes() for a in first] == [b.tobytes() for b in second]
+    assert np.concatenate(first).tobytes() == emb.tobytes()
+    with paddle.no_grad():
+        for start in (0, 4, 8):
+            alone(PREPROCESSING(paddle.to_tensor(IMAGES[start : start + 4])))
+    for name, value in state.items():
+        assert value.tobytes() == alone.state_dict()[name].numpy().tobytes(), name
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch_size", [2, 3, 16])
+def test_ranks_cut_alike_and_leave_no_sample_alone(batch_size, ranks):
+    for samples in range(2 * ranks, 40 * ranks):
+        sizes = [samples // ranks + (rank < samples % ranks) for rank in range(ranks)]
+        count = count_micro_batches(sizes, batch_size)
+        assert min(sizes) // count >= 2
+        largest = -(-max(sizes) // count)
+        assert largest <= batch_size or (count == min(sizes) // 2 and largest <= 4)
+
+
+@pytest.mark.parametrize("batch_size", [12, 4])
+@pytest.mark.parametrize(
+    "build, asked",
+    [
+        (lambda: TinyIResNet(8, IMAGE_SHAPE, dropout=0.3), True),
+        (lambda: TinyIResNet(8, IMAGE_SHAPE, dropout=0.3), ["layer1", "layer4.1", "conv1"]),
+        (lambda: TinyViT(8, IMAGE_SHAPE, dropout=0.2, drop_path=0.5, patch_size=4), True),
+        (lambda: MobileFaceNet(8, IMAGE_SHAPE, dropout=0.2, scale=1), True),
+        (lambda: SmallResNet(8, IMAGE_SHAPE, dropout=0.2), ["stages", "embed"]),
+    ],
+)
+def test_recomputing_changes_no_bit(build, asked, batch_size):
+    paddle.seed(0)
+    net = build()
+    names, before = list(net.state_dict()), {k: v.numpy() for k, v in net.state_dict().items()}
+    plain = step(make(net, batch_size))
+    net.set_state_dict(before)
+    layers = layers_to_recompute(asked, net)
+    inner = next(layer for layer in layers[0].sublayers() if not layer.sublayers())
+    calls = []
+    inner.register_forward_post_hook(lambda *args: calls.append(1))
+    again = step(make(net, batch_size, layers))
+    assert len(calls) == (2 if batch_size == 12 else 3 * 3), "it was not recomputed"
+    assert list(net.state_dict()) == names and "forward" not in vars(layers[0])
+    assert plain[0].tobytes() == again[0].tobytes()
+    for one, other in zip(plain[1:], again[1:]):
+        assert one.keys() == other.keys()
+        assert not [name for name in one if one[name].tobytes() != other[name].tobytes()]
+
+
+def test_what_cannot_be_recomputed_is_refused():
+    net = SmallResNet(8, IMAGE_SHAPE)
+    with pytest.raises(UserError, match=r"Model\.recompute: SmallResNet does not say .* \[stages, embed\]"):
+        layers_to_recompute(True, net)
+    with pytest.raises(UserError, match=r"'stagse' is no layer of SmallResNet, .* did you mean 'stages'\?"):
+        layers_to_recompute(["stagse"], net)
+    assert layers_to_recompute(False, net) == [] == layers_to_recompute([], net)
 
 
 def test_gradients_are_scaled_on_their_way_back_only():
     """A gradient of 1e-8 is 0 in float16, and is not with the scale; what comes out has the scale no more."""
-    emb_grad = paddle.full([6, 8], 1e-8)
+    emb_grad = paddle.full([12, 8], 1e-8)
     found = []
     for scaler in (None, LossScaler()):
         net = Half()
-        network = Network(net, PREPROCESSING, 8, 0, amp=AmpCfg(dtype="float16"), scaler=scaler)
+        network = make(net, amp=AmpCfg(dtype="float16"), scaler=scaler)
         emb_BD = network.forward(IMAGES, 0)
         assert emb_BD.dtype == paddle.float32 == net.linear.weight.dtype
         network.backward(emb_grad)
         found.append(net.linear.bias.grad.numpy())
-    assert not found[0].any() and np.allclose(found[1], 6e-8, rtol=1e-3)
+    assert not found[0].any() and np.allclose(found[1], 12e-8, rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -80,7 +226,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
         yield
         asked.append("out")
 
-    network = Network(Linear(), PREPROCESSING, 8, 0, amp=AmpCfg(dtype=dtype))
+    network = make(Linear(), amp=AmpCfg(dtype=dtype))
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
     network.forward(IMAGES, 0)
     assert not asked  # on a CPU Paddle would warn in each step

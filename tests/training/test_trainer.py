@@ -377,7 +377,11 @@ def test_a_checkpoint_of_another_problem(whole, override, difference):
 def test_a_checkpoint_of_another_global_batch(whole):
     assert refused("DataLoader.Train.batch_size=6", resume=checkpoint(whole)) == (
         "checkpoint step-00000012 was made with a global batch of 12, this run has 6: set "
-        "DataLoader.Train.batch_size so that batch_size x 1 ranks is the same"
+        "DataLoader.Train.batch_size and accumulate so that batch_size x accumulate x 1 ranks is the same"
+    )
+    # The product alone counts.
+    make_trainer(whole / "more", "DataLoader.Train.batch_size=4", "DataLoader.Train.accumulate=3").resume(
+        checkpoint(whole)
     )
 
 
