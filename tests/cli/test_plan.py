@@ -33,12 +33,28 @@ def test_one_point_is_a_line_through_nothing():
     assert plan.along([(10, 2.0)], 30) == pytest.approx(6.0)
 
 
+def test_the_backbone_has_the_arrays_of_its_optimizer():
+    """Of a trained number its value, its gradient and the optimizer's; of a frozen one the value."""
+    found = {
+        "parameters": 1000,
+        "frozen": 50,
+        "backbone": [[1, None, 4 * 2050 + 7], [2, None, 4 * 2050 + 14]],
+    }
+    for name, arrays in (("Momentum", 3), ("LARS", 3), ("AdamW", 4)):
+        asked = case(10, 1, 16, f"Optimizer.name={name}")
+        assert plan.backbone_bytes(asked, found)["backbone"] == 4 * (1000 * arrays + 50)
+        assert plan.backbone_bytes(asked, found)["activations"] == 7 * asked.batch
+        disk = plan.disk_needs(asked, 1000, 50)["checkpoint"] - plan.disk_needs(asked, 0)["checkpoint"]
+        assert disk == 4 * (1000 * (arrays - 1) + 50)
+
+
 FREE = {"bank": 10**9, "checkpoints": 10**9, "one": True}
 FOUND = {
     "base": 300 * MB,
     "head": {"full": [[1000, 0.01], [2000, 0.02]], "sampled": [[100, 0.002], [1000, 0.011]]},
     "backbone": [[4, 0.4, 30 * MB], [8, 0.8, 50 * MB]],
     "parameters": 1_000_000,
+    "frozen": 0,
     "ranks": 1,
     "threads": 2,
 }
@@ -143,7 +159,13 @@ def test_the_disk_holds_the_bank_and_as_many_checkpoints_as_there_are_at_a_time(
 
 def test_a_plan_for_the_disk_by_hand():
     asked = case(1_000_000, 1, 16, *ON_DISK, "Checkpoint.keep=1", "DataLoader.Eval.dataset=null")
-    found = {**FOUND, "head": {"full": SECONDS, "sampled": SECONDS}, "backbone": [], "parameters": 0}
+    found = {
+        **FOUND,
+        "head": {"full": SECONDS, "sampled": SECONDS},
+        "backbone": [],
+        "parameters": 0,
+        "frozen": 0,
+    }
     planned = plan.plan(asked, found, 400 * MB, {**FREE, "checkpoints": 200_000_000})
     assert planned["bytes"]["centres"] == planned["bytes"]["momentum"] == 0 < planned["bytes"]["buffers"]
     assert planned["disk"]["fits"] and planned["largest_classes_on_disk"] == 200_000_000 // (3 * 64)

@@ -3,7 +3,9 @@
 import paddle
 from paddle import nn
 
-from plsc.cli.commands.plan.activations import kept_bytes
+from plsc.cli.commands.plan.activations import counted, kept_bytes
+from plsc.config import load
+from tests.tiny_runs import IMAGE_SHAPE, TINY
 
 
 class Small(nn.Layer):
@@ -26,3 +28,13 @@ def test_a_wider_layer_keeps_more():
     wide = nn.Sequential(nn.Flatten(), nn.Linear(6, 50), nn.Tanh())
     assert kept_bytes(wide, (6,)) == 4 * (6 + 50)
     assert paddle.is_grad_enabled()
+
+
+def test_what_is_frozen_has_no_gradient_and_keeps_nothing():
+    whole = counted(load(TINY), IMAGE_SHAPE)
+    found = counted(load(TINY, ["Optimizer.groups=[{match: ^stages, freeze: true}]"]), IMAGE_SHAPE)
+    assert whole["frozen"] == 0 < found["frozen"]
+    assert found["parameters"] + found["frozen"] == whole["parameters"]
+    growth, of_whole = (each["backbone"][1][2] - each["backbone"][0][2] for each in (found, whole))
+    kept = 4 * (54 + 8 + 8)  # the last map, and what its matrix and its norm give
+    assert kept <= growth <= kept + 4 * 4 * 8 < of_whole  # statistics of the norm are of all images

@@ -8,6 +8,7 @@ from __future__ import annotations
 import paddle
 
 from plsc.config import Config
+from plsc.training.groups import freeze, settings_of
 
 _IMAGES = 2  # training-mode BatchNorm takes two
 
@@ -31,8 +32,20 @@ def kept_bytes(backbone: paddle.nn.Layer, shape: tuple[int, ...]) -> int:
 
 def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times."""
-    backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
-    parameters = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
+    backbone, sizes = build(cfg, shape)
     kept = kept_bytes(backbone, shape)
-    peaks = [[images, None, images * kept + 2 * 4 * parameters] for images in (1, 2)]
-    return {"base": 0, "head": {}, "backbone": peaks, "parameters": parameters}
+    weights = 4 * (2 * sizes["parameters"] + sizes["frozen"])
+    peaks = [[images, None, images * kept + weights] for images in (1, 2)]
+    return {"base": 0, "head": {}, "backbone": peaks, **sizes}
+
+
+def build(cfg: Config, shape: tuple[int, ...]) -> tuple[paddle.nn.Layer, dict[str, int]]:
+    """Build the backbone of a config for samples of a shape, frozen as in training.
+
+    Returns it, and how many numbers its "parameters" have that are trained, and those that are "frozen".
+    """
+    backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
+    whole = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
+    freeze(cfg.Optimizer, backbone, settings_of(cfg.Optimizer, backbone))
+    trained = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
+    return backbone, {"parameters": trained, "frozen": whole - trained}

@@ -71,8 +71,8 @@ def calibrate(case: Case, seconds: float, image_shape: tuple[int, ...] | None, t
     """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one.
 
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...]
-    (with `image_shape`), "parameters": of the backbone, "base": bytes of Paddle itself, "ranks": processes
-    that took part, "threads": of each, "scatter": the largest relative difference of a time's middle half
+    (with `image_shape`), "parameters" and "frozen": numbers of the backbone that are trained, and others, "base":
+    bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "scatter": the largest relative difference of a time's middle half
     from its median}. With a bank on disk the points of the head are [K, seconds with all rows in the page
     cache, with none of them there, seconds to write].
     """
@@ -130,7 +130,14 @@ def work(cfg: Config, asked: dict) -> dict:
     small = {"Head": {"sample_rate": 1.0}}
     Trial(_with(cfg, **small), 1000, 8).step()
     base = measure.resident_bytes()
-    measured: dict = {"base": base, "threads": threads, "head": {}, "backbone": [], "parameters": 0}
+    measured: dict = {
+        "base": base,
+        "threads": threads,
+        "head": {},
+        "backbone": [],
+        "parameters": 0,
+        "frozen": 0,
+    }
     rates = {"full": 1.0, "sampled": asked["rate"]}
     kinds = rates if cfg.Head.sharded else ["full"]
     seconds, times = asked["seconds"] / (len(kinds) + 1), Times()
@@ -222,10 +229,10 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
 
     from plsc import distributed
     from plsc.backbones.count import count
+    from plsc.cli.commands.plan.activations import build
 
     shape, before = tuple(asked["image_shape"]), measure.resident_bytes()
-    backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
-    parameters = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
+    backbone, sizes = build(cfg, shape)
     measured, began = [], time.monotonic()
     for batch in backbone_batches(seconds, count(backbone, shape).macs, asked["backbone_batch"]):
         images = paddle.randn([batch, *asked["image_shape"]])
@@ -240,4 +247,4 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
         measured.append([batch, spent, measure.resident_bytes("VmHWM") - before])
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
-    return {"backbone": measured, "parameters": parameters}
+    return {"backbone": measured, **sizes}

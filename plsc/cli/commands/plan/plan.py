@@ -92,10 +92,11 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations."""
     if not measured["backbone"]:
         return {}
-    weights = (2 + moments_of(case.cfg.Optimizer.name)) * 4 * measured["parameters"]
+    trained, frozen = measured["parameters"], measured["frozen"]
+    weights = 4 * ((2 + moments_of(case.cfg.Optimizer.name)) * trained + frozen)
     peak = along([(batch, peak) for batch, _, peak in measured["backbone"]], case.batch)
     average = {"averaged weights": 4 * measured["parameters"]} if case.cfg.Global.ema else {}
-    activations = max(0, round(peak) - 2 * 4 * measured["parameters"])
+    activations = max(0, round(peak) - 4 * (2 * trained + frozen))
     return {"backbone": weights, **average, "activations": activations}
 
 
@@ -135,16 +136,19 @@ def on_this_machine(ranks: int) -> int:
     return min(ranks, os.cpu_count() or 1)
 
 
-def disk_needs(case: Case, parameters: int) -> dict:
+def disk_needs(case: Case, parameters: int, frozen: int = 0) -> dict:
     """Compute the bytes that a run writes: banks, a checkpoint, and the most checkpoints at a time.
 
     These are the ones that are kept, the best one, and the one that is being written.
+
+    Args:
+        parameters, frozen: numbers of the backbone that are trained, and others.
     """
     cfg = case.cfg
     copies = 1 + moments_of(cfg.Optimizer.name) + (cfg.Global.ema is not None)  # of the parameters' numbers
     return {
         "bank": _bank_bytes(case, case.shard) * on_this_machine(case.ranks) if cfg.Head.bank == "disk" else 0,
-        "checkpoint": _bank_bytes(case, case.classes) + copies * 4 * parameters,
+        "checkpoint": _bank_bytes(case, case.classes) + 4 * (copies * parameters + frozen),
         "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
     }
 
@@ -188,7 +192,8 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
     totals = {each: fixed + sum(head_bytes(case, each).values()) for each in rates}
     disks = {each: disk_of(case, memory, totals[each]) for each in rates}
     seconds = {each: head_seconds(case, measured, each, disks[each]) if timed else None for each in rates}
-    needs = disk_needs(case, measured["parameters"])
+    sizes = measured["parameters"], measured["frozen"]
+    needs = disk_needs(case, *sizes)
     return {
         "classes": case.classes,
         "ranks": case.ranks,
@@ -204,9 +209,7 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
         "backbone_seconds": backbone,
         "largest_classes": largest(case, fixed, memory),
         "disk": {**needs, "free": free, "fits": fits_disk(needs, free)},
-        "largest_classes_on_disk": _most(
-            case, lambda more: fits_disk(disk_needs(more, measured["parameters"]), free)
-        ),
+        "largest_classes_on_disk": _most(case, lambda more: fits_disk(disk_needs(more, *sizes), free)),
         "rates": [
             {
                 "rate": each,
