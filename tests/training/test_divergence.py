@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from plsc.training import divergence
-from plsc.training.divergence import DivergedError, finite, finite_arrays
+from plsc.training.divergence import DivergedError, finite, finite_arrays, remedy
 from plsc.training.dump import DUMPS
 from plsc.utils.bfloat16 import nearest
 from plsc.utils.metrics import Metrics
@@ -124,6 +124,13 @@ def test_a_network_that_gives_nan_by_itself_is_not_blamed_on_the_rate(tmp_path, 
     with pytest.raises(DivergedError, match=f"{why}, so a lower learning rate will hardly help") as raised:
         run(trainer, tmp_path)
     assert "lower LRScheduler" not in str(raised.value)
+
+
+@pytest.mark.parametrize("rate, low", [(0.0025, False), (0.00001, True)])
+def test_a_low_rate_is_one_that_is_low_for_the_optimizer(rate, low):
+    assert ("the learning rate is low" in remedy(9, 2, rate, "AdamW")) == low
+    assert "the learning rate is low" in remedy(9, 2, rate, "Momentum")
+    assert "the learning rate is low" not in remedy(9, 2, rate, "LARS")  # none is usual
 
 
 def test_skipped_steps_stand_in_the_checkpoint(tmp_path):

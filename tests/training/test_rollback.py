@@ -36,7 +36,9 @@ def folders(output):
     return sorted(path.name for path in (output / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("optimizer", ["Optimizer.head=null", "Optimizer.head={name: AdamW, lr_scale: 0.1}"])
+@pytest.mark.parametrize(
+    "optimizer", ["Optimizer.head=null", "Optimizer={name: AdamW, head: {lr_scale: 0.1}}"]
+)
 def test_it_goes_on_as_if_resumed_with_half_the_rate(tmp_path, capsys, optimizer):
     one, other = tmp_path / "one", tmp_path / "other"
     trainer = run(one, 6, 8, optimizer)
