@@ -57,6 +57,7 @@ setup(
     extras_require={
         "cpu": ["paddlepaddle>=2.6.2"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
+        "loggers": ["mlflow", "tensorboardX", "wandb"],
         "test": [
             "pytest",
             "pytest-xdist>=3.8",

@@ -193,6 +193,11 @@ class GlobalCfg(Section):
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
     eval_every_steps: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
+    loggers: list[Literal["visualdl", "tensorboard", "wandb", "mlflow"]] = Field(
+        ["visualdl"], json_schema_extra=NOT_TRAINING
+    )
+    """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
+    (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline."""
     profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
     hang_seconds: int = Field(600, ge=0, json_schema_extra=NOT_TRAINING)
@@ -217,6 +222,13 @@ class GlobalCfg(Section):
     @classmethod
     def _few(cls, value: Optional[int]) -> Optional[int]:
         return few_for_this_machine(value)
+
+    @field_validator("loggers")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("must name each program once")
+        return value
 
     @field_validator("keep_centres", "new_centres")
     @classmethod

@@ -26,13 +26,15 @@ from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text
 from plsc.training.finish import finish
 from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.text import duration
 
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
-    *("config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "identities.json"),
+    *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
+    *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
     *("worst_pairs.png", "confusion.png", "steps.png", "diverged", "export", "test", "predict"),
 )
@@ -80,6 +82,7 @@ class Entry(Setters):
         from plsc.training import build, finetune
         from plsc.training.plan_lines import plan_lines
 
+        distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
         guarded.listen()
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
         path = self._resume_from() if self.config.Global.resume else None
@@ -105,7 +108,7 @@ class Entry(Setters):
             ):
                 get_logger().info(line)
             replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
-            metrics = Metrics(self.output_dir, from_step=trainer.step)
+            metrics = Metrics(self.output_dir, trainer.step, self.config.Global.loggers)
         distributed.barrier()
         trainer.train(metrics)
         if guarded.stopped:
@@ -252,7 +255,9 @@ class Entry(Setters):
         ranks = environment.world_size_from_env(default=self.config.DataLoader.Train.planned_ranks)
         self.config.check_ranks(ranks)
         self.config.check_data()
+        check_packages(self.config.Global.loggers)
         environment.prepare(self.config.Global.threads)
+        from plsc.distributed.sync_batch_norm import synchronise
         from plsc.training.build import build_loader, build_optimizer, build_training_set
         from plsc.training.build_head import build_margin
         from plsc.training.network import layers_to_recompute
@@ -263,7 +268,9 @@ class Entry(Setters):
         backbone = self._model or self.config.Model.build(
             embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
         )
-        build_optimizer(self.config, backbone, self._make_optimizer)  # these for what they refuse
+        if self.config.Model.sync_batchnorm:  # these for what they refuse
+            backbone = synchronise(backbone)
+        build_optimizer(self.config, backbone, self._make_optimizer)
         layers_to_recompute(self.config.Model.recompute, backbone)
         build_margin(self.config.Head)
         plan = [f"WARNING {line}" for line in self._advice(ranks)]

@@ -1,4 +1,4 @@
-"""Write and read metrics.jsonl, the numbers of a run, with its copy for VisualDL.
+"""Write and read metrics.jsonl, the numbers of a run, and write its copies for other programs.
 
 Tests and tools read metrics.jsonl, never the text of log lines.
 """
@@ -6,67 +6,81 @@ Tests and tools read metrics.jsonl, never the text of log lines.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.appended_file import AppendedFile
-from plsc.utils.atomic_write import replace_file
+from plsc.utils.atomic_write import remove, replace_file
+from plsc.utils.loggers import LOGGERS, Logger
 from plsc.utils.logging import get_logger
 
 
 class Metrics:
-    """Writes `<folder>/metrics.jsonl`, one JSON object a line, and a copy for VisualDL; made on rank 0 only.
+    """Writes `<folder>/metrics.jsonl`, one JSON object a line, and copies for other programs; made on rank 0 only.
 
     Rows have a "step"; a row with "eval" (the name of a pair set) is an evaluation, the others are training.
     Strict JSON: a number that is not finite becomes null, and the row's "nonfinite" lists such keys.
-    VisualDL's copy is in `<folder>/visualdl`; one warning is logged if that package is missing or broken.
+
+    The copies have the numbers as "train/loss" and "eval/<set>/accuracy". What was written there cannot be deleted:
+    the points of dropped rows stay, and are not written twice; `<folder>/logged.json` keeps how far they go. One
+    warning is logged if a copy cannot be written (any more), and the run goes on without it.
 
     Args:
         from_step: None appends to the rows that exist; s > 0 resumes and drops the rows of later steps, which
-            will be written again; 0 drops all rows.
+            will be written again; 0 drops all rows, and the copies.
+        loggers: the copies, of Global.loggers.
     """
 
-    def __init__(self, folder: str | Path, from_step: int | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, from_step: int | None = None, loggers: Sequence[str] = ("visualdl",)
+    ) -> None:
         self.path = Path(folder) / "metrics.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = self._keep(from_step)
-        self._rows = AppendedFile(self.path, own=True)
-        records = self.path.parent / "visualdl" / "vdlrecords.train.log"
+        self._reached_file = self.path.parent / "logged.json"
         if from_step == 0:
-            records.unlink(missing_ok=True)
-        # VisualDL cannot delete a point: those of dropped rows stay, and are not written twice.
-        self._drawn: dict[str | None, int] = {}
-        if records.exists():
-            self._note_drawn(rows)
-        self._visualdl: Any = None
-        with self._visualdl_may_fail(), contextlib.redirect_stdout(io.StringIO()):  # it prints a greeting
-            from visualdl import LogWriter  # takes 0.3 s, so only where metrics are written
+            for path in (self._reached_file, *(self.path.parent / name for name in LOGGERS)):
+                remove(path)
+        self._reached = (
+            self._read_reached()
+        )  # the last step of "train" and of each "eval/<set>" in the copies
+        self._drop_rows(from_step)
+        self._rows = AppendedFile(self.path, own=True)
+        self._loggers: dict[str, Logger] = {}
+        for name in loggers:
+            with self._may_fail(name):
+                self._loggers[name] = LOGGERS[name](self.path.parent)
+        self._continued = {name for name, logger in self._loggers.items() if logger.continues}
 
-            # A fixed name: with a second file in the folder, VisualDL would show only the newest.
-            self._visualdl = LogWriter(str(records.parent), file_name=records.name)
+    def _read_reached(self) -> dict[str, int]:
+        try:
+            reached = json.loads(self._reached_file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        valid = isinstance(reached, dict) and all(type(step) is int for step in reached.values())
+        return reached if valid else {}
 
-    def _keep(self, until: int | None) -> list[dict[str, Any]]:
-        """Drop the rows of the steps after `until` (None: none, 0: all), and return all rows as they were."""
+    def _drop_rows(self, until: int | None) -> None:
+        """Drop the rows of the steps after `until` (None: none, 0: all), and note how far all of them went."""
         rows = read_metrics(self.path) if self.path.exists() else []
         kept = [row for row in rows if until is None or row["step"] <= until and until > 0]
+        if until != 0:
+            for row in rows:
+                kind = _kind(row.get("eval"))
+                self._reached[kind] = max(row["step"], self._reached.get(kind, 0))
+        if len(kept) < len(rows) and self._reached:
+            replace_file(self._reached_file, json.dumps(self._reached).encode())
         replace_file(self.path, "".join(_dump(row) for row in kept).encode("utf-8", "backslashreplace"))
-        return rows
 
     def rewind(self, step: int) -> None:
-        """Drop the rows of later steps, which will be written again; VisualDL keeps their first points."""
+        """Drop the rows of later steps, which will be written again; the copies keep their first points."""
         self._rows.close()
-        self._note_drawn(self._keep(step))
+        self._drop_rows(step)
+        self._continued = set(self._loggers)
         self._rows = AppendedFile(self.path, own=True)
-
-    def _note_drawn(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            kind = row.get("eval")
-            self._drawn[kind] = max(row["step"], self._drawn.get(kind, 0))
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row, of str, bool, None, numbers, 0-d arrays or tensors.
@@ -79,30 +93,36 @@ class Metrics:
         bad = [key for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)]
         finite = {key: None if key in bad else value for key, value in plain.items()}
         self._rows.write(_dump({**finite, "nonfinite": bad} if bad else finite))
-        name, step = plain.pop("eval", None), plain.pop("step")
-        if self._visualdl is None or step <= self._drawn.get(name, -1):
-            return
-        with self._visualdl_may_fail():
-            for key, value in plain.items():
-                if key != "epoch" and isinstance(value, (int, float)):
-                    tag = f"train/{key}" if name is None else f"eval/{name}/{key}"
-                    self._visualdl.add_scalar(tag=tag, value=float(value), step=step)
+        kind, step = _kind(plain.pop("eval", None)), plain.pop("step")
+        values = {
+            f"{kind}/{key}": float(value)
+            for key, value in plain.items()
+            if key != "epoch" and isinstance(value, (int, float))
+        }
+        for name, logger in list(self._loggers.items()):
+            if not (name in self._continued and step <= self._reached.get(kind, -1)):
+                with self._may_fail(name):
+                    logger.write(values, step)
 
     def close(self) -> None:
         self._rows.close()
-        if self._visualdl is not None:
-            with self._visualdl_may_fail():
-                self._visualdl.close()
+        for name, logger in list(self._loggers.items()):
+            with self._may_fail(name):
+                logger.close()
 
     @contextlib.contextmanager
-    def _visualdl_may_fail(self) -> Iterator[None]:
+    def _may_fail(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001 (an error of that package must not end a training)
-            self._visualdl = None
+            self._loggers.pop(name, None)
             get_logger().warning(
-                f"no VisualDL log ({type(error).__name__}: {error}); the metrics are in {self.path}"
+                f"no {LOGGERS[name].__name__} log ({type(error).__name__}: {error}); the metrics are in {self.path}"
             )
+
+
+def _kind(evaluated: str | None) -> str:
+    return "train" if evaluated is None else f"eval/{evaluated}"
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

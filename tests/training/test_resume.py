@@ -134,6 +134,7 @@ NOT_TRAINING = {
             "keep_centres",
             "new_centres",
             "log_every",
+            "loggers",
         ),
         *("eval_every", "eval_every_steps", "profile", "hang_seconds", "max_skipped", "rollbacks", "threads"),
     },

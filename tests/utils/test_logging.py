@@ -475,10 +475,10 @@ def test_visualdl_that_breaks_later_is_said_once_and_not_fatal(tmp_path, capsys)
     metrics = Metrics(tmp_path)
 
     class Broken:
-        def add_scalar(self, **_):
+        def write(self, values, step):
             raise TypeError("protobuf")
 
-    metrics._visualdl = Broken()
+    metrics._loggers["visualdl"] = Broken()
     write(metrics, rows_up_to(2))
     assert read_metrics(tmp_path / "metrics.jsonl") == rows_up_to(2)
     assert capsys.readouterr().out.count("no VisualDL log (TypeError: protobuf)") == 1

@@ -1,0 +1,199 @@
+"""Copies of the metrics for other programs: the same points in all of them, each step once. A package that is not installed is
+stood in for by a fake that knows the calls."""
+
+import importlib.util
+import json
+import struct
+import sys
+import types
+
+import pytest
+
+from plsc.errors import UserError
+from plsc.training.entry import Entry
+from plsc.utils.loggers import check_packages
+from plsc.utils.metrics import Metrics, read_metrics
+from tests.tiny_runs import TINY
+
+POINTS = {
+    "train/loss": [(s, 1.0) for s in range(1, 6)] + [(6, 2.0), (7, 3.0)],
+    "eval/pairs/accuracy": [(5, 0.5)],
+}
+
+
+def row(step, loss):
+    return {"step": step, "epoch": 1, "loss": loss, "note": "a text is no point"}
+
+
+def run(folder, name):
+    """A run that is resumed at step 3, killed at 4, resumed at 3 again and taken back to 5: the rows of each step, once."""
+    evaluated = {"eval": "pairs", "step": 5, "accuracy": 0.5, "threshold": None}
+    metrics = Metrics(folder, 0, [name])
+    for step in range(1, 6):
+        metrics.write(row(step, 1.0))
+    metrics.close()
+    metrics = Metrics(folder, 3, [name])
+    metrics.write(row(4, 9.0))
+    metrics.close()
+    metrics = Metrics(folder, 3, [name])
+    for written in (row(4, 9.0), row(5, 9.0), evaluated, row(6, 2.0)):
+        metrics.write(written)
+    metrics.rewind(5)
+    for written in (row(6, 9.0), row(7, 3.0)):
+        metrics.write(written)
+    metrics.close()
+    assert [found["step"] for found in read_metrics(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 5, 6, 7]
+
+
+def needs(package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"the package {package} is not installed")
+
+
+def test_visualdl(tmp_path):
+    needs("visualdl")
+    from visualdl import LogReader
+
+    run(tmp_path, "visualdl")
+    reader = LogReader(file_path=str(tmp_path / "visualdl/vdlrecords.train.log"))
+    for tag, points in POINTS.items():
+        assert [(point.id, point.value) for point in reader.get_data("scalar", tag)] == points
+
+
+def test_tensorboard(tmp_path):
+    needs("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    run(tmp_path, "tensorboard")
+    found = {}
+    files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda path: path.name)
+    assert len(files) == 3
+    for file in files:
+        data = file.read_bytes()
+        while data:  # length, its checksum, the event, its checksum
+            (size,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    assert {tag: sorted(points) for tag, points in found.items()} == POINTS
+
+
+def test_mlflow(tmp_path, monkeypatch):
+    needs("mlflow")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    run(tmp_path, "mlflow")
+    from mlflow import MlflowClient
+
+    client = MlflowClient((tmp_path / "mlflow").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("plsc").experiment_id])
+    assert found.info.status == "FINISHED"
+    for tag, points in POINTS.items():
+        history = client.get_metric_history(found.info.run_id, tag)
+        assert sorted((point.step, point.value) for point in history) == points
+
+
+class FakeWandb(types.ModuleType):
+    """The calls that are made of wandb; `runs` has the keywords and the points of each start."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.runs = []
+
+    def Settings(self, **settings):
+        return settings
+
+    def init(self, **keywords):
+        points = []
+        self.runs.append((keywords, points))
+        return types.SimpleNamespace(
+            log=lambda values, step: points.append((step, values)), finish=lambda: None
+        )
+
+
+def test_wandb_is_offline_with_one_id_and_heeds_the_environment(tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for name in ("MODE", "PROJECT", "NAME", "DIR", "RUN_ID"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    run(tmp_path, "wandb")
+    found = {tag: [] for tag in POINTS}
+    for keywords, points in fake.runs:
+        assert (keywords["mode"], keywords["dir"], keywords["resume"]) == ("offline", str(tmp_path), None)
+        for step, values in points:
+            for tag, value in values.items():
+                found[tag].append((step, value))
+    assert found == POINTS
+    assert len({keywords["id"] for keywords, _ in fake.runs}) == 1
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    Metrics(tmp_path, 3, ["wandb"]).close()
+    keywords = fake.runs[-1][0]
+    assert keywords["resume"] == "allow" and keywords["id"] == fake.runs[0][0]["id"]
+    assert "mode" not in keywords and "project" not in keywords
+
+
+def test_wandb_itself(tmp_path, monkeypatch):
+    needs("wandb")
+    for name in ("MODE", "PROJECT", "NAME", "DIR", "RUN_ID"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    run(tmp_path, "wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    run_id = (tmp_path / "wandb/plsc-run-id").read_text()
+    found = {tag: [] for tag in POINTS}
+    for file in sorted((tmp_path / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")):
+        data = file.read_bytes()[
+            7:
+        ]  # LevelDB's log, shorter than one of its blocks; records of 7 bytes and theirs
+        while data:
+            size = int.from_bytes(data[4:6], "little")
+            history = Record.FromString(data[7 : 7 + size]).history
+            data = data[7 + size :]
+            values = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item
+            }
+            for tag in found.keys() & values.keys():
+                found[tag].append((history.step.num, values[tag]))
+    assert found == POINTS
+
+
+def test_a_logger_that_is_new_in_a_resumed_run_gets_every_step(tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    metrics = Metrics(tmp_path, 0, [])
+    for step in range(1, 6):
+        metrics.write(row(step, 1.0))
+    metrics.close()
+    metrics = Metrics(tmp_path, 3, ["wandb"])
+    metrics.write(row(4, 2.0))
+    assert fake.runs[0][1] == [(4, {"train/loss": 2.0})]
+
+
+def test_damaged_notes_of_what_was_logged_are_ignored(tmp_path):
+    (tmp_path / "logged.json").write_text('{"train": "many"}')
+    Metrics(tmp_path, 3, []).close()
+    assert not json.loads((tmp_path / "metrics.jsonl").read_text() or "null")
+
+
+@pytest.mark.parametrize(
+    "name, package", [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")]
+)
+def test_a_missing_package_is_one_line_before_the_first_step(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError) as error:
+        check_packages(["visualdl", name])
+    assert str(error.value) == (
+        f"Global.loggers: {name} needs a package that is not installed: pip install {package}, or leave {name} out"
+    )
+    entry = Entry(TINY, [f"Global.output_dir={tmp_path}", f"Global.loggers=[{name}]"])
+    for verb in (entry.train, entry.dry_run):
+        with pytest.raises(UserError, match=f"pip install {package}"):
+            verb()
+    assert not list(tmp_path.glob("metrics*"))
+
+
+def test_what_is_asked_for_is_what_is_written(tmp_path):
+    Entry(TINY, [f"Global.output_dir={tmp_path}", "Global.loggers=[]", "Global.max_steps=1"]).train()
+    assert (tmp_path / "metrics.jsonl").is_file() and not (tmp_path / "visualdl").exists()
