@@ -421,6 +421,14 @@ def _with(*rules: str) -> Names:
     return Names(own, lambda name: name in rules or name not in RULES)
 
 
+def _refuse_zero_epsilon(name: Optional[str], value: Optional[float]) -> Optional[float]:
+    if value == 0 and name == "AdamW":
+        raise ValueError(
+            "must be above 0 with AdamW: a class or weight without a gradient would become 0 / 0"
+        )
+    return value
+
+
 class RuleCfg(Section):
     """The constants of the three rules that backbone and class centres have in common."""
 
@@ -461,6 +469,11 @@ class RuleCfg(Section):
                 "must be above 0 with LARS, whose rate follows the norms only where there is decay"
             )
         return value
+
+    @field_validator("epsilon")
+    @classmethod
+    def _adamw_divides(cls, value: Optional[float], info: ValidationInfo) -> Optional[float]:
+        return _refuse_zero_epsilon(info.data.get("name"), value)
 
     def applies(self, key: str) -> bool:
         # Another class has its own defaults: only what is written goes to it.
@@ -563,6 +576,7 @@ class OptimizerCfg(RuleCfg, extra="allow"):
         for key in sorted(value.model_fields_set & cls.only_with.keys()) if name else ():
             if name not in cls.only_with[key]:
                 raise ValueError(f"{key} has no meaning with {name}")
+        _refuse_zero_epsilon(name, value and value.epsilon)
         return value
 
     @property

@@ -250,3 +250,13 @@ def test_the_head_computes_in_the_dtype_of_amp_unless_it_has_its_own():
     assert dtype() == "float32"
     assert dtype("Global.amp={dtype: float16}") == dtype("Head.compute_dtype=float16") == "float16"
     assert dtype("Global.amp={dtype: float16}", "Head.compute_dtype=float32") == "float32"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    ["{name: AdamW, epsilon: 0}", "{name: AdamW, head: {epsilon: 0}}", "{head: {name: AdamW, epsilon: 0.0}}"],
+)
+def test_adamw_needs_an_epsilon(keys):
+    with pytest.raises(ConfigError, match="must be above 0 with AdamW"):
+        load(None, [f"Optimizer={keys}"])
+    assert load(None, ["Optimizer={name: LARS, epsilon: 0}"]).Optimizer.of_head.epsilon == 0
