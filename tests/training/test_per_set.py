@@ -6,12 +6,15 @@ import re
 import numpy as np
 import pytest
 
+from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.errors import UserError
 from plsc.evaluation.report.figures import draw_curves
 from plsc.heads import reference
+from plsc.training.build import build_trainer
 from plsc.training.entry import Entry
-from tests.tiny_runs import TINY, Linear, assert_same_arrays, checkpoint, make_trainer, rows, train
+from plsc.training.finetune import start_from
+from tests.tiny_runs import TINY, Linear, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 FIRST = {"name": "tests.tiny_runs:People", "people": [f"a{n}" for n in range(9)]}
@@ -86,3 +89,15 @@ def test_a_dry_run_describes_the_sets(tmp_path):
     said = Entry(TINY, [*overrides(FIRST, SECOND), f"Global.output_dir={tmp_path}"]).dry_run()
     assert "plan: sets     People 45 of 9 classes, merged; People 2 55 of 11 classes, own" in said
     assert "plan: data     100 images of 20 classes" in said
+
+
+def test_a_set_is_added_to_a_run_that_had_one(tmp_path):
+    """The first set's classes keep their names, and so their centres; a name that both have is new in the second's range."""
+    make_trainer(tmp_path, *overrides(FIRST)).save(1)
+    cfg = load(TINY, [*overrides(FIRST, SECOND), f"Global.init_from={checkpoint(tmp_path, 0)}"])
+    trainer = build_trainer(cfg)
+    start = start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
+    assert start.identities["kept"] == 9 and start.identities["dropped"] == []
+    assert start.identities["new"] == [*(f"b{number}" for number in range(10)), "People 2/a3"]
+    before = arrays(checkpoint(tmp_path, 0))["head: centres"]
+    assert np.array_equal(trainer.head.bank.state()["centres"][:9], before)
