@@ -53,8 +53,9 @@ def test_float16_multiplies_numbers_beyond_its_range(size):
     probability[:, 0] = 1e3 * size  # the target's
     x = rng.standard_normal((4096, 5)) * 1e7
     given = [paddle.to_tensor(matrix, dtype="float32") for matrix in (probability, x)]
-    assert relative(product(*given, "float16").numpy(), probability @ x) < 1e-3
-    assert relative(product(given[0], given[0], "float16", True).numpy(), probability.T @ probability) < 1e-3
+    # Paddle 2.6 cuts the digits off on a CPU, which makes up to 2^-10 for either factor.
+    assert relative(product(*given, "float16").numpy(), probability @ x) < 2**-9
+    assert relative(product(given[0], given[0], "float16", True).numpy(), probability.T @ probability) < 2**-9
 
 
 def test_float16_keeps_zeros_and_what_is_not_finite():

@@ -41,10 +41,20 @@ def test_state_goes_through_a_manifest():
     assert vars(other) == vars(scaler)
 
 
-def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path):
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["DataLoader.Train={accumulate: 3, batch_size: 4}", "Model.recompute=[stages]"],
+        ["Optimizer.clip_norm=0.5", "Optimizer.name=AdamW", "LRScheduler.learning_rate=0.001"],
+    ],
+    ids=["as it is", "micro-batches", "clipped"],
+)
+def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path, more):
     """A CPU computes the backbone in float32: all that amp does there, but for the head's products, is to scale."""
-    train(tmp_path / "plain", *KEYS)
-    trainer = train(tmp_path / "scaled", *KEYS, FLOAT16, "Head.compute_dtype=float32")
+    keys = [*KEYS, *more]
+    train(tmp_path / "plain", *keys)
+    trainer = train(tmp_path / "scaled", *keys, FLOAT16, "Head.compute_dtype=float32")
     assert (trainer.scaler.scale, trainer.scaler.good_steps) == (INITIAL, 6)
     assert_same_arrays(checkpoint(tmp_path / "scaled", 6), checkpoint(tmp_path / "plain", 6))
 
