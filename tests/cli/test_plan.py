@@ -46,6 +46,10 @@ def test_the_backbone_has_the_arrays_of_its_optimizer():
         assert plan.backbone_bytes(asked, found)["activations"] == 7 * asked.batch
         disk = plan.disk_needs(asked, 1000, 50)["checkpoint"] - plan.disk_needs(asked, 0)["checkpoint"]
         assert disk == 4 * (1000 * (arrays - 1) + 50)
+    averaged = case(10, 1, 16, "Global.ema={decay: 0.99}")
+    assert plan.backbone_bytes(averaged, found)["averaged weights"] == 4 * 1050
+    disk = plan.disk_needs(averaged, 1000, 50)["checkpoint"] - plan.disk_needs(averaged, 0)["checkpoint"]
+    assert disk == 4 * (1000 * 3 + 50 * 2)
 
 
 FREE = {"bank": 10**9, "checkpoints": 10**9, "one": True}

@@ -89,8 +89,13 @@ if r == 0:
     net.eval()
     assert np.allclose(net[0](paddle.ones([2, 4])).numpy(), 1, atol=1e-4)
 
-for name in ("sync", "plain"):
-    train_wide(
-        folder / name, f"Model.sync_batchnorm={name == 'sync'}", f"DataLoader.Train.batch_size={12 // W}"
-    )
+runs = {
+    "sync": ["Model.sync_batchnorm=true"],
+    "plain": [],
+    "recomputed": ["Model.sync_batchnorm=true", "Model.recompute=[layers]"],
+    "accumulated": ["Model.sync_batchnorm=true", "DataLoader.Train.accumulate=2"],
+}
+for name, overrides in runs.items():
+    samples = 12 // W // (1 + (name == "accumulated"))
+    train_wide(folder / name, *overrides, f"DataLoader.Train.batch_size={samples}")
 print(f"rank {r} of {W}: synchronised batch norm ok")

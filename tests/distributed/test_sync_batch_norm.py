@@ -43,13 +43,17 @@ def test_two_ranks_train_as_one_with_the_whole_batch(tmp_path):
     script = Path(__file__).with_name("run_sync_batch_norm.py")
     assert launch(script, 2, tmp_path, tmp_path).stdout.count("synchronised batch norm ok") == 2
     train_wide(tmp_path / "one")
-    one, two, plain = (arrays(checkpoint(tmp_path / name, 10)) for name in ("one", "sync", "plain"))
+    one, two, plain, recomputed = (
+        arrays(checkpoint(tmp_path / name, 10)) for name in ("one", "sync", "plain", "recomputed")
+    )
     assert one.keys() == two.keys()
     for name in (name for name in one if name.startswith("backbone: ")):
         np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(recomputed[name], one[name], rtol=0, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(two["head: centres"], one["head: centres"], atol=5e-6)  # float32
-    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("one", "sync")]
+    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("one", "sync", "accumulated")]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    assert len(losses[2]) == 10, "a step of two batches has statistics of its own, and no rank waits for ever"
     name = "backbone: layers.4.weight"
     assert np.abs(plain[name] - one[name]).max() > 1e-3, "without synchronising it is another network"
 

@@ -95,7 +95,7 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     trained, frozen = measured["parameters"], measured["frozen"]
     weights = 4 * ((2 + moments_of(case.cfg.Optimizer.name)) * trained + frozen)
     peak = along([(batch, peak) for batch, _, peak in measured["backbone"]], case.batch)
-    average = {"averaged weights": 4 * measured["parameters"]} if case.cfg.Global.ema else {}
+    average = {"averaged weights": 4 * (trained + frozen)} if case.cfg.Global.ema else {}
     activations = max(0, round(peak) - 4 * (2 * trained + frozen))
     return {"backbone": weights, **average, "activations": activations}
 
@@ -145,10 +145,11 @@ def disk_needs(case: Case, parameters: int, frozen: int = 0) -> dict:
         parameters, frozen: numbers of the backbone that are trained, and others.
     """
     cfg = case.cfg
-    copies = 1 + moments_of(cfg.Optimizer.name) + (cfg.Global.ema is not None)  # of the parameters' numbers
+    copies = 1 + (cfg.Global.ema is not None)
+    numbers = (copies + moments_of(cfg.Optimizer.name)) * parameters + copies * frozen
     return {
         "bank": _bank_bytes(case, case.shard) * on_this_machine(case.ranks) if cfg.Head.bank == "disk" else 0,
-        "checkpoint": _bank_bytes(case, case.classes) + 4 * (copies * parameters + frozen),
+        "checkpoint": _bank_bytes(case, case.classes) + 4 * numbers,
         "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
     }
 
