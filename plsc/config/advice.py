@@ -57,10 +57,10 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
 
 def _hold_out_advice(cfg: Config) -> list[str]:
     """Say of each evaluation set that may hold out others than the training: names are compared where there are some, numbers are not."""
-    if len(cfg.DataLoader.Train.sets) > 1:
-        return []  # which of the sets an evaluation belongs to is not known; shared names are compared at the start
-    train = cfg.DataLoader.Train.sets[0].keywords
-    trained = train.get("folder") or train.get("list") or train.get("path")
+    trained: dict[str | None, float] = {}  # images -> the least share that is held out of them
+    for train in (each.keywords for each in cfg.DataLoader.Train.sets):
+        images = train.get("folder") or train.get("list") or train.get("path")
+        trained[images] = min(train.get("hold_out", 0.0), trained.get(images, 1.0))
     sets = {"DataLoader.Eval.dataset": cfg.DataLoader.Eval.dataset}
     sets.update(
         {f"DataLoader.Eval.more.{title}": section for title, section in cfg.DataLoader.Eval.more.items()}
@@ -70,10 +70,12 @@ def _hold_out_advice(cfg: Config) -> list[str]:
         given = section.keywords if section else {}
         if not given.get("hold_out"):
             continue
-        if given["hold_out"] > train.get("hold_out", 0.0):
-            why = f"holds out {given['hold_out']:g} of the classes, the training only {train.get('hold_out', 0.0):g}"
-        elif given.get("images") != trained:
-            why = f"is of {shown(given.get('images'))}, the training of {shown(trained)}"
+        images = given.get("images")
+        least = trained.get(images, min(trained.values()))
+        if given["hold_out"] > least:
+            why = f"holds out {given['hold_out']:g} of the classes, the training only {least:g}"
+        elif images not in trained:
+            why = f"is of {shown(images)}, the training of {', '.join(map(shown, trained))}"
         else:
             continue
         lines.append(

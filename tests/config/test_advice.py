@@ -1,5 +1,6 @@
 """What a valid config is warned about, and messages that have to name the cause."""
 
+import json
 import os
 import re
 
@@ -157,3 +158,16 @@ def test_a_dry_run_refuses_data_that_training_refuses(tmp_path):
     one = "DataLoader.Train.dataset={name: Synthetic, num_classes: 1, image_shape: [1, 12, 10]}"
     with pytest.raises(UserError, match="has 1 class, and nothing to tell it from"):
         Entry(TINY, [one, f"Global.output_dir={tmp_path}"]).dry_run()
+
+
+@pytest.mark.parametrize(
+    "images, said",
+    [("b.txt", None), ("a.txt", "the training only 0.1"), ("c.txt", "only 0.1")],
+)
+def test_a_hold_out_is_compared_with_the_set_of_the_same_images(images, said):
+    sets = [{"list": "a.txt", "hold_out": 0.1}, {"list": "b.txt", "hold_out": 0.2}]
+    train = json.dumps([{"name": "ImageList", **one} for one in sets])
+    evaluation = f"{{name: ImagePairs, images: {images}, hold_out: 0.2}}"
+    cfg = load(None, [f"DataLoader.Train.dataset={train}", f"DataLoader.Eval.dataset={evaluation}"])
+    lines = [line for line in advice(cfg, 1, 1) if "hold" in line]
+    assert len(lines) == (said is not None) and all(said in line for line in lines)
