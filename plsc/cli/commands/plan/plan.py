@@ -448,7 +448,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if dataset.ranges and len(dataset.ranges) > 1:
         print(
             f"classes lie in {len(dataset.ranges)} ranges with a softmax each (head: own): memory is as planned; on a CPU the head takes "
-            "less time, as each range is computed for its own samples only, elsewhere a little more, for a mask on the logits"
+            "less time, as each range is computed for its own samples only, elsewhere up to half more, for a mask on the logits"
         )
     if args.json:
         args.json.write_text(json.dumps(planned, indent=1) + "\n")
