@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from plsc.config.layers import Layers
-from plsc.config.messages import ConfigProblem, check_keywords, shown, takes
+from plsc.config.messages import ConfigProblem, arguments_of, check_keywords, describe, shown, takes
 from plsc.config.schema import RULES, OptimizerCfg, RuleCfg, is_import_path
 from plsc.errors import UserError
 from plsc.utils.registry import OPTIMIZERS
@@ -56,7 +56,9 @@ def check_optimizer(layers: Layers, every_key: list[str]) -> dict[str, Any]:
         return {}
     values, problems = check_keywords(OptimizerCfg, cls, written, every_key)
     if cls is not _NoKeywords:
-        problems = [*problems, *_not_taken(cls, name, written), *_head_unnamed(name, written.get("head"))]
+        problems += _not_taken(cls, name, written)
+        problems += _head_unnamed(name, written.get("head"))
+        problems += _of_another_type(cls, values)
     for problem in problems:
         layers.add_error(ConfigProblem((*_SECTION, *problem.path), problem.message))
     return values
@@ -69,6 +71,21 @@ def _not_taken(cls: type, name: str, written: dict[str, Any]) -> Iterator[Config
         if written.get(key) is not None and not any(takes(cls, argument) for argument in alike):
             rule = f"has no meaning with {name}, whose class takes no '{key}'"
             yield ConfigProblem((key,), f"{rule} (got {shown(written[key])})")
+
+
+def _of_another_type(cls: type, values: dict[str, Any]) -> Iterator[ConfigProblem]:
+    """Yield a problem for each further key whose type is not that of the argument's default.
+
+    Paddle's annotations cannot be resolved at run time, and its classes find such a mistake in the first step.
+    """
+    for key, parameter in arguments_of(cls)[0].items():
+        kind = type(parameter.default)
+        if key not in values or kind not in (bool, int, float, str):
+            continue
+        alike = (int, float) if kind is float else kind
+        value = values[key]
+        if not isinstance(value, alike) or (isinstance(value, bool) and kind is not bool):
+            yield ConfigProblem((key,), f"must be {describe(kind)} (got {shown(value)})")
 
 
 def _head_unnamed(name: str, head: Any) -> Iterator[ConfigProblem]:

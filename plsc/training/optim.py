@@ -182,11 +182,11 @@ def check_optimizer(optimizer: object, cfg: Config) -> None:
     """Refuse by UserError a user's optimizer whose learning rate cannot be set, or that a config's groups are
     not for; warn if its own rate is not the config's, which replaces it."""
     rate = cfg.LRScheduler.learning_rate
-    for key in ("groups", "freeze_norms", "layer_decay"):
+    for key in ("clip_norm", "groups", "freeze_norms", "layer_decay"):
         if getattr(cfg.Optimizer, key):
             raise UserError(
                 f"Optimizer.{key}: has no meaning with an optimizer from set_optimizer; leave it out, and give that optimizer "
-                "the parameters to train"
+                "a grad_clip and the parameters to train"
             )
     if not isinstance(optimizer, paddle.optimizer.Optimizer):
         raise UserError(

@@ -56,6 +56,8 @@ from plsc.training.build_head import build_rule
             "{name: Adam, head: {name: LARS}, parameters: [1]}",
             "parameters: comes from the backbone, set that",
         ),
+        ("{name: Adam, head: {name: LARS}, lazy_mode: 1}", "lazy_mode: must be true or false (got 1)"),
+        ("{name: RMSProp, head: {name: LARS}, rho: '0.9'}", "rho: must be a number (got '0.9')"),
         ("{name: RMSProp, head: {name: LARS}, rhoo: 0.9}", "rhoo: unknown key, did you mean 'rho'?"),
     ],
 )

@@ -176,6 +176,16 @@ def adam(rate):
 
 
 @pytest.mark.parametrize(
+    "override",
+    ["clip_norm=5.0", "groups=[{match: stages, freeze: true}]", "freeze_norms=true", "layer_decay=0.5"],
+)
+def test_keys_that_an_optimizer_of_the_users_would_not_heed(tmp_path, override):
+    key = f"Optimizer.{override.partition('=')[0]}"
+    user = entry(tmp_path, f"Optimizer.{override}").set_optimizer(adam(0.05))
+    assert refused(user.train).startswith(f"{key}: has no meaning with an optimizer from set_optimizer")
+
+
+@pytest.mark.parametrize(
     "make, line",
     [
         (
