@@ -80,7 +80,7 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer, settings: dict[str, Settings])
     for parameter in frozen:
         parameter.stop_gradient = True
     ids = {id(parameter) for parameter in frozen}
-    return [layer for _, layer in _norms(backbone) if cfg.freeze_norms or _stands_still(layer, ids)]
+    return [layer for layer in _norms(backbone) if cfg.freeze_norms or _stands_still(layer, ids)]
 
 
 def _stands_still(norm: nn.Layer, frozen: set[int]) -> bool:
@@ -92,7 +92,7 @@ def _parameters(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
     """Return all parameters by name, but the running statistics, which Paddle lists as parameters."""
     statistics = {
         id(tensor)
-        for _, layer in _norms(backbone)
+        for layer in _norms(backbone)
         for tensor in (getattr(layer, "_mean", None), getattr(layer, "_variance", None))
     }
     return {name: p for name, p in backbone.named_parameters() if id(p) not in statistics}
@@ -121,19 +121,17 @@ def _group_of_each(groups: list[GroupCfg], parameters: dict[str, paddle.Tensor])
     return group_of
 
 
-def _norms(backbone: nn.Layer) -> list[tuple[str, nn.Layer]]:
-    """List all norm layers with their names: Paddle's, and others whose class is called a norm."""
-    layers = backbone.named_sublayers(include_self=True)
-    return [
-        (name, layer) for name, layer in layers if isinstance(layer, _NORMS) or "Norm" in type(layer).__name__
-    ]
+def _norms(backbone: nn.Layer) -> list[nn.Layer]:
+    """List all norm layers: Paddle's, and others whose class is called a norm."""
+    layers = backbone.sublayers(include_self=True)
+    return [layer for layer in layers if isinstance(layer, _NORMS) or "Norm" in type(layer).__name__]
 
 
 def _norm_parameters(backbone: nn.Layer) -> set[str]:
     norms = _norms(backbone)
     if not norms:
         raise UserError(f"Optimizer.freeze_norms: {type(backbone).__name__} has no norm layer; leave it out")
-    own = {id(p) for _, layer in norms for p in layer.parameters(include_sublayers=False)}
+    own = {id(p) for layer in norms for p in layer.parameters(include_sublayers=False)}
     return {name for name, p in _parameters(backbone).items() if id(p) in own}
 
 
