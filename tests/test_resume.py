@@ -31,6 +31,8 @@ CASES = {
     "cosine rate": ["LRScheduler={name: cosine, learning_rate: 0.05, warmup_steps: 3}"],
     "evaluations": ["Global.eval_every_steps=6"],
     "averaged weights": ["Global.ema={decay: 0.9, every: 2}", "Global.eval_every_steps=6"],
+    "mixed precision": ["Global.amp={dtype: float16}", "Head.sample_rate=0.3"],
+    "mixed precision without a scale": ["Global.amp={dtype: bfloat16}", "Head.sub_centres=2"],
     "corrupt images": [
         'DataLoader.Train.dataset={name: "tests.tiny_runs:DamagedSynthetic", damaged: 3}',
         "DataLoader.Train.max_corrupt=0.1",

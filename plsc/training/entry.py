@@ -260,7 +260,7 @@ class Entry(Setters):
         from plsc.distributed.sync_batch_norm import synchronise
         from plsc.training.build import build_loader, build_optimizer, build_training_set
         from plsc.training.build_head import build_margin
-        from plsc.training.network import layers_to_recompute
+        from plsc.training.network import check_amp, layers_to_recompute
         from plsc.training.plan_lines import plan_lines
 
         dataset = build_training_set(self.config)
@@ -273,6 +273,7 @@ class Entry(Setters):
         build_optimizer(self.config, backbone, self._make_optimizer)
         layers_to_recompute(self.config.Model.recompute, backbone)
         build_margin(self.config.Head)
+        check_amp(self.config.Global.amp)
         plan = [f"WARNING {line}" for line in self._advice(ranks)]
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))

@@ -208,6 +208,10 @@ class Network:
             paddle.assign(before, output=tensor)
 
 
+# The least compute capability of GPUs, below which Paddle's autocast does nothing but warn, and the first of them.
+_CAPABLE = {"float16": ((7, 0), "V100"), "bfloat16": ((8, 0), "A100")}
+
+
 def check_amp(amp: AmpCfg | None) -> None:
     """Refuse by UserError mixed precision that this GPU lacks; warn that on a CPU it does not mix."""
     if amp is None:
@@ -216,9 +220,14 @@ def check_amp(amp: AmpCfg | None) -> None:
         warn(
             f"Global.amp: a CPU computes the backbone in float32, so nothing is saved; only the head's products are rounded to {amp.dtype}"
         )
-    elif amp.dtype == "bfloat16" and not paddle.amp.is_bfloat16_supported():
+        return
+    (major, minor), first = _CAPABLE[amp.dtype]
+    has = tuple(paddle.device.cuda.get_device_capability())
+    if has < (major, minor):
+        others = [dtype for dtype, (least, _) in _CAPABLE.items() if has >= least]
         raise UserError(
-            "Global.amp.dtype: bfloat16 needs a GPU of compute capability 8.0 (A100) or later, which this one is not; set float16"
+            f"Global.amp.dtype: {amp.dtype} needs a GPU of compute capability {major}.{minor} ({first}) or later, this one has "
+            f"{has[0]}.{has[1]}; set {' or '.join(others) or 'Global.amp to null'}"
         )
 
 

@@ -238,13 +238,20 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     assert asked == 2 * once
 
 
-def test_a_gpu_without_bfloat16_is_refused_and_a_cpu_warned_of(monkeypatch, caplog):
+def test_a_gpu_too_old_is_refused_and_a_cpu_warned_of(monkeypatch, caplog):
     check_amp(None)
     assert not caplog.text
     check_amp(AmpCfg(dtype="float16"))
     assert "a CPU computes the backbone in float32" in caplog.text
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
-    monkeypatch.setattr(paddle.amp, "is_bfloat16_supported", lambda: False)
-    check_amp(AmpCfg(dtype="float16"))
-    with pytest.raises(UserError, match=r"Global\.amp\.dtype: bfloat16 needs a GPU"):
-        check_amp(AmpCfg(dtype="bfloat16"))
+    for has, refused in (((8, 0), []), ((7, 5), ["bfloat16"]), ((6, 1), ["bfloat16", "float16"])):
+        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda has=has: has)
+        for dtype in ("bfloat16", "float16"):
+            if dtype not in refused:
+                check_amp(AmpCfg(dtype=dtype))
+                continue
+            remedy = "Global.amp to null" if len(refused) > 1 else "float16"
+            with pytest.raises(
+                UserError, match=rf"Global.amp.dtype: {dtype} needs .* has {has[0]}.{has[1]}; set {remedy}"
+            ):
+                check_amp(AmpCfg(dtype=dtype))
