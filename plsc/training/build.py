@@ -149,7 +149,8 @@ def _build_sampler(cfg: Config, dataset: Dataset, global_batch: int) -> Sampler:
         return PK(dataset.labels, seed, given.samples, global_batch)
     except UserError as error:
         where = cfg.source("DataLoader.Train.sampler.samples")
-        raise UserError(f"{where}: DataLoader.Train.sampler.{error}") from None
+        place = "" if where == "default" else f"{where}: "
+        raise UserError(f"{place}DataLoader.Train.sampler.{error}") from None
 
 
 def _build_mixture(cfg: Config, dataset: Joined) -> Mixture:

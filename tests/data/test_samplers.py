@@ -148,7 +148,7 @@ def test_impossible_batches_are_refused():
     with pytest.raises(UserError) as raised:
         PK(LABELS, 0, samples=3, global_batch=24)
     assert str(raised.value) == (
-        "samples: a global batch of 24, 3 samples of each class, needs 8 classes, the data has 6; raise it, or lower "
+        "samples: a global batch of 24, 3 of each class, needs 8 classes, the data has 6; raise it, or lower "
         "DataLoader.Train.batch_size or accumulate"
     )
 
