@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -120,9 +120,11 @@ class BackboneOptimizer:
 
     def set_state_dict(self, state: dict[str, paddle.Tensor]) -> None:
         """Load what `state_dict` has returned."""
+        names = [parameter.name for parameter in self.parameters]
+        owners = {key: _owner(key, names) for key in state}
         for part in self._parts:
-            own = tuple(f"{parameter.name}_" for parameter in part.parameters)
-            part.optimizer.set_state_dict({key: value for key, value in state.items() if key.startswith(own)})
+            own = {parameter.name for parameter in part.parameters}
+            part.optimizer.set_state_dict({key: state[key] for key, owner in owners.items() if owner in own})
 
 
 def build_optimizer(
@@ -212,10 +214,15 @@ def optimizer_arrays(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer) ->
     ours = {parameter.name: name for name, parameter in backbone.named_parameters()}
     arrays = {}
     for key, value in optimizer.state_dict().items():
-        owner = max((name for name in ours if key.startswith(f"{name}_")), key=len, default=None)
+        owner = _owner(key, ours)
         if owner is not None:
             arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
     return arrays
+
+
+def _owner(key: str, names: Iterable[str]) -> str | None:
+    """Find the parameter that a state, "linear_0.w_0_velocity_0", is of; None for the state of none."""
+    return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
 
 
 def load_optimizer(
