@@ -138,7 +138,7 @@ class Bank(ABC):
             stop = min(start + _UPDATE_ROWS, self.selected)
             centres += _square(self.rows("centres", start, stop))
             gradient += _square(self._grads["centres"][start:stop])
-        return centres, gradient
+        return float(centres), float(gradient)
 
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
@@ -193,10 +193,11 @@ class Bank(ABC):
         any split of the classes."""
 
 
-def _square(rows: paddle.Tensor) -> float:
+def _square(rows: paddle.Tensor) -> float | paddle.Tensor:
+    """Sum the squares; on a device the sum stays there."""
     if kernels.library() and rows.place.is_cpu_place():
         return row_kernels.sum_of_squares(rows)
-    return _C_ops.squared_l2_norm(rows).item()
+    return _C_ops.squared_l2_norm(rows).astype("float64").sum()
 
 
 def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np.ndarray]]:
