@@ -42,11 +42,16 @@ class Pairs(NamedTuple):
 
 
 class Directions:
-    """The centres of a checkpoint as unit vectors, read by ranges of classes."""
+    """The centres of a checkpoint as unit vectors, read by ranges of classes. UserError for sub-centres that do not fit."""
 
     def __init__(self, saved: Checkpoint):
         self.count = saved.num_classes
         self.each = head_config(saved.config_yaml).get("sub_centres", 1)  # centres of a class
+        if not isinstance(self.each, int) or self.each < 1 or saved.embedding_size % self.each:
+            raise UserError(
+                f"{saved.path}/manifest.json: config: Head.sub_centres: must divide the rows of {saved.embedding_size} numbers "
+                f"(got {self.each!r})"
+            )
         self._saved = saved
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -94,8 +99,8 @@ def choose_threshold(second: np.ndarray, of_images: float | None) -> tuple[float
     that somebody who is there three times is found too. Not below `of_images`, the evaluation's threshold for two images:
     two centres of one identity, each a mean of many images, are nearer to each other than two of these.
     """
-    median = float(np.median(second))
-    nearer = float(np.cos(RATIO * np.arccos(np.clip(median, -1, 1))))
+    median = float(np.clip(np.median(second), 0, 1))  # below 0 in a handful of classes only
+    nearer = float(np.cos(RATIO * np.arccos(median)))
     if of_images is not None and of_images > nearer:
         return of_images, f"{of_images:.4f}, the evaluation's threshold of two images"
     return nearer, (
@@ -110,7 +115,8 @@ def pairs_above(
 
     `done`: called with the number of pairs compared since the last call.
     """
-    found = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+    found = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
+    count = 0
     for start in range(0, centres.count, _HELD):
         stop = min(start + _HELD, centres.count)
         held = centres.read(start, stop)
@@ -121,12 +127,13 @@ def pairs_above(
                 one, other = np.nonzero(cosines > threshold)
                 near = cosines[one, other]
                 half = one + begin < other + first  # each pair once, and no class with itself
-                new = (one[half] + begin, other[half] + first, near[half])
-                if len(new[0]):
-                    found = Pairs(*map(np.concatenate, zip(found, new)))
-                if len(found.cosine) > 2 * most:
-                    found = _nearest(found, most)
-                    threshold = float(found.cosine[-1])
+                if half.any():
+                    found.append(Pairs(one[half] + begin, other[half] + first, near[half]))
+                    count += len(found[-1].cosine)
+                if count > 2 * most:
+                    found = [_nearest(found, most)]
+                    count = most
+                    threshold = float(found[0].cosine[-1])
                 done(cosines.size)
     return _nearest(found, most)
 
@@ -137,7 +144,8 @@ def work(count: int) -> int:
     return (count**2 + blocks * _ROWS**2 + rest**2) // 2
 
 
-def _nearest(pairs: Pairs, most: int) -> Pairs:
+def _nearest(parts: list[Pairs], most: int) -> Pairs:
+    pairs = Pairs(*map(np.concatenate, zip(*parts)))
     order = np.lexsort((pairs.second, pairs.first, -pairs.cosine))[:most]
     return Pairs(*(column[order] for column in pairs))
 

@@ -13,6 +13,7 @@ from plsc.checkpoint.duplicates import (
 )
 from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
 from tests.checkpoints import content, save_one, save_ranks
@@ -114,6 +115,25 @@ def test_names_are_escaped_on_the_terminal_and_kept_in_the_file(tmp_path):
 def test_without_names_the_classes_have_numbers(tmp_path):
     folder = saved_with(tmp_path, np.array([[1, 0], [0, 1], [1, 0.1]], np.float32)).path
     assert find_duplicates(str(folder), 0.9).splitlines()[-1].split() == ["0", "2", "0.9950"]
+
+
+def test_of_two_classes_only_what_is_near_is_a_pair(tmp_path):
+    for number, (cosine, found) in enumerate([(0.9, True), (0.4, False), (-1, False)]):
+        centres = np.array([[1, 0], [cosine, (1 - cosine**2) ** 0.5]], np.float32)
+        said = find_duplicates(str(saved_with(tmp_path / str(number), centres, state=TrainState()).path))
+        assert said.endswith(": none") != found
+
+
+def test_sub_centres_that_do_not_fit_the_rows_are_refused(tmp_path):
+    for number, each in enumerate((3, 0, "x")):
+        with pytest.raises(UserError, match="Head.sub_centres: must divide the rows of 4 numbers"):
+            Directions(
+                saved_with(
+                    tmp_path / str(number),
+                    np.eye(4, dtype=np.float32),
+                    config=f"Head: {{sub_centres: {each}}}",
+                )
+            )
 
 
 def test_mistakes(tmp_path):
