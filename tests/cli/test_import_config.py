@@ -5,6 +5,7 @@ import pytest
 from plsc import cli
 from plsc.cli.commands.import_config import arcface_torch, plsc24
 from plsc.cli.commands.import_config.import_config import import_config
+from plsc.cli.commands.import_config.translation import format_config
 from plsc.config import load
 from plsc.errors import MissingFileError, UserError
 from plsc.training.stand_in import stand_in
@@ -164,6 +165,14 @@ def test_every_key_of_a_python_file_is_in_the_rows_and_unknown_ones_at_the_end()
     )
     assert [row.key for row in made.rows if row.key in ("lr", "moon", "network")] == ["network", "moon", "lr"]
     assert lost(made) == ["moon", "dali"] and made.changes["LRScheduler.learning_rate"] == 1.0
+
+
+@pytest.mark.parametrize("value", ["[]", "None", "(1, 'a')", "-1", "'x'", "1.5", "True", "1e999"])
+def test_a_value_of_a_wrong_type_is_named_or_left_to_the_check_of_the_config(value):
+    for key in arcface_torch.DEFAULTS:
+        made = arcface_torch.translate(f"config.{key} = {value}", "a.py")
+        assert [row.key for row in made.rows] == [key]
+        format_config(made, "")
 
 
 def test_a_password_is_not_copied(tmp_path):

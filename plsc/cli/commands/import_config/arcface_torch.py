@@ -82,6 +82,7 @@ _FIXED = {
 _KINDS = {
     "margin_list": list,
     "network": str,
+    "optimizer": str,
     "warmup_epoch": (int, float),
     "rec": str,
     "val_targets": list,
