@@ -91,7 +91,7 @@ def product(
     if dtype == "float16":
         power_a = _power_of_two(a.abs().sum(axis=0 if transpose_a else 1).max())
         power_b = _power_of_two(b.abs().max())
-        scaled = _multiply(a / power_a * 2.0**13, b / power_b, dtype, transpose_a, transpose_b)
+        scaled = _multiply(a * (2.0**13 / power_a), b / power_b, dtype, transpose_a, transpose_b)
         return scaled.multiply_(power_a * power_b * 2.0**-13)
     return _multiply(a, b, dtype, transpose_a, transpose_b)
 
@@ -110,8 +110,8 @@ def _multiply(
 def _power_of_two(x: paddle.Tensor) -> paddle.Tensor:
     """Round a positive float32 down to a power of two by clearing the bits after its exponent; at least
     1e-30's. NaN gives inf."""
-    bits = paddle.bitwise_and(x.clip(min=1e-30).view("int32"), paddle.to_tensor(0x7F800000, dtype="int32"))
-    return bits.view("float32")
+    exponent = paddle.full([], 0x7F800000, "int32")  # made on the device: a copy would wait for it
+    return paddle.bitwise_and(x.clip(min=1e-30).view("int32"), exponent).view("float32")
 
 
 class Similarity:
