@@ -47,10 +47,10 @@ class Directions:
     def __init__(self, saved: Checkpoint):
         self.count = saved.num_classes
         self.each = head_config(saved.config_yaml).get("sub_centres", 1)  # centres of a class
-        if not isinstance(self.each, int) or self.each < 1 or saved.embedding_size % self.each:
+        if self.each < 1 or saved.embedding_size % self.each:
             raise UserError(
                 f"{saved.path}/manifest.json: config: Head.sub_centres: must divide the rows of {saved.embedding_size} numbers "
-                f"(got {self.each!r})"
+                f"(got {self.each})"
             )
         self._saved = saved
 
