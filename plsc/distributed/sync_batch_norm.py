@@ -28,7 +28,7 @@ class SyncBatchNorm(_BatchNormBase):
     """Takes the place of a batch normalisation layer, with its parameters, running statistics and constants.
 
     In evaluation mode, and with use_global_stats, it normalises by the running statistics, without a
-    collective. In training every rank must call it equally often, in the same order. The running variance
+    collective. In training every rank must call it equally often, in the same order, with at least one sample. The running variance
     is updated by the biased variance, as Paddle's layers update it on a CPU.
 
     Args:
@@ -48,16 +48,12 @@ class SyncBatchNorm(_BatchNormBase):
         """Normalise x, [B, C], [B, C, ...] or [B, ..., C] by the layer's data format; the dtype stays."""
         if not self.training or self._use_global_stats:
             return super().forward(x)
-        channel = x.ndim - 1 if self._data_format in _CHANNELS_LAST else 1
-        shape = [self._num_features if axis == channel else 1 for axis in range(x.ndim)]
         wide = x if x.dtype in (paddle.float32, paddle.float64) else x.astype("float32")
-        y, mean_C, variance_C = _Normalise.apply(wide, channel, self._epsilon)
+        y, mean_C, variance_C = _Normalise.apply(
+            wide, self.weight, self.bias, self._epsilon, self._data_format in _CHANNELS_LAST
+        )
         self._average(self._mean, mean_C)
         self._average(self._variance, variance_C)
-        if self.weight is not None:
-            y = y * self.weight.reshape(shape)
-        if self.bias is not None:
-            y = y + self.bias.reshape(shape)
         return y if y.dtype == x.dtype else y.astype(x.dtype)
 
     @paddle.no_grad()
@@ -67,38 +63,78 @@ class SyncBatchNorm(_BatchNormBase):
 
 
 class _Normalise(PyLayer):
-    """Normalises x (float32 or float64) by mean and variance over all axes but `channel` and all ranks -> y, mean, variance.
+    """Normalises x (float32 or float64) by mean and variance over all axes but channels and all ranks, times weight,
+    plus bias (either may be None) -> y, mean, variance.
 
-    With m samples in all, y = (x - mean) * r and r = 1 / sqrt(variance + epsilon), the gradient is
-    dx = r * (dy - sum(dy) / m - y * sum(dy * y) / m), sums over the samples of all ranks.
+    With m samples in all, z = (x - mean) * r and r = 1 / sqrt(variance + epsilon), the gradient is
+    dx = weight * r * (dy - sum(dy) / m - z * sum(dy * z) / m), sums over the samples of all ranks. Those of weight
+    and bias are this rank's: data parallel averages them, as of any parameter.
     """
 
     @staticmethod
-    def forward(ctx, x, channel, epsilon):
-        axes = [axis for axis in range(x.ndim) if axis != channel]
-        count = x.size // x.shape[channel]
-        mean = x.sum(axes, keepdim=True) / max(count, 1)
-        square_C = (x - mean).square().sum(axes).astype("float64")
-        mean_C = mean.flatten().astype("float64")
+    def forward(ctx, x, weight, bias, epsilon, channels_last):
+        count = x.size // x.shape[-1 if channels_last else 1]
+        own_mean_C = _sum(x, channels_last) / count
+        centred = _scale(x, own_mean_C, paddle.ones_like(own_mean_C), channels_last)
+        square_C = _sum(centred * centred, channels_last).astype("float64")
+        mean_C = own_mean_C.astype("float64")
         sums = [mean_C * count, square_C + mean_C * mean_C * count, paddle.full([1], count, "float64")]
-        mean_C, square_C, total = all_reduce(paddle.concat(sums)).split([x.shape[channel]] * 2 + [1])
-        mean_C = mean_C / total
-        variance_C = paddle.clip(square_C / total - mean_C * mean_C, min=0)
-        scale = (variance_C + epsilon).rsqrt().astype(x.dtype).reshape(mean.shape)
-        y = (x - mean_C.astype(x.dtype).reshape(mean.shape)) * scale
-        ctx.save_for_backward(y, scale, total)
-        ctx.axes = axes
-        statistics = mean_C.astype(x.dtype), variance_C.astype(x.dtype)
-        ctx.mark_non_differentiable(*statistics)
-        return y, *statistics
+        sums = all_reduce(paddle.concat(sums))
+        total = sums[-1:]
+        mean_C, square_C = (sums[:-1] / total).chunk(2)
+        variance_C = paddle.clip(square_C - mean_C * mean_C, min=0)
+        root_C = (variance_C + epsilon).rsqrt().astype(x.dtype)
+        mean_C = mean_C.astype(x.dtype)
+        variance_C = variance_C.astype(x.dtype)
+        scale_C = root_C if weight is None else root_C * weight
+        ctx.save_for_backward(x, mean_C, root_C, scale_C, total)
+        ctx.channels_last = channels_last
+        ctx.needed = [not tensor.stop_gradient for tensor in (x, weight, bias) if tensor is not None]
+        ctx.has_weight = weight is not None
+        ctx.mark_non_differentiable(mean_C, variance_C)
+        return _scale(x, mean_C, scale_C, channels_last, bias), mean_C, variance_C
 
     @staticmethod
     def backward(ctx, dy, *_of_statistics):
-        y, scale, total = ctx.saved_tensor()
-        sums = [dy.sum(ctx.axes).astype("float64"), (dy * y).sum(ctx.axes).astype("float64")]
-        means = (all_reduce(paddle.stack(sums)) / total).astype(dy.dtype)
-        mean_dy, mean_dy_y = (means[row].reshape(scale.shape) for row in range(2))
-        return scale * (dy - mean_dy - y * mean_dy_y)
+        x, mean_C, root_C, scale_C, total = ctx.saved_tensor()
+        last = ctx.channels_last
+        z = _scale(x, mean_C, root_C, last)
+        of_bias_C = _sum(dy, last)
+        of_weight_C = _sum(dy * z, last)
+        sums = all_reduce(paddle.concat([of_bias_C, of_weight_C]).astype("float64"))
+        mean_dy_C, mean_dy_z_C = (sums / total).astype(dy.dtype).chunk(2)
+        dx = _scale(dy, mean_dy_C, scale_C, last) - _scale(
+            z, paddle.zeros_like(scale_C), scale_C * mean_dy_z_C, last
+        )
+        gradients = [dx, *([of_weight_C] if ctx.has_weight else []), of_bias_C]
+        return tuple(grad if needed else None for grad, needed in zip(gradients, ctx.needed))
+
+
+def _sum(x: paddle.Tensor, channels_last: bool) -> paddle.Tensor:
+    """Sum over all axes but the channels', by contiguous rows: many times faster on a CPU than over axes at once."""
+    if channels_last or x.ndim == 2:
+        return x.reshape([-1, x.shape[-1]]).sum(0)
+    return x.flatten(2).sum(2).sum(0)
+
+
+def _scale(
+    x: paddle.Tensor,
+    shift_C: paddle.Tensor,
+    scale_C: paddle.Tensor,
+    channels_last: bool,
+    bias_C: paddle.Tensor | None = None,
+) -> paddle.Tensor:
+    """Compute (x - shift) * scale + bias by channel, in one pass: by the operator of evaluation."""
+    return nn.functional.batch_norm(
+        x,
+        shift_C,
+        paddle.ones_like(shift_C),
+        scale_C,
+        paddle.zeros_like(scale_C) if bias_C is None else bias_C,
+        training=False,
+        epsilon=0.0,
+        data_format="NHWC" if channels_last else "NCHW",  # whatever the number of axes
+    )
 
 
 def synchronise(backbone: nn.Layer) -> nn.Layer:

@@ -40,10 +40,11 @@ def check(layer, shape, channel, offset=0.0, counts=None):
     axes = tuple(axis for axis in range(len(shape)) if axis != channel)
     x = (offset + rng.standard_normal((starts[-1], *shape[1:]))).astype(np.float32)
     dy = rng.standard_normal(x.shape).astype(np.float32)
-    weight, bias = (np.ones(C), np.zeros(C)) if layer.weight is None else rng.standard_normal((2, C))
-    if layer.weight is not None:
-        layer.weight.set_value(weight.astype(np.float32))
-        layer.bias.set_value(bias.astype(np.float32))
+    weight = np.ones(C) if layer.weight is None else rng.standard_normal(C)
+    bias = np.zeros(C) if layer.bias is None else rng.standard_normal(C)
+    for parameter, value in ((layer.weight, weight), (layer.bias, bias)):
+        if parameter is not None:
+            parameter.set_value(value.astype(np.float32))
     layer.train()
     mine = slice(starts[r], starts[r + 1])
     tensor = paddle.to_tensor(x[mine], stop_gradient=False)
@@ -71,9 +72,27 @@ unequal = [5, *[2] * (W - 1)]
 check(synchronise(nn.BatchNorm2D(3)), (4, 3, 5, 6), 1)
 check(synchronise(nn.BatchNorm2D(3, data_format="NHWC")), (4, 5, 6, 3), 3, counts=unequal)
 check(synchronise(nn.BatchNorm1D(8, momentum=0.5, epsilon=2e-5)), (4, 8), 1, offset=300.0, counts=unequal)
-check(synchronise(nn.BatchNorm1D(8)), (4, 8, 3), 1, counts=[0, *[4] * (W - 1)])  # a rank without samples
+check(synchronise(nn.BatchNorm1D(8)), (4, 8, 3), 1, counts=[1, *[4] * (W - 1)])
+check(synchronise(nn.BatchNorm3D(3, data_format="NDHWC")), (4, 2, 3, 2, 3), 4)
+check(synchronise(nn.BatchNorm3D(3)), (4, 3, 2, 3, 2), 1)
+check(synchronise(nn.BatchNorm2D(3, bias_attr=False)), (4, 3, 5, 6), 1)
 check(synchronise(nn.BatchNorm2D(3, weight_attr=False, bias_attr=False)), (4, 3, 5, 6), 1)
 check(synchronise(_Features(8)), (4, 8), 1)
+
+# Of 16 bits, as under Global.amp: computed in float32, and given back as it came.
+x = paddle.to_tensor(np.random.default_rng(r).standard_normal((6, 4)).astype(np.float32))
+net = synchronise(nn.BatchNorm1D(4))
+for dtype in ("bfloat16", "float16"):
+    rounded = x.astype(dtype)
+    y = net(rounded)
+    assert str(y.dtype).endswith(dtype) and net._mean.dtype == paddle.float32
+    wide = net(rounded.astype("float32")).numpy()
+    assert np.abs(y.astype("float32").numpy() - wide).max() < 0.02
+
+# Of the network's input no gradient is asked.
+first = synchronise(nn.BatchNorm1D(4))
+(first(paddle.to_tensor(np.arange(8.0 + r, dtype="float32")[-8:].reshape(2, 4))) ** 2).sum().backward()
+assert np.abs(first.weight.grad.numpy()).min() > 0.1 and first.bias.grad is not None
 
 # Names and order stay; in evaluation mode, and where a layer always takes its running statistics, no rank waits for another.
 plain = nn.Sequential(
