@@ -219,7 +219,8 @@ class Config(Section):
         raise UserError(
             f"{': '.join(filter(None, places))}: must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
             f"{train.batch_size}{accumulate} = {samples} (got {train.global_batch}); start {train.planned_ranks} ranks, "
-            f"change batch_size or accumulate, or give this {samples} and LRScheduler.learning_rate {samples / train.global_batch:.3g} times its value"
+            f"change batch_size or accumulate, or give this {samples} and scale LRScheduler.learning_rate, "
+            f"with SGD by {samples / train.global_batch:.3g}"
         )
 
     def check_data(self, training: bool = True, files: bool = True) -> None:

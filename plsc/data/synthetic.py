@@ -38,7 +38,10 @@ class Synthetic(Dataset):
         samples = count * images_per_class if num_samples is None else num_samples
         if samples < 1:
             raise UserError(f"num_samples: must be at least 1, got {num_samples}")
-        self.labels = np.arange(samples, dtype=np.int64) * count // samples * num_classes // count
+        self.labels = np.arange(samples, dtype=np.int64)
+        for factor, divisor in ((count, samples), (num_classes, count)):  # in place: recipes have 42 million
+            self.labels *= factor
+            self.labels //= divisor
         self.image_shape = tuple(image_shape)
         self.seed = seed
 

@@ -391,7 +391,7 @@ def test_a_number_of_ranks_that_does_not_make_the_global_batch_is_refused(tmp_pa
         cfg.check_ranks(2)
     assert str(error.value) == (
         f"{tmp_path}/a.yaml:4: DataLoader.Train.global_batch: must be the samples of a step, 2 ranks x batch_size 16 = 32 (got 64); "
-        "start 4 ranks, change batch_size or accumulate, or give this 32 and LRScheduler.learning_rate 0.5 times its value"
+        "start 4 ranks, change batch_size or accumulate, or give this 32 and scale LRScheduler.learning_rate, with SGD by 0.5"
     )
     with pytest.raises(ConfigError, match="global_batch: must be a multiple of .* = 16 "):
         load(tmp_path / "a.yaml", ["DataLoader.Train.global_batch=60"])
