@@ -345,7 +345,8 @@ class HeadCfg(Section):
     with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
     some 100,000 classes on."""
     bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and momentum live (docs/large.md). host and disk fetch a step's rows: set `sample_rate`."""
+    """Where class centres and the state of their optimizer live (docs/large.md). host and disk fetch a step's
+    rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
     bank_folder: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)

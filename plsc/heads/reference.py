@@ -69,9 +69,10 @@ class DenseLARS:
         self.epsilon = epsilon
 
     def step(self, w, g, v, lr, t, decay):
-        if decay:
-            weight = np.linalg.norm(w)
-            lr = lr * self.coefficient * weight / (np.linalg.norm(g) + decay * weight + self.epsilon)
+        weight = np.linalg.norm(w)
+        grad = np.linalg.norm(g)
+        if decay and weight and grad:
+            lr = lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
         v = self.mu * v + lr * (g + decay * w)
         return w - v, v
 

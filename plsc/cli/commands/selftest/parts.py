@@ -310,6 +310,8 @@ PARTS: dict[str, tuple[Callable[[], Worst], float]] = {
     "data parallel": (check_data_parallel, 1e-6),
     **{f"head dist_{name}": (lambda name=name: check_head(name), HEAD_LIMIT) for name in MARGINS},
     **{f"head {name}": (lambda name=name: check_head(name, sharded=False), HEAD_LIMIT) for name in MARGINS},
+    "head dist_arcface, AdamW": (lambda: check_head("arcface", optimizer="AdamW", lr=1e-3), HEAD_LIMIT),
+    "head dist_arcface, LARS": (lambda: check_head("arcface", optimizer="LARS"), HEAD_LIMIT),
     "Partial FC, a rate of 0.3": (lambda: check_head("arcface", sample_rate=0.3), HEAD_LIMIT),
     "Partial FC, every class": (check_every_class_sampled, 0.0),
     "checkpoint resharded": (check_reshard, 0.0),
