@@ -15,7 +15,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
-from plsc.config.schema import OptimizerCfg, affects_training
+from plsc.config.schema import RULES, OptimizerCfg, RuleCfg, affects_training
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
@@ -72,16 +72,30 @@ _COMPARED_BY_STATE = (
 
 def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
     """List the keys that affect the training and differ from a checkpoint's: "Head.margin 0.3 (was 0.5)"
-    each."""
-    ours = dict(_values(config_sections(cfg.to_yaml())))
-    theirs = dict(_values(config_sections(saved.config_yaml)))
+    each. A key that the checkpoint's config lacks, because it is older than the key, counts as its default."""
+    sections = config_sections(saved.config_yaml)
+    if not sections:
+        return []
+    ours = _resolved(config_sections(cfg.to_yaml()))
+    theirs = _resolved(sections)
+    before = {**_resolved(config_sections(Config().to_yaml())), **theirs}
     return [
-        f"{key} {_format_value(ours, key)} (was {_format_value(theirs, key)})"
-        for key in ({**theirs, **ours} if theirs else ())
-        if ours.get(key) != theirs.get(key)
+        f"{key} {_format_value(ours, key)} (was {_format_value(before, key)})"
+        for key in {**theirs, **ours}
+        if ours.get(key) != before.get(key)
         and affects_training(Config, key.split("."))
         and key not in _COMPARED_BY_STATE
     ]
+
+
+def _resolved(sections: dict) -> dict[str, Any]:
+    """Return the values of all keys, of the optimizer's nulls the numbers that they stand for."""
+    values = dict(_values(sections))
+    name = values.get("Optimizer.name")
+    for key in RuleCfg.model_fields:
+        if name in RULES and values.get(f"Optimizer.{key}") is None:
+            values[f"Optimizer.{key}"] = OptimizerCfg(name=name).number(key)
+    return values
 
 
 def _values(section: dict, above: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import AdamW, Momentum
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.resume import build_backbone, build_saved_head, load_backbone, load_head
+from plsc.training.resume import build_backbone, build_saved_head, changed_keys, load_backbone, load_head
 from plsc.utils.sharding import ClassShard, split
 from tests.checkpoints import Bits, content, save_ranks
 from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, train
@@ -53,6 +53,30 @@ def test_another_network_is_refused(saved):
 
 
 ADAMW = AdamW(0.9, 0.999, 1e-8, 0.1)
+
+
+def test_keys_that_an_older_checkpoint_lacks_count_as_their_defaults(saved):
+    there = Checkpoint.open(saved)
+    newer = (
+        "nesterov",
+        "groups",
+        "freeze_norms",
+        "layer_decay",
+        "sync_batchnorm",
+        "recompute",
+        "sampler",
+        "name: shuffle",
+    )
+    lines = [line for line in there.config_yaml.splitlines() if not line.strip().startswith(newer)]
+    older = "\n".join(lines).replace("weight_decay: null", "weight_decay: 0.0005")
+    assert len(lines) < len(there.config_yaml.splitlines()) and older != "\n".join(lines)
+    there.config_yaml = older
+    assert changed_keys(load(TINY, ["Global.max_steps=2"]), there) == []
+    changed = ["Global.max_steps=2", "Optimizer.nesterov=true", "Optimizer.weight_decay=0.1"]
+    assert changed_keys(load(TINY, changed), there) == [
+        "Optimizer.weight_decay 0.1 (was 0.0005)",
+        "Optimizer.nesterov True (was False)",
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
