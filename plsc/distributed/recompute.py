@@ -24,7 +24,7 @@ def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
     statistics, it changes twice: the caller restores it.
     """
     for layer in layers:
-        layer.forward = partial(_run, layer.forward)
+        layer.forward = partial(_run, layer, layer.forward)
     try:
         yield
     finally:
@@ -32,11 +32,14 @@ def recomputing(layers: Sequence[paddle.nn.Layer]) -> Iterator[None]:
             del layer.forward  # the class's is there again
 
 
-def _run(forward: Callable, *inputs: Any) -> Any:
-    if not paddle.is_grad_enabled():
+def _run(layer: paddle.nn.Layer, forward: Callable, *inputs: Any) -> Any:
+    """Run the `forward` of a layer so that its backward pass recomputes it, where there will be one."""
+    of_inputs = not all(x.stop_gradient for x in inputs if isinstance(x, paddle.Tensor))
+    of_parameters = not all(p.stop_gradient for p in layer.parameters())
+    if not (paddle.is_grad_enabled() and (of_inputs or of_parameters)):
         return forward(*inputs)
-    if all(x.stop_gradient for x in inputs if isinstance(x, paddle.Tensor)):
-        # As the images: Paddle would take the layer's output, too, for one without gradient.
+    if not of_inputs:
+        # As with images: Paddle would take the layer's output, too, for one without gradient.
         inputs = [_with_gradient(x) if isinstance(x, paddle.Tensor) else x for x in inputs]
     return recompute(forward, *inputs)
 

@@ -22,7 +22,7 @@ PARTS = {  # in the order of a step
     "forward": "the backbone forward",
     "head": "forward, backward and update of the class centres",
     "gather": "the head's collectives, and those by which ranks agree: waiting for a slower rank counts here",
-    "backward": "the backbone backward, with the sum of its gradients over the ranks, which Paddle does meanwhile",
+    "backward": "the backbone backward, with the sum of its gradients over the ranks, which Paddle does meanwhile, and what is computed again",
     "check": "whether all is finite",
     "optimizer": "update of the backbone",
     "rest": "log lines, Python",

@@ -91,6 +91,18 @@ def test_the_plan_by_hand():
     assert "1 process in place of each of the 32 ranks" in said
 
 
+def test_accumulated_batches_take_the_memory_of_one_and_the_time_of_all():
+    once, often = (
+        plan.plan(case(100_000, 1, 16, f"DataLoader.Train.accumulate={count}"), FOUND, 1000 * MB, FREE)
+        for count in (1, 4)
+    )
+    assert often["backbone_seconds"] == pytest.approx(4 * once["backbone_seconds"])
+    for part in ("backbone", "activations", "centres"):
+        assert often["bytes"][part] == once["bytes"][part]
+    assert often["bytes"]["embeddings"] == 4 * once["bytes"]["embeddings"]
+    assert "100,000 classes on 1 rank, 4 x 16 samples each, rate 1" in plan.show(often)
+
+
 def test_what_does_not_fit_is_said():
     planned = plan.plan(case(100_000, 1, 16), FOUND, 400 * MB, FREE)
     assert (

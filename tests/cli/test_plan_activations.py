@@ -38,3 +38,12 @@ def test_what_is_frozen_has_no_gradient_and_keeps_nothing():
     growth, of_whole = (each["backbone"][1][2] - each["backbone"][0][2] for each in (found, whole))
     kept = 4 * (54 + 8 + 8)  # the last map, and what its matrix and its norm give
     assert kept <= growth <= kept + 4 * 4 * 8 < of_whole  # statistics of the norm are of all images
+
+
+def test_of_recomputed_layers_the_inputs_are_kept_and_the_largest_layer():
+    """The last layer is not recomputed: it keeps its input, 7 numbers."""
+    first, second = nn.Sequential(nn.Linear(6, 50), nn.Tanh()), nn.Sequential(nn.Linear(50, 7), nn.Tanh())
+    net = nn.Sequential(nn.Flatten(), first, second, nn.Linear(7, 3))
+    assert kept_bytes(net, (6,)) == 4 * (6 + 50 + 7)
+    assert kept_bytes(net, (6,), [first, second]) == 4 * (6 + 50 + 7 + max(6 + 50, 50 + 7))
+    assert "forward" not in vars(first) and not first._forward_pre_hooks

@@ -19,6 +19,8 @@ def test_a_spread_head_and_one_on_every_rank():
     assert spread.selected(1.0) == 501
     assert spread.selected(0.5) == 250 + 4  # half of the 8 positives of this shard were drawn anyhow
     assert case(8, 2).selected(0.1) == 4  # no more than there are
+    more = case(1001, 2, 8, "DataLoader.Train.accumulate=3")
+    assert (more.batch, more.samples, more.selected(0.5)) == (8, 48, 250 + 12)
 
 
 def test_the_sizes_that_are_measured_do_not_depend_on_how_busy_the_machine_is():

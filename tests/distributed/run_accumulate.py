@@ -39,5 +39,12 @@ if __name__ == "__main__":
         for recompute in ("false", "true"):
             paddle.seed(0)
             net = TinyIResNet(8, IMAGE_SHAPE, dropout=0.2)
-            run(folder / f"norm-{accumulate}-{recompute}", net, accumulate, f"Model.recompute={recompute}")
+            sync = "Model.sync_batchnorm=" + ("true" if accumulate == 2 else "false")
+            run(
+                folder / f"norm-{accumulate}-{recompute}",
+                net,
+                accumulate,
+                f"Model.recompute={recompute}",
+                sync,
+            )
     print(f"rank {d.rank()} of {d.world_size()}: accumulation ok")

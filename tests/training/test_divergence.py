@@ -46,6 +46,16 @@ def test_a_bad_step_changes_nothing_and_training_goes_on(tmp_path, head, bad, va
     assert trainer.step == 5 and (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row) == (1, 0)
 
 
+@pytest.mark.parametrize("bad", ["embedding", "gradient", "centres"])
+def test_a_bad_step_of_accumulated_batches_changes_nothing(tmp_path, bad):
+    keys = ("DataLoader.Train.batch_size=4", "DataLoader.Train.accumulate=3", "Global.max_steps=4")
+    trainer = poisoned(tmp_path, {2: bad}, NO_PAIRS, *keys)
+    states = run(trainer, tmp_path)
+    assert states[1] == states[2] and states[0] != states[1] and states[2] != states[3] != states[4]
+    (batch,) = (tmp_path / "diverged").glob("*.npz")
+    assert len(np.load(batch)["labels"]) == 12
+
+
 @pytest.mark.parametrize(
     "bad, value, what",
     [

@@ -192,6 +192,19 @@ def test_recomputing_changes_no_bit(build, asked, batch_size):
         assert not [name for name in one if one[name].tobytes() != other[name].tobytes()]
 
 
+def test_a_frozen_part_is_not_recomputed():
+    """It has no backward pass; what comes after it is."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(120, 16), nn.Sequential(nn.Linear(16, 8), nn.Tanh()))
+    for parameter in net[1].parameters():
+        parameter.stop_gradient = True
+    plain = step(make(net))
+    calls = []
+    net[2][0].register_forward_post_hook(lambda *args: calls.append(1))
+    found = step(make(net, recomputed=[net[1], net[2]]))
+    assert len(calls) == 2 and found[1].keys() == {"2.0.weight", "2.0.bias"}
+    assert not [name for name in plain[1] if plain[1][name].tobytes() != found[1][name].tobytes()]
+
+
 def test_what_cannot_be_recomputed_is_refused():
     net = SmallResNet(8, IMAGE_SHAPE)
     with pytest.raises(UserError, match=r"Model\.recompute: SmallResNet does not say .* \[stages, embed\]"):

@@ -1,4 +1,4 @@
-"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | save`.
+"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | save | step`.
 
 plsc/utils/measure.py describes the method.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import backbone, collectives, end2end, head, loader, plan, save
+from plsc.cli.commands.benchmark import backbone, collectives, end2end, head, loader, plan, save, step
 from plsc.distributed import environment
 
 
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "end2end": (end2end, end2end.end2end),
         "plan": (plan, plan.check),
         "save": (save, save.save),
+        "step": (step, step.step),
     }
     parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)

@@ -5,35 +5,60 @@ kept_bytes(IResNet50(), (3, 112, 112))       # of an image, in float32
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 
 from plsc.config import Config
+from plsc.distributed.recompute import recomputing
 from plsc.training.groups import freeze, settings_of
+from plsc.training.network import layers_to_recompute
 
 _IMAGES = 2  # training-mode BatchNorm takes two
 
 
-def kept_bytes(backbone: paddle.nn.Layer, shape: tuple[int, ...]) -> int:
-    """Return the bytes of an image that autograd keeps in training, each tensor once and no parameter."""
+def kept_bytes(
+    backbone: paddle.nn.Layer, shape: tuple[int, ...], recomputed: Sequence[paddle.nn.Layer] = ()
+) -> int:
+    """Return the bytes of an image that autograd keeps in training, each tensor once and no parameter.
+
+    Of layers that are recomputed it keeps the inputs, and all of the largest one while that is computed again.
+    """
     own = {tensor.data_ptr() for tensor in [*backbone.parameters(), *backbone.buffers()]}
+    inputs: dict[paddle.nn.Layer, tuple] = {}
+    hooks = [layer.register_forward_pre_hook(inputs.__setitem__) for layer in recomputed]
+    backbone.train()
+    with recomputing(recomputed):
+        kept = _kept(backbone, (paddle.randn([_IMAGES, *shape]),), own)
+    for hook in hooks:
+        hook.remove()
+    kept.update({x.data_ptr(): x for tensors in inputs.values() for x in tensors})
+    largest = max((_bytes(_kept(layer, inputs[layer], own)) for layer in recomputed), default=0)
+    return (_bytes(kept) + largest) // _IMAGES
+
+
+def _kept(layer: paddle.nn.Layer, inputs: tuple, own: set[int]) -> dict[int, paddle.Tensor]:
+    """Run a layer -> the tensors that autograd keeps, by their place in memory."""
     kept: dict[int, paddle.Tensor] = {}  # the tensors too, so that no place is used twice
 
     def keep(tensor: paddle.Tensor) -> paddle.Tensor:
-        kept[tensor.data_ptr()] = tensor
+        if tensor.data_ptr() not in own:
+            kept[tensor.data_ptr()] = tensor
         return tensor
 
-    images = paddle.randn([_IMAGES, *shape])
-    backbone.train()
     with paddle.autograd.saved_tensors_hooks(keep, lambda tensor: tensor):
-        backbone(images)
-    sizes = [tensor.size * tensor.element_size() for place, tensor in kept.items() if place not in own]
-    return sum(sizes) // _IMAGES
+        layer(*inputs)
+    return kept
+
+
+def _bytes(kept: dict[int, paddle.Tensor]) -> int:
+    return sum(tensor.size * tensor.element_size() for tensor in kept.values())
 
 
 def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times."""
     backbone, sizes = build(cfg, shape)
-    kept = kept_bytes(backbone, shape)
+    kept = kept_bytes(backbone, shape, layers_to_recompute(cfg.Model.recompute, backbone))
     weights = 4 * (2 * sizes["parameters"] + sizes["frozen"])
     peaks = [[images, None, images * kept + weights] for images in (1, 2)]
     return {"base": 0, "head": {}, "backbone": peaks, **sizes}

@@ -39,12 +39,17 @@ _GIVE_UP = 10  # times the time that was asked for
 
 @dataclass
 class Case:
-    """A case to plan: a config's head with so many classes, ranks, and samples of a rank."""
+    """A case to plan: a config with so many classes, ranks, and samples of a rank that go through the backbone at once."""
 
     cfg: Config
     classes: int
     ranks: int
     batch: int
+
+    @property
+    def accumulate(self) -> int:
+        """Batches of a rank in a step."""
+        return self.cfg.DataLoader.Train.accumulate
 
     @property
     def shard(self) -> int:
@@ -54,14 +59,14 @@ class Case:
 
     def selected(self, rate: float) -> int:
         """Estimate K, the sampled classes: those drawn and the positives that were not drawn."""
-        samples = self.batch * self.ranks
+        samples = self.batch * self.accumulate * self.ranks
         drawn = round(rate * self.shard)
         return min(self.shard, drawn + round(samples * (1 - rate) * self.shard / self.classes))
 
     @property
     def samples(self) -> int:
         """Samples N that a rank compares with its classes."""
-        return self.batch * (self.ranks if self.cfg.Head.sharded else 1)
+        return self.batch * self.accumulate * (self.ranks if self.cfg.Head.sharded else 1)
 
 
 # ---- the calibration, in new processes
@@ -224,22 +229,31 @@ def _head_times(cfg: Config, rate: float, asked: dict, seconds: float, times: Ti
 
 
 def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> dict:
-    """Measure seconds and bytes of forward and backward for growing batches."""
+    """Measure seconds and bytes of forward and backward for growing batches, as in a step of the config: with layers
+    that are recomputed, and with the first pass of accumulated batches."""
     import paddle
 
     from plsc import distributed
     from plsc.backbones.count import count
     from plsc.cli.commands.plan.activations import build
+    from plsc.distributed.recompute import recomputing
+    from plsc.training.network import layers_to_recompute
 
     shape, before = tuple(asked["image_shape"]), measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
+    recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     measured, began = [], time.monotonic()
     for batch in backbone_batches(seconds, count(backbone, shape).macs, asked["backbone_batch"]):
         images = paddle.randn([batch, *asked["image_shape"]])
         grad = paddle.randn([batch, cfg.Model.embedding_size])
 
         def step(images=images, grad=grad) -> None:
-            backbone(images).flatten(1).backward(grad)
+            if cfg.DataLoader.Train.accumulate > 1:
+                with paddle.no_grad():
+                    backbone(images)
+            with recomputing(recomputed):
+                out = backbone(images)
+            out.flatten(1).backward(grad)
             backbone.clear_gradients()
 
         measure.reset_peak()

@@ -185,7 +185,7 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
     parts = {**({"Paddle": measured["base"]} if timed else {}), **backbone_bytes(case, measured)}
     fixed = sum(parts.values())
     backbone = (
-        along([point[:2] for point in measured["backbone"]], case.batch)
+        case.accumulate * along([point[:2] for point in measured["backbone"]], case.batch)
         if timed and measured["backbone"]
         else None
     )
@@ -199,6 +199,7 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
         "classes": case.classes,
         "ranks": case.ranks,
         "batch": case.batch,
+        "accumulate": case.accumulate,
         "rate": rate,
         "bank": [case.cfg.Head.bank, case.cfg.Head.bank_dtype],
         "amp": case.cfg.Global.amp.dtype if case.cfg.Global.amp else None,
@@ -247,10 +248,11 @@ def show(planned: dict) -> str:
         [row["rate"], row["selected"], *([1e3 * row["head_seconds"]] if timed else []), row["bytes"] / mb]
         for row in planned["rates"]
     ]
+    times = f"{planned['accumulate']} x " if planned["accumulate"] > 1 else ""
     headers = ["rate", "classes in a step", *(["head, ms"] if timed else []), "all, MB"]
     lines = [
         (
-            f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {planned['batch']} samples each, rate {planned['rate']:g}, "
+            f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {times}{planned['batch']} samples each, rate {planned['rate']:g}, "
             f"bank {bank}, {dtype}"
         ),
         "",

@@ -1,0 +1,125 @@
+"""Measure memory and time of training steps: of a batch, of accumulated batches, and with recomputed layers.
+
+    python tools/benchmark.py step --name IResNet18 --batch 16 --accumulate 4
+
+Each case is a process of its own, which takes steps of a whole training (data, backbone, head, optimizer) on noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from plsc.config import Config, load
+from plsc.distributed import environment, launcher
+from plsc.errors import UserError
+from plsc.utils import measure
+from plsc.utils.text import table
+
+
+def add_arguments(part: argparse.ArgumentParser) -> None:
+    part.add_argument("--name", default="IResNet18", help="Model.name")
+    part.add_argument("--size", type=int, default=112, help="height and width of the images")
+    part.add_argument("--batch", type=int, default=16, help="samples that go through the backbone at once")
+    part.add_argument("--accumulate", type=int, default=4, help="such batches in a step")
+    part.add_argument("--classes", type=int, default=10_000)
+    part.add_argument("--dim", type=int, default=512, help="embedding size")
+    part.add_argument(
+        "--runs", type=int, default=3, help="steps measured after one that is not; the median counts"
+    )
+    part.add_argument("--threads", type=int, help="default: all processors")
+    part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, recompute
+    part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # where the process of a case writes
+
+
+def step(args: argparse.Namespace) -> dict:
+    """Measure memory and time of a training step, with accumulation and recomputation."""
+    if args.case:
+        return _measure(args, *args.case)
+    whole = args.batch * args.accumulate
+    cases = [(args.batch, 1, False), (args.batch, args.accumulate, False), (whole, 1, False)]
+    cases += [(args.batch, 1, True), (args.batch, args.accumulate, True)]
+    return {**measure.describe_machine(), "name": args.name, "rows": [_row(args, case) for case in cases]}
+
+
+def _row(args: argparse.Namespace, case: tuple[int, int, bool]) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "row.json")
+        keys = ("name", "size", "classes", "dim", "runs", "threads")
+        given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
+        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+        asked = ["benchmark", "step", *words, "--case", json.dumps(case), "--row", str(target)]
+        last_line = launcher.run_ranks(asked, 1, Path(folder, "log"))
+        if not target.exists():
+            raise UserError(f"batch, accumulate, recompute {case} were not measured: {last_line}")
+        return json.loads(target.read_text())
+
+
+def _config(args: argparse.Namespace, batch: int, accumulate: int, recompute: bool) -> Config:
+    channels = 1 if args.name in ("SmallResNet", "LeNet") else 3
+    shape = [channels, args.size, args.size]
+    images = -(-(args.runs + 1) * batch * accumulate // args.classes)
+    data = {
+        "name": "Synthetic",
+        "num_classes": args.classes,
+        "images_per_class": images,
+        "image_shape": shape,
+    }
+    keys = {
+        "Model.name": args.name,
+        "Model.embedding_size": args.dim,
+        "Model.recompute": recompute,
+        "DataLoader.Train.dataset": data,
+        "DataLoader.Train.batch_size": batch,
+        "DataLoader.Train.accumulate": accumulate,
+        "DataLoader.Eval.dataset": None,
+    }
+    return load(None, [f"{key}={json.dumps(value)}" for key, value in keys.items()])
+
+
+def _measure(args: argparse.Namespace, batch: int, accumulate: int, recompute: bool) -> dict:
+    threads, _ = environment.prepare(args.threads)
+    import paddle
+
+    from plsc import distributed
+    from plsc.training.build import build_trainer
+
+    distributed.init("cpu", threads)
+    paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
+    before = measure.resident_bytes()
+    trainer = build_trainer(_config(args, batch, accumulate, recompute))
+    seconds = []
+    measure.reset_peak()
+    for samples in itertools.islice(trainer.loader.epoch(0), args.runs + 1):
+        began = time.perf_counter()
+        trainer.train_step(*samples, 0.1)
+        seconds.append(time.perf_counter() - began)
+    return {
+        "batch": batch,
+        "accumulate": accumulate,
+        "recompute": recompute,
+        "peak_bytes": measure.resident_bytes("VmHWM") - before,
+        "seconds": statistics.median(seconds[1:]),
+    }
+
+
+def show(result: dict) -> str:
+    first = result["rows"][0]["peak_bytes"]
+    rows = [
+        [
+            f"{row['accumulate']} x {row['batch']}",
+            "yes" if row["recompute"] else "no",
+            row["peak_bytes"] / 2**20,
+            f"{row['peak_bytes'] / first:.2f}",
+            row["seconds"],
+            row["batch"] * row["accumulate"] / row["seconds"],
+        ]
+        for row in result["rows"]
+    ]
+    headers = ["samples of a step", "recompute", "peak, MB", "of the first", "s a step", "images/s"]
+    return f"{result['name']}, {measure.format_machine(result)}\n{table(rows, headers)}"
