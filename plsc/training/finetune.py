@@ -23,7 +23,7 @@ import paddle
 
 from plsc import distributed
 from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_duplicates
-from plsc.checkpoint.manifest import head_config
+from plsc.checkpoint.manifest import EMA, head_config
 from plsc.checkpoint.store import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
@@ -170,7 +170,8 @@ def init_backbone(
         get_logger().warning(
             f"{saved.path} was trained on samples {saved.preprocessing}, this run has {ours}"
         )
-    return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}"
+    averaged = ", averaged" if saved.weights_file == EMA else ""
+    return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}{averaged}"
 
 
 def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num_classes: int) -> Match:

@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 
 from plsc.checkpoint import store
-from plsc.checkpoint.manifest import config_sections
+from plsc.checkpoint.manifest import EMA, config_sections
 from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
 from plsc.config.schema import RULES, OptimizerCfg, RuleCfg, affects_training
@@ -23,7 +23,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
 from plsc.training.ema import Ema
 from plsc.training.groups import settings_of
-from plsc.utils.logging import warn
+from plsc.utils.logging import get_logger, warn
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
@@ -225,6 +225,8 @@ def build_saved_backbone(
     """Build the config's backbone, or take `model`, and give it a checkpoint's weights, averaged if it has such."""
     backbone = model or build_backbone(cfg, Preprocessing.from_json(saved.preprocessing).shape)
     load_backbone(backbone, saved)
+    if saved.weights_file == EMA:
+        get_logger().info(f"the weights are the averages of {saved.state.ema_steps:,} steps, {EMA}")
     return backbone
 
 
