@@ -89,6 +89,8 @@ class TrainState(BaseModel):
     """Steps that did not count, because something was not finite."""
     in_a_row: NonNegativeInt = 0
     """Of them the last ones, without a good one since."""
+    since_good: Optional[NonNegativeInt] = None
+    """Steps since the last good one, overflows too; null: `in_a_row`."""
     loss_scale: Optional[Annotated[FiniteFloat, Field(gt=0)]] = None
     """Scale of the backbone's gradients in float16; null without."""
     good_steps: NonNegativeInt = 0

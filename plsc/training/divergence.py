@@ -92,7 +92,8 @@ class NonFiniteGuard:
         backbone: the bare layer, not its data parallel wrapper.
         scaler: of the backbone's gradients; None: they are not scaled.
 
-    Attributes: `skipped`, steps that diverged so far; `in_a_row`, those since the last good step.
+    Attributes: `skipped`, steps that diverged so far; `in_a_row`, those since the last good step;
+        `since_good`, the same with the steps that overflowed.
     """
 
     def __init__(self, backbone: paddle.nn.Layer, head: SoftmaxHead, scaler: LossScaler | None = None):
@@ -101,13 +102,15 @@ class NonFiniteGuard:
         self._scaler = scaler
         self.skipped = 0
         self.in_a_row = 0
+        self.since_good = 0
         # BatchNorm's running statistics, which a forward pass changes; they have no gradient.
         self._statistics = [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
 
-    def resume(self, skipped: int, in_a_row: int) -> None:
+    def resume(self, skipped: int, in_a_row: int, since_good: int | None = None) -> None:
         """Restore the counts of a checkpoint."""
         self.skipped = skipped
         self.in_a_row = in_a_row
+        self.since_good = in_a_row if since_good is None else since_good
 
     def remember(self) -> None:
         """Keep a copy of the state that a forward pass changes. Call it before each."""
@@ -134,10 +137,12 @@ class NonFiniteGuard:
             outcome = Outcome(max(distributed.gather_counts(own if finite(of_head) else Outcome.DIVERGED)))
         if outcome is Outcome.GOOD:
             self.in_a_row = 0
+            self.since_good = 0
         return outcome
 
     def undo(self) -> None:
-        """Restore the state from before the forward pass."""
+        """Restore the state from before the forward pass, of a step that does not count."""
+        self.since_good += 1
         for tensor, kept in zip(self._statistics, self._kept):
             paddle.assign(kept, output=tensor)
         if self.head.margin:
@@ -150,13 +155,13 @@ class NonFiniteGuard:
         self.in_a_row += 1
 
 
-def remedy(step: int, in_a_row: int, learning_rate: float, optimizer: str) -> str:
-    """Suggest a remedy for a run that diverged at step `step` (from 1), after `in_a_row` skipped steps in a
+def remedy(step: int, since_good: int, learning_rate: float, optimizer: str) -> str:
+    """Suggest a remedy for a run that diverged at step `step` (from 1), after `since_good` skipped steps in a
     row, with the optimizer of this name."""
     low = LOW_SHARE * (usual_rate(optimizer) or 0.0)
-    if in_a_row < step and learning_rate >= low:
+    if since_good < step and learning_rate >= low:
         return "lower LRScheduler.learning_rate, lengthen its warm-up, or set Optimizer.clip_norm"
-    why = "no step has been finite yet" if in_a_row >= step else "the learning rate is low"
+    why = "no step has been finite yet" if since_good >= step else "the learning rate is low"
     return (
         f"{why}, so a lower learning rate will hardly help; look in the network for a division by 0, a log or a root of 0, "
         "and in the images of those batches"

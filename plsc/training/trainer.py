@@ -288,7 +288,7 @@ class Trainer:
         if in_a_row >= most:
             raise DivergedError(
                 f"{cause.text} at step {step.number} ({rate}), step {in_a_row} in a row that had to be skipped; the checkpoints are "
-                f"as they were, the batches in {self.dump.folder}: {remedy(step.number, in_a_row, step.learning_rate, self.optimizer.name)}",
+                f"as they were, the batches in {self.dump.folder}: {remedy(step.number, self.nonfinite.since_good, step.learning_rate, self.optimizer.name)}",
                 cause.text,
             )
 
@@ -402,7 +402,7 @@ class Trainer:
         self.best = best
         if self.rank == 0:
             # A rollback takes the newest checkpoint before the last step that was not skipped.
-            last_good = self.step - self.nonfinite.in_a_row
+            last_good = self.step - self.nonfinite.since_good
             way_back = last_good if self.cfg.Global.rollbacks > self.rollbacks else None
             protect = [best.step] if best else []
             store.prune(self.checkpoints, self.cfg.Checkpoint.keep, protect, way_back)
@@ -432,7 +432,7 @@ class Trainer:
         self.threshold = state.threshold
         self.rollbacks = state.rollbacks
         self.per_set.resume(state.sets)
-        self.nonfinite.resume(state.skipped, state.in_a_row)
+        self.nonfinite.resume(state.skipped, state.in_a_row, state.since_good)
         if self.scaler:
             self.scaler.load(state)
         self._replaced = self._of_this_rank(state.replaced)
@@ -455,7 +455,7 @@ class Trainer:
         if count > self.cfg.Global.rollbacks:
             raise error
         diverged = self.step + 1
-        path = go_back(self.checkpoints, last_good=diverged - self.nonfinite.in_a_row)
+        path = go_back(self.checkpoints, last_good=diverged - self.nonfinite.since_good)
         if path is None:
             raise error
         self.optimizer.clear_grad()
@@ -486,6 +486,7 @@ class Trainer:
             best=best,
             skipped=self.nonfinite.skipped,
             in_a_row=self.nonfinite.in_a_row,
+            since_good=self.nonfinite.since_good,
             rollbacks=self.rollbacks,
             sets=self.per_set.state(),
             **(self.scaler.state() if self.scaler else {}),

@@ -121,3 +121,15 @@ def test_gradients_are_divided_in_place_and_missing_ones_stay_missing():
     scaler = LossScaler()
     scaler.unscale([used, unused])
     assert used.grad.tolist() == [3.0 / INITIAL] * 2 and unused.grad is None
+
+
+def test_the_way_back_is_from_before_the_overflows(tmp_path, capsys):
+    """A NaN that comes for good is taken for an overflow at first, while the weights are those of the last good step."""
+    keys = [*KEYS, FLOAT16, "Checkpoint.every_steps=1", "Checkpoint.keep=2", "Global.max_steps=30"]
+    bad = dict.fromkeys(range(6, 40), "gradient")
+    trainer = poisoned(tmp_path, bad, *keys, "Global.max_skipped=1", "Global.rollbacks=1")
+    resume = trainer.resume
+    trainer.resume = lambda path: (bad.clear(), resume(path))
+    trainer.train(None)
+    assert "rolled back from step 22 to step 4, learning rate times 0.5" in capsys.readouterr().out
+    assert trainer.scaler.state() == {"loss_scale": INITIAL, "good_steps": 30, "overflows": 0}
