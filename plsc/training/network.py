@@ -58,8 +58,7 @@ class Network:
         preprocessing: of the samples.
         embedding_size: D that the backbone must give.
         seed: of the random numbers in a forward pass.
-        batch_size: most samples in a micro-batch; a few more where a rank would else have one of a single
-            sample.
+        batch_size: most samples in a micro-batch; at most two more where few are left over.
         shares: step -> the range of each rank's samples in its global batch.
         recomputed: layers that keep no activations for the backward pass, which runs them again.
         still: layers that are in evaluation mode in training, too: frozen norms.
@@ -235,9 +234,11 @@ def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
     """Return how many micro-batches each rank runs, whose samples number `sizes`: the same on every rank, since
     layers and data parallel call collectives.
 
-    As few as go with `batch_size` samples each, but at least two samples each, which BatchNorm needs.
+    As few as go with `batch_size` samples each; one or two samples that an epoch's last step has left over join the
+    others. At least two samples each, which BatchNorm needs.
     """
-    return max(1, min(-(-max(sizes) // batch_size), min(sizes) // 2))
+    full, left = divmod(max(sizes), batch_size)
+    return max(1, min(full + (left > 2), min(sizes) // 2))
 
 
 def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> list[paddle.nn.Layer]:
