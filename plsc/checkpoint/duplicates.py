@@ -26,7 +26,7 @@ from plsc.utils.text import table
 
 MOST = 1_000_000  # pairs that are kept; of more the nearest
 SAMPLED = 1024  # classes whose second nearest centre gives the threshold
-RATIO = 0.6  # of angles: of a pair's to that between different identities
+RATIO = 0.65  # of angles: of a pair's to that between different identities
 _HELD, _ROWS = 32768, 2048  # rows in memory, rows compared with each other at once
 _SEED = 0  # of the sampled classes
 HEADERS = ("identity", "same as", "cosine")

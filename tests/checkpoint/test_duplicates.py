@@ -87,7 +87,7 @@ def test_the_second_nearest(tmp_path, monkeypatch):
 def test_the_threshold_is_nearer_than_different_identities_and_not_below_that_of_images():
     cosines = np.cos(np.radians([40.0, 60, 62, 64, 90]))
     threshold, why = choose_threshold(cosines, None)
-    assert np.isclose(threshold, np.cos(np.radians(0.6 * 62))) and why.endswith("median cosine is 0.4695")
+    assert np.isclose(threshold, np.cos(np.radians(0.65 * 62))) and why.endswith("median cosine is 0.4695")
     assert choose_threshold(cosines, 0.3)[0] == threshold
     assert choose_threshold(cosines, 0.8) == (0.8, "0.8000, the evaluation's threshold of two images")
 
