@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,13 @@ class Metrics:
         except Exception as error:  # noqa: BLE001 (an error of that package must not end a training)
             self._loggers.pop(name, None)
             get_logger().warning(
-                f"no {LOGGERS[name].__name__} log ({type(error).__name__}: {error}); the metrics are in {self.path}"
+                f"no {LOGGERS[name].__name__} log ({type(error).__name__}: {_one_line(error)}); the metrics are in {self.path}"
             )
+
+
+def _one_line(error: Exception) -> str:
+    """Return the text of another package's error on one line, without the user and password of a server's address."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", " ".join(str(error).split()))
 
 
 def _kind(evaluated: str | None) -> str:

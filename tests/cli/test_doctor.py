@@ -270,6 +270,16 @@ def test_names_that_are_no_utf_8_or_forge_lines_are_written_escaped(run, tmp_pat
     assert "\nERROR all" not in text and "J\\xf6rg" in text
 
 
+def test_names_of_identities_cannot_control_the_terminal(run, tmp_path):
+    people = '{name: "tests.tiny_runs:People", people: ["\\e[31mAnn", "Bob\\nERROR all is lost"]}'
+    (tmp_path / "my.yaml").write_text(
+        f"DataLoader: {{Train: {{dataset: [{people}, {people}]}}, Eval: {{dataset: null}}}}"
+    )
+    _, text, _ = run("-c", tmp_path / "my.yaml")
+    assert "\n    \\x1b[31mAnn\n    Bob\\nERROR all is lost\n" in text
+    assert "\x1b" not in text
+
+
 def test_several_sets_to_train_on(run, tmp_path):
     """Each is examined by itself and with each other; labelled images have the classes of all of them."""
     for folder, people in (("one", "Ann Bob"), ("two", "Bob Cy"), ("val", "Ann Bob Cy"), ("wrong", "Ann Cy")):

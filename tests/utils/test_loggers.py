@@ -171,6 +171,17 @@ def test_a_logger_that_is_new_in_a_resumed_run_gets_every_step(tmp_path, monkeyp
     assert fake.runs[0][1] == [(4, {"train/loss": 2.0})]
 
 
+def test_an_error_of_a_logger_is_one_line_without_a_password(tmp_path, monkeypatch, capsys):
+    def refuse(**_):
+        raise ConnectionError("no answer from\n  https://me:se@cret@host:5000/api")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=refuse, Settings=dict))
+    Metrics(tmp_path, 0, ["wandb"]).close()
+    said = capsys.readouterr().out
+    assert "no Wandb log (ConnectionError: no answer from https://host:5000/api); the metrics are in" in said
+    assert "cret" not in said
+
+
 def test_damaged_notes_of_what_was_logged_are_ignored(tmp_path):
     (tmp_path / "logged.json").write_text('{"train": "many"}')
     Metrics(tmp_path, 3, []).close()

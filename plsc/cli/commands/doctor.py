@@ -26,7 +26,7 @@ from plsc.data.folder import collected_problems, nested_hint
 from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
-from plsc.errors import UserError, shown_lines
+from plsc.errors import UserError, shown, shown_lines
 from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import table
@@ -74,7 +74,8 @@ class Findings:
 
 def _first(examples: Sequence[str]) -> str:
     """Format the first examples as lines, and the number of the others."""
-    lines = [text if len(text) <= LONGEST else f"{text[:LONGEST]} ..." for text in examples[:SHOWN]]
+    names = map(shown, examples[:SHOWN])
+    lines = [name if len(name) <= LONGEST else f"{name[:LONGEST]} ..." for name in names]
     if len(examples) > SHOWN:
         lines.append(f"... and {len(examples) - SHOWN:,} more, all of them in doctor.json")
     return "".join(f"\n    {line}" for line in lines)
@@ -372,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         sets = {path: (lambda path=path: _open(path)) for path in (args.train, *args.validation)}
         findings = doctor(sets, args.output)
-    print(findings.text())
+    print(shown_lines(findings.text()))
     print(f"done: report in {args.output}")
     return findings.severity
 
