@@ -15,7 +15,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.manifest import EMA, config_sections
 from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
-from plsc.config.schema import RULES, OptimizerCfg, RuleCfg, affects_training
+from plsc.config.schema import RULES, AmpCfg, HeadCfg, OptimizerCfg, RuleCfg, affects_training, head_dtype
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
@@ -89,8 +89,11 @@ def changed_keys(cfg: Config, saved: store.Checkpoint) -> list[str]:
 
 
 def _resolved(sections: dict) -> dict[str, Any]:
-    """Return the values of all keys, of the optimizer's nulls the numbers that they stand for."""
+    """Return the values of all keys, of the nulls that stand for something what they stand for."""
     values = dict(_values(sections))
+    amp = sections.get("Global", {}).get("amp")
+    head = HeadCfg.model_construct(compute_dtype=values.get("Head.compute_dtype"))
+    values["Head.compute_dtype"] = head_dtype(head, AmpCfg.model_construct(**amp) if amp else None)
     name = values.get("Optimizer.name")
     for key in RuleCfg.model_fields:
         if name in RULES and values.get(f"Optimizer.{key}") is None:

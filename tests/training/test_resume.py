@@ -69,6 +69,7 @@ def test_keys_that_an_older_checkpoint_lacks_count_as_their_defaults(saved):
     )
     lines = [line for line in there.config_yaml.splitlines() if not line.strip().startswith(newer)]
     older = "\n".join(lines).replace("weight_decay: null", "weight_decay: 0.0005")
+    older = older.replace("compute_dtype: null", "compute_dtype: float32")
     assert len(lines) < len(there.config_yaml.splitlines()) and older != "\n".join(lines)
     there.config_yaml = older
     assert changed_keys(load(TINY, ["Global.max_steps=2"]), there) == []
@@ -76,6 +77,11 @@ def test_keys_that_an_older_checkpoint_lacks_count_as_their_defaults(saved):
     assert changed_keys(load(TINY, changed), there) == [
         "Optimizer.weight_decay 0.1 (was 0.0005)",
         "Optimizer.nesterov True (was False)",
+    ]
+    assert changed_keys(load(TINY, ["Global.max_steps=2", "Global.amp={dtype: bfloat16}"]), there) == [
+        "Head.compute_dtype bfloat16 (was float32)",
+        "Global.amp.dtype bfloat16 (was null)",
+        "Global.amp.level O1 (was null)",
     ]
 
 
