@@ -27,8 +27,10 @@ from plsc.utils.text import table
 MOST = 1_000_000  # pairs that are kept; of more the nearest
 SAMPLED = 1024  # classes whose second nearest centre gives the threshold
 RATIO = 0.65  # of angles: of a pair's to that between different identities
+SLACK = 1.5  # of angles: of a pair's to those of each of the two to its nearest class
 _HELD, _ROWS = 32768, 2048  # rows in memory, rows compared with each other at once
 _SEED = 0  # of the sampled classes
+_ANGLE_OF_ROUNDING = 0.01  # equal centres in bfloat16 are up to so many radians apart
 HEADERS = ("identity", "same as", "cosine")
 _SHOWN = 50  # lines of the table
 
@@ -138,6 +140,20 @@ def pairs_above(
     return _nearest(found, most)
 
 
+def nearest_of_both(pairs: Pairs) -> Pairs:
+    """Keep the pairs of which each class is about the nearest of the other: within SLACK times the angle.
+
+    A class that looks like two names of one person is near to both, and these are nearer to each other. The nearest itself
+    would not do: somebody who is there three times has two.
+    """
+    angle = np.arccos(np.clip(pairs.cosine, -1, 1))
+    classes, place = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
+    smallest = np.full(len(classes), np.inf)
+    np.minimum.at(smallest, place, np.tile(angle, 2))
+    bound = SLACK * smallest[place].reshape(2, -1).min(axis=0) + _ANGLE_OF_ROUNDING
+    return Pairs(*(column[angle <= bound] for column in pairs))
+
+
 def work(count: int) -> int:
     """Compute the number of pairs that `pairs_above` compares among so many classes, those of a block both ways."""
     blocks, rest = divmod(count, _ROWS)
@@ -179,7 +195,8 @@ def find_duplicates(
     with tqdm(
         desc="comparing", total=work(centres.count), unit=" pairs", unit_scale=True, disable=None, leave=False
     ) as bar:
-        pairs = pairs_above(centres, threshold, min(top or MOST, MOST), bar.update)
+        pairs = nearest_of_both(pairs_above(centres, threshold, done=bar.update))
+    pairs = Pairs(*(column[:top] for column in pairs))
     names = saved.classes() or [str(number) for number in range(saved.num_classes)]
     where = f"{saved.path}: {saved.num_classes:,} classes, pairs with a cosine above {given}"
     if not len(pairs.cosine):

@@ -8,6 +8,7 @@ from plsc.checkpoint.duplicates import (
     Directions,
     choose_threshold,
     find_duplicates,
+    nearest_of_both,
     pairs_above,
     second_nearest,
 )
@@ -73,6 +74,22 @@ def test_of_more_pairs_the_nearest_are_kept(tmp_path, monkeypatch):
     assert list(zip(found.first.tolist(), found.second.tolist())) == [
         (one, other) for one, other, _ in wanted
     ]
+
+
+def test_a_pair_needs_that_neither_has_a_much_nearer_class(tmp_path):
+    # Two of one person and a look-alike; one person three times; two with nobody else near.
+    degrees = [0, 8, 30, 90, 98, 106, 180, 215]
+    centres = np.stack([(np.cos(a), np.sin(a)) for a in np.radians(degrees)]).astype(np.float32)
+    pairs = pairs_above(Directions(saved_with(tmp_path, centres)), np.cos(np.radians(40)))
+    assert {(1, 2), (3, 5)} < set(zip(pairs.first.tolist(), pairs.second.tolist()))
+    kept = nearest_of_both(pairs)
+    assert sorted(zip(kept.first.tolist(), kept.second.tolist())) == [(0, 1), (3, 4), (4, 5), (6, 7)]
+
+
+def test_equal_centres_are_pairs_however_often_they_occur(tmp_path):
+    centres = np.random.default_rng(4).normal(size=(3, 8)).astype(np.float32)[[0, 0, 0, 1, 2]]
+    kept = nearest_of_both(pairs_above(Directions(saved_with(tmp_path, centres)), 0.9))
+    assert list(zip(kept.first.tolist(), kept.second.tolist())) == [(0, 1), (0, 2), (1, 2)]
 
 
 def test_the_second_nearest(tmp_path, monkeypatch):
