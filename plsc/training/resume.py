@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import paddle
+from pydantic import ValidationError
 
 from plsc.checkpoint import store
 from plsc.checkpoint.manifest import EMA, config_sections
@@ -185,8 +186,10 @@ def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.n
     keys = {key: theirs[key] for key in ("groups", "freeze_norms") if key in theirs}
     try:
         then = _frozen(OptimizerCfg(**keys), backbone)
-    except ValueError as error:  # pydantic's
-        raise UserError(f"{saved.path}/manifest.json: config: Optimizer: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("Optimizer", *first["loc"])))
+        raise UserError(f"{saved.path}/manifest.json: config: {key}: {first['msg']}") from error
     now = _frozen(cfg.Optimizer, backbone)
     if then != now:
         raise UserError(

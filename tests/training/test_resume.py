@@ -14,7 +14,14 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import AdamW, Momentum
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.resume import build_backbone, build_saved_head, changed_keys, load_backbone, load_head
+from plsc.training.resume import (
+    build_backbone,
+    build_saved_head,
+    changed_keys,
+    load_backbone,
+    load_head,
+    refuse_other_frozen,
+)
 from plsc.utils.sharding import ClassShard, split
 from tests.checkpoints import Bits, content, save_ranks
 from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, train
@@ -50,6 +57,14 @@ def test_another_network_is_refused(saved):
     other = build_backbone(load(TINY, ["Model.widths=[4, 7]"]), IMAGE_SHAPE)
     with pytest.raises(UserError, match="of another shape"):
         load_backbone(other, Checkpoint.open(saved))
+
+
+def test_a_damaged_config_of_a_checkpoint_is_one_line(saved):
+    there = Checkpoint.open(saved)
+    there.config_yaml = there.config_yaml.replace("freeze_norms: false", "freeze_norms: 3x")
+    with pytest.raises(UserError, match=r"manifest.json: config: Optimizer.freeze_norms: .*boolean") as error:
+        refuse_other_frozen(load(TINY), there, build_backbone(load(TINY), IMAGE_SHAPE))
+    assert "\n" not in str(error.value)
 
 
 ADAMW = AdamW(0.9, 0.999, 1e-8, 0.1)
