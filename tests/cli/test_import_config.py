@@ -259,6 +259,7 @@ def test_text_of_the_file_cannot_become_a_key_of_the_translation(tmp_path):
         ("a.py", "(" * 5000, "a.py.*: is no Python file"),
         ("a.yaml", "a: [", "a.yaml:1: not valid YAML"),
         ("a.yaml", "- 1", "a.yaml: must be a mapping of sections"),
+        ("a.yaml", "Head: {margin: 0.3}", "a.yaml: is a config of plsc already"),
         ("a.yaml", "a: !!python/object/apply:os.system [ls]", "a.yaml:1: the tag .* is not allowed"),
     ],
 )

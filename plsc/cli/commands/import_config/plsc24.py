@@ -40,6 +40,8 @@ def read(text: str, path: str) -> dict[str, Any]:
         )
     if not isinstance(document.value, dict):
         raise UserError(f"{path}: must be a mapping of sections, as PLSC 2.4's configs are")
+    if "Head" in document.value:  # PLSC 2.4 has Loss, and in Model a head
+        raise UserError(f"{path}: is a config of plsc already, with a section Head; give it to -c as it is")
     return dict(_leaves(document.value, ""))
 
 
