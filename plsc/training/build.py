@@ -26,7 +26,7 @@ from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
-from plsc.training.groups import freeze, settings_of
+from plsc.training.groups import freeze, settings_of, statistics_of
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.resume import build_backbone
@@ -53,6 +53,7 @@ def build_trainer(
     backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
+    statistics = statistics_of(backbone)
     optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
     average = cfg.Global.ema
     ema = Ema(backbone, average.decay, average.every) if average else None
@@ -87,11 +88,12 @@ def build_trainer(
             still=still,
             amp=amp,
             scaler=scaler,
+            statistics=statistics,
         ),
         head=head,
         optimizer=optimizer,
         evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head, ema),
-        nonfinite=NonFiniteGuard(backbone, head, scaler),
+        nonfinite=NonFiniteGuard(backbone, head, scaler, statistics),
         dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
         scaler=scaler,
         signals=signals,

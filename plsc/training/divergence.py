@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import paddle
@@ -24,6 +24,7 @@ from plsc.heads import kernels
 from plsc.heads.kernels.rows import sum_of_squares
 from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import SoftmaxHead
+from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
 from plsc.utils.bfloat16 import float32_of
 
@@ -91,20 +92,26 @@ class NonFiniteGuard:
     Args:
         backbone: the bare layer, not its data parallel wrapper.
         scaler: of the backbone's gradients; None: they are not scaled.
+        statistics: of the backbone, which a forward pass changes; None: all `statistics_of` it.
 
     Attributes: `skipped`, steps that diverged so far; `in_a_row`, those since the last good step;
         `since_good`, the same with the steps that overflowed.
     """
 
-    def __init__(self, backbone: paddle.nn.Layer, head: SoftmaxHead, scaler: LossScaler | None = None):
+    def __init__(
+        self,
+        backbone: paddle.nn.Layer,
+        head: SoftmaxHead,
+        scaler: LossScaler | None = None,
+        statistics: Sequence[paddle.Tensor] | None = None,
+    ):
         self.backbone = backbone
         self.head = head
         self._scaler = scaler
         self.skipped = 0
         self.in_a_row = 0
         self.since_good = 0
-        # BatchNorm's running statistics, which a forward pass changes; they have no gradient.
-        self._statistics = [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
+        self._statistics = statistics_of(backbone) if statistics is None else statistics
 
     def resume(self, skipped: int, in_a_row: int, since_good: int | None = None) -> None:
         """Restore the counts of a checkpoint."""

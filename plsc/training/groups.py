@@ -83,6 +83,14 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer, settings: dict[str, Settings])
     return [layer for layer in _norms(backbone) if cfg.freeze_norms or _stands_still(layer, ids)]
 
 
+def statistics_of(backbone: nn.Layer) -> list[paddle.Tensor]:
+    """List what a forward pass may change: running statistics, and whatever else has no gradient.
+
+    To be called before `freeze`: frozen weights have no gradient either, and copies of them would be for nothing.
+    """
+    return [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
+
+
 def _stands_still(norm: nn.Layer, frozen: set[int]) -> bool:
     own = norm.parameters(include_sublayers=False)
     return all(p.stop_gradient for p in own) and any(id(p) in frozen for p in own)

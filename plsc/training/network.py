@@ -29,6 +29,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input
+from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
@@ -65,6 +66,7 @@ class Network:
         amp: computes in 16 bits on GPUs; a CPU computes in float32 all the same. Parameters, their gradients
             and the embeddings that `forward` gives are float32 either way.
         scaler: of the gradients, for float16.
+        statistics: of the backbone, which a forward pass changes; None: all `statistics_of` it.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Network:
         still: Sequence[paddle.nn.Layer] = (),
         amp: AmpCfg | None = None,
         scaler: LossScaler | None = None,
+        statistics: Sequence[paddle.Tensor] | None = None,
     ):
         self.backbone = backbone
         self._preprocessing = preprocessing
@@ -92,7 +95,7 @@ class Network:
         self._amp = amp
         self._scaler = scaler
         self._addresses = Addresses(backbone, seed)
-        self._statistics = [tensor for tensor in backbone.state_dict().values() if tensor.stop_gradient]
+        self._statistics = statistics_of(backbone) if statistics is None else statistics
         self._parallel = backbone
         self._parts: list[MicroBatch] = []  # of the last forward pass
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch

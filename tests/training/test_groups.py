@@ -1,6 +1,7 @@
 """Which rate and decay each parameter gets, what is frozen, and what is refused before the first step."""
 
 import numpy as np
+import paddle
 import pytest
 from paddle import nn
 
@@ -123,6 +124,19 @@ def test_layer_decay_counts_from_the_top():
 # ---- whole runs
 
 FREEZE = "Optimizer.groups=[{match: '^stages.[02]', freeze: true}, {match: ^embed, lr_scale: 0.5}]"
+
+
+def test_no_step_copies_frozen_weights(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, FREEZE)
+    copied = []
+    clone = paddle.Tensor.clone
+    monkeypatch.setattr(paddle.Tensor, "clone", lambda self: copied.append(self.name) or clone(self))
+    trainer.nonfinite.remember()
+    assert sorted(copied) == sorted(
+        tensor.name
+        for name, tensor in trainer.backbone.state_dict().items()
+        if name.endswith(("_mean", "_variance"))
+    )
 
 
 @pytest.mark.parametrize("key", [FREEZE, "Optimizer.freeze_norms=true"])
