@@ -411,7 +411,7 @@ def _check_tools(formats: Sequence[str]) -> None:
     if missing:
         raise UserError(
             f"Export.formats: ONNX export needs the extra, {', '.join(missing)} not found: "
-            "pip install 'plsc[export]', or set Export.formats=[paddle]"
+            "pip install -e '.[export]' in the clone of plsc, or set Export.formats=[paddle]"
         )
 
 

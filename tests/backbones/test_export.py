@@ -309,7 +309,7 @@ def test_missing_packages_are_reported_before_anything_is_written(tmp_path, monk
         export(Net(), tmp_path / "deep" / "out", preprocessing=PREPROCESSING)
     assert str(error.value) == (
         "Export.formats: ONNX export needs the extra, paddle2onnx, onnxruntime not found: "
-        "pip install 'plsc[export]', or set Export.formats=[paddle]"
+        "pip install -e '.[export]' in the clone of plsc, or set Export.formats=[paddle]"
     )
     assert not list(tmp_path.iterdir())
 
