@@ -12,12 +12,17 @@ def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):
     sizes = ["--name", "FaceViT_tiny", "--size", "28", "--batch", "2", "--accumulate", "2", "--classes", "20"]
     target = tmp_path / "step.json"
     words = [*sizes, "--dim", "8", "--runs", "1", "--threads", "1", "--json", str(target)]
+    average = "Global.ema={decay: 0.99}"
+    words += ["--also", average]
     assert benchmark.main(["step", *words]) == 0
     found = json.loads(target.read_text())["rows"]
-    cases = [(row["batch"], row["accumulate"], row["recompute"]) for row in found]
-    assert cases == [(2, 1, False), (2, 2, False), (4, 1, False), (2, 1, True), (2, 2, True)]
+    cases = [(row["batch"], row["accumulate"], row["key"]) for row in found]
+    again = "Model.recompute=true"
+    assert cases == [(2, 1, ""), (2, 2, ""), (4, 1, ""), (2, 1, again), (2, 2, again), (2, 1, average)]
     # Of all cases in this one process, which has memory of other tests to reuse, the peaks say nothing.
     assert all(isinstance(row["peak_bytes"], int) and row["seconds"] > 0 for row in found)
+    planned = [row["planned_bytes"] for row in found]
+    assert planned[0] < planned[2] and planned[3] < planned[0] < planned[5]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("FaceViT_tiny, ") and len(lines[-5:]) == 5
-    assert lines[-5].split()[:4] == ["1", "x", "2", "no"] and lines[-1].split()[:4] == ["2", "x", "2", "yes"]
+    assert lines[0].startswith("FaceViT_tiny, ")
+    assert lines[-5].split()[:3] == ["2", "x", "2"] and lines[-2].split()[:4] == ["2", "x", "2", again]

@@ -38,7 +38,8 @@ def test_the_backbone_has_the_arrays_of_its_optimizer():
     found = {
         "parameters": 1000,
         "frozen": 50,
-        "backbone": [[1, None, 4 * 2050 + 7], [2, None, 4 * 2050 + 14]],
+        "backbone": [[1, None, 4 * 2050 + 7]],
+        "kept": 7,
     }
     for name, arrays in (("Momentum", 3), ("LARS", 3), ("AdamW", 4)):
         asked = case(10, 1, 16, f"Optimizer.name={name}")
@@ -52,11 +53,31 @@ def test_the_backbone_has_the_arrays_of_its_optimizer():
     assert disk == 4 * (1000 * 3 + 50 * 2)
 
 
+@pytest.mark.parametrize(
+    "points, activations",
+    [
+        # One measured batch: its peak is mostly fixed, and each image adds what is kept of it.
+        ([(2, 60)], 60 + 14 * 3),
+        ([(16, 100)], 100),
+        # Several: the line through them, but no less than what is kept.
+        ([(2, 60), (4, 70)], 70 + 12 * 5),
+        ([(2, 60), (4, 61)], 61 + 12 * 3),
+        ([(2, 60), (16, 90)], 90),
+    ],
+)
+def test_activations_beyond_the_measured_batches_grow_by_what_is_kept_of_an_image(points, activations):
+    weights = 4 * 2 * MB
+    backbone = [[batch, 0.1, weights + peak * MB] for batch, peak in points]
+    found = {"parameters": MB, "frozen": 0, "backbone": backbone, "kept": 3 * MB}
+    assert plan.backbone_bytes(case(10, 1, 16), found)["activations"] == activations * MB
+
+
 FREE = {"bank": 10**9, "checkpoints": 10**9, "one": True}
 FOUND = {
     "base": 300 * MB,
     "head": {"full": [[1000, 0.01], [2000, 0.02]], "sampled": [[100, 0.002], [1000, 0.011]]},
     "backbone": [[4, 0.4, 30 * MB], [8, 0.8, 50 * MB]],
+    "kept": 4 * MB,
     "parameters": 1_000_000,
     "frozen": 0,
     "ranks": 1,
@@ -271,6 +292,7 @@ def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
     )
     found = planned["calibration"]
     assert found["head"].keys() == {"full", "sampled"} and found["parameters"] > 0 and found["backbone"]
+    assert found["kept"] > 0
     assert found["head"]["full"][0][0] == SMALLEST and all(y > 0 for _, y in found["head"]["full"])
     assert capsys.readouterr().out.startswith(
         "3,000 classes on 1 rank, 4 samples each, rate 0.5, bank device, float32\n"
@@ -332,6 +354,8 @@ def test_without_times_memory_is_counted(capsys, tmp_path):
     assert plan.main([*asked, "--classes", "3000", "--ranks", "8", "--disk", "1"]) == 0
     said = capsys.readouterr().out
     assert "head, ms" not in said and "time of a step" not in said and "nothing is measured" in said
+    base = json.loads((tmp_path / "plan.json").read_text())["calibration"]["base"]
+    assert base > 0 and f"Paddle itself ({base / MB:,.0f} MB of this process" in said
     planned = json.loads((tmp_path / "plan.json").read_text())
     assert planned["head_seconds"] is None and planned["bytes"]["activations"] > 0
     assert [row["rate"] for row in planned["rates"]] == sorted({*plan.RATES, planned["rate"]}, reverse=True)

@@ -3,7 +3,7 @@
 import paddle
 from paddle import nn
 
-from plsc.cli.commands.plan.activations import counted, kept_bytes
+from plsc.cli.commands.plan.activations import build, counted, kept_bytes
 from plsc.config import load
 from tests.tiny_runs import IMAGE_SHAPE, TINY
 
@@ -35,9 +35,18 @@ def test_what_is_frozen_has_no_gradient_and_keeps_nothing():
     found = counted(load(TINY, ["Optimizer.groups=[{match: ^stages, freeze: true}]"]), IMAGE_SHAPE)
     assert whole["frozen"] == 0 < found["frozen"]
     assert found["parameters"] + found["frozen"] == whole["parameters"]
-    growth, of_whole = (each["backbone"][1][2] - each["backbone"][0][2] for each in (found, whole))
+    growth, of_whole = found["kept"], whole["kept"]
     kept = 4 * (54 + 8 + 8)  # the last map, and what its matrix and its norm give
     assert kept <= growth <= kept + 4 * 4 * 8 < of_whole  # statistics of the norm are of all images
+
+
+def test_a_gradient_is_computed_beside_the_sum_that_it_is_added_to():
+    found = counted(load(TINY), IMAGE_SHAPE)
+    backbone, _ = build(load(TINY), IMAGE_SHAPE)
+    largest = max(parameter.size for parameter in backbone.parameters())
+    ((images, seconds, peak),) = found["backbone"]
+    assert (images, seconds) == (1, None)
+    assert peak == found["kept"] + 4 * (2 * found["parameters"] + largest)
 
 
 def test_of_recomputed_layers_the_inputs_are_kept_and_the_largest_layer():

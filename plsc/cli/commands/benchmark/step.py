@@ -1,8 +1,9 @@
 """Measure memory and time of training steps: of a batch, of accumulated batches, and with recomputed layers.
 
-    python tools/benchmark.py step --name IResNet18 --batch 16 --accumulate 4
+    python tools/benchmark.py step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
-Each case is a process of its own, which takes steps of a whole training (data, backbone, head, optimizer) on noise.
+Each case is a process of its own, or one for each rank, which takes steps of a whole training (data, backbone, head,
+optimizer) on noise. Beside its peak stands what `plsc-plan` says of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from plsc.cli.commands.plan.calibration import Case, calibrate
+from plsc.cli.commands.plan.plan import backbone_bytes, head_bytes
 from plsc.config import Config, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
@@ -33,7 +36,17 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
         "--runs", type=int, default=3, help="steps measured after one that is not; the median counts"
     )
     part.add_argument("--threads", type=int, help="default: all processors")
-    part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, recompute
+    part.add_argument("--ranks", type=int, default=1, help="processes of each case")
+    part.add_argument(
+        "--recompute", type=json.loads, default=True, help="Model.recompute of two cases, in JSON"
+    )
+    part.add_argument(
+        "--also", nargs="+", default=[], metavar="KEY=VALUE", help="of the config: the first case with each"
+    )
+    part.add_argument(
+        "--seconds", type=float, default=0.0, help="of plsc-plan's calibration; 0: activations are counted"
+    )
+    part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, keys
     part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # where the process of a case writes
 
 
@@ -42,47 +55,67 @@ def step(args: argparse.Namespace) -> dict:
     if args.case:
         return _measure(args, *args.case)
     whole = args.batch * args.accumulate
-    cases = [(args.batch, 1, False), (args.batch, args.accumulate, False), (whole, 1, False)]
-    cases += [(args.batch, 1, True), (args.batch, args.accumulate, True)]
+    recompute = f"Model.recompute={json.dumps(args.recompute)}"
+    cases = [(args.batch, 1, ""), (args.batch, args.accumulate, ""), (whole, 1, "")]
+    cases += [(args.batch, 1, recompute), (args.batch, args.accumulate, recompute)]
+    cases += [(args.batch, 1, key) for key in args.also]
     return {**measure.describe_machine(), "name": args.name, "rows": [_row(args, case) for case in cases]}
 
 
-def _row(args: argparse.Namespace, case: tuple[int, int, bool]) -> dict:
+def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "row.json")
-        keys = ("name", "size", "classes", "dim", "runs", "threads")
+        keys = ("name", "size", "classes", "dim", "runs", "threads", "ranks")
         given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
         words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
         asked = ["benchmark", "step", *words, "--case", json.dumps(case), "--row", str(target)]
-        last_line = launcher.run_ranks(asked, 1, Path(folder, "log"))
+        last_line = launcher.run_ranks(asked, args.ranks, Path(folder, "log"))
         if not target.exists():
-            raise UserError(f"batch, accumulate, recompute {case} were not measured: {last_line}")
-        return json.loads(target.read_text())
+            raise UserError(f"batch, accumulate, keys {case} were not measured: {last_line}")
+        return {**json.loads(target.read_text()), "planned_bytes": _planned(args, *case)}
 
 
-def _config(args: argparse.Namespace, batch: int, accumulate: int, recompute: bool) -> Config:
-    channels = 1 if args.name in ("SmallResNet", "LeNet") else 3
-    shape = [channels, args.size, args.size]
-    images = -(-(args.runs + 1) * batch * accumulate // args.classes)
+def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> int:
+    """Return the bytes of a rank that plsc-plan says, without Paddle itself."""
+    cfg = _config(args, batch, accumulate, key)
+    case = Case(cfg, args.classes, args.ranks, batch)
+    shape = tuple(_shape(args))
+    if args.seconds:
+        found = calibrate(case, args.seconds, shape, args.threads)
+    else:
+        environment.prepare(args.threads)
+        from plsc.cli.commands.plan.activations import counted
+
+        found = counted(cfg, shape)
+    return sum(backbone_bytes(case, found).values()) + sum(head_bytes(case, cfg.Head.sample_rate).values())
+
+
+def _shape(args: argparse.Namespace) -> list[int]:
+    return [1 if args.name in ("SmallResNet", "LeNet") else 3, args.size, args.size]
+
+
+def _config(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> Config:
+    images = -(-(args.runs + 1) * batch * accumulate * args.ranks // args.classes)
     data = {
         "name": "Synthetic",
         "num_classes": args.classes,
         "images_per_class": images,
-        "image_shape": shape,
+        "image_shape": _shape(args),
     }
     keys = {
         "Model.name": args.name,
         "Model.embedding_size": args.dim,
-        "Model.recompute": recompute,
         "DataLoader.Train.dataset": data,
         "DataLoader.Train.batch_size": batch,
         "DataLoader.Train.accumulate": accumulate,
         "DataLoader.Eval.dataset": None,
     }
-    return load(None, [f"{key}={json.dumps(value)}" for key, value in keys.items()])
+    return load(
+        None, [*(f"{name}={json.dumps(value)}" for name, value in keys.items()), *([key] if key else [])]
+    )
 
 
-def _measure(args: argparse.Namespace, batch: int, accumulate: int, recompute: bool) -> dict:
+def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> dict:
     threads, _ = environment.prepare(args.threads)
     import paddle
 
@@ -92,7 +125,7 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, recompute: b
     distributed.init("cpu", threads)
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
     before = measure.resident_bytes()
-    trainer = build_trainer(_config(args, batch, accumulate, recompute))
+    trainer = build_trainer(_config(args, batch, accumulate, key))
     seconds = []
     measure.reset_peak()
     for samples in itertools.islice(trainer.loader.epoch(0), args.runs + 1):
@@ -102,7 +135,8 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, recompute: b
     return {
         "batch": batch,
         "accumulate": accumulate,
-        "recompute": recompute,
+        "key": key,
+        "base_bytes": before,
         "peak_bytes": measure.resident_bytes("VmHWM") - before,
         "seconds": statistics.median(seconds[1:]),
     }
@@ -113,13 +147,24 @@ def show(result: dict) -> str:
     rows = [
         [
             f"{row['accumulate']} x {row['batch']}",
-            "yes" if row["recompute"] else "no",
+            row["key"] or None,
             row["peak_bytes"] / 2**20,
             f"{row['peak_bytes'] / first:.2f}",
+            row["planned_bytes"] / 2**20,
+            f"{(row['planned_bytes'] + row['base_bytes']) / (row['peak_bytes'] + row['base_bytes']) - 1:+.0%}",
             row["seconds"],
             row["batch"] * row["accumulate"] / row["seconds"],
         ]
         for row in result["rows"]
     ]
-    headers = ["samples of a step", "recompute", "peak, MB", "of the first", "s a step", "images/s"]
+    headers = [
+        "samples of a step",
+        "with",
+        "peak, MB",
+        "of the first",
+        "planned, MB",
+        "off",
+        "off, with Paddle",
+    ]
+    headers += ["s a step", "images/s"]
     return f"{result['name']}, {measure.format_machine(result)}\n{table(rows, headers)}"

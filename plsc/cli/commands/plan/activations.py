@@ -11,8 +11,10 @@ import paddle
 
 from plsc.config import Config
 from plsc.distributed.recompute import recomputing
+from plsc.distributed.sync_batch_norm import synchronise
 from plsc.training.groups import freeze, settings_of
 from plsc.training.network import layers_to_recompute
+from plsc.utils import measure
 
 _IMAGES = 2  # training-mode BatchNorm takes two
 
@@ -56,20 +58,28 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
 
 
 def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
-    """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times."""
+    """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
+
+    "base" is this process as it is, Paddle imported.
+    """
+    base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
     kept = kept_bytes(backbone, shape, layers_to_recompute(cfg.Model.recompute, backbone))
     weights = 4 * (2 * sizes["parameters"] + sizes["frozen"])
-    peaks = [[images, None, images * kept + weights] for images in (1, 2)]
-    return {"base": 0, "head": {}, "backbone": peaks, **sizes}
+    # A gradient is computed apart, and then added to that of the micro-batch before, or to zeros.
+    largest = max((4 * p.size for p in backbone.parameters() if not p.stop_gradient), default=0)
+    peak = kept + weights + largest
+    return {"base": base, "head": {}, "backbone": [[1, None, peak]], "kept": kept, **sizes}
 
 
 def build(cfg: Config, shape: tuple[int, ...]) -> tuple[paddle.nn.Layer, dict[str, int]]:
-    """Build the backbone of a config for samples of a shape, frozen as in training.
+    """Build the backbone of a config for samples of a shape, frozen and synchronised as in training.
 
     Returns it, and how many numbers its "parameters" have that are trained, and those that are "frozen".
     """
     backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
+    if cfg.Model.sync_batchnorm:
+        backbone = synchronise(backbone)
     whole = sum(p.size for p in backbone.parameters() if not p.stop_gradient)
     freeze(cfg.Optimizer, backbone, settings_of(cfg.Optimizer, backbone))
     trained = sum(p.size for p in backbone.parameters() if not p.stop_gradient)

@@ -76,8 +76,8 @@ def calibrate(case: Case, seconds: float, image_shape: tuple[int, ...] | None, t
     """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one.
 
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...]
-    (with `image_shape`), "parameters" and "frozen": numbers of the backbone that are trained, and others, "base":
-    bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "scatter": the largest relative difference of a time's middle half
+    (with `image_shape`), "kept": bytes of an image that autograd keeps, "parameters" and "frozen": numbers of the
+    backbone that are trained, and others, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "scatter": the largest relative difference of a time's middle half
     from its median}. With a bank on disk the points of the head are [K, seconds with all rows in the page
     cache, with none of them there, seconds to write].
     """
@@ -140,6 +140,7 @@ def work(cfg: Config, asked: dict) -> dict:
         "threads": threads,
         "head": {},
         "backbone": [],
+        "kept": 0,
         "parameters": 0,
         "frozen": 0,
     }
@@ -235,7 +236,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
 
     from plsc import distributed
     from plsc.backbones.count import count
-    from plsc.cli.commands.plan.activations import build
+    from plsc.cli.commands.plan.activations import build, kept_bytes
     from plsc.distributed.recompute import recomputing
     from plsc.training.network import layers_to_recompute
 
@@ -261,4 +262,4 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
         measured.append([batch, spent, measure.resident_bytes("VmHWM") - before])
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
-    return {"backbone": measured, **sizes}
+    return {"backbone": measured, "kept": kept_bytes(backbone, shape, recomputed), **sizes}

@@ -94,10 +94,22 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
         return {}
     trained, frozen = measured["parameters"], measured["frozen"]
     weights = 4 * ((2 + moments_of(case.cfg.Optimizer.name)) * trained + frozen)
-    peak = along([(batch, peak) for batch, _, peak in measured["backbone"]], case.batch)
+    peak = _backbone_peak(case.batch, measured)
     average = {"averaged weights": 4 * (trained + frozen)} if case.cfg.Global.ema else {}
     activations = max(0, round(peak) - 4 * (2 * trained + frozen))
     return {"backbone": weights, **average, "activations": activations}
+
+
+def _backbone_peak(batch: int, measured: dict) -> float:
+    """Predict the most bytes of a backbone with `batch` images at once.
+
+    Beyond the last measured batch each image adds what autograd keeps of it, and more where measured batches show
+    more. One point says nothing about growth: most of it may be weights.
+    """
+    points = [(images, peak) for images, _, peak in measured["backbone"]]
+    last, peak = points[-1]
+    counted = peak + measured["kept"] * (batch - last)
+    return counted if len(points) == 1 else max(counted, along(points, batch))
 
 
 def largest(case: Case, others: int, memory: float) -> int:
@@ -262,7 +274,7 @@ def show(planned: dict) -> str:
         "",
         f"memory: {total / mb:,.0f} of {planned['memory'] / mb:,.0f} MB for each rank; up to {planned['largest_classes']:,} classes fit",
         format_disk(planned),
-        *(format_times(planned) if timed else [_COUNTED]),
+        *(format_times(planned) if timed else [format_counted(planned)]),
     ]
     if planned["amp"]:
         lines.append(
@@ -278,10 +290,14 @@ def show(planned: dict) -> str:
     return "\n".join(lines)
 
 
-_COUNTED = (
-    "nothing is measured (--seconds 0): activations are what autograd keeps of a forward pass in float32; what Paddle and a GPU's libraries "
-    "take for themselves comes on top, a GB or so"
-)
+def format_counted(planned: dict) -> str:
+    """Describe what a plan without measurement leaves out."""
+    paddle = planned["calibration"]["base"] / 2**20
+    return (
+        "nothing is measured (--seconds 0): the bytes are those of tensors, activations what autograd keeps of a forward pass in float32; not in "
+        f"them: Paddle itself ({paddle:,.0f} MB of this process on its CPU; what a GPU's libraries take has not been measured), data, and freed memory "
+        "that malloc keeps on a CPU (docs/performance.md: little to a half, the most with Model.recompute)"
+    )
 
 
 def format_times(planned: dict) -> list[str]:
