@@ -28,7 +28,8 @@ cases += [
     *(("curricularface", {"compute_dtype": dtype}) for dtype in ("bfloat16", "float16")),
     ("arcface", {"compute_dtype": "float16", "sub_centres": 2}),
 ]
-BOUNDS = {"float32": 1e-5, "float16": 2**-10, "bfloat16": 2**-7}
+# Paddle 2.6 cuts off what it rounds to 16 bits, so an input is off by up to 2^-8 and 2^-11 there.
+BOUNDS = {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-6}
 RANGES = [(0, 5), (5, 14), (14, C)]
 cases += [
     ("arcface", {"sub_centres": 2, "ranges": RANGES}),

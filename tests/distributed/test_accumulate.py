@@ -30,8 +30,10 @@ def end(folder):
 
 @pytest.mark.parametrize("head", ["full", "sampled"])
 def test_accumulated_steps_equal_those_of_the_whole_batch(runs, head):
-    """All parameters and centres after 7 steps with dropout by 1e-6, momenta, which are sums of gradients, by 1e-5;
-    on any number of ranks."""
+    """All parameters and centres after 7 steps with dropout by 1e-6, on any number of ranks.
+
+    Momenta, which are sums of gradients, by 1e-5 of their largest number.
+    """
     expected, losses = end(runs[1] / f"{head}-1"), [row["loss"] for row in rows(runs[1] / f"{head}-1")]
     assert {name.split(":")[0] for name in expected} == {"backbone", "optimizer", "head"}
     for ranks, accumulate in ((1, 4), (2, 1), (2, 4)):
@@ -39,7 +41,8 @@ def test_accumulated_steps_equal_those_of_the_whole_batch(runs, head):
         assert found.keys() == expected.keys()
         assert np.abs(expected["head: momentum"]).max() > 0.1, "it has hardly learned"
         for name, array in expected.items():
-            most = 1e-6 if name.startswith("backbone") or name == "head: centres" else 1e-5
+            weights = name.startswith("backbone") or name == "head: centres"
+            most = 1e-6 if weights else 1e-5 * max(1, np.abs(array).max())
             assert np.abs(found[name] - array).max() <= most, (ranks, accumulate, name)
         assert [row["loss"] for row in rows(runs[ranks] / f"{head}-{accumulate}")] == pytest.approx(
             losses, rel=1e-5
