@@ -296,7 +296,7 @@ def format_counted(planned: dict) -> str:
     return (
         "nothing is measured (--seconds 0): the bytes are those of tensors, activations what autograd keeps of a forward pass in float32; not in "
         f"them: Paddle itself ({paddle:,.0f} MB of this process on its CPU; what a GPU's libraries take has not been measured), data, and freed memory "
-        "that malloc keeps on a CPU (docs/performance.md: little to a half, the most with Model.recompute)"
+        "that malloc keeps on a CPU (docs/performance.md: mostly 8 to 16 %)"
     )
 
 
