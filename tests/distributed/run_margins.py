@@ -28,8 +28,9 @@ cases += [
     *(("curricularface", {"compute_dtype": dtype}) for dtype in ("bfloat16", "float16")),
     ("arcface", {"compute_dtype": "float16", "sub_centres": 2}),
 ]
-# Paddle 2.6 cuts off what it rounds to 16 bits, so an input is off by up to 2^-8 and 2^-11 there.
-BOUNDS = {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-6}
+# Paddle 2.6 cuts off where 3 rounds to 16 bits, so an input is off by up to twice as much there.
+CUT = 2 if paddle.__version__.startswith("2.") else 1
+BOUNDS = {"float32": 1e-5, "float16": CUT * 2**-10, "bfloat16": CUT * 2**-7}
 RANGES = [(0, 5), (5, 14), (14, C)]
 cases += [
     ("arcface", {"sub_centres": 2, "ranges": RANGES}),
