@@ -1,7 +1,7 @@
 """Join several data sets into one to train on: their samples one set after the other, their classes merged or apart.
 
     merged   the sets without `own`: identities of the same name are one class, whichever of these sets has them
-    own      a set whose classes are a range of their own: they are told apart from each other only
+    own      a set whose classes are a range of their own, with a softmax of its own
 
 Ranges of classes lie one after the other, in the order of the first set of each. Which samples an epoch has is up to a
 sampler (samplers.py), what a range means to the loss up to the head. To see the classes of two sets:
@@ -31,7 +31,7 @@ class Joined(Dataset):
     Attributes:
         parts: the sets. titles: of the sets, numbered where one would come twice. own: as given.
         starts: the first sample of each set, and the number of all, int64 [sets + 1].
-        ranges: [start, stop) of the classes that are told apart from each other.
+        ranges: [start, stop) of the classes with a softmax of their own.
         identities: repeats those that several ranges have; None where no set has any. class_names: differ all.
 
     Raises UserError, which begins with the key of a set: its samples are not like those of the first; it is to be merged
@@ -169,11 +169,8 @@ def _different(titles: Iterable[str]) -> list[str]:
 
 
 def _check_preprocessing(key: str, theirs: Preprocessing, first_key: str, first: Preprocessing) -> None:
-    other = first.to_json()
     differences = [
-        f"{what} {value} ({other[what]} in {first_key})"
-        for what, value in theirs.to_json().items()
-        if value != other[what]
+        f"{what} {value} ({other} in {first_key})" for what, value, other in theirs.differences(first)
     ]
     if differences:
         raise UserError(

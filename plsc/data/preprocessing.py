@@ -59,6 +59,11 @@ class Preprocessing:
         """Return the fields as plain values."""
         return {**asdict(self), "shape": list(self.shape)}
 
+    def differences(self, other: Preprocessing) -> list[tuple[str, Any, Any]]:
+        """List the fields that `other` has otherwise: name, own value, its value."""
+        ours, theirs = self.to_json(), other.to_json()
+        return [(name, value, theirs[name]) for name, value in ours.items() if value != theirs[name]]
+
     @property
     def is_image(self) -> bool:
         """Say whether the samples are images."""

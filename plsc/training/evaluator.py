@@ -230,12 +230,7 @@ def score(
 
 
 def _check_preprocessing(key: str, theirs: Preprocessing, trained: Preprocessing) -> None:
-    ours = trained.to_json()
-    differences = [
-        f"{what} {value} (trained on {ours[what]})"
-        for what, value in theirs.to_json().items()
-        if value != ours[what]
-    ]
+    differences = [f"{what} {value} (trained on {ours})" for what, value, ours in theirs.differences(trained)]
     if differences:
         raise UserError(
             f"{key}: its samples have {', '.join(differences)}; the network needs what it was trained on"
