@@ -69,6 +69,7 @@ __all__ = [
     "ModelCfg",
     "OptimizerCfg",
     "add_arguments",
+    "add_overrides",
     "load",
     "to_markdown",
 ]
@@ -280,6 +281,11 @@ STAND_IN = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add -c and -o, which `load(args.config, args.override)` takes, to a command."""
     parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
+    add_overrides(parser, "wins over the file")
+
+
+def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add -o to a command, with its meaning as the help."""
     parser.add_argument(
         "-o",
         "--override",
@@ -287,7 +293,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="wins over the file",
+        help=meaning,
     )
 
 

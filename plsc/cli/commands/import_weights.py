@@ -27,7 +27,7 @@ from plsc.checkpoint.foreign.torch_file import load_torch
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.checkpoint.train_state import TrainState
 from plsc.cli.commands.import_config import import_config
-from plsc.config import Config, load
+from plsc.config import Config, add_overrides, load
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
@@ -227,15 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="FILE",
         help="YAML file whose Model section is the network; without weights: arcface_torch's .py or PLSC 2.4's .yaml",
     )
-    parser.add_argument(
-        "-o",
-        "--override",
-        metavar="Section.key=value",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="without weights: the same as --output",
-    )
+    add_overrides(parser, "without weights: the same as --output")
     parser.add_argument("--model", metavar="NAME", help="the same as -o Model.name=NAME")
     parser.add_argument("--embedding-size", type=int, help="default: 512, with -c what the file has")
     parser.add_argument("--output", metavar="FOLDER", help="a new folder; without weights: a new YAML file")
