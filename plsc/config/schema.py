@@ -672,8 +672,8 @@ class JoinedDatasetCfg(TrainDatasetCfg):
     """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null: the
     number of its samples, so that an epoch has every sample once."""
     head: Literal["merge", "own"] = "merge"
-    """merge: identities of the same name are one class in all sets that are merged. own: its classes are told
-    apart from each other only, since the same person may have another class in another set."""
+    """merge: identities of the same name are one class in all sets that are merged. own: the set
+    has a softmax of its own, over its own classes only, since the same person may have another class in another set."""
 
 
 def _one_or_several(value: Any) -> Optional[str]:

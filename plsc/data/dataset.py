@@ -49,7 +49,7 @@ class Dataset(SampleSet, ABC):
     labels: np.ndarray  # int64 [len(self)]
     # What the classes are, in the order of the labels, where that is known: text or whole numbers, see shared_identities().
     identities: np.ndarray | None = None
-    # [start, stop) of the classes that are told apart from each other; None: all are. See plsc/data/joined.py.
+    # [start, stop) of the classes with a softmax of their own; None: one softmax over all. See plsc/data/joined.py.
     ranges: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:

@@ -135,9 +135,8 @@ class Guard:
             self._armed = seconds, time.monotonic()
             try:
                 faulthandler.dump_traceback_later(seconds, exit=True, file=self._trace)
-            except (
-                RuntimeError
-            ) as error:  # no thread for want of memory, whose own error must not be hidden by this one
+            except RuntimeError as error:
+                # Without memory for its thread; this error must not hide that of whoever wants the memory.
                 print(f"WARNING a hang would not be noticed now: {error}", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

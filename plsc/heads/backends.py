@@ -34,7 +34,7 @@ class BackendInput:
     a tensor; column_P: their classes, rising, as the bank's selected rows are counted. cosines: of each
     sample with its class, without and with margin [N, 1], for a margin that changes the other logits.
     inspected: whether the caller wants the logits themselves. bounds: int64 [2, N], first and last + 1 of the selected
-    classes that a sample is told apart from; None: all. most: the samples that blocks are planned for, the same on
+    classes in the range of a sample's class; None: all. most: the samples that blocks are planned for, the same on
     every rank where the ranks add up the gradients of each block.
     """
 
@@ -263,7 +263,7 @@ class PaddleBackend:
         return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
 
     def _without_other_ranges(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-        """Set the logits of classes that a sample is not told apart from to -inf."""
+        """Set the logits of classes outside the range of a sample's class to -inf."""
         if self.given.bounds is None:
             return logit_Nb
         first_N, stop_N = self.given.bounds

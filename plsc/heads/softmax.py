@@ -82,8 +82,8 @@ class SoftmaxHead:
             Only with a margin.
         sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
             together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
-        ranges: [start, stop) of the classes that are told apart from each other, together all classes; None:
-            all are. A sample's logits of the classes of other ranges take no part in its loss, nor in its
+        ranges: [start, stop) of the classes with a softmax of their own, together all classes; None: one
+            softmax over all. A sample's logits of the classes of other ranges take no part in its loss, nor in its
             accuracy: with several data sets the same person may have a class in each.
         budget: bytes for logits, exponentials and the other temporaries of a class block.
         compute_dtype: "float32", "bfloat16" or "float16", to which a step rounds what its three matrix
