@@ -11,11 +11,13 @@ import numpy as np
 import paddle
 
 
-def tensor_of(array: np.ndarray) -> paddle.Tensor:
-    """Copy an array to the current device as a tensor of the same shape and dtype, without gradient.
+def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
+    """Copy an array to a place as a tensor of the same shape and dtype, without gradient.
+
+    place: one of Paddle's; None: the current device.
 
     For arrays above a megabyte, where copying dominates, `paddle.to_tensor` is faster.
     """
     tensor = paddle.empty(array.shape, array.dtype.name)
-    tensor.get_tensor().set(array, paddle.framework._current_expected_place())
+    tensor.get_tensor().set(array, place or paddle.framework._current_expected_place())
     return tensor
