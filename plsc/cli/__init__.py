@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -141,12 +142,22 @@ def _ignore_the_launcher() -> None:
 
 
 def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
-    """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130."""
+    """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130.
+
+    Where nobody reads stdout any more (`plsc-ckpt list run | head -1`) end silently with 141, as other programs do.
+    """
     environment.before_paddle()
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:
-        return act() or 0
+        code = act() or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _has_lost_its_reader(1):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes when it ends
+        return 128 + signal.SIGPIPE
     except UserError as error:
         if debug:
             raise
@@ -159,6 +170,13 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
             raise
         print("ERROR interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
+
+
+def _has_lost_its_reader(descriptor: int) -> bool:
+    """Say whether a file descriptor is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors are always reported
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def train(argv: Sequence[str] | None = None) -> int:

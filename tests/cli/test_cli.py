@@ -1,7 +1,11 @@
 """The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of their own."""
 
+import os
 import re
 import resource
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -260,6 +264,34 @@ def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
     code = "import sys;  from plsc.cli import train; sys.exit(train())"
     done = run_python("-c", code, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (130, "ERROR interrupted\n")
+
+
+@pytest.mark.parametrize("lines", [1, 100_000], ids=["in the buffer", "more than a pipe holds"])
+def test_a_reader_that_has_left_is_no_mistake(lines):
+    """As with `plsc-ckpt list run | head -1`."""
+    code = f"import sys;  from plsc import cli; sys.exit(cli._without_traceback(lambda: print('line\\n' * {lines})))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            check=False,
+            cwd=ROOT,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_broken_pipe_of_another_kind_keeps_its_traceback():
+    def fails():
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        cli._without_traceback(fails)
 
 
 def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):

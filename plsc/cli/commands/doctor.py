@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from plsc.config import Config, load
+from plsc.config import Config, add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
 from plsc.data.folder import collected_problems, nested_hint
@@ -351,9 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the same formats, .bin packs and lists of pairs",
     )
     parser.add_argument("-c", "--config", metavar="FILE", help="examine the data sets of a config instead")
-    parser.add_argument(
-        "-o", "--override", nargs="+", action="extend", default=[], metavar="Section.key=value"
-    )
+    add_overrides(parser, "a key of that config")
     parser.add_argument(
         "--output", type=Path, default=Path("doctor"), metavar="FOLDER", help="default: doctor"
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc.cli.commands.benchmark import chart
-from plsc.config import Config, load
+from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils import measure
@@ -38,15 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of each rank; default: the processors, shared out")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense head out")
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
-    parser.add_argument(
-        "-o",
-        "--override",
-        metavar="Head.key=value",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="as in training",
-    )
+    add_overrides(parser, "as in training")
     parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
     parser.add_argument("--row", type=Path, help="measure one row in this process, and write it there")
 
