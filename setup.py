@@ -3,7 +3,7 @@
 Paddle is an extra and never a requirement: its GPU builds are other packages (paddlepaddle-gpu), and a requirement on
 paddlepaddle would put the CPU build over the one that you have.
 
-The kernels (plsc/heads/kernels) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
+The kernels (plsc/*/kernels) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
 nothing and built for every processor of the architecture; which instructions are used is decided when they run.
 """
 
@@ -18,9 +18,10 @@ VERSION = re.search(
 ).group(1)
 
 KERNELS = Extension(
-    "plsc.heads.kernels._native",
-    sources=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/heads/kernels/*.cpp")),
-    depends=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/heads/kernels/*.h")),
+    "plsc.utils.kernels._native",
+    sources=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/*/kernels/*.cpp")),
+    depends=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/*/kernels/*.h")),
+    include_dirs=["."],
     extra_compile_args=[
         "-O3",
         "-std=gnu++17",
@@ -42,7 +43,10 @@ setup(
     python_requires=">=3.9",
     packages=find_packages(include=["plsc", "plsc.*"]),
     ext_modules=[KERNELS],
-    package_data={"": ["*.jinja"], "plsc.heads.kernels": ["*.cpp", "*.h"]},
+    package_data={
+        "": ["*.jinja"],
+        **{f"plsc.{part}.kernels": ["*.cpp", "*.h"] for part in ("backbones", "heads", "utils")},
+    },
     install_requires=[
         "jinja2>=3",  # the report's page
         "matplotlib>=3.5",  # the report's pictures, and the fonts of the default data set

@@ -18,9 +18,9 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.heads import kernels
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax
+from plsc.utils import kernels
 from plsc.utils.tensors import tensor_of
 
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN

@@ -19,9 +19,9 @@ import paddle
 from paddle import _C_ops
 from paddle.utils import dlpack
 
-from plsc.heads import kernels
 from plsc.heads.kernels import rows as row_kernels
 from plsc.heads.optimizer import Rule, Update, moment_name
+from plsc.utils import kernels
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import tensor_of

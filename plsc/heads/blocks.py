@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
-from plsc.heads import kernels
 from plsc.heads.bank import Bank
 from plsc.heads.kernels import rows as row_kernels
+from plsc.utils import kernels
 from plsc.utils.tensors import tensor_of
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes

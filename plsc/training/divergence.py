@@ -20,12 +20,12 @@ from paddle import _C_ops
 from plsc import distributed
 from plsc.config.advice import usual_rate
 from plsc.errors import UserError
-from plsc.heads import kernels
 from plsc.heads.kernels.rows import sum_of_squares
 from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
+from plsc.utils import kernels
 from plsc.utils.bfloat16 import float32_of
 
 LOW_SHARE = 0.05  # of the rate that is usual for an optimizer: a lower rate is hardly why a run diverges

@@ -7,9 +7,9 @@ import pytest
 
 from plsc.cli.commands.plan.cost import Trial, bank_bytes, memory
 from plsc.config import load
-from plsc.heads import kernels
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax
+from plsc.utils import kernels
 
 DIM = "Model.embedding_size=16"
 

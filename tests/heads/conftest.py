@@ -2,7 +2,7 @@
 
 import pytest
 
-from plsc.heads import kernels
+from plsc.utils import kernels
 
 BUILT = kernels.library() is not None
 

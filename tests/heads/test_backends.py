@@ -5,13 +5,14 @@ import paddle
 import pytest
 
 from plsc.cli.commands.selftest.parts import relative
-from plsc.heads import kernels, make_head
+from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
 from plsc.heads.kernels import softmax
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
+from plsc.utils import kernels
 
 C, D, N = 157, 24, 12
 HEADS = {

@@ -4,7 +4,7 @@ import paddle
 import pytest
 
 from plsc.cli.commands.selftest.parts import relative
-from plsc.heads import kernels
+from plsc.utils import kernels
 from plsc.utils.registry import MARGINS
 from tests.heads.autograd import dense_gradients, gradients, head_of, samples
 

@@ -7,13 +7,13 @@ import pytest
 from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
-from plsc.heads import kernels, make_head
+from plsc.heads import make_head
 from plsc.heads import offloaded_bank as window_module
 from plsc.heads.bank import BANKS
 from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import LARS, AdamW, Momentum
-from plsc.utils import bfloat16
+from plsc.utils import bfloat16, kernels
 from plsc.utils.logging import setup
 from plsc.utils.sharding import ClassShard
 

@@ -1,5 +1,5 @@
 // The inner loops of the head, plain enough for the compiler to vectorise. Included once for each instruction set
-// (native.cpp), so nothing from the standard library is used here: an inlined copy of it for one set must not be
+// (rows.cpp), so nothing from the standard library is used here: an inlined copy of it for one set must not be
 // shared with another. Rows are `width` floats, one after the other; N is the number of samples.
 
 // exp(x) for x <= 0: 2^n times a polynomial, relative error below 2e-7; 0 below -87; a NaN stays one.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.heads.kernels import library
+from plsc.utils.kernels import address, library
 
 
 class AdamNumbers(NamedTuple):
@@ -181,14 +181,3 @@ def _check(rows_SD: np.ndarray, index_K: np.ndarray | None, rows_KD: np.ndarray)
 
 def _size(rows_KD) -> tuple[int, int]:
     return len(rows_KD), rows_KD.shape[1] if len(rows_KD.shape) == 2 else 1
-
-
-def address(array, dtype: str = "float32") -> int | None:
-    """Return the address of an array or a CPU tensor for a kernel; null for None."""
-    if array is None:
-        return None
-    if isinstance(array, np.ndarray):
-        assert array.dtype == dtype and array.flags.c_contiguous
-        return array.ctypes.data
-    assert str(array.dtype) == f"paddle.{dtype}" and array.is_contiguous() and array.place.is_cpu_place()
-    return array.data_ptr()

@@ -2,7 +2,7 @@
 // Each thread takes a run of blocks and does everything for one while it lies in its cache: fetch the rows, their lengths,
 // the product with the samples, exponentials; in backward the gradients of logits, samples and rows. Logits lie as
 // [classes, samples], so that a class's are one run.
-#include "native.h"
+#include "plsc/heads/kernels/loops_table.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -98,7 +98,7 @@ struct Block {
 
 const uint16_t* half(Buffer<uint16_t>& buffer, const float* x, int64_t count) {
   uint16_t* rounded = buffer.at_least(count);
-  loops->to_bfloat16(x, rounded, count);
+  loops()->to_bfloat16(x, rounded, count);
   return rounded;
 }
 
@@ -117,7 +117,7 @@ void forward(const Block& block, const uint16_t* half_x, float* sum) {
   float* logit = block.logits();
   float* max = s.max + block.number * s.samples;
   float* saved = own.saved.at_least(s.samples);
-  if (s.inverse) loops->inverse_norms(rows, block.count, s.width, s.inverse + block.start);
+  if (s.inverse) loops()->inverse_norms(rows, block.count, s.width, s.inverse + block.start);
   similarities(s, block, rows, half_x, logit);
   for (int64_t n = 0; n < s.samples; ++n) max[n] = LOWEST, sum[n] = 0.0f;
   int64_t at = block.target;
@@ -126,11 +126,11 @@ void forward(const Block& block, const uint16_t* half_x, float* sum) {
     const int64_t* sample = s.target_sample + at;
     const int64_t targets = block.targets(at, c);
     for (int64_t t = 0; t < targets; ++t) saved[t] = max[sample[t]];
-    loops->scale_and_max(of_class, s.samples, block.inverse(c), block.bias(c), max);
+    loops()->scale_and_max(of_class, s.samples, block.inverse(c), block.bias(c), max);
     for (int64_t t = 0; t < targets; ++t) max[sample[t]] = saved[t], of_class[sample[t]] = -INFINITY;
     at += targets;
   }
-  loops->exp_and_sum(logit, block.count, s.samples, max, sum);
+  loops()->exp_and_sum(logit, block.count, s.samples, max, sum);
 }
 
 // The block's exponentials to gradients of its logits, times 1 / length of the class's row.
@@ -140,10 +140,10 @@ void gradient_of_logits(const Block& block, float* logit, const float* factor, c
   for (int64_t c = 0; c < block.count; ++c) {
     float* of_class = logit + c * s.samples;
     const float inverse = block.inverse(c);
-    loops->multiply(of_class, factor, inverse, s.samples);
+    loops()->multiply(of_class, factor, inverse, s.samples);
     for (const int64_t end = at + block.targets(at, c); at < end; ++at)
       of_class[s.target_sample[at]] = of_target[at] * inverse;
-    if (of_bias) of_bias[block.start + c] = loops->sum_of(of_class, s.samples);
+    if (of_bias) of_bias[block.start + c] = loops()->sum_of(of_class, s.samples);
   }
 }
 
@@ -169,8 +169,8 @@ PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const 
   const uint16_t *half_x = nullptr, *half_scaled = nullptr;
   if (s.bfloat16) {
     uint16_t* both = own.half_x.at_least(2 * numbers);
-    loops->to_bfloat16(s.x, both, numbers);
-    loops->to_bfloat16(scaled_x, both + numbers, numbers);
+    loops()->to_bfloat16(s.x, both, numbers);
+    loops()->to_bfloat16(scaled_x, both + numbers, numbers);
     half_x = both, half_scaled = both + numbers;
   }
   on_threads([&](int64_t thread, int64_t threads) {
@@ -186,7 +186,7 @@ PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const 
       if (!s.exps) {
         similarities(s, block, rows, half_x, logit);
         for (int64_t c = 0; c < block.count; ++c)
-          loops->exp_of_difference(logit + c * s.samples, s.samples, block.inverse(c), block.bias(c), lse);
+          loops()->exp_of_difference(logit + c * s.samples, s.samples, block.inverse(c), block.bias(c), lse);
       }
       for (int64_t n = 0; n < s.samples; ++n) factor[n] = s.exps ? expf(max[n] - lse[n]) : 1.0f;
       gradient_of_logits(block, logit, factor, of_target, of_bias);
@@ -202,11 +202,11 @@ PLSC_API void plsc_softmax_backward(const Shard* shard, const float* lse, const 
         product(true, false, s.samples, s.width, block.count, logit, rows, 1.0f, part);
         product(false, false, block.count, s.width, s.samples, logit, scaled_x, 0.0f, near);
       }
-      if (s.inverse) loops->turn(near, rows, s.inverse + block.start, block.count, s.width, of_block);
+      if (s.inverse) loops()->turn(near, rows, s.inverse + block.start, block.count, s.width, of_block);
     }
   });
   share(numbers, [&](int64_t start, int64_t stop) {
     memcpy(of_x + start, parts[0] + start, (stop - start) * sizeof(float));
-    for (int64_t t = 1; t < team; ++t) loops->add(of_x + start, parts[t] + start, stop - start);
+    for (int64_t t = 1; t < team; ++t) loops()->add(of_x + start, parts[t] + start, stop - start);
   });
 }

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plsc.heads.kernels import library
-from plsc.heads.kernels.rows import address
+from plsc.utils.kernels import address, library
 
 BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together
 

@@ -1,37 +1,10 @@
 """The kernels, at each instruction set that this processor has, and the plain versions."""
 
-import paddle
 import pytest
 
-from plsc.heads import kernels
-
-BUILT = kernels.library() is not None
+from tests.kernel_paths import path, two_threads  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
 def way():
     """Run each test once: `path` chooses the kernels, not the fixture of the other tests of heads."""
-
-
-@pytest.fixture(params=["plain", *kernels.LEVELS])
-def path(request, monkeypatch):
-    """Run the test once on each path; "plain" is the one without kernels."""
-    if request.param == "plain":
-        monkeypatch.setenv("PLSC_KERNELS", "0")
-        yield request.param
-        return
-    if not BUILT:
-        pytest.skip("the kernels are not built: python setup.py build_ext --inplace")
-    native, level = kernels.library(), kernels.LEVELS.index(request.param)
-    if native.plsc_instructions(level) != level:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.plsc_instructions(len(kernels.LEVELS) - 1)
-
-
-@pytest.fixture
-def two_threads():
-    before = paddle.base.core.get_num_threads() if hasattr(paddle.base.core, "get_num_threads") else 1
-    paddle.base.core.set_num_threads(2)
-    yield
-    paddle.base.core.set_num_threads(before)

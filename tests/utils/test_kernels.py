@@ -5,8 +5,8 @@ import logging
 import paddle
 import pytest
 
-from plsc.heads import kernels
-from tests.heads.kernels.conftest import BUILT
+from plsc.utils import kernels
+from tests.kernel_paths import BUILT, two_threads  # noqa: F401
 
 
 @pytest.fixture
@@ -27,7 +27,9 @@ def test_a_missing_library_is_said_once(monkeypatch, tmp_path, said):
     kernels._load.cache_clear()
     assert kernels.library() is None and kernels.library() is None
     kernels._load.cache_clear()
-    assert said == ["kernels: none (not built); the head runs on Paddle's ops, several times slower on a CPU"]
+    assert said == [
+        "kernels: none (not built); everything runs on Paddle's ops, several times slower on a CPU"
+    ]
 
 
 def test_a_broken_library_is_said(monkeypatch, tmp_path, said):
@@ -56,7 +58,7 @@ def test_the_switch_turns_them_off(monkeypatch):
 
 
 @pytest.mark.skipif(not BUILT, reason="the kernels are not built")
-def test_threads_are_those_of_paddle(two_threads):
+def test_threads_are_those_of_paddle(two_threads):  # noqa: F811
     assert kernels.library().plsc_threads() == 2
     paddle.base.core.set_num_threads(1)
     assert kernels.library().plsc_threads() == 1

@@ -1,0 +1,185 @@
+// Batch normalisation of channels-last rows with what follows it, the sum with a residual's input and an activation,
+// in two passes over the input forward and two backward. See norm.py.
+#include "plsc/utils/kernels/native.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum Kind { NONE, RELU, PRELU };  // activations, as norm.py numbers them
+
+// Of each channel: y = active((x - mean) * scale + bias); dx = (dz - constant - (x - mean) * along) * scale.
+struct Channels {
+  float *mean, *scale, *bias, *slope, *constant, *along;
+};
+
+struct Sums {
+  float *dz, *product, *slope;
+};
+
+struct NormLoops {
+  void (*sums)(const float*, const float*, int64_t, int64_t, float*, float*);
+  void (*forward)(int, const float*, const float*, Channels, int64_t, int64_t, float*);
+  void (*gradient_sums)(int, const float*, const float*, const float*, Channels, int64_t, int64_t, Sums, float*);
+  void (*backward)(int, const float*, const float*, Channels, int64_t, int64_t, float*);
+};
+
+#define PLSC_LOOPS "plsc/backbones/kernels/loops.h"
+#include "plsc/utils/kernels/instruction_sets.h"
+
+namespace {
+
+const int64_t WIDE = 256;        // numbers in a row that make a loop over it worth starting
+const int64_t BLOCK = 1 << 15;   // numbers whose sums are taken in float32
+const int64_t MOST_PARTS = 64;
+
+// Several rows seen as one, where there are few channels.
+struct Rows {
+  int64_t rows, width, times;
+
+  Rows(int64_t narrow_rows, int64_t channels) : rows(narrow_rows), width(channels), times(1) {
+    for (; width < WIDE && rows % 2 == 0; rows /= 2, width *= 2) times *= 2;
+  }
+};
+
+// What has one number for each channel, as long as a joined row; freed with the object.
+class PerChannel {
+ public:
+  PerChannel(Rows rows, int64_t channels, int64_t count)
+      : rows_(rows), channels_(channels), memory_(static_cast<float*>(malloc(count * rows.width * sizeof(float)))) {}
+  ~PerChannel() { free(memory_); }
+  // Array `number`, filled with from(channel).
+  template <typename F>
+  float* fill(int64_t number, const F& from) {
+    float* to = memory_ + number * rows_.width;
+    for (int64_t c = 0; c < channels_; ++c) to[c] = from(c);
+    for (int64_t t = 1; t < rows_.times; ++t) memcpy(to + t * channels_, to, channels_ * sizeof(float));
+    return to;
+  }
+
+ private:
+  PerChannel(const PerChannel&);
+  Rows rows_;
+  int64_t channels_;
+  float* memory_;
+};
+
+// Sums of each channel over all rows -> double `total` [count, channels]: the same bits with any number of threads.
+// of_block(row, rows, sums) adds those of some rows to float `sums` [count, joined width].
+template <typename F>
+void sum_rows(Rows rows, int64_t channels, int64_t count, double* total, const F& of_block) {
+  const int64_t many = count * rows.width;
+  const int64_t block = BLOCK / rows.width > 4 ? BLOCK / rows.width / 4 * 4 : 4;
+  const int64_t blocks = (rows.rows + block - 1) / block;
+  const int64_t parts = blocks < MOST_PARTS ? blocks : MOST_PARTS;
+  double* sums = static_cast<double*>(calloc(parts * many, sizeof(double)));
+  share(parts, [&](int64_t first, int64_t last) {
+    float* few = static_cast<float*>(malloc(many * sizeof(float)));
+    for (int64_t part = first; part < last; ++part) {
+      for (int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b) {
+        const int64_t left = rows.rows - b * block;
+        memset(few, 0, many * sizeof(float));
+        of_block(b * block, left < block ? left : block, few);
+        for (int64_t i = 0; i < many; ++i) sums[part * many + i] += few[i];
+      }
+    }
+    free(few);
+  });
+  for (int64_t i = 0; i < count * channels; ++i) total[i] = 0.0;
+  for (int64_t part = 0; part < parts; ++part)
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t t = 0; t < rows.times; ++t) {
+        const double* from = sums + part * many + k * rows.width + t * channels;
+        for (int64_t c = 0; c < channels; ++c) total[k * channels + c] += from[c];
+      }
+  free(sums);
+}
+
+}  // namespace
+
+// y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip). skip, weight, bias and slope may be null;
+// slope_step: 0 where one slope serves all channels. training: mean and variance are those of the rows, and `running`
+// takes them over by 1 - momentum; else they are the running ones. Leaves mean and 1 / root in `kept` [2, channels].
+PLSC_API void plsc_norm_forward(const float* x, const float* skip, const float* weight, const float* bias,
+                                const float* slope, int64_t slope_step, int kind, int64_t rows, int64_t channels,
+                                int training, float epsilon, float momentum, float* running_mean,
+                                float* running_variance, float* kept, float* y) {
+  const NormLoops& loops = *loops_in_use();
+  const Rows joined(rows, channels);
+  const int64_t width = joined.width;
+  PerChannel values(joined, channels, 4);
+  float* mean = kept;
+  float* root = kept + channels;
+  if (training) {
+    const float* shift = values.fill(0, [&](int64_t c) { return x[c]; });  // so that squares do not cancel
+    double* total = static_cast<double*>(malloc(2 * channels * sizeof(double)));
+    sum_rows(joined, channels, 2, total, [&](int64_t row, int64_t count, float* sums) {
+      loops.sums(x + row * width, shift, count, width, sums, sums + width);
+    });
+    for (int64_t c = 0; c < channels; ++c) {
+      const double from_shift = total[c] / rows;
+      const double variance = total[channels + c] / rows - from_shift * from_shift;
+      const float bounded = variance < 0.0 ? 0.0f : (float)variance;  // a NaN stays one
+      mean[c] = (float)(x[c] + from_shift);
+      root[c] = (float)(1.0 / sqrt((double)bounded + epsilon));
+      running_mean[c] = running_mean[c] * momentum + mean[c] * (1.0f - momentum);
+      running_variance[c] = running_variance[c] * momentum + bounded * (1.0f - momentum);
+    }
+    free(total);
+  } else {
+    for (int64_t c = 0; c < channels; ++c) {
+      mean[c] = running_mean[c];
+      root[c] = (float)(1.0 / sqrt((double)running_variance[c] + epsilon));
+    }
+  }
+  Channels by = {};
+  by.mean = values.fill(0, [&](int64_t c) { return mean[c]; });
+  by.scale = values.fill(1, [&](int64_t c) { return weight ? root[c] * weight[c] : root[c]; });
+  by.bias = values.fill(2, [&](int64_t c) { return bias ? bias[c] : 0.0f; });
+  by.slope = values.fill(3, [&](int64_t c) { return slope ? slope[c * slope_step] : 0.0f; });
+  share(joined.rows, [&](int64_t start, int64_t stop) {
+    const int64_t at = start * width;
+    loops.forward(kind, x + at, skip ? skip + at : skip, by, stop - start, width, y + at);
+  });
+}
+
+// Gradients, of the forward pass whose arguments and `kept` these are. y: its output, given where an activation follows a
+// sum with `skip`, whose gradient goes to `dz`; else null, both. `sums` [3, channels] gets the gradients by bias, weight
+// and slopes (of each channel). dx may be null.
+PLSC_API void plsc_norm_backward(const float* dy, const float* x, const float* y, const float* weight,
+                                 const float* bias, const float* slope, int64_t slope_step, int kind, int64_t rows,
+                                 int64_t channels, int training, const float* kept, float* dz, float* sums, float* dx) {
+  const NormLoops& loops = *loops_in_use();
+  const Rows joined(rows, channels);
+  const int64_t width = joined.width;
+  PerChannel values(joined, channels, 6);
+  const float* mean = kept;
+  const float* root = kept + channels;
+  Channels by = {};
+  by.mean = values.fill(0, [&](int64_t c) { return mean[c]; });
+  by.scale = values.fill(1, [&](int64_t c) { return weight ? root[c] * weight[c] : root[c]; });
+  by.bias = values.fill(2, [&](int64_t c) { return bias ? bias[c] : 0.0f; });
+  by.slope = values.fill(3, [&](int64_t c) { return slope ? slope[c * slope_step] : 0.0f; });
+  double* total = static_cast<double*>(malloc(3 * channels * sizeof(double)));
+  sum_rows(joined, channels, kind == PRELU ? 3 : 2, total, [&](int64_t row, int64_t count, float* few) {
+    const int64_t at = row * width;
+    loops.gradient_sums(kind, dy + at, x + at, y ? y + at : y, by, count, width, {few, few + width, few + 2 * width},
+                        dz ? dz + at : dz);
+  });
+  for (int64_t c = 0; c < channels; ++c) {
+    sums[c] = (float)total[c];
+    sums[channels + c] = (float)(total[channels + c] * root[c]);
+    sums[2 * channels + c] = kind == PRELU ? (float)total[2 * channels + c] : 0.0f;
+  }
+  if (dx) {
+    by.constant = values.fill(4, [&](int64_t c) { return training ? (float)(total[c] / rows) : 0.0f; });
+    by.along = values.fill(5, [&](int64_t c) {
+      return training ? (float)(total[channels + c] / rows * root[c] * root[c]) : 0.0f;
+    });
+    share(joined.rows, [&](int64_t start, int64_t stop) {
+      const int64_t at = start * width;
+      loops.backward(y ? NONE : kind, (y ? dz : dy) + at, x + at, by, stop - start, width, dx + at);
+    });
+  }
+  free(total);
+}

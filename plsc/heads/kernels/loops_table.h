@@ -1,0 +1,30 @@
+// The table of the head's inner loops, loops.h, of which there is one for each instruction set.
+#pragma once
+
+#include "plsc/utils/kernels/native.h"
+
+// The numbers of an update by AdamW, as AdamNumbers in rows.py.
+struct Adam {
+  float beta1, rest1, beta2, rest2, rate, root, epsilon, shrink;
+};
+
+struct Loops {
+  float (*dot)(const float*, const float*, int64_t);
+  void (*inverse_norms)(const float*, int64_t, int64_t, float*);
+  void (*scale_and_max)(float*, int64_t, float, float, float*);
+  void (*exp_and_sum)(float*, int64_t, int64_t, const float*, float*);
+  void (*exp_of_difference)(float*, int64_t, float, float, const float*);
+  void (*multiply)(float*, const float*, float, int64_t);
+  float (*sum_of)(const float*, int64_t);
+  void (*add)(float*, const float*, int64_t);
+  void (*turn)(const float*, const float*, const float*, int64_t, int64_t, float*);
+  void (*momentum_row)(float*, float*, const float*, int64_t, float, float, float);
+  void (*nesterov_row)(float*, float*, const float*, int64_t, float, float, float);
+  void (*lars_row)(float*, float*, const float*, int64_t, float, float, float);
+  void (*adamw_row)(float*, float*, float*, const float*, int64_t, Adam);
+  void (*to_bfloat16)(const float*, uint16_t*, int64_t);
+  void (*unit_rows)(const float*, int64_t, int64_t, float*, float*);
+  void (*turn_units)(const float*, const float*, const float*, int64_t, int64_t, float*);
+};
+
+const Loops* loops();  // those of the instruction set in use

@@ -1,0 +1,132 @@
+"""Load the compiled C++ kernels for CPUs; there are none if the installation had no compiler.
+
+`library()` returns the compiled library, or None: then the caller uses Paddle's ops or numpy. Threads and
+matrix products come from the libraries that Paddle has brought into the process, found at run time: a second
+OpenMP runtime would fight the first for the processors. PLSC_KERNELS=0 in the environment turns the kernels
+off. Build them in a checkout and try them:
+
+    python setup.py build_ext --inplace && pytest tests/heads/kernels tests/backbones/test_norm.py
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sysconfig
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import numpy as np
+
+from plsc.utils.logging import get_logger
+
+_FILE = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+LEVELS = (
+    "baseline",
+    "AVX2",
+    "AVX-512",
+)  # instruction sets that the loops are compiled for, as native.cpp numbers them
+_VERSION = 5  # of the functions below, as in native.cpp: a library from before a change must not be called
+_ARGUMENTS = {
+    "plsc_version": [],
+    "plsc_setup": [c_void_p] * 5,
+    "plsc_instructions": [c_int],
+    "plsc_threads": [],
+    "plsc_multiplies": [],
+    "plsc_multiplies_bfloat16": [],
+    "plsc_unit_rows": [c_void_p, c_int64, c_int64, c_void_p, c_void_p],
+    "plsc_turn_units": [c_void_p] * 3 + [c_int64] * 2 + [c_void_p],
+    "plsc_gather": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
+    "plsc_momentum": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3 + [c_int],
+    "plsc_lars": [c_void_p] * 4 + [c_int64] * 2 + [c_float] * 3,
+    "plsc_adamw": [c_void_p] * 5 + [c_int64] * 2 + [c_float] * 8,
+    "plsc_pair_products": [c_void_p] * 4 + [c_int64] * 2 + [c_int, c_void_p],
+    "plsc_sum_of_squares": [c_void_p, c_int64],
+    "plsc_read_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "plsc_write_records": [c_int, c_void_p, c_int64, c_int64, c_void_p],
+    "plsc_pack": [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+    "plsc_unpack": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
+    "plsc_softmax_forward": [c_void_p] * 2,
+    "plsc_softmax_backward": [c_void_p] * 7,
+    "plsc_norm_forward": [c_void_p] * 5
+    + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]
+    + [c_void_p] * 4,
+    "plsc_norm_backward": [c_void_p] * 6 + [c_int64, c_int, c_int64, c_int64, c_int] + [c_void_p] * 4,
+}
+
+
+def library() -> ctypes.CDLL | None:
+    """Load the compiled kernels; None where they are turned off or cannot be loaded, which is logged once."""
+    return None if os.environ.get("PLSC_KERNELS") == "0" else _load()
+
+
+def multiplies() -> bool:
+    """Say whether there are kernels with matrix products: Paddle's wheels for x86-64 contain the library for
+    them."""
+    return library() is not None and bool(library().plsc_multiplies())
+
+
+def has_bfloat16() -> bool:
+    """Say whether there are matrix products of bfloat16 numbers, in a library and in the processor."""
+    return library() is not None and bool(library().plsc_multiplies_bfloat16())
+
+
+def address(array, dtype: str = "float32") -> int | None:
+    """Return the address of an array or a CPU tensor for a kernel; null for None."""
+    if array is None:
+        return None
+    if isinstance(array, np.ndarray):
+        assert array.dtype == dtype and array.flags.c_contiguous
+        return array.ctypes.data
+    assert str(array.dtype) == f"paddle.{dtype}" and array.is_contiguous() and array.place.is_cpu_place()
+    return array.data_ptr()
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | None:
+    native, why = None, "not built"
+    if _FILE.exists():
+        try:
+            native = ctypes.CDLL(str(_FILE))
+        except OSError as error:
+            why = str(error)
+    if native and not _fits(native):
+        native, why = None, "built from other sources; build them again"
+    if native is None:
+        get_logger().info(
+            f"kernels: none ({why}); everything runs on Paddle's ops, several times slower on a CPU"
+        )
+        return None
+    openmp, mkl, onednn = (_of_paddle(name) for name in ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3"))
+    native.plsc_setup(
+        *(_address(openmp, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")),
+        _address(mkl, "cblas_sgemm"),
+        _address(onednn, "dnnl_gemm_bf16bf16f32"),
+    )
+    native.plsc_instructions(len(LEVELS) - 1)
+    return native
+
+
+def _fits(native: ctypes.CDLL) -> bool:
+    """Set the functions' argument types; False for a library without these functions (results: int, which
+    some leave undefined)."""
+    if not all(hasattr(native, name) for name in _ARGUMENTS) or native.plsc_version() != _VERSION:
+        return False
+    for name, arguments in _ARGUMENTS.items():
+        getattr(native, name).argtypes = arguments
+    native.plsc_sum_of_squares.restype = c_double
+    return True
+
+
+def _of_paddle(name: str) -> ctypes.CDLL | None:
+    """Load a library that Paddle's wheel carries; None in a build without it."""
+    import paddle
+
+    path = Path(paddle.__file__).parent / "libs" / name
+    return ctypes.CDLL(str(path)) if path.exists() else None
+
+
+def _address(library: ctypes.CDLL | None, name: str) -> int | None:
+    function = getattr(library, name, None) if library else None
+    return ctypes.cast(function, c_void_p).value if function else None

@@ -1,0 +1,41 @@
+// What all kernels share: threads of the OpenMP runtime that Paddle has loaded, the instruction set of the processor,
+// and the matrix products of Paddle's libraries. All of them are handed over at run time by __init__.py, so the
+// extension is linked against nothing and never brings a second OpenMP runtime.
+#pragma once
+
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define PLSC_X86 1
+#endif
+#define PLSC_API extern "C" __attribute__((visibility("default")))
+
+const int64_t MOST_THREADS = 1024;
+
+// The instruction set in use: 0 baseline, 1 AVX2, 2 AVX-512. Loops are compiled for each, see instruction_sets.h.
+extern int instructions;
+
+// C = op(A) op(B) + beta C, all row-major without gaps: op(A) [m, k], op(B) [k, n].
+void product(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, const float* a, const float* b,
+             float beta, float* c);
+void product(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, const uint16_t* a,
+             const uint16_t* b, float beta, float* c);
+
+typedef void (*Body)(void* data, int64_t thread, int64_t threads);
+void run_threads(Body body, void* data);
+
+// body(thread, threads) on every thread of the team; which thread does what is fixed, so results are repeatable.
+template <typename F>
+void on_threads(const F& body) {
+  run_threads([](void* data, int64_t thread, int64_t threads) { (*static_cast<const F*>(data))(thread, threads); },
+              const_cast<F*>(&body));
+}
+
+// body(start, stop) on every thread, each with its share of [0, count).
+template <typename F>
+void share(int64_t count, const F& body) {
+  on_threads([&](int64_t thread, int64_t threads) {
+    const int64_t start = count * thread / threads, stop = count * (thread + 1) / threads;
+    if (start < stop) body(start, stop);
+  });
+}
