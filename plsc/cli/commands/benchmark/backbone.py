@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
+from plsc.cli.commands.benchmark import against_torch
 from plsc.distributed import environment
+from plsc.errors import UserError
 from plsc.utils.measure import alternate
 from plsc.utils.registry import BACKBONES
 
@@ -52,21 +56,50 @@ def one_pass(name: str, size: int, batch: int):
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmark backbone", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all that are built in")
-    parser.add_argument("--size", type=int, default=112, help="height and width of the images")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--threads", type=int, help="default: all processors")
-    parser.add_argument("--runs", type=int, default=3, help="0: count only")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"default: all that are built in; with --against: {', '.join(against_torch.NETWORKS)}",
+    )
+    parser.add_argument(
+        "--size", type=int, help="height and width of the images; default: 112; with --against: each its own"
+    )
+    parser.add_argument("--batch", type=int, help="default: 8; with --against: each its own")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", help="default: all processors; several with --against only"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="of each, in turn; 0: count only")
+    parser.add_argument("--against", choices=["torch"], help="compare with the same networks in PyTorch")
+    parser.add_argument("--json", type=Path, help="with --against: also write the numbers there")
     args = parser.parse_args(argv)
-    threads, _ = environment.prepare(args.threads)
+    if args.against:
+        return compare(args)
+    if args.json or len(args.threads or ()) > 1:
+        raise UserError("--json and several numbers of --threads: only with --against torch")
+    size = args.size or 112
+    batch = args.batch or 8
+    threads, _ = environment.prepare(args.threads[0] if args.threads else None)
     from plsc import distributed  # here: it imports Paddle, which has to find the environment prepared
 
     distributed.init("auto", threads)
     names = args.names or BACKBONES.names()
     seconds = {}
     if args.runs:
-        seconds = alternate(args.runs, {name: one_pass(name, args.size, args.batch) for name in names})
+        seconds = alternate(args.runs, {name: one_pass(name, size, batch) for name in names})
     print(f"| {' | '.join(HEADERS)} |\n|{'---|' * len(HEADERS)}")
     for name in names:
-        print(row(name, args.size, args.batch / seconds[name] if seconds else None), flush=True)
+        print(row(name, size, batch / seconds[name] if seconds else None), flush=True)
+    return 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Print the comparison with PyTorch."""
+    if args.runs < 1:
+        raise UserError(f"--runs: must be at least 1 with --against (got {args.runs})")
+    threads = args.threads or [environment.prepare()[0]]
+    result = against_torch.compare(args.names, args.size, args.batch, threads, args.runs)
+    print(against_torch.show(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0

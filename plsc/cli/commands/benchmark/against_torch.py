@@ -1,0 +1,306 @@
+"""Compare a backbone with the same network in PyTorch: outputs, gradients, time and memory of a forward and a backward pass.
+
+Each framework has a process of its own, since both bring an OpenMP runtime whose threads would disturb each
+other's. The processes take turns: one waits while the other computes. PyTorch's network gets the weights of
+Paddle's, and its embeddings and gradients are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plsc.distributed import environment
+from plsc.errors import UserError
+from plsc.utils import measure
+from plsc.utils.text import table
+
+SECONDS = 1.0  # of a turn, about
+PAUSE = 0.4  # seconds before a turn: the other process's threads wait busily for a fifth of a second
+FRAMEWORKS = ("paddle", "torch")
+
+
+class Network(NamedTuple):
+    """Sizes at which a network is compared if the command gives no others."""
+
+    image_shape: tuple[int, int, int]
+    batch: int
+    embedding_size: int = 512
+
+
+# SmallResNet as `plsc-train -c configs/` has it; the others at the size of faces.
+NETWORKS = {
+    "SmallResNet": Network((1, 32, 32), 128, 128),
+    "IResNet18": Network((3, 112, 112), 16),
+    "IResNet50": Network((3, 112, 112), 8),
+    "MobileFaceNet": Network((3, 112, 112), 32),
+    "FaceViT_tiny": Network((3, 112, 112), 16),
+}
+
+
+def compare(names: Sequence[str], size: int | None, batch: int | None, threads: list[int], runs: int) -> dict:
+    """Measure networks, all of them if no names are given, in both frameworks with each number of threads.
+
+    Args:
+        size: height and width of the images; None: as in NETWORKS.
+        batch: images of a pass; None: as in NETWORKS.
+        threads: numbers of threads.
+        runs: turns of each framework.
+    """
+    unknown = [name for name in names if name not in NETWORKS]
+    if unknown:
+        raise UserError(
+            f"--against torch: {unknown[0]} is not written in PyTorch here; there are {', '.join(NETWORKS)}"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("--against torch: torch is not installed; pip install torch, or leave --against out")
+    rows = []
+    for name in names or NETWORKS:
+        network = NETWORKS[name]
+        channels, height, width = network.image_shape
+        network = network._replace(
+            image_shape=(channels, size or height, size or width), batch=batch or network.batch
+        )
+        rows += [_row(name, network, count, runs) for count in threads]
+    return {
+        **measure.describe_machine(),
+        "torch": importlib.metadata.version("torch"),
+        "instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", "all of the processor"),
+        "rows": rows,
+    }
+
+
+def _row(name: str, network: Network, threads: int, runs: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "paddle.npz")
+        with _worker("paddle", name, network, threads, file) as ours:
+            ours.ask("save")
+            with _worker("torch", name, network, threads, file) as theirs:
+                difference = theirs.ask("compare")
+                turns = {"paddle": [], "torch": []}
+                for _ in range(runs):
+                    for framework, worker in (("paddle", ours), ("torch", theirs)):
+                        time.sleep(PAUSE)
+                        turns[framework].append(worker.ask("measure"))
+    row = {"name": name, **network._asdict(), "threads": threads, **difference}
+    for framework, found in turns.items():
+        seconds = statistics.median(one for turn in found for one in turn["seconds"])
+        row[framework] = {
+            "seconds": seconds,
+            "cpu_seconds": statistics.median(one for turn in found for one in turn["cpu_seconds"]),
+            "images_per_second": network.batch / seconds,
+            "peak_bytes": max(turn["peak_bytes"] for turn in found),
+        }
+    for key, field in (("over_torch", "seconds"), ("cpu_over_torch", "cpu_seconds")):
+        row[key] = row["paddle"][field] / row["torch"][field]
+    return row
+
+
+def show(result: dict) -> str:
+    """Format a table: times in milliseconds, memory in MB."""
+    headers = ["network", "image", "batch", "threads", "ms", "torch, ms", "ratio", "of processor time"]
+    headers += ["images/s", "torch, images/s", "peak, MB", "torch, MB", "embeddings off", "gradients off"]
+    rows = [
+        [row["name"], row["image_shape"][1], row["batch"], row["threads"]]
+        + [1e3 * row[framework]["seconds"] for framework in FRAMEWORKS]
+        + [f"{row[key]:.2f}" for key in ("over_torch", "cpu_over_torch")]
+        + [row[framework]["images_per_second"] for framework in FRAMEWORKS]
+        + [row[framework]["peak_bytes"] / 2**20 for framework in FRAMEWORKS]
+        + [f"{row[key]:.0e}" for key in ("embeddings_off", "gradients_off")]
+        for row in result["rows"]
+    ]
+    return (
+        f"{measure.format_machine(result)}, torch {result['torch']}, oneDNN's instructions: {result['instructions']}\n"
+        f"{table(rows, headers)}"
+    )
+
+
+class _Worker(NamedTuple):
+    """A process with one of the frameworks, which answers a word by a line of JSON."""
+
+    process: subprocess.Popen
+    errors: Path
+
+    def ask(self, word: str) -> dict:
+        try:
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            code = self.process.wait()
+            last = self.errors.read_text(errors="replace").strip().splitlines()[-1:]
+            raise UserError(
+                f"a process of the comparison ended with exit code {code}: {''.join(last) or 'nothing was printed'}"
+            )
+        return json.loads(answer)
+
+
+@contextmanager
+def _worker(framework: str, name: str, network: Network, threads: int, file: Path) -> Iterator[_Worker]:
+    path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
+    errors = file.with_name(f"{framework}.txt")
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, framework, name, json.dumps(network), str(threads), str(file)],
+            env={**environment.for_ranks(), "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    with process:
+        try:
+            yield _Worker(process, errors)
+        finally:
+            process.kill()
+
+
+def main() -> None:
+    """Answer the words that `_Worker.ask` writes; run in a process of its own."""
+    framework, name, network, threads, file = sys.argv[1:]
+    network = Network(*json.loads(network))
+    side = {"paddle": _Paddle, "torch": _Torch}[framework](name, network, int(threads))
+    for line in sys.stdin:
+        word = line.strip()
+        answer = _measure(side) if word == "measure" else getattr(side, word)(Path(file))
+        print(json.dumps(answer), flush=True)
+
+
+def _measure(side) -> dict:
+    """Measure passes for about a second, after one that does not count; bytes are those over the imports'."""
+    measure.reset_peak()
+    began = time.perf_counter()
+    side.run()
+    count = max(2, min(20, round(SECONDS / (time.perf_counter() - began))))
+    seconds = []
+    cpu_seconds = []
+    for _ in range(count):
+        side.clear()
+        began = time.perf_counter()
+        cpu_began = time.process_time()
+        side.run()
+        seconds.append(time.perf_counter() - began)
+        cpu_seconds.append(time.process_time() - cpu_began)
+    peak = measure.resident_bytes("VmHWM") - side.base
+    side.clear()
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak}
+
+
+def _noise(network: Network) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the images and the gradient of the embeddings, the same in both processes."""
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((network.batch, *network.image_shape), np.float32)
+    return images, rng.standard_normal((network.batch, network.embedding_size), np.float32)
+
+
+class _Paddle:
+    def __init__(self, name: str, network: Network, threads: int):
+        environment.prepare(threads)
+        import paddle
+
+        from plsc import distributed
+        from plsc.utils.registry import BACKBONES
+
+        distributed.init("cpu", threads)
+        paddle.seed(0)
+        self.base = measure.resident_bytes()
+        options = {"drop_path": 0.0, "mask_ratio": 0.0} if name.startswith("FaceViT") else {}
+        self.net = BACKBONES.build(
+            name, embedding_size=network.embedding_size, image_shape=network.image_shape, **options
+        )
+        self.images, self.grad = (
+            paddle.to_tensor(each, paddle.get_default_dtype()) for each in _noise(network)
+        )
+
+    def run(self):
+        emb = self.net(self.images)
+        emb.backward(self.grad)
+        return emb
+
+    def clear(self) -> None:
+        self.net.clear_gradients(set_to_zero=False)
+
+    def save(self, file: Path) -> dict:
+        """Save weights, embeddings and gradients of a pass."""
+        # Paddle counts the statistics of a batch norm among the parameters.
+        parameters = {
+            name: each
+            for name, each in self.net.named_parameters()
+            if not name.endswith(("._mean", "._variance"))
+        }
+        arrays = {f"weight {name}": each.numpy() for name, each in parameters.items()}
+        arrays["embeddings"] = self.run().numpy()
+        for name, each in parameters.items():
+            if each.grad is not None:
+                arrays[f"gradient {name}"] = each.grad.numpy()
+        np.savez(file, **arrays)
+        return {}
+
+
+class _Torch:
+    def __init__(self, name: str, network: Network, threads: int):
+        import torch
+
+        from plsc.cli.commands.benchmark import torch_networks
+
+        torch.set_num_threads(threads)
+        self.twins = torch_networks
+        self.base = measure.resident_bytes()
+        self.net = torch_networks.build(name, network.embedding_size, network.image_shape)
+        self.images, self.grad = (
+            torch.tensor(each, dtype=torch.get_default_dtype()) for each in _noise(network)
+        )
+
+    def run(self):
+        emb = self.net(self.images)
+        emb.backward(self.grad)
+        return emb
+
+    def clear(self) -> None:
+        self.net.zero_grad(set_to_none=True)
+
+    def compare(self, file: Path) -> dict:
+        """Take the weights from the file, and return how far embeddings and gradients are from those there."""
+        with np.load(file) as arrays:
+            of = {kind: {} for kind in ("weight", "gradient", "embeddings")}
+            for key in arrays:
+                kind, _, name = key.partition(" ")
+                of[kind][name] = arrays[key]
+        self.twins.copy_weights(self.net, of["weight"])
+        embeddings = {"": self.run().detach().numpy()}
+        return {
+            "embeddings_off": off(of["embeddings"], embeddings),
+            "gradients_off": off(of["gradient"], self.twins.gradients(self.net)),
+        }
+
+
+def off(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
+    """Return the distance of two lists of tensors, each taken as one vector, relative to the length of `theirs`.
+
+    In float32 the gradients of a network with PReLU or ReLU differ by up to a thousandth: a number near 0
+    takes one slope in one framework and the other slope in the other.
+    """
+    assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())
+    squares = [np.square(ours[name] - each, dtype=np.float64).sum() for name, each in theirs.items()]
+    length = sum(np.square(each, dtype=np.float64).sum() for each in theirs.values())
+    return math.sqrt(sum(squares) / length)
+
+
+if __name__ == "__main__":
+    main()
