@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc.utils.logging import get_logger
+from plsc.utils.paddle_library import paddle_library
 
 _FILE = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
 LEVELS = (
@@ -98,7 +99,9 @@ def _load() -> ctypes.CDLL | None:
             f"kernels: none ({why}); everything runs on Paddle's ops, several times slower on a CPU"
         )
         return None
-    openmp, mkl, onednn = (_of_paddle(name) for name in ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3"))
+    openmp, mkl, onednn = (
+        paddle_library(name) for name in ("libiomp5.so", "libmklml_intel.so", "libdnnl.so.3")
+    )
     native.plsc_setup(
         *(_address(openmp, name) for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")),
         _address(mkl, "cblas_sgemm"),
@@ -117,14 +120,6 @@ def _fits(native: ctypes.CDLL) -> bool:
         getattr(native, name).argtypes = arguments
     native.plsc_sum_of_squares.restype = c_double
     return True
-
-
-def _of_paddle(name: str) -> ctypes.CDLL | None:
-    """Load a library that Paddle's wheel carries; None in a build without it."""
-    import paddle
-
-    path = Path(paddle.__file__).parent / "libs" / name
-    return ctypes.CDLL(str(path)) if path.exists() else None
 
 
 def _address(library: ctypes.CDLL | None, name: str) -> int | None:

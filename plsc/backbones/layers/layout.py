@@ -1,0 +1,82 @@
+"""Decide how a layer computes, and in which layout its pictures lie.
+
+By oneDNN, pictures between layers are [N, H, W, C]; otherwise [N, C, H, W], by Paddle's operators. A network turns
+its images by `enter` at its start, and what comes out of its last layer for pictures by `leave`; in between every
+layer asks `by_onednn`. That depends on the tensor and the process alone, so a layer that is computed again in the
+backward pass decides as before.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle.autograd import PyLayer
+
+from plsc.backbones import onednn
+from plsc.utils.device import asynchronous
+
+
+def by_onednn(x: paddle.Tensor) -> bool:
+    """Say whether layers compute x by oneDNN: float32 on a CPU, nothing traced or exported, kernels not off."""
+    return (
+        paddle.in_dynamic_mode()
+        and x.dtype == paddle.float32
+        and x.place.is_cpu_place()
+        and not asynchronous()
+        and onednn.library() is not None
+    )
+
+
+def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
+    """Turn images into the layout of the layers that follow."""
+    return _ToLast.apply(images_BCHW) if by_onednn(images_BCHW) else images_BCHW
+
+
+def leave(x: paddle.Tensor) -> paddle.Tensor:
+    """Turn pictures from the layout of layers back to [N, C, H, W]."""
+    return _ToFirst.apply(x) if by_onednn(x) else x
+
+
+@onednn.kept
+def _turn(samples: int, channels: int, height: int, width: int, last: bool) -> onednn.Operation:
+    first = onednn.describe((samples, channels, height, width))
+    other = onednn.channels_last((samples, height, width, channels))
+    return onednn.Operation("reorder", [first, other] if last else [other, first], [onednn.SRC, onednn.DST])
+
+
+def _to_last(x_BCHW: paddle.Tensor) -> paddle.Tensor:
+    samples, channels, height, width = x_BCHW.shape
+    out = paddle.empty([samples, height, width, channels])
+    _turn(samples, channels, height, width, True)(dense(x_BCHW).data_ptr(), out.data_ptr())
+    return out
+
+
+def _to_first(x_BHWC: paddle.Tensor) -> paddle.Tensor:
+    samples, height, width, channels = x_BHWC.shape
+    out = paddle.empty([samples, channels, height, width])
+    _turn(samples, channels, height, width, False)(dense(x_BHWC).data_ptr(), out.data_ptr())
+    return out
+
+
+class _ToLast(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        return _to_last(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _to_first(grad)
+
+
+class _ToFirst(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        return _to_first(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _to_last(grad)
+
+
+def dense(x: paddle.Tensor) -> paddle.Tensor:
+    """Return the tensor, in C order in memory."""
+    return x if x.is_contiguous() else x.contiguous()

@@ -1,0 +1,245 @@
+"""Call oneDNN, which Paddle's wheel carries, by its C interface.
+
+    images, weights, maps = describe((8, 3, 32, 32)), describe((16, 3, 3, 3)), describe((8, 16, 30, 30))
+    settings = [FORWARD_TRAINING, CONVOLUTION, images, weights, None, maps, pair(1), pair(0), pair(0), pair(0)]
+    convolve = Operation("convolution_forward", settings, [SRC, WEIGHTS, DST])
+    convolve(images_address, weights_address, maps_address)
+
+Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values below
+and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3): include/oneapi/dnnl/dnnl_types.h
+and dnnl.h there. Arrays are float32, on the CPU. Try it: `pytest tests/backbones/test_onednn.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from ctypes import byref, c_int, c_int64, c_size_t, c_void_p
+
+import numpy as np
+
+from plsc.utils.paddle_library import paddle_library
+
+# dnnl_prop_kind_t
+FORWARD_TRAINING = 64
+FORWARD_INFERENCE = 96
+BACKWARD = 128
+# dnnl_alg_kind_t
+CONVOLUTION = 0x1
+RELU_OF_OUTPUT = 0x100
+GELU = 0x31
+MAX_POOLING = 0x1FF
+AVERAGE_POOLING = 0x3FF  # of what is inside the picture
+ADD = 0x1FFF0
+# DNNL_ARG_*
+SRC = 1
+SRC_1 = 2
+DST = 17
+WEIGHTS = 33
+BIAS = 41
+MEAN = 49
+VARIANCE = 50
+SCALE = 51
+SHIFT = 52
+WORKSPACE = 64
+DIFF_SRC = 129
+DIFF_DST = 145
+DIFF_WEIGHTS = 161
+DIFF_BIAS = 169
+DIFF_SCALE = 255
+DIFF_SHIFT = 256
+
+_FLOAT32 = 3  # dnnl_f32
+_ANY = 1  # dnnl_format_tag_any
+_CPU = 1  # dnnl_cpu
+_IN_ORDER = 1  # dnnl_stream_in_order
+_SCRATCHPAD = 80  # DNNL_ARG_SCRATCHPAD
+_BY_CALLER = 1  # dnnl_scratchpad_mode_user: the library's own belongs to one thread
+_OF_ARGUMENT = 255  # dnnl_query_exec_arg_md
+_LINE = 64  # bytes of a line of the processor's cache
+_MOST = 4096  # operations that a thread keeps
+
+
+class _Argument(ctypes.Structure):
+    """dnnl_exec_arg_t."""
+
+    _fields_ = [("number", c_int), ("memory", c_void_p)]
+
+
+class _Library:
+    """The functions, an engine and a stream."""
+
+    def __init__(self, functions: ctypes.CDLL, threads: Callable[[], int]):
+        self.functions = functions
+        self.threads = threads
+        functions.dnnl_memory_set_data_handle.argtypes = [c_void_p, c_void_p]
+        functions.dnnl_primitive_execute.argtypes = [c_void_p, c_void_p, c_int, c_void_p]
+        functions.dnnl_primitive_desc_query_md.argtypes = [c_void_p, c_int, c_int]
+        functions.dnnl_primitive_desc_query_md.restype = c_void_p
+        functions.dnnl_memory_desc_get_size.argtypes = [c_void_p]
+        functions.dnnl_memory_desc_get_size.restype = c_size_t
+        functions.dnnl_memory_desc_equal.argtypes = [c_void_p, c_void_p]
+        self.engine = c_void_p()
+        self.stream = c_void_p()
+        self.attributes = c_void_p()
+        self.call("engine_create", byref(self.engine), _CPU, c_size_t(0))
+        self.call("stream_create", byref(self.stream), self.engine, _IN_ORDER)
+        self.call("primitive_attr_create", byref(self.attributes))
+        self.call("primitive_attr_set_scratchpad_mode", self.attributes, _BY_CALLER)
+
+    def call(self, name: str, *arguments) -> None:
+        status = getattr(self.functions, f"dnnl_{name}")(*arguments)
+        assert status == 0, f"oneDNN: {name} returned {status}"
+
+
+class _OfThread(threading.local):
+    """What a thread keeps: an operation writes to its own memory objects, so no two threads share one."""
+
+    def __init__(self):
+        self.kept: dict[Hashable, object] = {}
+        self.buffers: dict[Hashable, np.ndarray] = {}
+
+
+_thread = _OfThread()
+
+
+@functools.cache
+def library() -> _Library | None:
+    """Load oneDNN; None in a build of Paddle without it."""
+    functions = paddle_library("libdnnl.so.3")
+    openmp = paddle_library("libiomp5.so")
+    return _Library(functions, openmp.omp_get_max_threads) if functions and openmp else None
+
+
+@functools.cache
+def describe(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> c_void_p:
+    """Describe a float32 array of these strides (in numbers, not bytes); None: in C order."""
+    if strides is None:
+        strides = tuple(np.cumprod((1, *shape[:0:-1]))[::-1].tolist())
+    sizes = c_int64 * len(shape)
+    descriptor = c_void_p()
+    library().call(
+        "memory_desc_create_with_strides",
+        byref(descriptor),
+        len(shape),
+        sizes(*shape),
+        _FLOAT32,
+        sizes(*strides),
+    )
+    return descriptor
+
+
+@functools.cache
+def describe_any(shape: tuple[int, ...]) -> c_void_p:
+    """Describe a float32 array in the layout that is best for the operation that it is for."""
+    descriptor = c_void_p()
+    library().call(
+        "memory_desc_create_with_tag",
+        byref(descriptor),
+        len(shape),
+        (c_int64 * len(shape))(*shape),
+        _FLOAT32,
+        _ANY,
+    )
+    return descriptor
+
+
+def channels_last(shape: Sequence[int]) -> c_void_p:
+    """Describe an array that lies in memory as [N, H, W, C]. shape: (N, H, W, C)."""
+    samples, height, width, channels = shape
+    return describe(
+        (samples, channels, height, width), (height * width * channels, 1, width * channels, channels)
+    )
+
+
+def pair(*numbers: int) -> ctypes.Array:
+    """Return numbers for height and width, as dnnl_dims_t; one stands for both."""
+    return (c_int64 * 2)(numbers[0], numbers[-1])
+
+
+class Operation:
+    """Runs an operation on the arrays at the addresses that it is called with. Keep it by `kept`.
+
+    Args:
+        name: of the function dnnl_{name}_primitive_desc_create.
+        settings: its arguments between the engine and the attributes.
+        arguments: DNNL_ARG_* numbers of the arrays, in the order in which they are given.
+    """
+
+    def __init__(self, name: str, settings: Sequence, arguments: Sequence[int]):
+        onednn = library()
+        self._free = onednn.functions
+        self._memories = []
+        self.descriptor = c_void_p()
+        if name == "reorder":  # it alone has an engine for each array
+            settings = [settings[0], onednn.engine, settings[1], onednn.engine]
+        else:
+            settings = [onednn.engine, *settings]
+        onednn.call(f"{name}_primitive_desc_create", byref(self.descriptor), *settings, onednn.attributes)
+        self._primitive = c_void_p()
+        onednn.call("primitive_create", byref(self._primitive), self.descriptor)
+        self._scratch = self.size(_SCRATCHPAD)
+        numbers = [*arguments, _SCRATCHPAD] if self._scratch else arguments
+        for number in numbers:
+            memory = c_void_p()
+            onednn.call("memory_create", byref(memory), self.layout(number), onednn.engine, None)
+            self._memories.append(memory)
+        array = (_Argument * len(numbers))(*map(_Argument, numbers, self._memories))
+        self._set = onednn.functions.dnnl_memory_set_data_handle
+        self._execute = onednn.functions.dnnl_primitive_execute
+        self._call = (self._primitive, onednn.stream, len(numbers), array)
+
+    def layout(self, argument: int) -> c_void_p:
+        """Return the descriptor of an array as the operation takes it; it lives as long as the operation."""
+        query = library().functions.dnnl_primitive_desc_query_md
+        return c_void_p(query(self.descriptor, _OF_ARGUMENT, argument))
+
+    def size(self, argument: int) -> int:
+        """Return the bytes of an array."""
+        return library().functions.dnnl_memory_desc_get_size(self.layout(argument))
+
+    def __call__(self, *addresses: int) -> None:
+        if self._scratch:
+            addresses = (*addresses, buffer(self._scratch, _SCRATCHPAD))
+        assert len(addresses) == len(self._memories)
+        for memory, address in zip(self._memories, addresses):
+            self._set(memory, address)
+        status = self._execute(*self._call)
+        assert status == 0, f"oneDNN: execute returned {status}"
+
+    def __del__(self):
+        for memory in self._memories:
+            self._free.dnnl_memory_destroy(memory)
+        self._free.dnnl_primitive_destroy(self._primitive)
+        self._free.dnnl_primitive_desc_destroy(self.descriptor)
+
+
+def same(one: c_void_p, other: c_void_p) -> bool:
+    """Say whether two descriptors describe the same array."""
+    return bool(library().functions.dnnl_memory_desc_equal(one, other))
+
+
+def kept(make: Callable) -> Callable:
+    """Keep what a function makes of its arguments, for each thread and each number of threads in Paddle's team."""
+
+    @functools.wraps(make)
+    def get(*arguments: Hashable):
+        key = (make, library().threads(), *arguments)
+        found = _thread.kept.get(key)
+        if found is None:
+            if len(_thread.kept) >= _MOST:  # pictures of ever other sizes
+                _thread.kept.clear()
+            found = _thread.kept[key] = make(*arguments)
+        return found
+
+    return get
+
+
+def buffer(size: int, purpose: Hashable) -> int:
+    """Return the address of `size` bytes that are this thread's until the next call for the same purpose."""
+    array = _thread.buffers.get(purpose)
+    if array is None or array.nbytes < size + _LINE:
+        array = _thread.buffers[purpose] = np.empty(size + _LINE, np.uint8)
+    return -(-array.ctypes.data // _LINE) * _LINE
