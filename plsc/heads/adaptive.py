@@ -12,6 +12,25 @@ import paddle
 
 from plsc.errors import UserError
 from plsc.heads.margins import Margin, Target, Wrapped, add_angle, angle
+from plsc.utils.device import asynchronous
+
+
+def _running(before: float | paddle.Tensor, keep: float, observed: paddle.Tensor) -> float | paddle.Tensor:
+    """Average a new number in: a float, or a float64 scalar that stays on the device where reading waits."""
+    if asynchronous():
+        return keep * before + (1 - keep) * observed.astype("float64")
+    return keep * before + (1 - keep) * observed.item()
+
+
+def _where(ok: paddle.Tensor, after: float | paddle.Tensor, before: float | paddle.Tensor) -> paddle.Tensor:
+    """Choose a statistic by a bool scalar on the device, without reading it."""
+    tensors = [x if paddle.is_tensor(x) else paddle.full([], x, "float64") for x in (after, before)]
+    return paddle.where(ok, *tensors)
+
+
+def _factor(statistic: float | paddle.Tensor) -> float | paddle.Tensor:
+    """Turn a statistic into what float32 tensors are computed with."""
+    return statistic.astype("float32") if paddle.is_tensor(statistic) else statistic
 
 
 class AdaFace(Margin):
@@ -31,19 +50,25 @@ class AdaFace(Margin):
         self.momentum = momentum
         self.mean = 20.0
         self.deviation = 100.0
+        self._before = self.mean, self.deviation
 
     def observe(self, norm_N):
+        self._before = self.mean, self.deviation
         norm_N = norm_N.clip(self.EDGE, 100.0)
         if norm_N.shape[0] < 2:
             return  # one sample has no deviation
-        keep = self.momentum
-        self.mean = keep * self.mean + (1 - keep) * norm_N.mean().item()
-        self.deviation = keep * self.deviation + (1 - keep) * norm_N.std().item()
+        self.mean = _running(self.mean, self.momentum, norm_N.mean())
+        self.deviation = _running(self.deviation, self.momentum, norm_N.std())
+
+    def settle(self, ok):
+        mean, deviation = self._before
+        self.mean = _where(ok, self.mean, mean)
+        self.deviation = _where(ok, self.deviation, deviation)
 
     def __call__(self, cos_P, norm_P):
-        z_P = ((norm_P.clip(self.EDGE, 100.0) - self.mean) / (self.deviation + self.EDGE) * self.h).clip(
-            -1.0, 1.0
-        )
+        mean = _factor(self.mean)
+        deviation = _factor(self.deviation)
+        z_P = ((norm_P.clip(self.EDGE, 100.0) - mean) / (deviation + self.EDGE) * self.h).clip(-1.0, 1.0)
         theta_P, sin_P = angle(cos_P)
         raw_P = theta_P - self.margin * z_P
         moved_P = raw_P.clip(self.EDGE, math.pi - self.EDGE)
@@ -51,7 +76,7 @@ class AdaFace(Margin):
         return Target(moved_P.cos() - self.margin * (z_P + 1.0), inside_P * moved_P.sin() / sin_P)
 
     def state(self):
-        return {"mean": self.mean, "deviation": self.deviation}
+        return {"mean": float(self.mean), "deviation": float(self.deviation)}
 
     def load_state(self, state):
         self.mean = state["mean"]
@@ -119,22 +144,28 @@ class CurricularFace(Margin):
         self.margin = margin
         self.momentum = momentum
         self.t = 0.0
+        self._before = self.t
 
     def __call__(self, cos_P, norm_P):
         return Target(*add_angle(cos_P, self.margin))
 
     def observe_targets(self, plain_N):
-        self.t = self.momentum * self.t + (1 - self.momentum) * plain_N.mean().item()
+        self._before = self.t
+        self.t = _running(self.t, self.momentum, plain_N.mean())
+
+    def settle(self, ok):
+        self.t = _where(ok, self.t, self._before)
 
     def others(self, cos_Nb, plain_N1, target_N1):
         hard_Nb = cos_Nb > target_N1
+        t = _factor(self.t)
         return (
-            paddle.where(hard_Nb, cos_Nb * (self.t + cos_Nb), cos_Nb),
-            paddle.where(hard_Nb, self.t + 2.0 * cos_Nb, paddle.ones_like(cos_Nb)),
+            paddle.where(hard_Nb, cos_Nb * (t + cos_Nb), cos_Nb),
+            paddle.where(hard_Nb, t + 2.0 * cos_Nb, paddle.ones_like(cos_Nb)),
         )
 
     def state(self):
-        return {"t": self.t}
+        return {"t": float(self.t)}
 
     def load_state(self, state):
         self.t = state["t"]

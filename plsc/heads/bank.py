@@ -23,10 +23,13 @@ from plsc.heads.kernels import rows as row_kernels
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.utils import kernels
 from plsc.utils.bfloat16 import float32_of
+from plsc.utils.device import asynchronous
 from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import tensor_of
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
+
+_NUMBERS_AT_ONCE = 1 << 30  # that one reduction on a device adds up: some count them in 32 bits
 
 _UPDATE_ROWS = 4096  # selected rows that are fetched, updated and written back at a time
 
@@ -115,21 +118,33 @@ class Bank(ABC):
         """Return the rows in host memory, for a kernel to read, and which of them are selected, int64 [K]
         (None: all). None where there are no such rows."""
 
-    def update(self, lr: float, step: int = 0, norms: tuple[float, float] | None = None) -> None:
+    def update(
+        self,
+        lr: float,
+        step: int = 0,
+        norms: tuple[float, float] | None = None,
+        ok: paddle.Tensor | None = None,
+    ) -> None:
         """Update the selected rows by the gradients set since they were selected.
 
         Args:
             step: the training step's number, from which a bank that rounds at random draws.
             norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
                 (see `squares`).
+            ok: bool scalar; where it is False no row changes, though the update is counted (see
+                `withdraw_update`). A bank outside the device's memory reads it, and waits for the device.
         """
         assert self._grads or not self.selected, "update() before a backward pass"
         assert (norms is not None) == self.rule.needs_norms
         self.updates += 1
-        self._update(Update(lr, self.updates, norms), step)
+        self._update(Update(lr, self.updates, norms), step, ok)
+
+    def withdraw_update(self) -> None:
+        """Take back the count of an update whose `ok` was False."""
+        self.updates -= 1
 
     @abstractmethod
-    def _update(self, update: Update, step: int) -> None: ...
+    def _update(self, update: Update, step: int, ok: paddle.Tensor | None) -> None: ...
 
     def squares(self) -> tuple[float, float]:
         """Sum the squares of the selected centres, and of their gradient; both on this rank."""
@@ -139,6 +154,15 @@ class Bank(ABC):
             centres += _square(self.rows("centres", start, stop))
             gradient += _square(self._grads["centres"][start:stop])
         return float(centres), float(gradient)
+
+    def squares_of_gradients(self) -> paddle.Tensor:
+        """Sum the squares of the gradients on this rank, float32 scalar on the device."""
+        total = paddle.zeros([], "float32")
+        for grad in self.gradients().values():
+            rows = max(1, _NUMBERS_AT_ONCE * len(grad) // max(1, grad.size))
+            for start in range(0, len(grad), rows):
+                total = total + _C_ops.squared_l2_norm(grad[start : start + rows]).sum()
+        return total
 
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
@@ -239,7 +263,11 @@ class DeviceBank(Bank):
         array = self._arrays[name]
         return (array, self._index_K) if array.place.is_cpu_place() else None
 
-    def _update(self, update, step):
+    def _update(self, update, step, ok):
+        if ok is not None and not asynchronous():
+            if not ok.item():
+                return
+            ok = None
         for name, grad in self.gradients().items():
             names = [name, *self.moments_of(name)]
             if kernels.library() and grad.place.is_cpu_place():
@@ -249,7 +277,10 @@ class DeviceBank(Bank):
             for start in range(0, self.selected, _UPDATE_ROWS):
                 stop = min(start + _UPDATE_ROWS, self.selected)
                 value, *moments = (self.rows(each, start, stop) for each in names)
+                before = [] if ok is None else [array.clone() for array in (value, *moments)]
                 self.rule.update_device(name, value, moments, grad[start:stop], update)
+                for array, kept in zip((value, *moments), before):
+                    paddle.assign(paddle.where(ok, array, kept), output=array)
                 if self._index_K is not None:
                     for each, updated in zip(names, (value, *moments)):
                         paddle.scatter_(self._arrays[each], self._index_tensor[start:stop], updated)
@@ -341,8 +372,9 @@ class HostBank(Bank):
     def host_rows(self, name):
         return self._arrays[name], self._index_K
 
-    def _update(self, update, step):
-        self._rows.update(self.rule, self.gradients(), self.moments_of, update)
+    def _update(self, update, step, ok):
+        if ok is None or ok.item():
+            self._rows.update(self.rule, self.gradients(), self.moments_of, update)
 
     def state(self):
         return dict(self._arrays)

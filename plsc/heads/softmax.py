@@ -24,11 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
+import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
+from plsc.errors import UserError
 from plsc.heads.backends import Workspace, multiplies_slowly
 from plsc.heads.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
@@ -45,13 +48,15 @@ class HeadOutput:
 
     loss: mean over the N samples of all ranks, scalar, the same on every rank; call backward() on it.
     accuracy: share of the N samples whose plain target logit, without margin, is the largest (top-1); the
-    same on every rank. losses_B, correct_B: the same for each of this rank's samples.
+    same on every rank. losses_B, correct_B: the same for each of this rank's samples. stray: int64 scalar, how
+    many of the N labels are not in [0, C); always 0 where the call has checked them.
     """
 
     loss: paddle.Tensor
     accuracy: paddle.Tensor
     losses_B: paddle.Tensor
     correct_B: paddle.Tensor
+    stray: paddle.Tensor
 
 
 @dataclass
@@ -137,29 +142,74 @@ class SoftmaxHead:
         """The classes whose centres this rank has."""
         return self.bank.shard
 
-    def __call__(self, emb: paddle.Tensor, label_B: paddle.Tensor, number: int = 0) -> HeadOutput:
+    def __call__(
+        self,
+        emb: paddle.Tensor,
+        label_B: paddle.Tensor,
+        number: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        check: bool = True,
+    ) -> HeadOutput:
         """Compute the loss of this rank's embeddings, float [B, D] or [B, D, 1, 1], with labels int64 [B].
         Every rank calls it.
 
-        number: of the training step; with the seed it decides which classes are sampled.
+        Args:
+            number: of the training step; with the seed it decides which classes are sampled.
+            counts: samples of each rank; None: the ranks ask each other, which takes a collective and a read.
+            check: whether labels are checked at once, which waits for a GPU. If not, the caller looks at
+                `stray` later, and calls `refuse_labels`; until then a sample with a stray label counts as one
+                that every class is wrong for.
 
         Raises UserError naming the first sample whose label is not in [0, C).
         """
         with timer.part("head"):
-            step = Step(self, emb.flatten(1), label_B, number)
+            step = Step(self, emb.flatten(1), label_B, number, counts)
             with paddle.no_grad():
                 losses, saved = step.forward()
+            if check and losses.stray.item():
+                self.refuse_labels(label_B, step.counts)
             loss = _SoftmaxLoss.apply(step.emb_BD, step, losses, saved)
-        return HeadOutput(loss, losses.accuracy, step.own(losses.losses_N), step.own(losses.correct_N))
+        own = step.own(losses.losses_N), step.own(losses.correct_N)
+        return HeadOutput(loss, losses.accuracy, *own, losses.stray)
 
-    def step(self, lr: float, number: int = 0) -> None:
+    def refuse_labels(self, label_B: paddle.Tensor, counts: Sequence[int] | None = None) -> NoReturn:
+        """Raise UserError for the first label that is not in [0, C), of a step that had some. Every rank calls
+        it, with the labels of that step; counts: as of the call."""
+        label_B = label_B.flatten()
+        counts = distributed.gather_counts(len(label_B)) if counts is None else counts
+        label_N = (distributed.gather_rows(label_B, counts) if self.sharded else label_B).numpy()
+        outside = np.flatnonzero((label_N < 0) | (label_N >= self.shard.num_classes))
+        raise UserError(
+            f"sample {int(outside[0])} of the {len(label_N)} in this step has label {int(label_N[outside[0]])}, but "
+            f"labels must be in [0, {self.shard.num_classes}); {len(outside)} such samples in the step"
+        )
+
+    def step(self, lr: float, number: int = 0, ok: paddle.Tensor | None = None) -> None:
         """Update the centres by the gradients of the last backward. Every rank calls it.
 
-        number: of the training step, as in the call. Collectives: one all_reduce SUM of two numbers if the
-        classes are spread and the rule needs norms (LARS).
+        Args:
+            number: of the training step, as in the call.
+            ok: bool scalar on the device; where it is False, centres, optimizer state and the margin's
+                statistics keep every byte that they had before the call of the step. None: update.
+
+        The update counts (AdamW's t), even if `ok` turns out to be False: then call `withdraw_update` before
+        the next one. Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule
+        needs norms (LARS).
         """
         with timer.part("head"):
-            self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
+            self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None, ok)
+            if ok is not None and self.margin:
+                self.margin.settle(ok)
+
+    def withdraw_update(self) -> None:
+        """Take back the count of the last `step`, whose `ok` was False."""
+        self.bank.withdraw_update()
+
+    def nonfinite(self) -> paddle.Tensor:
+        """Compute a float32 scalar on the device that is finite if all gradients of the centres are, without
+        waiting: a sum of their squares. It is not finite either if that sum is too large for float32."""
+        return self.bank.squares_of_gradients()
 
     def _norms(self) -> tuple[float, float]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""

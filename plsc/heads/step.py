@@ -16,7 +16,6 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc import distributed
-from plsc.errors import UserError
 from plsc.heads.backends import BackendInput, KernelBackend, PaddleBackend, choose_backend
 from plsc.heads.blocks import inverse, unit_rows, unit_rows_gradient
 from plsc.heads.sampling import choose_classes, draw_classes
@@ -74,12 +73,13 @@ class Maxima:
 @dataclass(frozen=True)
 class Losses:
     """The results of the forward pass: mean loss and share of correct samples over all ranks, and both for
-    each sample."""
+    each sample. stray: how many labels are in no rank's shard, int64 scalar."""
 
     loss: paddle.Tensor
     accuracy: paddle.Tensor
     losses_N: paddle.Tensor
     correct_N: paddle.Tensor
+    stray: paddle.Tensor
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,17 @@ class Step:
         head: the SoftmaxHead. emb_BD, label_B: this rank's samples.
         number: of the training step, for the sampling; None: an inspection, in which all classes take part
             and nothing is remembered.
+        counts: samples of each rank; None: the ranks ask each other.
     """
 
-    def __init__(self, head, emb_BD: paddle.Tensor, label_B: paddle.Tensor, number: int | None):
+    def __init__(self, head, emb_BD: paddle.Tensor, label_B: paddle.Tensor, number: int | None, counts=None):
         self.head = head
         self.margin = head.margin
         self.emb_BD = emb_BD
         self.label_B = label_B.flatten()
         self.number = number
-        self.counts = distributed.gather_counts(emb_BD.shape[0])
+        self.counts = distributed.gather_counts(emb_BD.shape[0]) if counts is None else list(counts)
+        assert self.counts[distributed.rank()] == emb_BD.shape[0], (self.counts, emb_BD.shape)
         self.num_samples = sum(self.counts)  # of all ranks: what the mean is over
 
     def own(self, x_N: paddle.Tensor) -> paddle.Tensor:
@@ -151,14 +153,14 @@ class Step:
             bounds=self._bounds(samples),
         )
         backend = choose_backend(self.head, backend_input, keep)
-        losses_N, correct_N, lse_N, miss_N = self._join_ranks(targets, self._join_maxima(backend))
+        losses_N, correct_N, lse_N, miss_N, stray = self._join_ranks(targets, self._join_maxima(backend))
         penalty_slope_N = None
         if self.margin and self.margin.trains_norm:
             value_N, penalty_slope_N = self.margin.penalty(samples.norm_N)
             losses_N = losses_N + value_N
         loss, accuracy = self._means(losses_N, correct_N.astype("float32"))
         return (
-            Losses(loss, accuracy, losses_N, correct_N),
+            Losses(loss, accuracy, losses_N, correct_N, stray),
             Saved(samples, targets, backend, lse_N, miss_N, penalty_slope_N),
         )
 
@@ -259,8 +261,8 @@ class Step:
         return Maxima(max_N, plain_max_N, sum_N * (own_N - max_N).exp())
 
     def _join_ranks(self, targets: Targets, maxima: Maxima) -> tuple[paddle.Tensor, ...]:
-        """Compute loss, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each. One
-        SUM, which also reveals labels that are in no shard."""
+        """Compute loss, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each, and
+        how many labels are in no shard. One SUM."""
         if len(targets):
             scale = self.head.scale
             own = scale * targets.plain_P, scale * targets.target_P, paddle.ones_like(targets.plain_P)
@@ -271,21 +273,10 @@ class Step:
         if self.head.sharded:
             distributed.all_reduce(packed_4N)
         sum_N, plain_N, target_N, owned_N = packed_4N.unbind()
-        self._check_labels(owned_N)
+        stray = (owned_N != 1.0).sum()
         z_N = maxima.max_N + sum_N.log() - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
-        return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N)
-
-    def _check_labels(self, owned_N: paddle.Tensor) -> None:
-        """Raise UserError for labels that are in no rank's shard."""
-        outside = np.flatnonzero(owned_N.numpy() != 1.0)
-        if not len(outside):
-            return
-        label = int(self.gather(self.label_B)[int(outside[0])])
-        raise UserError(
-            f"sample {int(outside[0])} of the {len(owned_N)} in this step has label {label}, but labels must be in "
-            f"[0, {self.head.shard.num_classes}); {len(outside)} such samples in the step"
-        )
+        return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N), stray
 
     def _means(self, *values_N: paddle.Tensor) -> list[paddle.Tensor]:
         """Average over the samples of all ranks."""
