@@ -14,7 +14,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from plsc.backbones.layers import Dropout
+from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 from plsc.errors import UserError
 
 LAST = 512  # channels of the last map
@@ -35,9 +35,16 @@ class _Layers(nn.Layer):
         return self.layers(x)
 
 
+class _Conv(_Layers):
+    def forward(self, x, skip=None):
+        conv, norm, *active = self.layers
+        return normalise(norm, conv(x), *active, skip=skip)
+
+
 class _Residual(_Layers):
     def forward(self, x):
-        return x + self.layers(x)
+        widen, depthwise, narrow = self.layers
+        return narrow(depthwise(widen(x)), skip=x)
 
 
 def _conv(
@@ -48,12 +55,10 @@ def _conv(
     padding: int = 0,
     groups: int = 1,
     active: bool = True,
-) -> _Layers:
+) -> _Conv:
     start = _normal_by_outputs(outputs, kernel[0] * kernel[1])
-    conv = nn.Conv2D(
-        inputs, outputs, kernel, stride, padding, groups=groups, bias_attr=False, weight_attr=start
-    )
-    return _Layers(conv, nn.BatchNorm2D(outputs), *([nn.PReLU(outputs)] if active else []))
+    conv = Conv2D(inputs, outputs, kernel, stride, padding, groups=groups, bias_attr=False, weight_attr=start)
+    return _Conv(conv, nn.BatchNorm2D(outputs), *([nn.PReLU(outputs)] if active else []))
 
 
 def _bottleneck(inputs: int, outputs: int, inside: int, stride: int) -> list[nn.Layer]:
@@ -122,7 +127,9 @@ class MobileFaceNet(nn.Layer):
         )
 
     def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
-        x = images_BCHW
+        x = enter(images_BCHW)
         for layer in self.layers:
             x = layer(x)
-        return self.features(self.conv_sep(x))
+        conv, flat, linear, norm = self.features.layers
+        x = leave(conv(self.conv_sep(x)))
+        return normalise(norm, linear(flat(x)))

@@ -3,7 +3,7 @@
     images [B, channels, H, W] float32, normalised -> embeddings [B, D] float32, of any length (the head normalises)
 
 A strided convolution opens each stage and residual blocks follow it. There is no PReLU and no depthwise
-convolution: on Paddle's CPU path either costs as much as a full 3x3 convolution. Single-device code; it knows
+convolution: by Paddle's operators for CPUs either costs as much as a full 3x3 convolution. Single-device code; it knows
 no ranks.
 """
 
@@ -12,25 +12,29 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from plsc.backbones.layers import Dropout
+from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 from plsc.errors import UserError
 
 
-def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2D(inputs, outputs, 3, stride, 1, bias_attr=False, weight_attr=nn.initializer.KaimingNormal()),
-        nn.BatchNorm2D(outputs),
-    )
+class _Conv(nn.Sequential):
+    def __init__(self, inputs: int, outputs: int, stride: int = 1):
+        start = nn.initializer.KaimingNormal()
+        conv = Conv2D(inputs, outputs, 3, stride, 1, bias_attr=False, weight_attr=start)
+        super().__init__(conv, nn.BatchNorm2D(outputs), nn.ReLU())
+
+    def forward(self, x, skip=None):
+        conv, norm, relu = self
+        return normalise(norm, conv(x), relu, skip)
 
 
 class _Residual(nn.Layer):
     def __init__(self, width: int):
         super().__init__()
-        self.first = _conv(width, width)
-        self.second = _conv(width, width)
+        self.first = _Conv(width, width)
+        self.second = _Conv(width, width)
 
     def forward(self, x):
-        return nn.functional.relu(x + self.second(nn.functional.relu(self.first(x))))
+        return self.second(self.first(x), skip=x)
 
 
 class SmallResNet(nn.Layer):
@@ -61,11 +65,9 @@ class SmallResNet(nn.Layer):
         channels, height, width = image_shape
         stages = []
         for outputs, depth in zip(widths, blocks):
-            stages += [
-                _conv(channels, outputs, stride=2),
-                nn.ReLU(),
-                *[_Residual(outputs) for _ in range(depth)],
-            ]
+            # Nothing, in the place that the ReLU once had: it keeps the numbers of the others, by which weights are named.
+            stages += [_Conv(channels, outputs, stride=2), nn.Identity()]
+            stages += [_Residual(outputs) for _ in range(depth)]
             channels = outputs
             height = (height + 1) // 2
             width = (width + 1) // 2
@@ -78,4 +80,6 @@ class SmallResNet(nn.Layer):
         )
 
     def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
-        return self.embed(self.stages(images_BCHW))
+        flatten, dropout, linear, norm = self.embed
+        x = leave(self.stages(enter(images_BCHW)))
+        return normalise(norm, linear(dropout(flatten(x))))

@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.backbones.layers import enter, leave
 from plsc.backbones.small_resnet import SmallResNet
 from plsc.errors import UserError
 
@@ -26,7 +27,7 @@ def test_any_picture_becomes_an_embedding(image_shape):
 )
 def test_a_stage_halves_the_picture_and_has_its_blocks(widths, blocks, side):
     net = build(image_shape=(1, 32, 32), widths=widths, blocks=blocks)
-    assert net.stages(paddle.randn([2, 1, 32, 32])).shape == [2, widths[-1], side, side]
+    assert leave(net.stages(enter(paddle.randn([2, 1, 32, 32])))).shape == [2, widths[-1], side, side]
     kernels = [parameter for parameter in net.parameters() if parameter.ndim == 4]
     assert len(kernels) == len(widths) + 2 * sum(blocks)
 

@@ -50,7 +50,7 @@ class PerChannel {
   ~PerChannel() { free(memory_); }
   // Array `number`, filled with from(channel).
   template <typename F>
-  float* fill(int64_t number, const F& from) {
+  float* fill(int64_t number, const F& from) const {
     float* to = memory_ + number * rows_.width;
     for (int64_t c = 0; c < channels_; ++c) to[c] = from(c);
     for (int64_t t = 1; t < rows_.times; ++t) memcpy(to + t * channels_, to, channels_ * sizeof(float));
@@ -95,6 +95,17 @@ void sum_rows(Rows rows, int64_t channels, int64_t count, double* total, const F
   free(sums);
 }
 
+Channels channels_of(const PerChannel& values, const float* kept, int64_t channels, const float* weight,
+                     const float* bias, const float* slope, int64_t slope_step) {
+  const float* root = kept + channels;
+  Channels by = {};
+  by.mean = values.fill(0, [&](int64_t c) { return kept[c]; });
+  by.scale = values.fill(1, [&](int64_t c) { return weight ? root[c] * weight[c] : root[c]; });
+  by.bias = values.fill(2, [&](int64_t c) { return bias ? bias[c] : 0.0f; });
+  by.slope = values.fill(3, [&](int64_t c) { return slope ? slope[c * slope_step] : 0.0f; });
+  return by;
+}
+
 }  // namespace
 
 // y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip). skip, weight, bias and slope may be null;
@@ -104,7 +115,7 @@ PLSC_API void plsc_norm_forward(const float* x, const float* skip, const float* 
                                 const float* slope, int64_t slope_step, int kind, int64_t rows, int64_t channels,
                                 int training, float epsilon, float momentum, float* running_mean,
                                 float* running_variance, float* kept, float* y) {
-  const NormLoops& loops = *loops_in_use();
+  const auto& loops = *loops_in_use();
   const Rows joined(rows, channels);
   const int64_t width = joined.width;
   PerChannel values(joined, channels, 4);
@@ -132,44 +143,40 @@ PLSC_API void plsc_norm_forward(const float* x, const float* skip, const float* 
       root[c] = (float)(1.0 / sqrt((double)running_variance[c] + epsilon));
     }
   }
-  Channels by = {};
-  by.mean = values.fill(0, [&](int64_t c) { return mean[c]; });
-  by.scale = values.fill(1, [&](int64_t c) { return weight ? root[c] * weight[c] : root[c]; });
-  by.bias = values.fill(2, [&](int64_t c) { return bias ? bias[c] : 0.0f; });
-  by.slope = values.fill(3, [&](int64_t c) { return slope ? slope[c * slope_step] : 0.0f; });
+  const Channels by = channels_of(values, kept, channels, weight, bias, slope, slope_step);
   share(joined.rows, [&](int64_t start, int64_t stop) {
     const int64_t at = start * width;
     loops.forward(kind, x + at, skip ? skip + at : skip, by, stop - start, width, y + at);
   });
 }
 
-// Gradients, of the forward pass whose arguments and `kept` these are. y: its output, given where an activation follows a
-// sum with `skip`, whose gradient goes to `dz`; else null, both. `sums` [3, channels] gets the gradients by bias, weight
-// and slopes (of each channel). dx may be null.
+// Gradients of the forward pass whose arguments and `kept` these are. y: its output, given where an activation follows a
+// sum with `skip`, whose gradient goes to `dz`; else null, both. dslope is null without slopes, and one number where one
+// slope serves all channels. dx may be null.
 PLSC_API void plsc_norm_backward(const float* dy, const float* x, const float* y, const float* weight,
                                  const float* bias, const float* slope, int64_t slope_step, int kind, int64_t rows,
-                                 int64_t channels, int training, const float* kept, float* dz, float* sums, float* dx) {
-  const NormLoops& loops = *loops_in_use();
+                                 int64_t channels, int training, const float* kept, float* dz, float* dweight,
+                                 float* dbias, float* dslope, float* dx) {
+  const auto& loops = *loops_in_use();
   const Rows joined(rows, channels);
   const int64_t width = joined.width;
   PerChannel values(joined, channels, 6);
-  const float* mean = kept;
   const float* root = kept + channels;
-  Channels by = {};
-  by.mean = values.fill(0, [&](int64_t c) { return mean[c]; });
-  by.scale = values.fill(1, [&](int64_t c) { return weight ? root[c] * weight[c] : root[c]; });
-  by.bias = values.fill(2, [&](int64_t c) { return bias ? bias[c] : 0.0f; });
-  by.slope = values.fill(3, [&](int64_t c) { return slope ? slope[c * slope_step] : 0.0f; });
+  Channels by = channels_of(values, kept, channels, weight, bias, slope, slope_step);
   double* total = static_cast<double*>(malloc(3 * channels * sizeof(double)));
-  sum_rows(joined, channels, kind == PRELU ? 3 : 2, total, [&](int64_t row, int64_t count, float* few) {
+  sum_rows(joined, channels, slope ? 3 : 2, total, [&](int64_t row, int64_t count, float* few) {
     const int64_t at = row * width;
     loops.gradient_sums(kind, dy + at, x + at, y ? y + at : y, by, count, width, {few, few + width, few + 2 * width},
                         dz ? dz + at : dz);
   });
+  double of_slopes = 0.0;
   for (int64_t c = 0; c < channels; ++c) {
-    sums[c] = (float)total[c];
-    sums[channels + c] = (float)(total[channels + c] * root[c]);
-    sums[2 * channels + c] = kind == PRELU ? (float)total[2 * channels + c] : 0.0f;
+    dbias[c] = (float)total[c];
+    dweight[c] = (float)(total[channels + c] * root[c]);
+    if (slope) {
+      of_slopes = total[2 * channels + c] + (slope_step ? 0.0 : of_slopes);
+      dslope[c * slope_step] = (float)of_slopes;
+    }
   }
   if (dx) {
     by.constant = values.fill(4, [&](int64_t c) { return training ? (float)(total[c] / rows) : 0.0f; });

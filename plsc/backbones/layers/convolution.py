@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones import onednn
-from plsc.backbones.layers.layout import by_onednn, dense
+from plsc.backbones.layers.layout import by_onednn, dense, empty
 
 
 class Conv2D(nn.Conv2D):
@@ -73,22 +73,22 @@ class _Convolution:
         ]
 
     def forward(self, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-        out = paddle.empty(self._target_shape)
+        out = empty(self._target_shape)
         weights = self._forward_weights.given(weight.data_ptr())
         addresses = [x.data_ptr(), weights, out.data_ptr()]
         self._forward(*addresses, *([] if bias is None else [bias.data_ptr()]))
         return out
 
     def source_gradient(self, grad: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        out = paddle.empty(self._source_shape)
+        out = empty(self._source_shape)
         weights = self._backward_weights.given(weight.data_ptr())
         self._backward(out.data_ptr(), weights, grad.data_ptr())
         return out
 
     def weight_gradients(self, x: paddle.Tensor, grad: paddle.Tensor) -> list[paddle.Tensor]:
         """Compute the gradient of the weight, and of the bias where there is one."""
-        out = paddle.empty(self._weights_shape)
-        bias = [] if self._bias is None else [paddle.empty([self._weights_shape[0]])]
+        out = empty(self._weights_shape)
+        bias = [] if self._bias is None else [empty([self._weights_shape[0]])]
         weights = self._gradient_weights.place(out.data_ptr())
         self._gradient(x.data_ptr(), weights, grad.data_ptr(), *(b.data_ptr() for b in bias))
         self._gradient_weights.taken(out.data_ptr())

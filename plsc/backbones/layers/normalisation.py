@@ -1,0 +1,148 @@
+"""Normalise batches together with what follows: the sum with a residual's input, and ReLU or PReLU.
+
+    y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip)
+
+By itself each of these is one or two passes over memory, most of them on one thread. Together they are two passes over
+the input forward and two backward, by compiled kernels (plsc/backbones/kernels). Ioffe & Szegedy, "Batch Normalization"
+(2015); the running statistics are Paddle's, with the biased variance. Try it: `pytest
+tests/backbones/test_normalisation.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from plsc.backbones.layers.layout import by_onednn, dense, empty
+from plsc.utils.kernels import library
+
+_NONE, _RELU, _PRELU = range(3)  # as kernels/norm.cpp numbers them
+_NORMS = (nn.BatchNorm1D, nn.BatchNorm2D)
+
+
+def normalise(
+    norm: nn.Layer, x: paddle.Tensor, active: nn.Layer | None = None, skip: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Run a batch norm layer on x, add `skip`, and run an activation layer.
+
+    Args:
+        norm: a layer of any class that normalises channels, such as a synchronised one.
+        x: pictures in the layout of layers (see plsc.backbones.layers.layout), or [N, C].
+        active: nn.ReLU, nn.PReLU or None.
+        skip: of x's shape.
+    """
+    if not by_onednn(x):
+        return _apart(norm, x, active, skip)
+    if library() is not None and _can_fuse(norm, active, skip):
+        return _fused(norm, x, active, skip)
+    if x.ndim == 2:
+        return _apart(norm, x, active, skip)
+    pixels = [-1, x.shape[-1], 1, 1]  # each a picture of its own, which is the same in either layout
+    skip = None if skip is None else skip.reshape(pixels)
+    return _apart(norm, x.reshape(pixels), active, skip).reshape(x.shape)
+
+
+def _apart(norm, x, active, skip):
+    y = norm(x)
+    if skip is not None:
+        y = y + skip
+    return y if active is None else active(y)
+
+
+def _can_fuse(norm, active, skip) -> bool:
+    """Say whether the kernel does the same: it finds z's sign in that of y, and slopes may be negative."""
+    if isinstance(active, nn.PReLU) and skip is not None:
+        return False
+    return (
+        type(norm) in _NORMS or getattr(norm, "only_normalises", False)
+    ) and norm._use_global_stats is None
+
+
+def _fused(norm, x, active, skip):
+    slope = active._weight if isinstance(active, nn.PReLU) else None
+    kind = _NONE if active is None else _RELU if slope is None else _PRELU
+    return _Normalise.apply(x, skip, norm.weight, norm.bias, slope, norm, kind)
+
+
+class _Normalise(PyLayer):
+    """The kernels' forward and backward pass; skip, weight, bias and slope (PReLU's) may be None."""
+
+    @staticmethod
+    def forward(ctx, x, skip, weight, bias, slope, norm, kind):
+        ctx.wanted = [not each.stop_gradient for each in (x, skip, weight, bias, slope) if each is not None]
+        x = dense(x)
+        skip = None if skip is None else dense(skip)
+        assert skip is None or skip.shape == x.shape
+        ctx.kind = kind
+        ctx.training = norm.training
+        y = empty(x.shape)
+        kept = empty([2, x.shape[-1]])  # mean and 1 / deviation of each channel
+        library().plsc_norm_forward(
+            x.data_ptr(),
+            _address(skip),
+            *_channels(x, weight, bias, slope),
+            kind,
+            math.prod(x.shape[:-1]),
+            x.shape[-1],
+            norm.training,
+            norm._epsilon,
+            norm._momentum,
+            norm._mean.data_ptr(),
+            norm._variance.data_ptr(),
+            kept.data_ptr(),
+            y.data_ptr(),
+        )
+        ctx.of_skip = skip is not None
+        # Of a sum the kernel needs the sign of the result; a reference to y itself would keep it alive for ever.
+        ctx.output = y.detach() if ctx.of_skip and kind != _NONE else None
+        ctx.parameters = (weight, bias, slope)
+        ctx.save_for_backward(x, kept)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        dy = dense(dy)
+        x, kept = ctx.saved_tensor()
+        weight, bias, slope = ctx.parameters
+        dskip = dy if ctx.output is None else empty(x.shape)
+        dx = empty(x.shape) if ctx.wanted[0] else None
+        channels = [x.shape[-1]]
+        dweight = empty(channels)
+        dbias = empty(channels)
+        dslope = None if slope is None else empty(slope.shape)
+        library().plsc_norm_backward(
+            dy.data_ptr(),
+            x.data_ptr(),
+            _address(ctx.output),
+            *_channels(x, weight, bias, slope),
+            ctx.kind,
+            math.prod(x.shape[:-1]),
+            x.shape[-1],
+            ctx.training,
+            kept.data_ptr(),
+            None if ctx.output is None else dskip.data_ptr(),
+            dweight.data_ptr(),
+            dbias.data_ptr(),
+            _address(dslope),
+            _address(dx),
+        )
+        grads = [dx, *([dskip] if ctx.of_skip else [])]
+        for grad, parameter in zip((dweight, dbias, dslope), ctx.parameters):
+            grads += [] if parameter is None else [grad]
+        return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.wanted))
+
+
+def _channels(x, weight, bias, slope) -> tuple:
+    """Return the kernels' arguments for the parameters."""
+    width = x.shape[-1]
+    assert all(each is None or each.size == width for each in (weight, bias))
+    assert slope is None or slope.size in (1, width)
+    step = 0 if slope is None or slope.size == 1 else 1
+    return _address(weight), _address(bias), _address(slope), step
+
+
+def _address(tensor: paddle.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
