@@ -133,6 +133,7 @@ def write(folder: Path) -> None:
     package.mkdir(parents=True)
     for path in (package, package.parent, package.parent.parent):
         (path / "__init__.py").write_text("")
+    (folder / "fake/paddle/__init__.py").write_text("def is_compiled_with_cuda():\n    return False\n")
     (package / "__main__.py").write_text(LAUNCHER)
     (package.parent / "collective.py").write_text(COLLECTIVE)
     (folder / "program.py").write_text(PROGRAM)

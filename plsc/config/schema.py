@@ -162,7 +162,8 @@ class GlobalCfg(Section):
     max_steps: Optional[int] = Field(None, ge=1)
     """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Seed of everything random. At a fixed number of ranks the same seed gives the same run."""
+    """Seed of everything random. With the same machine and number of ranks the same seed gives the same run; on GPUs
+    with `deterministic`."""
     output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
 
@@ -174,7 +175,14 @@ class GlobalCfg(Section):
     The number of ranks may differ from before.
     """
     device: Literal["auto", "cpu", "gpu"] = Field("auto", json_schema_extra=NOT_TRAINING)
-    """`auto` takes the GPUs when Paddle was built for them and finds one, else the CPU."""
+    """`auto` takes the GPUs when Paddle was built for them and every rank has one, the CPU when none has; all ranks
+    decide alike (docs/gpu.md)."""
+    tf32: bool = True
+    """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point and
+    float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""
+    deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed, machine,
+    software and number of ranks then give the same run (docs/gpu.md). A CPU always does."""
     checkpoint: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""

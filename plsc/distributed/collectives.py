@@ -18,7 +18,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from paddle.autograd import PyLayer
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
+from plsc.distributed.device import decide, set_precision, why_no_gpu
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.errors import UserError
@@ -40,32 +41,62 @@ _barriers = itertools.count()
 PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 
 
-def init(device: str = "auto", threads: int | None = None) -> None:
-    """Choose the device and, in a launch of several ranks, start fleet's collective mode.
+def init(
+    device: str = "auto", threads: int | None = None, *, tf32: bool = True, deterministic: bool = False
+) -> None:
+    """Choose the device, the same kind on all ranks, and, in a launch of several, start fleet's collective mode.
 
     Every rank calls it once.
 
     Args:
-        device: "cpu", "gpu" or "auto" (the GPU of this rank if Paddle has one).
+        device: "cpu", "gpu" or "auto" (the GPU of each rank if all have one).
         threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
+        tf32: float32 products of a GPU may be computed in TensorFloat-32, with 10 bits after the point.
+        deterministic: of a GPU's algorithms those that repeat their bits.
 
-    Raises UserError for "gpu" where there is none.
+    Raises UserError, on every rank, where the ranks cannot have what was asked for.
     """
-    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-    if device == "gpu" and not has_gpu:
-        raise UserError(
-            "Global.device: gpu, but this Paddle finds none; install paddlepaddle-gpu, or set cpu or auto"
-        )
-    if device == "cpu" or not has_gpu:
-        os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"  # a GPU build would otherwise start NCCL for CPU tensors
-        paddle.set_device("cpu")
-    elif world_size() == 1:
-        paddle.set_device("gpu")  # in a launch, fleet picks each rank's own
+    if device != "cpu":
+        lacks = [why_no_gpu()] if world_size() == 1 else _texts_of_ranks("device", why_no_gpu())
+        try:
+            device = decide(device, lacks)
+        except UserError:
+            barrier()  # rank 0 has the store, so it must not end before the others have read
+            raise
+    if device == "gpu":
+        set_precision(tf32, deterministic)
+    if device == "cpu" or world_size() == 1:
+        paddle.set_device(device)  # in a launch on GPUs, fleet picks each rank's own
     if world_size() > 1 and not dist.is_initialized():
-        with _groups_of_all_ranks_share_one():
+        with _backend_for(device), _groups_of_all_ranks_share_one():
             fleet.init(is_collective=True, log_level="ERROR")
     if threads is not None:
         paddle.base.core.set_num_threads(threads)
+
+
+def _texts_of_ranks(name: str, text: str) -> list[str]:
+    """Gather a text of each rank, in rank order, before there are collectives. Every rank calls it."""
+    store = paddle.base.core.create_or_get_global_tcp_store()
+    store.set(f"plsc/{name}/{rank()}", text)
+    return [store.get(f"plsc/{name}/{r}").decode() for r in range(world_size())]
+
+
+@contextlib.contextmanager
+def _backend_for(device: str) -> Iterator[None]:
+    """Inside the block, make Paddle choose Gloo for ranks on CPUs: a build for GPUs would start NCCL.
+
+    Processes that this one starts later choose for themselves.
+    """
+    name = "PADDLE_DISTRI_BACKEND"
+    before = os.environ.get(name)
+    if device == "cpu":
+        os.environ[name] = "gloo"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ from typing import IO
 
 from plsc.distributed import environment
 from plsc.distributed.guard import stopped_on
-from plsc.errors import shown_lines
+from plsc.distributed.paddle_launch import hidden
+from plsc.errors import UserError, shown_lines
 
 LOG = "launcher.log"  # in the folder of the ranks' logs
 _MISTAKE_LINES = 20
@@ -26,7 +27,12 @@ STARTER = Path(__file__).with_name("paddle_launch.py")
 
 
 def launch(
-    arguments: Sequence[str], ranks: int, logs: Path, say: Callable[[str], object], main: Path = MAIN
+    arguments: Sequence[str],
+    ranks: int,
+    logs: Path,
+    say: Callable[[str], object],
+    main: Path = MAIN,
+    device: str = "auto",
 ) -> int:
     """Run `python -m plsc *arguments` on `ranks` processes with the import path of this one.
 
@@ -35,13 +41,15 @@ def launch(
         say: is called with each line that rank 0 prints, line end included. Rank 0 does not inherit stdout,
             since a notebook shows only what Python prints. The launcher's own messages go to launcher.log.
         main: another version's __main__.py.
+        device: that `arguments` ask for; the ranks see no GPU if it is "cpu".
 
     Returns: the launcher's exit code, 0 if every rank ended with 0.
+    Raises: UserError if there are more ranks than GPUs.
     """
     starter = [str(STARTER), "--nproc_per_node", str(ranks), "--log_dir", str(logs)]
     env = {**environment.for_ranks(), "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
-    if env.get("CUDA_VISIBLE_DEVICES") == "":  # the usual way to hide GPUs, on which Paddle's launcher fails
-        del env["CUDA_VISIBLE_DEVICES"]
+    if device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = hidden(ranks)
     with open_log(logs) as log:
         log_start = log.tell()
         process = subprocess.Popen(
@@ -55,6 +63,8 @@ def launch(
     for line in process.stdout:
         say(line)
     code = process.wait()
+    if why := refusal(logs, log_start):
+        raise UserError(why)
     if code not in (0, 2) and not stopped_on(code):  # 2: a rank has printed why
         for line in _mistakes(logs, log_start):
             say(line)
@@ -68,6 +78,12 @@ def open_log(logs: str | Path) -> IO[bytes]:
         return open(Path(logs) / LOG, "ab")
     except OSError:
         return open(os.devnull, "ab")
+
+
+def refusal(logs: str | Path, start: int) -> str:
+    """Return why paddle_launch.py did not start the launcher whose log has begun at byte `start`; "" if it did."""
+    lines = [line for line in _mistakes(logs, start) if line.startswith("ERROR ")]
+    return lines[-1].removeprefix("ERROR ").strip() if lines else ""
 
 
 def show_mistakes(logs: str | Path, start: int, stream: IO[str]) -> None:
@@ -86,11 +102,14 @@ def _mistakes(logs: str | Path, start: int) -> list[str]:
     return [shown_lines(line) for line in lines[-_MISTAKE_LINES:]]
 
 
-def run_ranks(arguments: list[str], ranks: int, logs: Path) -> str:
-    """Run `python -m plsc *arguments` on `ranks` new processes, and return the last line that they print."""
+def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str = "cpu") -> str:
+    """Run `python -m plsc *arguments` on `ranks` new processes, and return the last line that they print.
+
+    device: that the arguments ask for. Raises UserError if there are more ranks than GPUs.
+    """
     lines: list[str] = []
     if ranks > 1:
-        launch(arguments, ranks, logs, lines.append)
+        launch(arguments, ranks, logs, lines.append, device=device)
     else:
         path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
         done = subprocess.run(

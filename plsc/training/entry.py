@@ -257,12 +257,14 @@ class Entry(Setters):
         self.config.check_data()
         check_packages(self.config.Global.loggers)
         environment.prepare(self.config.Global.threads)
+        from plsc.distributed.device import decide, why_no_gpu
         from plsc.distributed.sync_batch_norm import synchronise
         from plsc.training.build import build_loader, build_optimizer, build_training_set
         from plsc.training.build_head import build_margin
         from plsc.training.network import check_amp, layers_to_recompute
         from plsc.training.plan_lines import plan_lines
 
+        decide(self.config.Global.device, [why_no_gpu()])  # for what it refuses
         dataset = build_training_set(self.config)
         loader = build_loader(self.config, dataset, environment.rank_from_env(), ranks)
         backbone = self._model or self.config.Model.build(
@@ -307,7 +309,8 @@ class Entry(Setters):
         config = self.output_dir / "launch.yaml"
         replace_file(config, self.config.to_yaml().encode())
         logs, command = self.output_dir / "log", [programs[verb], "-c", str(config)]
-        code = launcher.launch(command, ranks, logs, say=lambda line: print(line, end=""))
+        device = self.config.Global.device
+        code = launcher.launch(command, ranks, logs, say=lambda line: print(line, end=""), device=device)
         if stopped := guard.stopped_on(code):
             return {"stopped": stopped, "output_dir": str(self.output_dir)}
         if code != 0:
@@ -325,7 +328,8 @@ class Entry(Setters):
         threads, notes = environment.prepare(self.config.Global.threads)
         from plsc import distributed
 
-        distributed.init(self.config.Global.device, threads)
+        given = self.config.Global
+        distributed.init(given.device, threads, tf32=given.tf32, deterministic=given.deterministic)
         setup(distributed.rank())
         for note in notes:
             get_logger().info(note)

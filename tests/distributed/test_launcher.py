@@ -1,6 +1,13 @@
 """The start of ranks; that they train is shown in tests/distributed."""
 
+import os
+
+import pytest
+
+from plsc.distributed import launcher
 from plsc.distributed.launcher import launch
+from plsc.distributed.paddle_launch import NAME, prepare
+from plsc.errors import UserError
 
 
 def test_what_the_ranks_say_and_their_exit_code_come_back(tmp_path):
@@ -27,7 +34,45 @@ def test_the_ranks_can_import_what_this_process_can(tmp_path, monkeypatch):
     assert any("name: mine.Mine" in line for line in said)
 
 
-def test_an_empty_cuda_visible_devices_is_no_obstacle(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+@pytest.mark.parametrize(
+    "visible, gpus, labels",
+    [
+        ("0", None, None),  # a build for CPUs: the launcher must not count GPUs
+        (None, None, None),
+        ("", 0, "-1,-1"),
+        ("0", 0, "-1,-1"),  # made up
+        (None, 0, None),
+        ("0,1,2", 3, "0,1,2"),
+        (None, 2, None),
+    ],
+)
+def test_each_rank_has_a_label_for_paddles_launcher(monkeypatch, visible, gpus, labels):
+    monkeypatch.setenv(NAME, visible or "")
+    if visible is None:
+        monkeypatch.delenv(NAME)
+    assert prepare(["--log_dir", "log", "--nproc_per_node", "2", "train.py", "--device", "x"], gpus) == ""
+    assert os.environ.get(NAME) == labels
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setenv(NAME, "0")
+    assert "2 ranks on this machine, but 1 visible GPU:" in prepare(["--nproc_per_node=2", "train.py"], 1)
+    assert prepare(["train.py"], 1) == "" and prepare(["--nproc_per_node", "2", "--devices", "0,0"], 1) == ""
+
+
+def test_two_ranks_on_cpus_start_beside_one_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv(NAME, "0")
     said = []
-    assert launch(["--help"], 1, tmp_path / "log", said.append) == 0 and any("usage" in line for line in said)
+    assert launch(["--help"], 2, tmp_path / "log", said.append, device="cpu") == 0
+    assert any("usage" in line for line in said)
+
+
+def test_a_launch_that_is_refused_says_why_in_one_line(tmp_path, monkeypatch):
+    starter = tmp_path / "starter.py"
+    starter.write_text("import sys\nsys.exit('ERROR 2 ranks, but 1 visible GPU')")
+    monkeypatch.setattr(launcher, "STARTER", starter)
+    said = []
+    for _ in range(2):  # the log has the first one's line
+        with pytest.raises(UserError, match="^2 ranks, but 1 visible GPU$"):
+            launch(["--help"], 2, tmp_path / "log", said.append)
+    assert not said

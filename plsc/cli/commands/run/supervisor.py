@@ -25,7 +25,7 @@ from pathlib import Path
 
 from plsc import config
 from plsc.cli.commands.run.postmortem import Failure, Watch, send
-from plsc.distributed import environment, guard, launcher, lock
+from plsc.distributed import environment, guard, launcher, lock, paddle_launch
 from plsc.errors import UserError, shown
 from plsc.utils import disk
 
@@ -62,6 +62,9 @@ class Supervisor:
         self._chosen = any(override.startswith("Global.resume=") for override in given.override)
         self._resumes = cfg.Global.resume
         self._options, self._max_failures = list(options), max_failures
+        chosen = _value(options, "--devices") or _value(options, "--gpus")
+        # Else the launcher would look for a GPU for each rank.
+        self._hides_gpus = cfg.Global.device == "cpu" and not chosen
         self._logs = _value(options, "--log_dir")
         if self._logs is None:
             self._logs = str(self.folder / "log")
@@ -133,6 +136,8 @@ class Supervisor:
         failed = watch.failure(code, self._logs)
         if failed.rank is not None:
             return failed
+        if why := launcher.refusal(self._logs, self._log_start):
+            return Failure(why, user=True)
         launcher.show_mistakes(self._logs, self._log_start, sys.stderr)
         free = disk.free_bytes(self.folder)
         return Failure(f"the disk of {self.folder} is full ({free:,} bytes free)") if free < _FULL else failed
@@ -184,10 +189,9 @@ class Supervisor:
         env = {**environment.for_ranks(), guard.SUPERVISOR: str(os.getpid())}
         if locked:
             env[guard.LOCKED] = str(self.folder.resolve())
-        if (
-            env.get("CUDA_VISIBLE_DEVICES") == ""
-        ):  # the usual way to hide GPUs, on which Paddle's launcher fails
-            del env["CUDA_VISIBLE_DEVICES"]
+        if self._hides_gpus:
+            ranks = _value(self._options, "--nproc_per_node") or "1"
+            env["CUDA_VISIBLE_DEVICES"] = paddle_launch.hidden(int(ranks) if ranks.isdigit() else 1)
         command = [str(launcher.STARTER), *self._options, self._script, *self._arguments, *again]
         passed = 0
         self._paused = False

@@ -100,7 +100,7 @@ def launch_parts(parts: Sequence[str], ranks: int, device: str, folder: Path) ->
         results = folder / f"{ranks}-ranks-from-part-{len(rows) + 1}"
         results.mkdir()
         arguments = ["selftest", "--device", device, "--results", str(results), "--parts", *left]
-        code = launcher.launch(arguments, ranks, results / "log", say=lambda line: None)
+        code = launcher.launch(arguments, ranks, results / "log", say=lambda line: None, device=device)
         joined = join_ranks(left, [_read(results / f"rank-{rank}.jsonl") for rank in range(ranks)])
         why = f"the launch of {ranks} ranks ended with exit code {code} before it"
         rows += joined or [Row(part, failure=why) for part in left]
@@ -162,8 +162,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None, threads: int) -> int:
     """Run `plsc-selftest`; return 0 if every part passed, else 1. In a launch: of this rank alone."""
     args = _arguments(argv)
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # its products have 10 bits, and the limits are those of float32
-    distributed.init(args.device, threads)
+    distributed.init(args.device, threads, tf32=False)  # the limits are those of float32
     rows = run_parts(args.parts, args.results)
     ranks, device = distributed.world_size(), paddle.get_device().partition(":")[0]
     if args.results is not None:
