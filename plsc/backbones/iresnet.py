@@ -17,7 +17,7 @@ from typing import NamedTuple
 import paddle
 from paddle import nn
 
-from plsc.backbones.layers import Dropout
+from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages
 
@@ -29,9 +29,9 @@ class Style(NamedTuple):
     epsilon: float = 1e-5  # of the batch norms
     one_slope: bool = False  # a PReLU has one for all channels
 
-    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2D:
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> Conv2D:
         start = nn.initializer.Normal(0.0, self.conv_std(outputs, kernel))
-        return nn.Conv2D(inputs, outputs, kernel, stride, kernel // 2, bias_attr=False, weight_attr=start)
+        return Conv2D(inputs, outputs, kernel, stride, kernel // 2, bias_attr=False, weight_attr=start)
 
     def norm(self, width: int) -> nn.BatchNorm2D:
         return nn.BatchNorm2D(width, epsilon=self.epsilon)
@@ -53,8 +53,9 @@ class _Block(nn.Layer):
         self.downsample = nn.Sequential(*shortcut)
 
     def forward(self, x):
-        out = self.prelu(self.bn2(self.conv1(self.bn1(x))))
-        return self.bn3(self.conv2(out)) + self.downsample(x)
+        out = normalise(self.bn2, self.conv1(normalise(self.bn1, x)), self.prelu)
+        shortcut = normalise(self.downsample[1], self.downsample[0](x)) if len(self.downsample) else x
+        return normalise(self.bn3, self.conv2(out), skip=shortcut)
 
 
 class _Features(nn.BatchNorm1D):
@@ -121,9 +122,10 @@ class IResNet(nn.Layer):
         return nn.Linear(inputs, outputs, weight_attr=start, bias_attr=start), _Features(outputs)
 
     def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
-        x = self.prelu(self.bn1(self.conv1(images_BCHW)))
+        x = normalise(self.bn1, self.conv1(enter(images_BCHW)), self.prelu)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.features(self.fc(self.dropout(self.bn2(x).flatten(1))))
+        x = leave(normalise(self.bn2, x))
+        return self.features(self.fc(self.dropout(x.flatten(1))))
 
 
 class IResNet18(IResNet):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from plsc.backbones.layers import AvgPool2D, Conv2D, ReLU, enter, leave
 from plsc.errors import UserError
 
 SMALLEST = 14  # pixels: leaves one number a channel after the second pooling
@@ -47,16 +48,17 @@ class LeNet(nn.Layer):
             "bias_attr": nn.initializer.Constant(0.0),
         }
         self.layers = nn.Sequential(
-            nn.Conv2D(channels, 20, 3, **parameters),
-            nn.ReLU(),
-            nn.AvgPool2D(2, 2),
-            nn.Conv2D(20, 50, 5, **parameters),
-            nn.ReLU(),
-            nn.AvgPool2D(2, 2),
+            Conv2D(channels, 20, 3, **parameters),
+            ReLU(),
+            AvgPool2D(2),
+            Conv2D(20, 50, 5, **parameters),
+            ReLU(),
+            AvgPool2D(2),
             nn.Flatten(),
             nn.Linear(50 * height * width, embedding_size, **parameters),
             nn.ReLU(),
         )
 
     def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
-        return self.layers(images_BCHW)
+        x = leave(self.layers[:6](enter(images_BCHW)))
+        return self.layers[6:](x)

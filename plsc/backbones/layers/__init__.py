@@ -4,5 +4,18 @@ from plsc.backbones.layers.addresses import Addresses, Dropout, random_scores
 from plsc.backbones.layers.convolution import Conv2D
 from plsc.backbones.layers.layout import by_onednn, enter, leave
 from plsc.backbones.layers.normalisation import normalise
+from plsc.backbones.layers.pooling import AvgPool2D
+from plsc.backbones.layers.relu import ReLU
 
-__all__ = ["Addresses", "Conv2D", "Dropout", "by_onednn", "enter", "leave", "normalise", "random_scores"]
+__all__ = [
+    "Addresses",
+    "AvgPool2D",
+    "Conv2D",
+    "Dropout",
+    "ReLU",
+    "by_onednn",
+    "enter",
+    "leave",
+    "normalise",
+    "random_scores",
+]

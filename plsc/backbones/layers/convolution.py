@@ -170,6 +170,7 @@ _convolution = onednn.kept(_Convolution)
 class _Convolve(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, bias, steps):
+        assert x.ndim == 4 and x.shape[-1] == weight.shape[1] * steps.groups, (x.shape, weight.shape)
         x = dense(x)
         shape = (*x.shape[:3], *weight.shape)
         ctx.key = (shape, steps, bias is not None)

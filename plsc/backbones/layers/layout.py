@@ -1,9 +1,9 @@
 """Decide how a layer computes, and in which layout its pictures lie.
 
-By oneDNN, pictures between layers are [N, H, W, C]; otherwise [N, C, H, W], by Paddle's operators. A network turns
-its images by `enter` at its start, and what comes out of its last layer for pictures by `leave`; in between every
-layer asks `by_onednn`. That depends on the tensor and the process alone, so a layer that is computed again in the
-backward pass decides as before.
+By oneDNN and compiled kernels, pictures between layers are [N, H, W, C]; otherwise, by Paddle's operators,
+[N, C, H, W]. A network turns its images by `enter` at its start, and what comes out of its last layer for
+pictures by `leave`; in between every layer asks `by_onednn`. That depends on the tensor and the process alone, so
+a layer that is computed again in the backward pass decides as before.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc.backbones import onednn
+from plsc.utils import kernels
 from plsc.utils.device import asynchronous
 
 _CPU = paddle.CPUPlace()
 
 
 def by_onednn(x: paddle.Tensor) -> bool:
-    """Say whether layers compute x by oneDNN: float32 on a CPU, nothing traced or exported, kernels not off."""
+    """Say whether layers compute x by oneDNN: float32 on a CPU, nothing traced or exported, kernels there."""
     return (
         paddle.in_dynamic_mode()
         and x.dtype == paddle.float32
         and x.place.is_cpu_place()
         and not asynchronous()
         and onednn.library() is not None
+        and kernels.library() is not None
     )
 
 
