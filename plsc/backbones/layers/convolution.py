@@ -11,7 +11,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones import onednn
-from plsc.backbones.layers.layout import by_onednn, dense, empty
+from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 
 
 class Conv2D(nn.Conv2D):
@@ -21,7 +21,7 @@ class Conv2D(nn.Conv2D):
         if not by_onednn(x):
             return nn.Conv2D.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
         steps = _Steps(_two(self._stride), _two(self._padding), _two(self._dilation), self._groups)
-        return _Convolve.apply(x, self.weight, self.bias, steps)
+        return run(_Convolve, x, self.weight, self.bias, steps)
 
 
 class _Steps(NamedTuple):

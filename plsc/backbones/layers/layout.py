@@ -32,17 +32,32 @@ def by_onednn(x: paddle.Tensor) -> bool:
 
 def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
     """Turn images into the layout of the layers that follow."""
-    return _ToLast.apply(images_BCHW) if by_onednn(images_BCHW) else images_BCHW
+    return run(_ToLast, images_BCHW) if by_onednn(images_BCHW) else images_BCHW
 
 
 def leave(x: paddle.Tensor) -> paddle.Tensor:
     """Turn pictures from the layout of layers back to [N, C, H, W]."""
-    return _ToFirst.apply(x) if by_onednn(x) else x
+    return run(_ToFirst, x) if by_onednn(x) else x
 
 
 def empty(shape: list[int]) -> paddle.Tensor:
     """Make a float32 tensor on the CPU with whatever numbers are there; paddle.empty takes ten times as long."""
     return paddle._C_ops.empty(shape, paddle.float32, _CPU)
+
+
+def run(layer: type[PyLayer], *inputs):
+    """Apply a layer; where no backward pass will come, run its forward pass alone, which keeps nothing."""
+    tensors = [x for x in inputs if isinstance(x, paddle.Tensor)]
+    if paddle.is_grad_enabled() and not all(x.stop_gradient for x in tensors):
+        return layer.apply(*inputs)
+    return layer.forward(_KeepsNothing(), *inputs)
+
+
+class _KeepsNothing:
+    """Stands for the context of a layer that no backward pass follows."""
+
+    def save_for_backward(self, *tensors) -> None:
+        """Forget the tensors."""
 
 
 @onednn.kept

@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones.layers.layout import by_onednn, dense, empty
+from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 from plsc.utils.kernels import library
 
 _NONE, _RELU, _PRELU = range(3)  # as kernels/norm.cpp numbers them
@@ -64,7 +64,7 @@ def _can_fuse(norm, active, skip) -> bool:
 def _fused(norm, x, active, skip):
     slope = active._weight if isinstance(active, nn.PReLU) else None
     kind = _NONE if active is None else _RELU if slope is None else _PRELU
-    return _Normalise.apply(x, skip, norm.weight, norm.bias, slope, norm, kind)
+    return run(_Normalise, x, skip, norm.weight, norm.bias, slope, norm, kind)
 
 
 class _Normalise(PyLayer):

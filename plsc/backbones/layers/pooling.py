@@ -6,7 +6,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones import onednn
-from plsc.backbones.layers.layout import by_onednn, dense, empty
+from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 
 
 class AvgPool2D(nn.AvgPool2D):
@@ -21,7 +21,7 @@ class AvgPool2D(nn.AvgPool2D):
 
     def forward(self, x):
         if by_onednn(x):
-            return _Average.apply(x, self.ksize)
+            return run(_Average, x, self.ksize)
         return nn.AvgPool2D.forward(self, x)  # no super(): Paddle 2.6 cannot trace it
 
 

@@ -8,7 +8,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones import onednn
-from plsc.backbones.layers.layout import by_onednn, dense, empty
+from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 
 
 class ReLU(nn.ReLU):
@@ -16,7 +16,7 @@ class ReLU(nn.ReLU):
 
     def forward(self, x):
         return (
-            _Relu.apply(x) if by_onednn(x) else nn.ReLU.forward(self, x)
+            run(_Relu, x) if by_onednn(x) else nn.ReLU.forward(self, x)
         )  # no super(): Paddle 2.6 cannot trace it
 
 
