@@ -14,16 +14,17 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from plsc.backbones.layers import Dropout, random_scores
+from plsc.backbones.layers import Conv2D, Dropout, by_onednn, enter, random_scores
+from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.errors import UserError
 
 HEADS = 8
 _start = nn.initializer.Normal(0.0, 0.02)
 
 
-def _linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+def _linear(inputs: int, outputs: int, bias: bool = True, limited: bool = False) -> Linear:
     bias_attr = nn.initializer.Constant(0.0) if bias else False
-    return nn.Linear(inputs, outputs, weight_attr=_start, bias_attr=bias_attr)
+    return Linear(inputs, outputs, weight_attr=_start, bias_attr=bias_attr, limited=limited)
 
 
 class _Attention(nn.Layer):
@@ -37,12 +38,7 @@ class _Attention(nn.Layer):
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
-        size = self.width // HEADS
-        # 0 keeps a dimension as it is, so that an exported network takes any number of images
-        query, key, value = self.qkv(x).reshape([0, 0, 3, HEADS, size]).transpose([2, 0, 3, 1, 4]).unbind(0)
-        weights = nn.functional.softmax(paddle.matmul(query, key, transpose_y=True) * size**-0.5)
-        mixed = paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([0, 0, self.width])
-        return self.dropout(self.proj(mixed))
+        return self.dropout(self.proj(attention(self.qkv(x), HEADS)))
 
     def products(self, shape: list[int]) -> int:
         """Count the multiply-accumulates beside those of the linear layers, for plsc/backbones/count.py."""
@@ -53,30 +49,29 @@ class _Attention(nn.Layer):
 class _Mlp(nn.Layer):
     def __init__(self, width: int, dropout: float):
         super().__init__()
-        self.fc1 = _linear(width, 4 * width)
+        self.fc1 = _linear(width, 4 * width, limited=True)
         self.fc2 = _linear(4 * width, width)
         self.dropout1 = Dropout(dropout)
         self.dropout2 = Dropout(dropout)
 
     def forward(self, x):
-        x = self.dropout1(nn.functional.relu6(self.fc1(x)))
-        return self.dropout2(self.fc2(x))
+        return self.dropout2(self.fc2(self.dropout1(self.fc1(x))))
 
 
 class _Block(nn.Layer):
     def __init__(self, width: int, dropout: float, drop_path: float):
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = LayerNorm(width)
         self.attn = _Attention(width, dropout)
-        self.norm2 = nn.LayerNorm(width)
+        self.norm2 = LayerNorm(width)
         self.mlp = _Mlp(width, dropout)
         # All of a branch, or nothing of it, for each image; a layer for each, since a layer has one mask.
         self.drop_path1 = Dropout(drop_path, axis=0)
         self.drop_path2 = Dropout(drop_path, axis=0)
 
     def forward(self, x):
-        x = x + self.drop_path1(self.attn(self.norm1(x)))
-        return x + self.drop_path2(self.mlp(self.norm2(x)))
+        x = add_branch(x, self.attn(self.norm1(x)), self.drop_path1)
+        return add_branch(x, self.mlp(self.norm2(x)), self.drop_path2)
 
 
 class _Patches(nn.Layer):
@@ -87,10 +82,11 @@ class _Patches(nn.Layer):
         super().__init__()
         bound = (channels * patch_size**2) ** -0.5
         start = nn.initializer.Uniform(-bound, bound)
-        self.proj = nn.Conv2D(channels, width, patch_size, patch_size, weight_attr=start, bias_attr=start)
+        self.proj = Conv2D(channels, width, patch_size, patch_size, weight_attr=start, bias_attr=start)
 
     def forward(self, x):
-        return self.proj(x).flatten(2).transpose([0, 2, 1])
+        x = self.proj(enter(x))
+        return x.flatten(1, 2) if by_onednn(x) else x.flatten(2).transpose([0, 2, 1])
 
 
 class FaceViT(nn.Layer):
@@ -138,7 +134,7 @@ class FaceViT(nn.Layer):
         self.dropout = Dropout(dropout)
         rates = [drop_path * number / (self.depth - 1) for number in range(self.depth)]
         self.blocks = nn.LayerList([_Block(self.width, dropout, rate) for rate in rates])
-        self.norm = nn.LayerNorm(self.width)
+        self.norm = LayerNorm(self.width)
         self.feature = nn.Sequential(
             _linear(self.width * count, self.width, bias=False),
             nn.BatchNorm1D(self.width, epsilon=2e-5),
@@ -147,7 +143,7 @@ class FaceViT(nn.Layer):
         )
 
     def forward(self, images_BCHW: paddle.Tensor) -> paddle.Tensor:
-        x = self.dropout(self.patch_embed(images_BCHW) + self.pos_embed)
+        x = self.dropout(add_positions(self.patch_embed(images_BCHW), self.pos_embed))
         hides = self.training and self.kept < self.pos_embed.shape[1]
         if hides:
             order_BN = random_scores(self, *x.shape[:2]).argsort(1)

@@ -16,7 +16,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from ctypes import byref, c_int, c_int64, c_size_t, c_void_p
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
@@ -32,7 +32,13 @@ RELU_OF_OUTPUT = 0x100
 GELU = 0x31
 MAX_POOLING = 0x1FF
 AVERAGE_POOLING = 0x3FF  # of what is inside the picture
+LINEAR = 0x26
+CLIP = 0x2F  # dnnl_eltwise_clip_v2
+CLIP_OF_OUTPUT = 0x106
 ADD = 0x1FFF0
+MULTIPLY = 0x1FFF1
+SOFTMAX = 0x30000  # dnnl_softmax_accurate
+USE_SCALE, USE_SHIFT = 2, 4
 # DNNL_ARG_*
 SRC = 1
 SRC_1 = 2
@@ -50,6 +56,7 @@ DIFF_WEIGHTS = 161
 DIFF_BIAS = 169
 DIFF_SCALE = 255
 DIFF_SHIFT = 256
+POST_OP = 0x8000  # DNNL_ARG_ATTR_MULTIPLE_POST_OP(0): with SRC_1
 
 _FLOAT32 = 3  # dnnl_f32
 _ANY = 1  # dnnl_format_tag_any
@@ -83,11 +90,23 @@ class _Library:
         functions.dnnl_memory_desc_equal.argtypes = [c_void_p, c_void_p]
         self.engine = c_void_p()
         self.stream = c_void_p()
-        self.attributes = c_void_p()
+        functions.dnnl_post_ops_append_eltwise.argtypes = [c_void_p, c_int, c_float, c_float]
+        functions.dnnl_post_ops_append_binary.argtypes = [c_void_p, c_int, c_void_p]
         self.call("engine_create", byref(self.engine), _CPU, c_size_t(0))
         self.call("stream_create", byref(self.stream), self.engine, _IN_ORDER)
-        self.call("primitive_attr_create", byref(self.attributes))
-        self.call("primitive_attr_set_scratchpad_mode", self.attributes, _BY_CALLER)
+
+    def attributes(self, post_ops: Sequence[tuple]) -> c_void_p:
+        """Make the attributes of an operation, which are the caller's to destroy."""
+        chain = c_void_p()
+        attributes = c_void_p()
+        self.call("post_ops_create", byref(chain))
+        for kind, *numbers in post_ops:
+            self.call(f"post_ops_append_{kind}", chain, *numbers)
+        self.call("primitive_attr_create", byref(attributes))
+        self.call("primitive_attr_set_post_ops", attributes, chain)
+        self.call("primitive_attr_set_scratchpad_mode", attributes, _BY_CALLER)
+        self.call("post_ops_destroy", chain)
+        return attributes
 
     def call(self, name: str, *arguments) -> None:
         status = getattr(self.functions, f"dnnl_{name}")(*arguments)
@@ -166,9 +185,13 @@ class Operation:
         name: of the function dnnl_{name}_primitive_desc_create.
         settings: its arguments between the engine and the attributes.
         arguments: DNNL_ARG_* numbers of the arrays, in the order in which they are given.
+        post_ops: what is done to each result before it is stored: ("eltwise", algorithm, alpha, beta) or ("binary",
+            algorithm, descriptor), whose array is argument POST_OP | SRC_1 if it comes first.
     """
 
-    def __init__(self, name: str, settings: Sequence, arguments: Sequence[int]):
+    def __init__(
+        self, name: str, settings: Sequence, arguments: Sequence[int], post_ops: Sequence[tuple] = ()
+    ):
         onednn = library()
         self._free = onednn.functions
         self._memories = []
@@ -177,7 +200,9 @@ class Operation:
             settings = [settings[0], onednn.engine, settings[1], onednn.engine]
         else:
             settings = [onednn.engine, *settings]
-        onednn.call(f"{name}_primitive_desc_create", byref(self.descriptor), *settings, onednn.attributes)
+        attributes = onednn.attributes(post_ops)
+        onednn.call(f"{name}_primitive_desc_create", byref(self.descriptor), *settings, attributes)
+        onednn.call("primitive_attr_destroy", attributes)
         self._primitive = c_void_p()
         onednn.call("primitive_create", byref(self._primitive), self.descriptor)
         self._scratch = self.size(_SCRATCHPAD)

@@ -1,0 +1,367 @@
+"""Layers of a vision transformer: linear layers, layer norms, attention, and sums of branches.
+
+On a CPU each is one PyLayer of oneDNN's operations, where Paddle would run several ops, some of them on one thread;
+wherever `by_onednn` says no it is Paddle's ops, with the same results but for rounding. Parameters, their names and
+their initial weights are those of Paddle's layers.
+
+    B images   N tokens   W width   H heads   S = W / H
+
+Try it: `pytest tests/backbones/test_transformer_layers.py`.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_float
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from plsc.backbones import onednn
+from plsc.backbones.layers.addresses import Dropout
+from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.backbones.onednn import describe, kept
+
+
+class Linear(nn.Linear):
+    """Computes x @ weight + bias as Paddle's layer, and limits it to 0..6 (ReLU6) if `limited`."""
+
+    def __init__(self, inputs: int, outputs: int, weight_attr=None, bias_attr=None, limited: bool = False):
+        super().__init__(inputs, outputs, weight_attr, bias_attr)
+        self._limited = limited
+
+    def forward(self, x):
+        if by_onednn(x):
+            return run(_Linear, x, self.weight, self.bias, self._limited)
+        out = nn.functional.linear(x, self.weight, self.bias)
+        return nn.functional.relu6(out) if self._limited else out
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalises over the last axis as Paddle's layer; with a weight and a bias."""
+
+    def __init__(self, width: int, epsilon: float = 1e-5):
+        super().__init__(width, epsilon)
+
+    def forward(self, x):
+        if by_onednn(x):
+            return run(_LayerNorm, x, self.weight, self.bias, self._epsilon)
+        return nn.LayerNorm.forward(self, x)
+
+
+def attention(qkv: paddle.Tensor, heads: int) -> paddle.Tensor:
+    """Mix the values of each head's tokens by the softmax of the products of queries and keys (Vaswani et al.,
+    "Attention Is All You Need", 2017): [B, N, 3 W], a row's queries, keys and values side by side -> [B, N, W]."""
+    if by_onednn(qkv):
+        return run(_Attention, qkv, heads)
+    width = qkv.shape[2] // 3
+    size = width // heads
+    # 0 keeps a dimension as it is, so that an exported network takes any number of images
+    query, key, value = qkv.reshape([0, 0, 3, heads, size]).transpose([2, 0, 3, 1, 4]).unbind(0)
+    weights = nn.functional.softmax(paddle.matmul(query, key, transpose_y=True) * size**-0.5)
+    return paddle.matmul(weights, value).transpose([0, 2, 1, 3]).reshape([0, 0, width])
+
+
+def add_branch(x: paddle.Tensor, branch: paddle.Tensor, drop_path: Dropout) -> paddle.Tensor:
+    """Add a branch [B, N, W] to x, which `drop_path` drops for some images in training."""
+    if not by_onednn(x):
+        return x + drop_path(branch)
+    drops = drop_path.training and drop_path.p > 0
+    scale = drop_path(paddle.ones([x.shape[0], 1, 1])) if drops else None
+    return run(_Add, x, branch, scale)
+
+
+def add_positions(x: paddle.Tensor, positions: paddle.Tensor) -> paddle.Tensor:
+    """Add the same [1, N, W] to each image's tokens [B, N, W]."""
+    return run(_AddPositions, x, positions) if by_onednn(x) else x + positions
+
+
+def _rows(x: paddle.Tensor) -> int:
+    return int(np.prod(x.shape[:-1]))
+
+
+def _matmul(a, b, bias, out, post_ops=()) -> onednn.Operation:
+    arguments = [onednn.SRC, onednn.WEIGHTS, *([onednn.BIAS] if bias else []), onednn.DST]
+    return onednn.Operation("matmul", [a, b, bias, out], arguments, post_ops)
+
+
+@kept
+def _linear(count: int, inputs: int, outputs: int, bias: bool, limited: bool) -> onednn.Operation:
+    """x [count, inputs], weight, bias if there is one -> [count, outputs]."""
+    return _matmul(
+        describe((count, inputs)),
+        describe((inputs, outputs)),
+        describe((1, outputs)) if bias else None,
+        describe((count, outputs)),
+        [("eltwise", onednn.CLIP, 0.0, 6.0)] if limited else [],
+    )
+
+
+@kept
+def _linear_backward(count: int, inputs: int, outputs: int) -> tuple[onednn.Operation, onednn.Operation]:
+    """Gradient, weight -> gradient of x; x, gradient -> gradient of the weight."""
+    grad = describe((count, outputs))
+    return (
+        _matmul(grad, describe((outputs, inputs), (1, outputs)), None, describe((count, inputs))),
+        _matmul(describe((inputs, count), (1, inputs)), grad, None, describe((inputs, outputs))),
+    )
+
+
+@kept
+def _limit_backward(count: int) -> onednn.Operation:
+    """Result, its gradient -> gradient of what was limited to 0..6."""
+    x = describe((count,))
+    limits = (c_float(0), c_float(6))
+    forward = onednn.Operation(
+        "eltwise_forward", [onednn.FORWARD_TRAINING, onednn.CLIP, x, x, *limits], [onednn.SRC, onednn.DST]
+    )
+    return onednn.Operation(
+        "eltwise_backward",
+        [onednn.CLIP_OF_OUTPUT, x, x, x, *limits, forward.descriptor],
+        [onednn.DST, onednn.DIFF_DST, onednn.DIFF_SRC],
+    )
+
+
+@kept
+def _ones(count: int) -> paddle.Tensor:
+    return paddle.ones([count])
+
+
+def _column_sums(x: paddle.Tensor, count: int, width: int) -> paddle.Tensor:
+    """Sum [count, width] over the rows: the product with a row of ones is the fastest sum that oneDNN has."""
+    out = empty([width])
+    _linear(1, count, width, False, False)(_ones(count).data_ptr(), x.data_ptr(), out.data_ptr())
+    return out
+
+
+class _Linear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight, bias, limited):
+        ctx.wanted = [tensor is not None and not tensor.stop_gradient for tensor in (x, weight, bias)]
+        x = dense(x)
+        inputs, outputs = weight.shape
+        out = empty([*x.shape[:-1], outputs])
+        product = _linear(_rows(x), inputs, outputs, bias is not None, limited)
+        arrays = (x, weight, out) if bias is None else (x, weight, bias, out)
+        product(*(array.data_ptr() for array in arrays))
+        ctx.save_for_backward(x, weight, out if limited else None)
+        ctx.has_bias = bias is not None
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, limited = ctx.saved_tensor()
+        grad = dense(grad)
+        count = _rows(x)
+        inputs, outputs = weight.shape
+        if limited is not None:
+            before = empty(grad.shape)
+            _limit_backward(grad.size)(limited.data_ptr(), grad.data_ptr(), before.data_ptr())
+            grad = before
+        back, across = _linear_backward(count, inputs, outputs)
+        of_x = of_weight = of_bias = None
+        if ctx.wanted[0]:
+            of_x = empty(x.shape)
+            back(grad.data_ptr(), weight.data_ptr(), of_x.data_ptr())
+        if ctx.wanted[1]:
+            of_weight = empty(weight.shape)
+            across(x.data_ptr(), grad.data_ptr(), of_weight.data_ptr())
+        if ctx.wanted[2]:
+            of_bias = _column_sums(grad, count, outputs)
+        return (of_x, of_weight, of_bias) if ctx.has_bias else (of_x, of_weight)
+
+
+@kept
+def _layer_norm(count: int, width: int, epsilon: float) -> tuple[onednn.Operation, onednn.Operation]:
+    x, statistics = describe((count, width)), describe((count,))
+    o = onednn
+    flags = o.USE_SCALE | o.USE_SHIFT
+    forward = o.Operation(
+        "layer_normalization_forward",
+        [o.FORWARD_TRAINING, x, x, statistics, c_float(epsilon), flags],
+        [o.SRC, o.DST, o.MEAN, o.VARIANCE, o.SCALE, o.SHIFT],
+    )
+    backward = o.Operation(
+        "layer_normalization_backward",
+        [o.BACKWARD, x, x, x, statistics, c_float(epsilon), flags, forward.descriptor],
+        [o.SRC, o.DIFF_DST, o.MEAN, o.VARIANCE, o.SCALE, o.SHIFT, o.DIFF_SRC, o.DIFF_SCALE, o.DIFF_SHIFT],
+    )
+    return forward, backward
+
+
+class _LayerNorm(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight, bias, epsilon):
+        ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
+        x = dense(x)
+        ctx.sizes = (_rows(x), x.shape[-1], epsilon)
+        out = empty(x.shape)
+        mean = empty([_rows(x)])
+        variance = empty([_rows(x)])
+        forward, _ = _layer_norm(*ctx.sizes)
+        forward(*(array.data_ptr() for array in (x, out, mean, variance, weight, bias)))
+        ctx.save_for_backward(x, weight, bias, mean, variance)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, bias, mean, variance = ctx.saved_tensor()
+        grads = [empty(tensor.shape) for tensor in (x, weight, bias)]
+        _, backward = _layer_norm(*ctx.sizes)
+        arrays = (x, dense(grad), mean, variance, weight, bias, *grads)
+        backward(*(array.data_ptr() for array in arrays))
+        return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.wanted))
+
+
+_AT_ONCE = 1  # images
+
+
+class _Products:
+    """The operations of attention for `images` images."""
+
+    def __init__(self, images: int, tokens: int, width: int, heads: int):
+        o = onednn
+        size = width // heads
+
+        def part(row: int, transposed: bool = False):
+            """Queries, keys, values or results [B, H, N, S], whose tokens are `row` numbers long."""
+            if transposed:
+                return describe((images, heads, size, tokens), (tokens * row, size, 1, row))
+            return describe((images, heads, tokens, size), (tokens * row, size, row, 1))
+
+        square = tokens * tokens
+        shape = (images, heads, tokens, tokens)
+        scores, turned = describe(shape), describe(shape, (heads * square, square, 1, tokens))
+        of_qkv, of_out = part(3 * width), part(width)
+        scale = [("eltwise", o.LINEAR, size**-0.5, 0.0)]
+        rows = describe((images * heads * tokens, tokens))
+        self.scores = _matmul(of_qkv, part(3 * width, True), None, scores, scale)
+        self.softmax = o.Operation(
+            "softmax_forward", [o.FORWARD_TRAINING, o.SOFTMAX, rows, rows, 1], [o.SRC, o.DST]
+        )
+        self.mix = _matmul(scores, of_qkv, None, of_out)
+        self.of_weights = _matmul(of_out, part(3 * width, True), None, scores)
+        self.softmax_back = o.Operation(
+            "softmax_backward",
+            [o.SOFTMAX, rows, rows, rows, 1, self.softmax.descriptor],
+            [o.DST, o.DIFF_DST, o.DIFF_SRC],
+        )
+        self.of_query = _matmul(scores, of_qkv, None, of_qkv, scale)
+        self.of_key = _matmul(turned, of_qkv, None, of_qkv, scale)
+        self.of_value = _matmul(turned, of_out, None, of_qkv)
+
+
+_products = kept(_Products)
+
+
+class _Attention(PyLayer):
+    @staticmethod
+    def forward(ctx, qkv, heads):
+        qkv = dense(qkv)
+        images, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        out = empty([images, tokens, width])
+        weights = empty([images, heads, tokens, tokens])
+        ctx.heads = heads
+        ctx.save_for_backward(qkv, weights)
+        by = _products(1, tokens, width, heads)
+        for image in range(images):
+            query = qkv.data_ptr() + 12 * image * tokens * width
+            scores = weights.data_ptr() + 4 * image * heads * tokens * tokens
+            by.scores(query, query + 4 * width, scores)
+            by.softmax(scores, scores)
+            by.mix(scores, query + 8 * width, out.data_ptr() + 4 * image * tokens * width)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        qkv, weights = ctx.saved_tensor()
+        heads = ctx.heads
+        grad = dense(grad)
+        images, tokens, width = grad.shape
+        of_qkv = empty(qkv.shape)
+        of_weights = empty([heads, tokens, tokens])
+        by = _products(1, tokens, width, heads)
+        for image in range(images):
+            query = qkv.data_ptr() + 12 * image * tokens * width
+            to = of_qkv.data_ptr() + 12 * image * tokens * width
+            scores = weights.data_ptr() + 4 * image * heads * tokens * tokens
+            of_out = grad.data_ptr() + 4 * image * tokens * width
+            of_scores = of_weights.data_ptr()
+            by.of_value(scores, of_out, to + 8 * width)
+            by.of_weights(of_out, query + 8 * width, of_scores)
+            by.softmax_back(scores, of_scores, of_scores)
+            by.of_query(of_scores, query + 4 * width, to)
+            by.of_key(of_scores, query, to + 4 * width)
+        return of_qkv
+
+
+@kept
+def _sum(count: int, width: int, scaled: bool) -> onednn.Operation:
+    """x [count, width] + y, or with scale [count] of y: y, scale, out, x."""
+    o = onednn
+    if not scaled:
+        x = describe((count, width))
+        return o.Operation("binary", [o.ADD, x, x, x], [o.SRC, o.SRC_1, o.DST])
+    x = describe((1, count, width))
+    return o.Operation(
+        "binary",
+        [o.MULTIPLY, x, describe((1, count, 1)), x],
+        [o.SRC, o.SRC_1, o.DST, o.POST_OP | o.SRC_1],
+        post_ops=[("binary", o.ADD, x)],
+    )
+
+
+@kept
+def _scaling(count: int, width: int) -> onednn.Operation:
+    o = onednn
+    x = describe((1, count, width))
+    return o.Operation("binary", [o.MULTIPLY, x, describe((1, count, 1)), x], [o.SRC, o.SRC_1, o.DST])
+
+
+class _Add(PyLayer):
+    @staticmethod
+    def forward(ctx, x, branch, scale):
+        x, branch = dense(x), dense(branch)
+        out = empty(x.shape)
+        count, width = x.shape[0], x.size // x.shape[0]
+        if scale is None:
+            _sum(count, width, False)(x.data_ptr(), branch.data_ptr(), out.data_ptr())
+        else:
+            _sum(count, width, True)(branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
+        ctx.save_for_backward(scale)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        (scale,) = ctx.saved_tensor()
+        if scale is None:
+            return grad, grad
+        grad = dense(grad)
+        of_branch = empty(grad.shape)
+        _scaling(grad.shape[0], grad.size // grad.shape[0])(
+            grad.data_ptr(), scale.data_ptr(), of_branch.data_ptr()
+        )
+        return grad, of_branch, None
+
+
+@kept
+def _broadcast_sum(count: int, width: int) -> onednn.Operation:
+    o = onednn
+    x = describe((count, width))
+    return o.Operation("binary", [o.ADD, x, describe((1, width)), x], [o.SRC, o.SRC_1, o.DST])
+
+
+class _AddPositions(PyLayer):
+    @staticmethod
+    def forward(ctx, x, positions):
+        x = dense(x)
+        out = empty(x.shape)
+        _broadcast_sum(x.shape[0], positions.size)(x.data_ptr(), positions.data_ptr(), out.data_ptr())
+        ctx.shape = positions.shape
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = dense(grad)
+        return grad, _column_sums(grad, grad.shape[0], grad.size // grad.shape[0]).reshape(ctx.shape)
