@@ -39,14 +39,22 @@ class Timer:
         self.on = False
         self._clock = clock
         self._finish: Callable[[], object] = lambda: None
+        self._entered: Callable[[str, bool], object] = lambda part, again: None
 
-    def start(self, step: int, finish: Callable[[], object] = lambda: None) -> None:
+    def start(
+        self,
+        step: int,
+        finish: Callable[[], object] = lambda: None,
+        entered: Callable[[str, bool], object] = lambda part, again: None,
+    ) -> None:
         """Start to count after `step` steps.
 
-        `finish` waits for the device: a GPU works on while Python goes ahead.
+        `finish` waits for the device: a GPU works on while Python goes ahead. `entered` is called with the part that
+        begins, or that goes on after an inner one, and whether it goes on.
         """
         self.on = True
         self._finish = finish
+        self._entered = entered
         self._inside = ["rest"]
         self._step = step
         self._seconds = dict.fromkeys(PARTS, 0.0)
@@ -84,11 +92,13 @@ class Timer:
     def _enter(self, name: str) -> Iterator[None]:
         self._count()
         self._inside.append(name)
+        self._entered(name, False)
         try:
             yield
         finally:
             self._count()
             self._inside.pop()
+            self._entered(self._inside[-1], True)
 
     @contextlib.contextmanager
     def _off(self) -> Iterator[None]:

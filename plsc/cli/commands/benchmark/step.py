@@ -3,7 +3,7 @@
     python tools/benchmark.py step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
 Each case is a process of its own, or one for each rank, which takes steps of a whole training (data, backbone, head,
-optimizer) on noise. Beside its peak stands what `plsc-plan` says of it.
+optimizer) on noise. Beside its peak stands what `plsc-plan` says of it. With --count nothing is measured: count.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from plsc.cli.commands.benchmark import count
 from plsc.cli.commands.plan.calibration import Case, calibrate
 from plsc.cli.commands.plan.plan import backbone_bytes, head_bytes
 from plsc.config import Config, load
@@ -46,12 +47,15 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--seconds", type=float, default=0.0, help="of plsc-plan's calibration; 0: activations are counted"
     )
+    count.add_arguments(part)
     part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, keys
     part.add_argument("--row", type=Path, help=argparse.SUPPRESS)  # where the process of a case writes
 
 
 def step(args: argparse.Namespace) -> dict:
-    """Measure memory and time of a training step, with accumulation and recomputation."""
+    """Measure memory and time of a training step, with accumulation and recomputation, or count what it does."""
+    if args.count:
+        return count.count(args)
     if args.case:
         return _measure(args, *args.case)
     whole = args.batch * args.accumulate
@@ -143,6 +147,8 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
 
 
 def show(result: dict) -> str:
+    if "counted" in result:
+        return count.show(result)
     first = result["rows"][0]["peak_bytes"]
     rows = [
         [

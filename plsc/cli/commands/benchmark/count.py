@@ -1,0 +1,285 @@
+"""Count what a training step asks of a GPU: kernels, waits of the host, bytes. Nothing is measured, no GPU is needed.
+
+    python tools/benchmark.py step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
+    python tools/benchmark.py step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
+
+A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is the third
+step, from asking for its batch to asking for the next; in it all is as in any later one.
+
+Without a config the head is run at its whole size on noise, and the rest of the step with few images: kernels and
+waits do not depend on their number, and bytes are a constant and a multiple of it, which two runs give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest import mock
+
+from plsc.cli.commands.benchmark import op_log
+from plsc.config import Config, load
+from plsc.distributed import environment, launcher
+from plsc.errors import UserError
+from plsc.utils.text import table
+from plsc.utils.timing import timer
+
+STEPS = 4  # begun; the third is counted
+PARTS = ("input", "forward", "head forward", "head backward", "backward", "check", "optimizer", "head update")
+HEAD = ("head forward", "head backward", "head update")
+_NAMES = {"data": "input"}  # of timer's parts, where PARTS says it otherwise
+_FEW = (2, 4)  # images of the two runs of a step
+
+Counts = dict[str, dict[str, int]]  # part -> kernels, waits, bytes
+
+
+def add_arguments(part: argparse.ArgumentParser) -> None:
+    part.add_argument(
+        "--count", action="store_true", help="count kernels, waits of the host, and bytes of a step on a GPU"
+    )
+    part.add_argument("--rate", type=float, default=1.0, help="with --count: Head.sample_rate")
+    part.add_argument("--dtype", help="with --count: Head.compute_dtype")
+    part.add_argument("-c", "--config", help="with --count: a whole step of this config")
+    part.add_argument(
+        "-o",
+        "--override",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="with --count: as in training",
+    )
+    part.add_argument(
+        "--listing", type=Path, help="with --count: write each kernel and wait with its line there"
+    )
+    part.add_argument(
+        "--counted", help=argparse.SUPPRESS
+    )  # "head", or images of a step: what the process counts
+
+
+def count(args: argparse.Namespace) -> dict:
+    """Count kernels, waits and bytes of a step by part; those of rank 0."""
+    if args.counted:
+        _count_here(args)
+        sys.stdout.flush()
+        os._exit(
+            0
+        )  # a process that has logged so much ends in a deadlock of Paddle's static objects now and then
+    with tempfile.TemporaryDirectory() as folder:
+        if args.config:
+            parts = _in_new_processes(args, "step", Path(folder))
+        else:
+            parts = _whole_step(args, Path(folder))
+    return {
+        "counted": {
+            name: getattr(args, name)
+            for name in ("config", "override", "name", "classes", "batch", "dim", "rate", "dtype", "ranks")
+        },
+        "head": _total(parts, HEAD),
+        "step": _total(parts, parts),
+        "parts": parts,
+    }
+
+
+def _whole_step(args: argparse.Namespace, folder: Path) -> Counts:
+    """Count the head alone, and steps of a few images, and join them to a step of args.batch images."""
+    head = _in_new_processes(args, "head", folder)
+    few, more = (_in_new_processes(args, str(images), folder) for images in _FEW)
+    parts = {}
+    for name, found in more.items():
+        slope, rest = divmod(found["bytes"] - few[name]["bytes"], _FEW[1] - _FEW[0])
+        assert name in HEAD or (rest == 0 and found["kernels"] == few[name]["kernels"]), name
+        parts[name] = {**found, "bytes": found["bytes"] + slope * (args.batch - _FEW[1])}
+    return {name: head[name] if name in head else parts[name] for name in parts}
+
+
+def _total(parts: Counts, names: Sequence[str]) -> dict[str, int]:
+    return {
+        key: sum(parts[name][key] for name in names if name in parts) for key in ("kernels", "waits", "bytes")
+    }
+
+
+def _in_new_processes(args: argparse.Namespace, what: str, folder: Path) -> Counts:
+    target = folder / f"{what}.json"
+    words = ["benchmark", "step", "--count", "--counted", what, "--row", target]
+    for name in (
+        "name",
+        "size",
+        "classes",
+        "batch",
+        "dim",
+        "threads",
+        "ranks",
+        "rate",
+        "dtype",
+        "config",
+        "listing",
+    ):
+        if getattr(args, name) is not None:
+            words += [f"--{name}", getattr(args, name)]
+    words += ["-o", *args.override] if args.override else []
+    ranks = 1 if what == "head" else args.ranks
+    with mock.patch.dict(os.environ, op_log.ENVIRONMENT):
+        last_line = launcher.run_ranks([str(word) for word in words], ranks, folder / "log")
+    if not target.exists():
+        raise UserError(f"the step was not counted: {last_line}")
+    return json.loads(target.read_text())
+
+
+def _count_here(args: argparse.Namespace) -> None:
+    """Count in this process; rank 0 writes the counts to args.row."""
+    op_log.quiet()
+    threads, _ = environment.prepare(args.threads)
+    from plsc import distributed
+
+    distributed.init("cpu", threads)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        if args.counted == "head":
+            _run_head(args, log)
+        else:
+            _run_step(args, Path(folder), log)
+        ops, waits = op_log.parse(log.read_text(errors="replace"))
+    if distributed.rank() == 0:
+        args.row.write_text(json.dumps(by_part(ops, waits)))
+        if args.listing:
+            args.listing.with_suffix(f".{args.counted}{args.listing.suffix}").write_text(listing(ops, waits))
+    distributed.barrier()
+
+
+def config(args: argparse.Namespace, folder: Path) -> Config:
+    """Build the config of the run that is counted: the user's, or one of noise with args.counted images a rank."""
+    given = {
+        "Global.output_dir": str(folder / "output"),
+        "Global.max_steps": STEPS + 1,
+        "Global.log_every": 1000,
+    }
+    given |= {"DataLoader.Eval.dataset": None}
+    if not args.config:
+        images = args.counted if args.counted != "head" else args.batch
+        shape = [1 if args.name in ("SmallResNet", "LeNet") else 3, args.size, args.size]
+        wanted = -(-(STEPS + 1) * int(images) * args.ranks // args.classes)
+        data = {
+            "name": "Synthetic",
+            "num_classes": args.classes,
+            "images_per_class": wanted,
+            "image_shape": shape,
+        }
+        given |= {"Model.name": args.name, "Model.embedding_size": args.dim, "Head.sample_rate": args.rate}
+        given |= {"DataLoader.Train.dataset": data, "DataLoader.Train.batch_size": int(images)}
+        given |= {"Head.compute_dtype": args.dtype} if args.dtype else {}
+    return load(
+        args.config, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *args.override]
+    )
+
+
+def _run_head(args: argparse.Namespace, log: Path) -> None:
+    """Run steps of the head alone, called as the trainer calls it."""
+    import numpy as np
+    import paddle
+
+    from plsc.training.build_head import build_head
+
+    cfg = config(args, log.parent)
+    head = build_head(cfg.Head, cfg.Optimizer, args.classes, args.dim, cfg.Global.seed, amp=cfg.Global.amp)
+    rng = np.random.default_rng(0)
+    emb_BD = paddle.to_tensor(rng.standard_normal((args.batch, args.dim), np.float32), stop_gradient=False)
+    label_B = paddle.to_tensor(rng.integers(0, args.classes, args.batch))
+    good = paddle.full([], True)
+
+    def steps() -> None:
+        for number in range(STEPS):
+            with timer.part("data"):
+                pass
+            out = head(emb_BD, label_B, number, counts=[args.batch], check=False)
+            out.loss.backward()
+            head.step(0.1, number, ok=good)
+            emb_BD.clear_grad()
+
+    _record(steps, log)
+
+
+def _run_step(args: argparse.Namespace, folder: Path, log: Path) -> None:
+    """Run steps of a whole training."""
+    from plsc.training.build import build_trainer
+
+    trainer = build_trainer(config(args, folder))
+    _record(lambda: trainer.train(None), log)
+
+
+class _EnoughError(Exception):
+    """Ends the run after the step that is counted."""
+
+
+def _record(run: Callable[[], object], log: Path) -> None:
+    """Record one step of a run, the third: from the part "data" of timer to the next."""
+    step = 0
+    calls = 0  # of the head in this step
+    recorder: op_log.Recorder | None = None
+    context = op_log.record(log)
+
+    def entered(part: str, again: bool) -> None:
+        nonlocal step, calls, recorder
+        if part == "data" and not again:
+            step += 1
+            calls = 0
+            if step == STEPS - 1:
+                recorder = context.__enter__()
+            elif step == STEPS:
+                raise _EnoughError
+        if part == "head":
+            calls += not again
+            part = HEAD[min(calls, len(HEAD)) - 1]
+        if recorder:
+            recorder.enter(_NAMES.get(part, part))
+
+    timer.start(0, entered=entered)
+    try:
+        run()
+    except _EnoughError:
+        pass
+    finally:
+        timer.stop()
+        if recorder:
+            context.__exit__(None, None, None)
+    assert step == STEPS, "a run of too few steps"
+
+
+def by_part(ops: Sequence[op_log.Op], waits: Sequence[op_log.Wait]) -> Counts:
+    """Count by part of the step, in its order."""
+    names = dict.fromkeys((*PARTS, *(each.part for each in (*ops, *waits))))
+    return {
+        name: {
+            "kernels": sum(op.part == name for op in ops),
+            "waits": sum(wait.part == name for wait in waits),
+            "bytes": sum(op.bytes for op in ops if op.part == name),
+        }
+        for name in names
+        if any(each.part == name for each in (*ops, *waits))
+    }
+
+
+def listing(ops: Sequence[op_log.Op], waits: Sequence[op_log.Wait]) -> str:
+    """List kernels by part and line, in the order in which they first ran, then the waits."""
+    found: dict[tuple[str, str], list[op_log.Op]] = collections.defaultdict(list)
+    for op in ops:
+        found[op.part, op.line].append(op)
+    lines = []
+    for (part, line), here in found.items():
+        names = collections.Counter(f"{op.name}:{op.dtype}" for op in here)
+        what = ", ".join(f"{times} x {name}" if times > 1 else name for name, times in names.items())
+        lines.append([part, line, len(here), sum(op.bytes for op in here) / 1e6, what])
+    waiting = collections.Counter((wait.part, wait.line, wait.name) for wait in waits)
+    lines += [[part, line, times, None, f"WAIT {name}"] for (part, line, name), times in waiting.items()]
+    return table(lines, ["part", "line", "kernels", "MB", "ops"]) + "\n"
+
+
+def show(result: dict) -> str:
+    named = [*result["parts"].items(), ("head", result["head"]), ("step", result["step"])]
+    rows = [[name, found["kernels"], found["waits"], found["bytes"] / 1e9] for name, found in named]
+    return table(rows, ["part", "kernels", "waits", "GB"])
