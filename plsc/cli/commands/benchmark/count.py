@@ -3,7 +3,7 @@
     python tools/benchmark.py step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
     python tools/benchmark.py step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
 
-A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is the third
+A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is the second
 step, from asking for its batch to asking for the next; in it all is as in any later one.
 
 Without a config the head is run at its whole size on noise, and the rest of the step with few images: kernels and
@@ -29,7 +29,7 @@ from plsc.errors import UserError
 from plsc.utils.text import table
 from plsc.utils.timing import timer
 
-STEPS = 4  # begun; the third is counted
+STEPS = 3  # begun; the second is counted
 PARTS = ("input", "forward", "head forward", "head backward", "backward", "check", "optimizer", "head update")
 HEAD = ("head forward", "head backward", "head update")
 _NAMES = {"data": "input"}  # of timer's parts, where PARTS says it otherwise
@@ -217,7 +217,7 @@ class _EnoughError(Exception):
 
 
 def _record(run: Callable[[], object], log: Path) -> None:
-    """Record one step of a run, the third: from the part "data" of timer to the next."""
+    """Record one step of a run, the second: from the part "data" of timer to the next."""
     step = 0
     calls = 0  # of the head in this step
     recorder: op_log.Recorder | None = None
