@@ -28,9 +28,10 @@ from plsc.config.schema import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
-from plsc.training.embed import check_output, to_input
+from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
+from plsc.utils.device import Sender
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import split
@@ -48,7 +49,7 @@ class MicroBatch(NamedTuple):
     number: int
     first: int
     rows: slice
-    images: np.ndarray
+    images: np.ndarray | paddle.Tensor
 
 
 class Network:
@@ -96,6 +97,7 @@ class Network:
         self._scaler = scaler
         self._addresses = Addresses(backbone, seed)
         self._statistics = statistics_of(backbone) if statistics is None else statistics
+        self._sender = Sender()
         self._parallel = backbone
         self._parts: list[MicroBatch] = []  # of the last forward pass
         self._out: paddle.Tensor | None = None  # with its graph, if there was one micro-batch
@@ -108,7 +110,7 @@ class Network:
     def forward(self, images: np.ndarray, step: int) -> paddle.Tensor:
         """Compute the embeddings of this rank's samples [B, *shape] in step `step` (from 0): float32 [B, D],
         a leaf whose gradient `backward` takes."""
-        self._parts = self._cut(images, step)
+        self._parts = self._cut(self._sender.send(to_send(images)), step)
         with timer.part("forward"):
             if len(self._parts) == 1:
                 self._out = self._embed(self._model, self._parts[0])
@@ -148,11 +150,13 @@ class Network:
         """The layer whose backward pass may average the gradients over the ranks."""
         return self.backbone if self._recomputed else self._parallel
 
-    def _cut(self, images: np.ndarray, step: int) -> list[MicroBatch]:
+    def _cut(self, images: np.ndarray | paddle.Tensor, step: int) -> list[MicroBatch]:
         shares = self._shares(step)
         count = count_micro_batches([stop - start for start, stop in shares], self._batch_size)
         first, stop = shares[distributed.rank()]
         assert len(images) == stop - first
+        if count == 1:
+            return [MicroBatch(step, 0, first, slice(0, len(images)), images)]
         return [
             MicroBatch(step, number, first + start, slice(start, stop), images[start:stop])
             for number, (start, stop) in enumerate(split(len(images), count))

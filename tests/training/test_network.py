@@ -17,6 +17,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, count_micro_batches, layers_to_recompute
+from plsc.utils import device
 from tests.tiny_runs import IMAGE_SHAPE, Linear
 
 PREPROCESSING = Preprocessing.of_images(IMAGE_SHAPE)
@@ -245,6 +246,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
     network.forward(IMAGES, 0)
     assert not asked  # on a CPU Paddle would warn in each step
+    monkeypatch.setattr(device, "on_gpu", lambda: False)  # copies as on a CPU
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
     emb_BD = network.forward(IMAGES, 0)
     once = [{"level": "O1", "dtype": dtype}, "out"]
@@ -270,3 +272,14 @@ def test_a_gpu_too_old_is_refused_and_a_cpu_warned_of(monkeypatch, caplog):
                 UserError, match=rf"Global.amp.dtype: {dtype} needs .* has {has[0]}.{has[1]}; set {remedy}"
             ):
                 check_amp(AmpCfg(dtype=dtype))
+
+
+@pytest.mark.parametrize("batch_size", [12, 5])
+def test_images_sent_ahead_give_the_same_numbers(monkeypatch, batch_size):
+    network = make(Dropping(), batch_size)
+    monkeypatch.setenv("PLSC_KERNELS", "1")
+    expected = step(network)
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # the way of a GPU
+    for _ in range(4):  # more than there are buffers
+        for got, want in zip(step(network)[:2], expected[:2]):
+            np.testing.assert_equal(got, want)

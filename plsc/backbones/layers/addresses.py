@@ -29,6 +29,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from plsc.utils.device import to_device
+
 _LAYER = 1  # keys of Philox beside a layer's number, and for the places
 _PLACE = 2
 
@@ -116,8 +118,8 @@ def _of_places(size: int, device: str) -> paddle.Tensor:
 
 @functools.cache
 def _constant(value: int, device: str) -> paddle.Tensor:
-    return paddle.to_tensor(np.array(min(value, 2**63 - 1), np.int64))
+    return to_device(np.array(min(value, 2**63 - 1), np.int64))
 
 
 def _tensor(numbers: np.ndarray) -> paddle.Tensor:
-    return paddle.to_tensor(np.ascontiguousarray(numbers, np.uint64).view(np.int64))
+    return to_device(np.ascontiguousarray(numbers, np.uint64).view(np.int64))
