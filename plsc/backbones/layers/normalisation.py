@@ -137,10 +137,10 @@ class _Normalise(PyLayer):
 
 def _channels(x, weight, bias, slope) -> tuple:
     """Return the kernels' arguments for the parameters."""
-    width = x.shape[-1]
-    assert all(each is None or each.size == width for each in (weight, bias))
-    assert slope is None or slope.size in (1, width)
-    step = 0 if slope is None or slope.size == 1 else 1
+    width = x.shape[-1:]
+    assert all(each is None or each.shape == width for each in (weight, bias))
+    assert slope is None or slope.shape in ([1], width)
+    step = 0 if slope is None or slope.shape == [1] else 1
     return _address(weight), _address(bias), _address(slope), step
 
 
