@@ -195,6 +195,7 @@ class Operation:
         onednn = library()
         self._free = onednn.functions
         self._memories = []
+        self._primitive = c_void_p()
         self.descriptor = c_void_p()
         if name == "reorder":  # it alone has an engine for each array
             settings = [settings[0], onednn.engine, settings[1], onednn.engine]
@@ -203,7 +204,6 @@ class Operation:
         attributes = onednn.attributes(post_ops)
         onednn.call(f"{name}_primitive_desc_create", byref(self.descriptor), *settings, attributes)
         onednn.call("primitive_attr_destroy", attributes)
-        self._primitive = c_void_p()
         onednn.call("primitive_create", byref(self._primitive), self.descriptor)
         self._scratch = self.size(_SCRATCHPAD)
         numbers = [*arguments, _SCRATCHPAD] if self._scratch else arguments

@@ -1,0 +1,100 @@
+"""Tests of calling oneDNN by its C interface."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.backbones import onednn
+
+pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")
+
+
+def turn(shape, strides):
+    """Make the operation that copies an array in C order to one of these strides."""
+    return onednn.Operation(
+        "reorder", [onednn.describe(shape), onednn.describe(shape, strides)], [onednn.SRC, onednn.DST]
+    )
+
+
+def test_a_reorder_transposes():
+    source = np.arange(12, dtype=np.float32).reshape(3, 4)
+    target = np.zeros((4, 3), np.float32)
+    turn((3, 4), (1, 3))(source.ctypes.data, target.ctypes.data)
+    np.testing.assert_array_equal(target, source.T)
+
+
+def test_a_matrix_product_takes_a_scratchpad_of_the_caller():
+    """Weights in a layout of the library's choice, so that there is more to it than addresses."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(33, 70)).astype(np.float32)
+    b = rng.normal(size=(70, 50)).astype(np.float32)
+    out = np.empty((33, 50), np.float32)
+    rows = [onednn.describe((33, 70)), onednn.describe_any((70, 50)), None, onednn.describe((33, 50))]
+    product = onednn.Operation("matmul", rows, [onednn.SRC, onednn.WEIGHTS, onednn.DST])
+    best = onednn.Operation(
+        "reorder", [onednn.describe((70, 50)), product.layout(onednn.WEIGHTS)], [onednn.SRC, onednn.DST]
+    )
+    weights = onednn.buffer(product.size(onednn.WEIGHTS), "weights of the test")
+    best(b.ctypes.data, weights)
+    product(a.ctypes.data, weights, out.ctypes.data)
+    np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=0, atol=1e-5)
+
+
+def test_what_the_library_refuses_is_an_error_with_its_name():
+    with pytest.raises(AssertionError, match="reorder_primitive_desc_create returned"):
+        onednn.Operation(
+            "reorder", [onednn.describe((3, 4)), onednn.describe((4, 3))], [onednn.SRC, onednn.DST]
+        )
+
+
+def test_each_thread_and_each_number_of_threads_keeps_its_own(monkeypatch):
+    made = []
+
+    @onednn.kept
+    def make(number):
+        made.append(number)
+        return object()
+
+    assert make(1) is make(1) and make(1) is not make(2)
+    others = []
+    thread = threading.Thread(target=lambda: others.append(make(1)))
+    thread.start()
+    thread.join()
+    assert others[0] is not make(1)
+    first = make(1)
+    threads = onednn.library().threads()
+    monkeypatch.setattr(onednn.library(), "threads", lambda: threads + 1)
+    assert make(1) is not first
+    assert made == [1, 2, 1, 1]
+
+
+def test_kept_operations_are_bounded(monkeypatch):
+    monkeypatch.setattr(onednn, "_thread", onednn._OfThread())
+    monkeypatch.setattr(onednn, "_MOST", 4)
+    copy = onednn.kept(lambda size: turn((size,), (1,)))
+    source = np.arange(9, dtype=np.float32)
+    for size in range(1, 10):
+        target = np.zeros(9, np.float32)
+        copy(size)(source.ctypes.data, target.ctypes.data)
+        np.testing.assert_array_equal(target, np.where(source < size, source, 0))
+    assert len(onednn._thread.kept) <= 4
+
+
+def test_a_buffer_grows_and_lies_on_a_line_of_the_cache(monkeypatch):
+    monkeypatch.setattr(onednn, "_thread", onednn._OfThread())
+    small = onednn.buffer(100, "a")
+    assert onednn.buffer(50, "a") == small and onednn.buffer(50, "b") != small
+    for size in (100, 1000, 100_000):
+        assert onednn.buffer(size, "a") % 64 == 0
+    array = onednn._thread.buffers["a"]
+    assert onednn.buffer(100_000, "a") + 100_000 <= array.ctypes.data + array.nbytes
+
+
+def test_it_is_the_library_of_paddle():
+    """Another copy would bring threads of its own."""
+    with open("/proc/self/maps") as maps:
+        found = {line.split()[-1] for line in maps if "libdnnl" in line or "libmkldnn" in line}
+    assert len(found) == 1 and Path(paddle.__file__).parent in Path(found.pop()).parents
