@@ -51,14 +51,19 @@ def poisoned(output, bad: dict[int, str], *overrides: str, rank: int = 0, value=
     trainer = make_trainer(output, *overrides, backbone=net)
     amount = float(value)
 
+    def factor(step: int, what: str) -> float:
+        return amount if bad.get(step + 1) == what and distributed.rank() == rank else 1.0
+
     def now(what: str) -> float:
-        here = bad.get(trainer.step + 1) == what and distributed.rank() == rank
-        return amount if here and net.training else 1.0
+        return (
+            factor(trainer.network._parts[0].step, what) if net.training else 1.0
+        )  # it may be run again later
 
     net.factors = lambda: (now("embedding"), now("gradient"))
     bank, gradients = trainer.head.bank, trainer.head.bank.gradients
     bank.gradients = lambda: {
-        name: grad.multiply_(paddle.to_tensor(now("centres"))) for name, grad in gradients().items()
+        name: grad.multiply_(paddle.to_tensor(factor(trainer.step, "centres")))
+        for name, grad in gradients().items()
     }
     return trainer
 

@@ -28,7 +28,15 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_SETTINGS = ("PATH", "HOME", "LD_LIBRARY_PATH", "MKL_DEBUG_CPU_TYPE", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+_SETTINGS = (
+    "PATH",
+    "HOME",
+    "LD_LIBRARY_PATH",
+    "PLSC_KERNELS",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_CBWR",
+    "ONEDNN_MAX_CPU_ISA",
+)
 
 
 class Warm:

@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import paddle
 from paddle import _C_ops
 
-from plsc import distributed
 from plsc.config.advice import usual_rate
 from plsc.errors import UserError
 from plsc.heads.kernels.rows import sum_of_squares
+from plsc.heads.margins import Margin
 from plsc.heads.offloaded_bank import StoredRows
-from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.training.copies import Copies
+from plsc.training.flags import Flags, LateFlags, gather_later, gather_now, nonfinite
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
 from plsc.utils import kernels
 from plsc.utils.bfloat16 import float32_of
+from plsc.utils.device import asynchronous
 
 LOW_SHARE = 0.05  # of the rate that is usual for an optimizer: a lower rate is hardly why a run diverges
 
@@ -34,11 +38,13 @@ _BLOCK = 65_536  # rows of an offloaded bank that are read together
 
 
 class DivergedError(UserError):
-    """Too many steps in a row had to be skipped. what: the value of the last step that was not finite."""
+    """Too many steps in a row had to be skipped. step: number of the last one, from 1. what: its value that was
+    not finite."""
 
-    def __init__(self, text: str, what: str):
+    def __init__(self, text: str, what: str, step: int):
         super().__init__(text)
         self.what = what
+        self.step = step
 
 
 def finite(tensors: Iterable[paddle.Tensor]) -> bool:
@@ -78,16 +84,17 @@ def blocks_of(array: np.ndarray | StoredRows) -> Iterator[np.ndarray]:
         yield from (float32_of(array[start : start + _BLOCK]) for start in range(0, len(array), _BLOCK))
 
 
-class Outcome(enum.IntEnum):
-    """What a step came to, the worst last. OVERFLOWED: by the loss scale, and all else is finite."""
+class Outcome(enum.Enum):
+    """What a step came to. OVERFLOWED: by the loss scale, and all else is finite. STRAY: a label is no class."""
 
-    GOOD = 0
-    OVERFLOWED = 1
-    DIVERGED = 2
+    GOOD = enum.auto()
+    OVERFLOWED = enum.auto()
+    DIVERGED = enum.auto()
+    STRAY = enum.auto()
 
 
 class NonFiniteGuard:
-    """Checks whether a step is finite, and undoes the forward pass of one that is not. Every rank makes one.
+    """Examines whether a step is finite, and counts those that are not. Every rank makes one.
 
     Args:
         backbone: the bare layer, not its data parallel wrapper.
@@ -119,47 +126,54 @@ class NonFiniteGuard:
         self.in_a_row = in_a_row
         self.since_good = in_a_row if since_good is None else since_good
 
-    def remember(self) -> None:
-        """Keep a copy of the state that a forward pass changes. Call it before each."""
-        self._kept = [tensor.clone() for tensor in self._statistics]
-        self._margin = self.head.margin.state() if self.head.margin else {}
+    def remember(self) -> list[Callable[[], None]]:
+        """Copy what a forward pass of backbone and head changes; return calls that restore it. Call it before
+        each."""
+        undo = [Copies(self._statistics).restore]
+        margin = self.head.margin
+        if margin and asynchronous() and margin.settle.__func__ is not Margin.settle:
+            undo.append(lambda: margin.settle(paddle.zeros([], "bool")))  # its numbers are on the device
+        elif margin:
+            undo.append(partial(margin.load_state, margin.state()))
+        return undo
 
-    def check(self, loss: paddle.Tensor, emb_BD: paddle.Tensor) -> Outcome:
-        """Find what the step came to: whether loss and gradients are finite on every rank. Call it after the
-        backward pass, and every rank acts alike.
+    def examine(
+        self, out: HeadOutput, emb_BD: paddle.Tensor, signal: int, data: tuple[float, int]
+    ) -> LateFlags:
+        """Gather whether loss and gradients are finite, and loss and accuracy. Every rank calls it, after the
+        backward pass. Where the host would wait for the device, it reads nothing.
 
-        One collective of one number; none where the loss is not finite, which is the same number on every
-        rank. With a scaler, gradients of the backbone alone that are not finite are an overflow, as long as
-        the scale can be halved.
+        signal: that asks this rank to stop, or 0. data: seconds it has waited for batches, images replaced.
+
+        Collectives: one all_gather of a few numbers.
         """
-        if not math.isfinite(loss.item()):
-            return Outcome.DIVERGED
         of_backbone = backbone_gradients(self.backbone).values()
         of_head = head_gradients(self.head, emb_BD).values()
-        if self._scaler is None or not self._scaler.can_shrink:
-            good = distributed.every(finite([*of_backbone, *of_head]))
-            outcome = Outcome.GOOD if good else Outcome.DIVERGED
-        else:
-            own = Outcome.GOOD if finite(of_backbone) else Outcome.OVERFLOWED
-            outcome = Outcome(max(distributed.gather_counts(own if finite(of_head) else Outcome.DIVERGED)))
-        if outcome is Outcome.GOOD:
+        if asynchronous():
+            bad_head = nonfinite([*of_head, out.loss.detach().reshape([1])])
+            of_device = nonfinite(of_backbone), bad_head, out.stray, out.loss, out.accuracy
+            return gather_later(of_device, [signal, *data])
+        loss, accuracy = out.loss.item(), out.accuracy.item()
+        bad_head = not (math.isfinite(loss) and finite(of_head))
+        return gather_now(
+            Flags(not finite(of_backbone), bad_head, out.stray.item(), loss, accuracy, signal, *data)
+        )
+
+    def count(self, flags: Flags) -> Outcome:
+        """Find what a step came to, and count it. With a scaler, gradients of the backbone alone that are not
+        finite are an overflow, as long as the scale can be halved."""
+        if flags.stray:
+            return Outcome.STRAY
+        if not (flags.bad_backbone or flags.bad_head):
             self.in_a_row = 0
             self.since_good = 0
-        return outcome
-
-    def undo(self) -> None:
-        """Restore the state from before the forward pass, of a step that does not count."""
+            return Outcome.GOOD
         self.since_good += 1
-        for tensor, kept in zip(self._statistics, self._kept):
-            paddle.assign(kept, output=tensor)
-        if self.head.margin:
-            self.head.margin.load_state(self._margin)
-
-    def skip(self) -> None:
-        """Undo the forward pass of a step that diverged, and count it."""
-        self.undo()
+        if not flags.bad_head and self._scaler and self._scaler.can_shrink:
+            return Outcome.OVERFLOWED
         self.skipped += 1
         self.in_a_row += 1
+        return Outcome.DIVERGED
 
 
 def remedy(step: int, since_good: int, learning_rate: float, optimizer: str) -> str:

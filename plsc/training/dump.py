@@ -26,8 +26,8 @@ DUMPS = 20  # batches that one process writes; a run that skips now and then for
 
 
 @dataclass(frozen=True)
-class SkippedStep:
-    """A step that is skipped, as this rank has it after the backward pass.
+class TakenStep:
+    """A step as this rank has it after the backward pass.
 
     number: of the step, from 1. images, labels, indices: this rank's batch, as the loader gave it. emb_BD:
     with its gradient.
@@ -51,14 +51,14 @@ class Cause(NamedTuple):
 
 
 def find_cause(
-    step: SkippedStep,
+    step: TakenStep,
     backbone: paddle.nn.Layer,
     head: SoftmaxHead,
     name: Callable[[int], str],
     own_backward: Callable[[], None],
 ) -> Cause:
-    """Find the first value of a step that was not finite, and its rank. Every rank calls it, before the step
-    is undone.
+    """Find the first value of a step that was not finite, and its rank. Every rank calls it, while the
+    gradients of that step are there, and the weights that it began with.
 
     Args:
         backbone: the bare layer. Its gradients may be overwritten.
@@ -85,7 +85,7 @@ def find_cause(
 
 
 def _cause_here(
-    step: SkippedStep,
+    step: TakenStep,
     backbone: paddle.nn.Layer,
     head: SoftmaxHead,
     name: Callable[[int], str],
@@ -146,7 +146,7 @@ class DumpWriter:
         self._name = name
         self._written = 0
 
-    def write(self, step: SkippedStep, what: str) -> None:
+    def write(self, step: TakenStep, what: str) -> None:
         """Write the batch of a step, in which `what` was wrong; nothing after the first DUMPS. A full disk is
         logged, and no error."""
         if self._written == DUMPS:
@@ -163,7 +163,7 @@ class DumpWriter:
         except OSError as error:  # a full disk is no reason to end the run either
             get_logger().error(f"{path}: the batch is not written ({error}); training goes on")
 
-    def _describe(self, step: SkippedStep, what: str) -> dict[str, Any]:
+    def _describe(self, step: TakenStep, what: str) -> dict[str, Any]:
         samples = step.images.astype(np.float32)
         losses = step.out.losses_B.numpy().astype(float)
         with np.errstate(over="ignore", invalid="ignore"):

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import paddle
 
 from plsc.checkpoint.train_state import TrainState
+from plsc.training.flags import unscale
 
 INITIAL = 65536.0
 LOWEST = 1.0  # a gradient that overflows without scaling is none of float16's small numbers
@@ -36,12 +37,11 @@ class LossScaler:
         self.good_steps = 0
         self.overflows = 0
 
-    @paddle.no_grad()
     def unscale(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Divide the parameters' gradients by the scale, in place."""
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.scale_(1.0 / self.scale)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for dtype in {grad.dtype for grad in gradients}:
+            unscale([grad for grad in gradients if grad.dtype == dtype], self.scale)
 
     def grow(self) -> None:
         """Count a step whose gradients were finite, and double the scale after the 2000th in a row."""

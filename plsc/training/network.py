@@ -28,6 +28,7 @@ from plsc.config.schema import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
+from plsc.training.copies import Copies
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
@@ -137,13 +138,30 @@ class Network:
             if self._scaler:
                 self._scaler.unscale(self.backbone.parameters())
 
-    def own_backward(self, grad_BD: paddle.Tensor) -> None:
-        """Compute this rank's own gradients anew in place of the averages, by running the last forward pass
-        again with the same random numbers. Every rank calls it."""
+    def own_backward(self, images: np.ndarray, step: int, grad_BD: paddle.Tensor) -> None:
+        """Compute this rank's own gradients anew in place of the averages, by running the forward pass of that
+        step again with the same random numbers. Every rank calls it."""
         for parameter in self.backbone.parameters():
-            parameter.clear_gradient()
-        with self._statistics_kept():
-            self._replay(self.backbone, grad_BD)
+            parameter.clear_gradient(False)
+        self._parts = self._cut(images, step)
+        statistics = Copies(self._statistics)
+        self._replay(self.backbone, grad_BD)
+        statistics.restore()
+
+    def drop(self) -> None:
+        """Forget the last forward pass, whose gradients nobody wants; the parameters keep those that they have.
+        Every rank calls it."""
+        out, self._out = self._out, None
+        if out is None or self._model is self.backbone:
+            return
+        # Data parallel's wrapper would take the next backward pass, whatever it is of, for the one of this pass.
+        parameters = self.backbone.parameters()
+        kept = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
+        self._backward(out, paddle.zeros_like(out), self._parts[0])
+        for parameter in parameters:
+            parameter.clear_gradient(False)
+        for parameter, grad in kept:
+            parameter.grad = grad
 
     @property
     def _model(self) -> paddle.nn.Layer:
@@ -208,10 +226,9 @@ class Network:
         if len(self._parts) == 1 and not self._recomputed:
             yield
             return
-        kept = [tensor.clone() for tensor in self._statistics]
+        statistics = Copies(self._statistics)
         yield
-        for tensor, before in zip(self._statistics, kept):
-            paddle.assign(before, output=tensor)
+        statistics.restore()
 
 
 # The least compute capability of GPUs, below which Paddle's autocast does nothing but warn, and the first of them.

@@ -15,6 +15,7 @@ from plsc.data.dataset import Dataset
 from plsc.data.joined import Joined
 from plsc.errors import shown
 from plsc.heads.softmax import HeadOutput
+from plsc.utils.device import to_device
 from plsc.utils.tensors import tensor_of
 
 
@@ -23,7 +24,7 @@ class PerSet:
 
     def __init__(self, data: Dataset):
         self._data = data if isinstance(data, Joined) else None
-        self._sums = self._zeros()
+        self._sums = self._before = self._zeros()
 
     def _zeros(self) -> paddle.Tensor:
         """Make the sums: loss, correct samples and samples of each set, float64 [sets, 3]."""
@@ -34,11 +35,16 @@ class PerSet:
         if self._data is None:
             return
         sets = np.arange(len(self._data.parts))[:, np.newaxis]
-        of_set_SB = tensor_of((self._data.sets_of(indices) == sets).astype(np.float64))
+        of_set_SB = to_device((self._data.sets_of(indices) == sets).astype(np.float64))
         values_B3 = paddle.stack(
             [out.losses_B, out.correct_B.astype("float32"), paddle.ones_like(out.losses_B)], axis=1
         )
-        self._sums += paddle.matmul(of_set_SB, values_B3.detach().astype("float64"))
+        self._before = self._sums
+        self._sums = self._sums + paddle.matmul(of_set_SB, values_B3.detach().astype("float64"))
+
+    def withdraw(self) -> None:
+        """Take back the last `add`."""
+        self._sums = self._before
 
     def take(self) -> dict[str, float]:
         """Return mean loss and accuracy of each set with samples since the last call, by "loss/title" and

@@ -14,9 +14,10 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -31,10 +32,12 @@ from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training import optim
+from plsc.training.copies import Copies
 from plsc.training.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
-from plsc.training.dump import DumpWriter, SkippedStep, find_cause
+from plsc.training.dump import DumpWriter, TakenStep, find_cause
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
+from plsc.training.flags import Flags, LateFlags
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
 from plsc.training.per_set import PerSet
@@ -47,16 +50,24 @@ from plsc.training.resume import (
     refuse_other_run,
 )
 from plsc.training.rollback import FACTOR, go_back
+from plsc.utils.device import asynchronous, to_device
 from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
 from plsc.utils.progress import Progress
 from plsc.utils.sharding import split
-from plsc.utils.tensors import tensor_of
 from plsc.utils.timing import timer
 
 LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
 MOST_FAILED_SAVES = 3  # in a row; all steps since the last checkpoint are lost when the run ends
+
+
+class Unsettled(NamedTuple):
+    """A step whose flags nobody has looked at. undo: calls that undo it, in this order."""
+
+    taken: TakenStep
+    flags: LateFlags
+    undo: list[Callable[[], None]]
 
 
 class Trainer:
@@ -121,7 +132,12 @@ class Trainer:
         self.rollbacks = 0
         self.per_set = PerSet(dataset)
         self.seconds = 0.0
+        self.progress: Progress | None = None  # while training
         self._metrics: Metrics | None = None  # rank 0's, while training
+        self._unsettled: Unsettled | None = None  # the last step, before its flags are looked at
+        self._unlogged: tuple[TakenStep, Flags] | None = None  # the last step, after that
+        self._signal = 0  # the largest number of a signal that any rank was asked by to stop
+        self._data = (0.0, 0)  # longest wait of a rank for batches in seconds, images replaced in this epoch
         self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
         self._saved = 0  # step of the newest checkpoint
         self._failed_saves = 0  # since that
@@ -153,7 +169,7 @@ class Trainer:
             self.global_batch,
             self.cfg.Global.log_every,
             self.step,
-            data=self._data_so_far,
+            data=lambda: self._data,
             extra=self.per_set.take,
             advice=self.loader.advice,
         )
@@ -200,8 +216,8 @@ class Trainer:
         with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
             for batch in batches:
                 learning_rate = self.schedule(self.step) * FACTOR**self.rollbacks
-                out = self.train_step(*batch, learning_rate)
-                self._after_step(out, learning_rate)
+                self.train_step(*batch, learning_rate)
+                self._after_step()
                 if self.step == self.total_steps or self._stops(epoch + 1):
                     break
 
@@ -209,9 +225,10 @@ class Trainer:
         """Say whether some rank was asked to stop, and save this step on all of them if so. UserError if they
         cannot."""
         self.signals.step_started(self.step)
-        if distributed.every(not self.signals.signal):
+        if not self._signal:
             return False
-        name = signal.Signals(max(distributed.gather_counts(self.signals.signal))).name
+        self.settle()
+        name = signal.Signals(self._signal).name
         if self._saved != self.step:
             with self._pause():
                 self.save(epoch)
@@ -230,52 +247,112 @@ class Trainer:
 
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too
         many in a row. Likewise gradients that overflow only by their scale, which is then halved.
+
+        Where the host would wait for the device to know this, it goes ahead, and looks after the next step's
+        forward pass. Most often the step counts; else it is undone from copies, and that pass repeated.
         """
-        with timer.part("check"):
-            self.nonfinite.remember()
-        emb_BD = self.network.forward(images, self.step)
-        out = self.head(emb_BD, tensor_of(labels), self.step)
+        undo, emb_BD = self._forward(images)
+        if not self.settle():
+            undo, emb_BD = self._forward(images)
+        counts = [stop - start for start, stop in self.loader.shares(self.step)]
+        label_B = to_device(labels)
+        out = self.head(emb_BD, label_B, self.step, counts=counts, check=not asynchronous())
         out.loss.backward()  # up to the embeddings
         self.network.backward(emb_BD.grad)
         with timer.part("check"):
-            outcome = self.nonfinite.check(out.loss, emb_BD)
-        if outcome is Outcome.GOOD:
-            self.optimizer.set_lr(learning_rate)
-            with timer.part("optimizer"):
-                self.optimizer.step()
-            self.head.step(learning_rate * self.head_lr_scale, self.step)
-            if self.ema:
-                with timer.part("optimizer"):
-                    self.ema.update()
-            self.per_set.add(indices, out)
-            if self.scaler:
-                self.scaler.grow()
-        elif outcome is Outcome.OVERFLOWED:
-            self._shrink_scale()
-        else:
-            self._skip(SkippedStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out))
-        self.optimizer.clear_grad()
+            data = self.loader.wait_seconds, self.loader.replaced
+            flags = self.nonfinite.examine(out, emb_BD, self.signals.signal, data)
+        taken = TakenStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out)
+        self._unsettled = Unsettled(taken, flags, undo)
+        # The first update makes the optimizer's state, which nothing could be copied back to.
+        late = asynchronous() and self.optimizer.is_repeated and not timer.on
+        if late:
+            undo += self._prepare_undo()
+        if late or self._decide():
+            self._update(taken, flags.ok if late else None)
         self.step += 1
+        if not late:
+            self.settle()
         return out
 
-    def _shrink_scale(self) -> None:
-        """Undo a step whose scaled gradients have overflowed on some rank, and halve the scale. Every rank
-        calls it."""
-        self.nonfinite.undo()
-        self.scaler.shrink()
-        get_logger().info(
-            f"step {self.step + 1}: the backbone's gradients overflowed in float16; step left out, loss scale "
-            f"{self.scaler.scale:g} from here on"
-        )
+    def _forward(self, images: np.ndarray) -> tuple[list[Callable[[], None]], paddle.Tensor]:
+        """Compute the embeddings of this step; return first the calls that undo what a forward pass changes."""
+        with timer.part("check"):
+            undo = self.nonfinite.remember()
+        return undo, self.network.forward(images, self.step)
 
-    def _skip(self, step: SkippedStep) -> None:
-        """Undo a step that does not count, log the cause, and dump its batch. Every rank calls it.
+    def _update(self, taken: TakenStep, ok: paddle.Tensor | None) -> None:
+        """Update all that a step changes; ok: see SoftmaxHead.step."""
+        self.optimizer.set_lr(taken.learning_rate)
+        with timer.part("optimizer"):
+            self.optimizer.step()
+        self.head.step(taken.learning_rate * self.head_lr_scale, self.step, ok)
+        if self.ema:
+            with timer.part("optimizer"):
+                self.ema.update()
+        self.per_set.add(taken.indices, taken.out)
+
+    def _prepare_undo(self) -> list[Callable[[], None]]:
+        """Copy what `_update` changes, but for the head, which does not change it in a bad step; return what
+        undoes the update."""
+        with timer.part("optimizer"):
+            copies = Copies([*self.optimizer.changing(), *(self.ema.changing() if self.ema else [])])
+        of_counts = [self.head.withdraw_update, self.per_set.withdraw]
+        return [copies.restore, *of_counts, *([self.ema.withdraw] if self.ema else [])]
+
+    def settle(self) -> bool:
+        """Finish the last step: undo it if it does not count, and log it. Say whether it counts, or was settled
+        before. Every rank calls it.
+
+        Raises: DivergedError and UserError, as `train_step`.
+        """
+        counts = self._decide()
+        if self._unlogged:
+            self.optimizer.clear_grad()
+            self._log()
+        return counts
+
+    def _decide(self) -> bool:
+        """Look at the flags of the last step, and undo it if it does not count. Say whether it counts, or was
+        looked at before. Every rank calls it."""
+        last, self._unsettled = self._unsettled, None
+        if last is None:
+            return True
+        with timer.part("check"):
+            flags = last.flags.get()
+        outcome = self.nonfinite.count(flags)
+        if outcome is Outcome.GOOD:
+            if self.scaler:
+                self.scaler.grow()
+        else:
+            self.network.drop()
+            for undo in last.undo:
+                undo()
+            self._tell(outcome, last.taken)
+        self._signal = max(self._signal, flags.signal)
+        self._unlogged = last.taken, flags
+        return outcome is Outcome.GOOD
+
+    def _tell(self, outcome: Outcome, taken: TakenStep) -> None:
+        """Say why a step, which is undone, does not count. Every rank calls it."""
+        if outcome is Outcome.STRAY:
+            self.head.refuse_labels(to_device(taken.labels))
+        elif outcome is Outcome.OVERFLOWED:
+            self.scaler.shrink()
+            get_logger().info(
+                f"step {taken.number}: the backbone's gradients overflowed in float16; step left out, loss scale "
+                f"{self.scaler.scale:g} from here on"
+            )
+        else:
+            self._skip(taken)
+
+    def _skip(self, step: TakenStep) -> None:
+        """Log why a step diverged, and dump its batch. Every rank calls it.
 
         Raises: DivergedError, on every rank, at the step Global.max_skipped in a row.
         """
-        own_backward = partial(self.network.own_backward, step.emb_BD.grad)
+        own_backward = partial(self.network.own_backward, step.images, step.number - 1, step.emb_BD.grad)
         cause = find_cause(step, self.backbone, self.head, self.dataset.name, own_backward)
-        self.nonfinite.skip()
         in_a_row = self.nonfinite.in_a_row
         most = self.cfg.Global.max_skipped
         rate = f"learning rate {step.learning_rate:.4g}"
@@ -290,25 +367,17 @@ class Trainer:
                 f"{cause.text} at step {step.number} ({rate}), step {in_a_row} in a row that had to be skipped; the checkpoints are "
                 f"as they were, the batches in {self.dump.folder}: {remedy(step.number, self.nonfinite.since_good, step.learning_rate, self.optimizer.name)}",
                 cause.text,
+                step.number,
             )
 
-    def _replaced_so_far(self) -> list[int]:
-        """Count the corrupt images that each rank has replaced in this epoch; 0 at its end. All ranks call
-        it."""
-        at_end = self.step % self.steps_per_epoch == 0
-        return distributed.gather_counts(0 if at_end else self.loader.replaced)
-
-    def _data_so_far(self) -> tuple[float, int]:
-        """Return the longest wait for batches of any rank in seconds, and the corrupt images that all ranks
-        have replaced in this epoch. Every rank calls it."""
-        milliseconds = distributed.gather_counts(int(1e3 * self.loader.wait_seconds))
-        return max(milliseconds) / 1e3, sum(distributed.gather_counts(self.loader.replaced))
-
-    def _after_step(self, out: HeadOutput, learning_rate: float) -> None:
-        cfg, step = self.cfg, self.step
-        epoch, end = -(-step // self.steps_per_epoch), step == self.total_steps
-        end_of_epoch = step % self.steps_per_epoch == 0
-        row = self.progress.update(step, epoch, out.loss, learning_rate, accuracy=out.accuracy)
+    def _log(self) -> None:
+        """Log the last step, if a line is due."""
+        (taken, flags), self._unlogged = self._unlogged, None
+        if self.progress is None:
+            return
+        step, epoch = taken.number, -(-taken.number // self.steps_per_epoch)
+        self._data = flags.waited, flags.replaced
+        row = self.progress.update(step, epoch, flags.loss, taken.learning_rate, accuracy=flags.accuracy)
         if row and timer.on:
             row["profile"] = timer.take(step)
         if row and self._metrics:
@@ -318,19 +387,37 @@ class Trainer:
                 row["loss_scale"] = self.scaler.scale
                 row["overflows"] = self.scaler.overflows
             self._metrics.write(row)
+
+    def _replaced_so_far(self) -> list[int]:
+        """Count the corrupt images that each rank has replaced in this epoch; 0 at its end. All ranks call
+        it."""
+        at_end = self.step % self.steps_per_epoch == 0
+        return distributed.gather_counts(0 if at_end else self.loader.replaced)
+
+    def _after_step(self) -> None:
+        """Evaluate, and write a checkpoint, if they are due; the step is settled before."""
+        cfg, step = self.cfg, self.step
+        epoch, end = -(-step // self.steps_per_epoch), step == self.total_steps
+        end_of_epoch = step % self.steps_per_epoch == 0
         of_epoch = end_of_epoch and cfg.Global.eval_every and epoch % cfg.Global.eval_every == 0
         every = cfg.Global.eval_every_steps
-        due = of_epoch or (every and step % every == 0)
+        evaluates = self.evaluator.sets and (of_epoch or end or (every and step % every == 0))
+        every = cfg.Checkpoint.every_steps
+        saves = end or end_of_epoch or (every and step % every == 0)
+        if evaluates or saves:
+            self.settle()
         best = self.best
-        if self.evaluator.sets and (due or end):
+        if evaluates:
             with self._pause():
                 self.evaluator.evaluate(step, epoch, self._metrics)
                 self.threshold = self.evaluator.row.get("threshold")
                 best = self._best(best)
-        every = cfg.Checkpoint.every_steps
-        if end or end_of_epoch or best is not self.best or (every and step % every == 0):
+        saves = saves or best is not self.best
+        if saves:
             with self._pause():
                 self.save(epoch, best)
+        if evaluates or saves:  # which may take long, so a signal does not wait for another step
+            self._signal = max(self._signal, *distributed.gather_counts(self.signals.signal))
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
@@ -454,7 +541,7 @@ class Trainer:
         count = self.rollbacks + 1
         if count > self.cfg.Global.rollbacks:
             raise error
-        diverged = self.step + 1
+        diverged = error.step
         path = go_back(self.checkpoints, last_good=diverged - self.nonfinite.since_good)
         if path is None:
             raise error

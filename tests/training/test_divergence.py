@@ -22,6 +22,7 @@ def run(trainer, output):
     states, step = [], trainer.train_step
 
     def watched(*args):
+        trainer.settle()
         states.append(everything(trainer))
         return step(*args)
 

@@ -105,7 +105,7 @@ def test_gradients_are_those_of_one_graph():
     network.backward(emb_BD.grad)
     found = gradients(net)
     net.clear_gradients()
-    network.own_backward(emb_BD.grad)
+    network.own_backward(IMAGES, 0, emb_BD.grad)
     again = gradients(net)
     net.clear_gradients()
     net(PREPROCESSING(paddle.to_tensor(IMAGES))).square().sum().backward()
@@ -131,8 +131,7 @@ def test_micro_batches_give_what_the_whole_batch_gives(batch_size):
     for name, grad in grads.items():
         assert np.allclose(grads_of_parts[name], grad, atol=1e-6 * np.abs(grad).max()), name
     assert not np.allclose(step(parts, 5)[0], emb, atol=1e-2), "the masks of another step"
-    parts.forward(IMAGES, 4)
-    parts.own_backward(GRAD)
+    parts.own_backward(IMAGES, 4, GRAD)
     assert np.allclose(gradients(net)["last.weight"], grads["last.weight"], atol=1e-5)
 
 
@@ -251,7 +250,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     emb_BD = network.forward(IMAGES, 0)
     once = [{"level": "O1", "dtype": dtype}, "out"]
     assert asked == once
-    network.own_backward(emb_BD)
+    network.own_backward(IMAGES, 0, emb_BD)
     assert asked == 2 * once
 
 
