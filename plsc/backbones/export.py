@@ -34,6 +34,7 @@ from paddle import inference, nn
 
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
+from plsc.utils.device import on_gpu
 from plsc.utils.version import __version__
 
 TOLERANCE = 1e-4  # of each component of an embedding of length 1
@@ -61,8 +62,8 @@ def export(
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
 
     The folder appears, or replaces that of an earlier export, when all is written and every format agrees
-    with the training graph in eval mode within TOLERANCE. `model`, without data parallel's wrapper, stays as
-    it is.
+    with the training graph in eval mode within TOLERANCE, both on the CPU. `model`, without data parallel's wrapper,
+    stays as and where it is.
 
     Args:
         preprocessing: of the data set, a plsc.data.preprocessing.Preprocessing.
@@ -80,7 +81,7 @@ def export(
     _check_replaceable(out)
     with atomic_write(out) as tmp:
         tmp.mkdir(parents=True)
-        with _untouched(model):
+        with _on_cpu(model), _untouched(model):
             model.eval()
             examples = [_example(model, preprocessing, batch) for batch in check_batches]
             files = {"paddle": _save_paddle(model, preprocessing, tmp)}
@@ -171,6 +172,22 @@ def _errors_as_user_error(what: str) -> Iterator[None]:
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(f"{what}: {lines[-1] if lines else repr(error)}") from error
+
+
+@contextlib.contextmanager
+def _on_cpu(model: nn.Layer) -> Iterator[None]:
+    """Compute inside the block on the CPU, as the exported graphs are run: a GPU's products may have fewer digits."""
+    if not on_gpu():
+        yield
+        return
+    device = paddle.get_device()
+    paddle.set_device("cpu")
+    model.to(device="cpu")
+    try:
+        yield
+    finally:
+        paddle.set_device(device)
+        model.to(device=device)
 
 
 @contextlib.contextmanager

@@ -333,3 +333,21 @@ def test_an_earlier_export_is_replaced_whole_and_other_folders_are_not(tmp_path)
     with pytest.raises(UserError, match="thesis.tex: is a file; name a folder"):
         export(Net(), out / "thesis.tex", preprocessing=PREPROCESSING, formats=["paddle"])
     assert (out / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_network_on_a_gpu_is_compared_on_the_cpu(tmp_path, monkeypatch):
+    """A GPU's products may have fewer digits (TensorFloat-32) than the graphs, which run on the CPU."""
+    asked = []
+    net = trained(Net())
+    embed = plsc.backbones.export._embed
+    monkeypatch.setattr(plsc.backbones.export, "on_gpu", lambda: True)
+    monkeypatch.setattr(plsc.backbones.export, "_embed", lambda *args: asked.append("embed") or embed(*args))
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:1")
+    monkeypatch.setattr(paddle, "set_device", asked.append)
+    monkeypatch.setattr(net, "to", lambda device: asked.append(f"model to {device}"))
+    export(net, tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
+    assert asked[:3] == ["cpu", "model to cpu", "embed"] and asked[-3:] == [
+        "embed",
+        "gpu:1",
+        "model to gpu:1",
+    ]

@@ -2,14 +2,16 @@
 
 import json
 import mmap
+from types import SimpleNamespace
 
 import numpy as np
+import paddle
 import pytest
 
 from plsc.cli.commands.benchmark import benchmark, chart
 from plsc.distributed import launcher
 from plsc.errors import UserError
-from plsc.utils import measure
+from plsc.utils import device, measure
 
 
 def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
@@ -27,6 +29,30 @@ def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
     a, b = work("a", [9.0, 1.0, 2.0], None), work("b", [1.0, 1.0, 5.0], 3.0)
     assert measure.alternate(3, {"a": a, "b": b}) == {"a": 2.0, "b": 3.0}
     assert order == ["a", "b"] * 3
+
+
+def test_the_device_has_finished_whenever_the_clock_is_read(monkeypatch):
+    """A GPU of which Python waits for nothing: without waiting the work would seem to take no time."""
+    clock, queued = [0.0], []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+
+    def finish():
+        clock[0] += sum(queued)
+        queued.clear()
+
+    queued.append(100.0)  # of something before, which must not count
+    assert measure.alternate(3, {"a": lambda: queued.append(2.0)}, finish) == {"a": 2.0}
+
+
+def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch):
+    cuda = SimpleNamespace(memory_allocated=lambda: 3, max_memory_allocated=lambda: 5)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(paddle.device, "cuda", cuda)
+    measure.reset_peak()  # Paddle 2.6 has nothing for it
+    assert (measure.used_bytes(), measure.peak_bytes()) == (3, 5)
+    cuda.reset_max_memory_allocated = lambda: setattr(cuda, "max_memory_allocated", cuda.memory_allocated)
+    measure.reset_peak()
+    assert measure.peak_bytes() == 3
 
 
 def test_the_gauge_sees_memory_come_and_its_peak_go():

@@ -306,6 +306,7 @@ def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
         (["--classes", "-3"], r"--classes: must be 1 or more \(got -3\)"),
         (["--rate", "2"], r"Head\.sample_rate"),
         (["--bank", "attic"], r"Head\.bank"),
+        (["--device", "gpu", "--seconds", "0"], "--device gpu: with --seconds 0 no GPU is looked at"),
         (["--bank-dtype", "bfloat16"], r"Head\.bank_dtype: has no meaning with the bank device"),
     ],
 )

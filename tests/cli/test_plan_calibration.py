@@ -1,5 +1,7 @@
 """The calibration: cases by hand, and what new processes are asked to make; tests/cli/test_plan.py runs it."""
 
+import json
+
 import pytest
 
 from plsc.cli.commands.plan import calibration
@@ -54,7 +56,7 @@ class Asked(Exception):
 def test_the_step_is_asked_for_as_many_classes_as_the_run_has_in_one(monkeypatch, classes, rate, expected):
     """Of few classes that are made; a lower rate than the run's is not worth it."""
 
-    def ask(arguments, ranks, logs):
+    def ask(arguments, ranks, logs, device):
         raise Asked(arguments[-2])
 
     monkeypatch.setattr(calibration.launcher, "run_ranks", ask)
@@ -77,3 +79,22 @@ def test_the_bank_is_made_where_the_run_would_have_it(tmp_path):
             (made,) = tmp_path.iterdir()
             assert changed.Head.bank_folder == str(made) and cfg.Head.bank_folder != str(made)
         assert not list(tmp_path.iterdir())
+
+
+def test_on_a_gpu_one_process_measures_and_waits_for_it_before_each_look_at_the_clock(monkeypatch):
+    def ask(arguments, ranks, logs, device):
+        raise Asked(json.dumps([ranks, device, json.loads(arguments[-2])["device"]]))
+
+    monkeypatch.setattr(calibration.launcher, "run_ranks", ask)
+    with pytest.raises(Asked) as asked:
+        calibrate(case(1000, 2, 0), 1.0, None, None, "gpu")
+    assert json.loads(str(asked.value)) == [1, "gpu", "gpu"]
+    clock, queued = [0.0], []
+
+    def finish():
+        clock[0] += sum(queued)
+        queued.clear()
+
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr("plsc.distributed.collectives.finish", finish)
+    assert calibration.Times().median(lambda: queued.append(2.0)) == 2.0

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kb", type=int, nargs="+", default=[1, 64, 1024, 16384], help="1024 bytes each")
     parser.add_argument("--runs", type=int, default=9, help="of each, in turn; medians count")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where to compute")
     parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
     parser.add_argument(
         "--row", type=Path, help="measure in this process, one of the ranks, and write it there"
@@ -37,24 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def collectives(args: argparse.Namespace) -> dict:
     """Measure the seconds of each collective on ranks of this machine."""
     if args.row:
-        return {"rows": measure_rows(args.kb, args.runs)}
+        return {"rows": measure_rows(args.kb, args.runs, args.device)}
     rows = []
     for ranks in args.ranks:
         if ranks < 2:
             raise UserError(f"--ranks: one process has no collectives (got {ranks}), give 2 or more")
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "rows.json")
-            sizes = ["--kb", *map(str, args.kb), "--runs", str(args.runs)]
-            last_line = launcher.run_ranks(
-                ["benchmark", "collectives", *sizes, "--row", str(target)], ranks, Path(folder, "log")
-            )
+            asked = ["benchmark", "collectives", "--kb", *map(str, args.kb), "--runs", str(args.runs)]
+            asked += ["--device", args.device, "--row", str(target)]
+            last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device)
             if not target.exists():
                 raise UserError(f"{ranks} ranks were not measured: {last_line}")
             rows += json.loads(target.read_text())["rows"]
     return {**measure.describe_machine(), "rows": rows}
 
 
-def measure_rows(sizes_kb: list[int], runs: int) -> list[dict]:
+def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
     """Measure the rows of this number of ranks; every rank calls it."""
     from plsc.distributed import environment
 
@@ -63,7 +63,7 @@ def measure_rows(sizes_kb: list[int], runs: int) -> list[dict]:
 
     from plsc import distributed
 
-    distributed.init("cpu", threads)
+    distributed.init(device, threads)
     ranks = distributed.world_size()
     work = {("count", 0): lambda: distributed.every(True)}
     for kb in sizes_kb:
@@ -74,8 +74,8 @@ def measure_rows(sizes_kb: list[int], runs: int) -> list[dict]:
         work["reduce-scatter", kb] = lambda x=whole, n=numbers: distributed.reduce_scatter_rows(
             x, [n] * ranks
         )
-    measure.alternate(1, work)
-    seconds = measure.alternate(runs, work)
+    measure.alternate(1, work, distributed.finish)
+    seconds = measure.alternate(runs, work, distributed.finish)
     return [
         {"what": what, "ranks": ranks, "kb": kb, "seconds": seconds[what, kb]}
         for what, kb in sorted(work, key=lambda key: (WHAT.index(key[0]), key[1]))

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of each rank; default: the processors, shared out")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense head out")
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where to compute")
     add_overrides(parser, "as in training")
     parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
     parser.add_argument("--row", type=Path, help="measure one row in this process, and write it there")
@@ -65,9 +66,11 @@ def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Name
         arguments = ["benchmark", "head", "--classes", classes, "--rate", rate, "--batch", args.batch]
         arguments += ["--dim", args.dim, "--runs", args.runs, "--row", row]
         arguments += ["--threads", args.threads] if args.threads else []
+        arguments += ["--device", args.device]
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
-        last_line = launcher.run_ranks([str(argument) for argument in arguments], ranks, Path(folder, "log"))
+        asked = [str(argument) for argument in arguments]
+        last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device)
         if not row.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         return json.loads(row.read_text())
@@ -79,21 +82,21 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     from plsc import distributed
     from plsc.cli.commands.plan.cost import Trial, memory
 
-    distributed.init("cpu", threads)
+    distributed.init(args.device, threads)
     ranks = distributed.world_size()
     Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
-    base = measure.resident_bytes()
+    base = measure.used_bytes()
     measure.reset_peak()
     trial = Trial(cfg, classes, args.batch // ranks)
     for _ in range(2):
         trial.step()
-    peak = measure.resident_bytes("VmHWM") - base
+    peak = measure.peak_bytes() - base
     shard, selected = trial.head.shard, trial.head.bank.selected
     work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
     dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
     if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
         work["dense"] = Dense(cfg, classes, trial).step
-    seconds = measure.alternate(args.runs, work)
+    seconds = measure.alternate(args.runs, work, distributed.finish)
     return {
         "classes": classes,
         "rate": cfg.Head.sample_rate,

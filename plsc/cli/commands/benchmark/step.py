@@ -39,6 +39,9 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--threads", type=int, help="default: all processors")
     part.add_argument("--ranks", type=int, default=1, help="processes of each case")
     part.add_argument(
+        "--device", choices=["cpu", "gpu"], default="cpu", help="where to compute what is measured"
+    )
+    part.add_argument(
         "--recompute", type=json.loads, default=True, help="Model.recompute of two cases, in JSON"
     )
     part.add_argument(
@@ -69,11 +72,11 @@ def step(args: argparse.Namespace) -> dict:
 def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "row.json")
-        keys = ("name", "size", "classes", "dim", "runs", "threads", "ranks")
+        keys = ("name", "size", "classes", "dim", "runs", "threads", "ranks", "device")
         given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
         words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
         asked = ["benchmark", "step", *words, "--case", json.dumps(case), "--row", str(target)]
-        last_line = launcher.run_ranks(asked, args.ranks, Path(folder, "log"))
+        last_line = launcher.run_ranks(asked, args.ranks, Path(folder, "log"), args.device)
         if not target.exists():
             raise UserError(f"batch, accumulate, keys {case} were not measured: {last_line}")
         return {**json.loads(target.read_text()), "planned_bytes": _planned(args, *case)}
@@ -85,7 +88,7 @@ def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     case = Case(cfg, args.classes, args.ranks, batch)
     shape = tuple(_shape(args))
     if args.seconds:
-        found = calibrate(case, args.seconds, shape, args.threads)
+        found = calibrate(case, args.seconds, shape, args.threads, args.device)
     else:
         environment.prepare(args.threads)
         from plsc.cli.commands.plan.activations import counted
@@ -126,22 +129,24 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     from plsc import distributed
     from plsc.training.build import build_trainer
 
-    distributed.init("cpu", threads)
+    distributed.init(args.device, threads)
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
-    before = measure.resident_bytes()
+    before = measure.used_bytes()
     trainer = build_trainer(_config(args, batch, accumulate, key))
     seconds = []
     measure.reset_peak()
     for samples in itertools.islice(trainer.loader.epoch(0), args.runs + 1):
+        distributed.finish()
         began = time.perf_counter()
         trainer.train_step(*samples, 0.1)
+        distributed.finish()
         seconds.append(time.perf_counter() - began)
     return {
         "batch": batch,
         "accumulate": accumulate,
         "key": key,
         "base_bytes": before,
-        "peak_bytes": measure.resident_bytes("VmHWM") - before,
+        "peak_bytes": measure.peak_bytes() - before,
         "seconds": statistics.median(seconds[1:]),
     }
 

@@ -43,8 +43,8 @@ def _kept(layer: paddle.nn.Layer, inputs: tuple, own: set[int]) -> dict[int, pad
     """Run a layer -> the tensors that autograd keeps, by their place in memory."""
     kept: dict[int, paddle.Tensor] = {}  # the tensors too, so that no place is used twice
 
-    def keep(tensor: paddle.Tensor) -> paddle.Tensor:
-        if tensor.data_ptr() not in own:
+    def keep(tensor: paddle.Tensor | None) -> paddle.Tensor | None:
+        if tensor is not None and tensor.data_ptr() not in own:
             kept[tensor.data_ptr()] = tensor
         return tensor
 

@@ -72,17 +72,23 @@ class Case:
 # ---- the calibration, in new processes
 
 
-def calibrate(case: Case, seconds: float, image_shape: tuple[int, ...] | None, threads: int | None) -> dict:
-    """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one.
+def calibrate(
+    case: Case,
+    seconds: float,
+    image_shape: tuple[int, ...] | None,
+    threads: int | None,
+    device: str = "cpu",
+) -> dict:
+    """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one; one on a GPU.
 
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...]
     (with `image_shape`), "kept": bytes of an image that autograd keeps, "parameters" and "frozen": numbers of the
-    backbone that are trained, and others, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "scatter": the largest relative difference of a time's middle half
+    backbone that are trained, and others, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "gpu": name and bytes of the GPU, null on a CPU, "scatter": the largest relative difference of a time's middle half
     from its median}. With a bank on disk the points of the head are [K, seconds with all rows in the page
     cache, with none of them there, seconds to write].
     """
     processors = os.cpu_count() or 1
-    ranks = case.ranks if case.ranks <= processors else 1
+    ranks = case.ranks if case.ranks <= processors and device == "cpu" else 1
     # None: as in training, the processors shared out, or what the user's OMP_NUM_THREADS says.
     threads = threads or case.cfg.Global.threads or (None if ranks == case.ranks else 1)
     with tempfile.TemporaryDirectory() as folder, _with_bank_folder(case.cfg) as cfg:
@@ -99,9 +105,12 @@ def calibrate(case: Case, seconds: float, image_shape: tuple[int, ...] | None, t
                 HIGHEST_RATE, max(rate := case.cfg.Head.sample_rate, case.selected(rate) / MOST_ROWS)
             ),
         }
-        asked.update(image_shape=image_shape, threads=threads)
+        asked.update(image_shape=image_shape, threads=threads, device=device)
         last_line = launcher.run_ranks(
-            ["plan", "-c", str(config), "--work", json.dumps(asked), str(target)], ranks, Path(folder, "log")
+            ["plan", "-c", str(config), "--work", json.dumps(asked), str(target)],
+            ranks,
+            Path(folder, "log"),
+            device,
         )
         if not target.exists():
             raise UserError(f"plsc-plan: the calibration failed: {last_line.removeprefix('ERROR ')}")
@@ -131,12 +140,13 @@ def work(cfg: Config, asked: dict) -> dict:
     from plsc import distributed
     from plsc.cli.commands.plan.cost import Trial
 
-    distributed.init("cpu", threads)
+    distributed.init(asked["device"], threads)
     small = {"Head": {"sample_rate": 1.0}}
     Trial(_with(cfg, **small), 1000, 8).step()
-    base = measure.resident_bytes()
+    base = measure.used_bytes()
     measured: dict = {
         "base": base,
+        "gpu": describe_gpu(),
         "threads": threads,
         "head": {},
         "backbone": [],
@@ -155,6 +165,18 @@ def work(cfg: Config, asked: dict) -> dict:
     return {**measured, "scatter": times.scatter}
 
 
+def describe_gpu() -> dict | None:
+    """Return name and bytes of the GPU on which Paddle computes; None on a CPU."""
+    import paddle
+
+    from plsc.utils.device import on_gpu
+
+    if not on_gpu():
+        return None
+    properties = paddle.device.cuda.get_device_properties()
+    return {"name": properties.name, "bytes": properties.total_memory}
+
+
 class Times:
     """Measures median times, and keeps their largest scatter."""
 
@@ -162,11 +184,15 @@ class Times:
 
     def median(self, step: Callable[[], None]) -> float:
         """Time `step` _STEPS times after a run that is not timed; return the median in seconds."""
+        from plsc import distributed
+
         step()
         times = []
         for _ in range(_STEPS):
+            distributed.finish()
             began = time.perf_counter()
             step()
+            distributed.finish()
             times.append(time.perf_counter() - began)
         middle = statistics.median(times)
         low, _, high = statistics.quantiles(times, n=4)
@@ -240,7 +266,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
     from plsc.distributed.recompute import recomputing
     from plsc.training.network import layers_to_recompute
 
-    shape, before = tuple(asked["image_shape"]), measure.resident_bytes()
+    shape, before = tuple(asked["image_shape"]), measure.used_bytes()
     backbone, sizes = build(cfg, shape)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     measured, began = [], time.monotonic()
@@ -259,7 +285,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
 
         measure.reset_peak()
         spent = times.median(step)
-        measured.append([batch, spent, measure.resident_bytes("VmHWM") - before])
+        measured.append([batch, spent, measure.peak_bytes() - before])
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
     return {"backbone": measured, "kept": kept_bytes(backbone, shape, recomputed), **sizes}

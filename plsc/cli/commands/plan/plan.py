@@ -322,20 +322,22 @@ def format_times(planned: dict) -> list[str]:
 def format_calibration(planned: dict, furthest: int) -> str:
     """Describe the calibration: machine, processes, sizes and scatter."""
     measured, ranks = planned["calibration"], planned["ranks"]
+    gpu = measured.get("gpu")
     if measured["ranks"] == ranks:
         who = f"all {ranks} ranks" if ranks > 1 else "the one rank"
     else:
+        few = "" if gpu else ", of which this machine has not processors enough"
         who = (
-            f"{measured['ranks']} process{'es' * (measured['ranks'] > 1)} in place of each of the {ranks} ranks, of which this machine "
-            "has not processors enough; what ranks send each other is not in them"
+            f"{measured['ranks']} process{'es' * (measured['ranks'] > 1)} in place of each of the {ranks} ranks{few}; what ranks send each "
+            "other is not in them"
         )
     sizes = f"measured up to {furthest:,} classes in a step"
     if measured["backbone"]:
         sizes += f" and {measured['backbone'][-1][0]} images"
-    return (
-        f"times are of this machine's processor ({processor_name()}, {measured['threads']} threads a rank), not of a GPU or another machine: "
-        f"{who}; {sizes}, beyond that a straight line; repeated measurements differ by {measured.get('scatter', 0):.0%} or so"
-    )
+    where = f"this machine's processor ({processor_name()}, {measured['threads']} threads a rank), not of a GPU or another machine"
+    if gpu:
+        where = f"this machine's GPU ({gpu['name']}), and so is the memory, to which come Paddle's own context and libraries"
+    return f"times are of {where}: {who}; {sizes}, beyond that a straight line; repeated measurements differ by {measured.get('scatter', 0):.0%} or so"
 
 
 def processor_name() -> str:
@@ -427,6 +429,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="of calibration, about; 0 plans memory and disk only"
     )
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "gpu"],
+        default="cpu",
+        help="what to calibrate on and plan for; cpu: the processor, whatever Global.device says",
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers there")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)  # the calibration in new processes
     args = parser.parse_args(argv)
@@ -439,23 +447,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     for key in ("classes", "ranks"):
         if getattr(args, key) is not None and getattr(args, key) < 1:
             raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
+    if args.device == "gpu" and not (args.seconds or args.memory):
+        raise UserError("--device gpu: with --seconds 0 no GPU is looked at; give its memory by --memory")
     cfg.check_data()
     dataset = cfg.build_dataset("DataLoader.Train.dataset")
     train = cfg.DataLoader.Train
     ranks = args.ranks or train.planned_ranks
     case = Case(cfg, args.classes or dataset.num_classes, ranks, train.batch_size)
-    memory = args.memory * 2**30 if args.memory else available_bytes() / on_this_machine(ranks)
     free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
     free = {**free, "one": True} if args.disk else disk_free(cfg)
     shape = dataset.preprocessing.shape
+    if args.device == "gpu":
+        os.environ["PLSC_KERNELS"] = "0"  # the memory of a head without kernels, in this process, too
     if args.seconds:
-        measured = calibrate(case, args.seconds, shape, None)
+        measured = calibrate(case, args.seconds, shape, None, args.device)
     else:
         environment.prepare(cfg.Global.threads)
         from plsc.cli.commands.plan.activations import counted
 
         measured = counted(cfg, shape)
-    planned = plan(case, measured, memory, free)
+    planned = plan(case, measured, _memory(args, measured, ranks), free)
     if args.config is None:
         name, shape = cfg.Model.name, " x ".join(map(str, dataset.preprocessing.shape))
         print(
@@ -471,6 +482,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         args.json.write_text(json.dumps(planned, indent=1) + "\n")
     return 0
+
+
+def _memory(args: argparse.Namespace, measured: dict, ranks: int) -> float:
+    """Return the bytes for each rank: as given, or of the GPU, or a share of what the machine has free."""
+    if args.memory:
+        return args.memory * 2**30
+    if args.device == "cpu":
+        return available_bytes() / on_this_machine(ranks)
+    return measured["gpu"]["bytes"]
 
 
 def available_bytes() -> int:
