@@ -18,14 +18,20 @@ from plsc.utils.device import asynchronous
 def _running(before: float | paddle.Tensor, keep: float, observed: paddle.Tensor) -> float | paddle.Tensor:
     """Average a new number in: a float, or a float64 scalar that stays on the device where reading waits."""
     if asynchronous():
-        return keep * before + (1 - keep) * observed.astype("float64")
+        # No float times a tensor: Paddle 2.6 rounds the float to float32, and a resumed run begins with one.
+        before, share, rest = map(_tensor, (before, keep, 1 - keep))
+        return share * before + rest * observed.astype("float64")
     return keep * before + (1 - keep) * observed.item()
 
 
 def _where(ok: paddle.Tensor, after: float | paddle.Tensor, before: float | paddle.Tensor) -> paddle.Tensor:
     """Choose a statistic by a bool scalar on the device, without reading it."""
-    tensors = [x if paddle.is_tensor(x) else paddle.full([], x, "float64") for x in (after, before)]
-    return paddle.where(ok, *tensors)
+    return paddle.where(ok, _tensor(after), _tensor(before))
+
+
+def _tensor(statistic: float | paddle.Tensor) -> paddle.Tensor:
+    """Make a number a float64 scalar on the device, if it is none."""
+    return statistic if paddle.is_tensor(statistic) else paddle.full([], statistic, "float64")
 
 
 def _factor(statistic: float | paddle.Tensor) -> float | paddle.Tensor:
