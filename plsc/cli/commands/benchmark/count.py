@@ -124,7 +124,7 @@ def _in_new_processes(args: argparse.Namespace, what: str, folder: Path) -> Coun
             words += [f"--{name}", getattr(args, name)]
     words += ["-o", *args.override] if args.override else []
     ranks = 1 if what == "head" else args.ranks
-    with mock.patch.dict(os.environ, op_log.ENVIRONMENT):
+    with mock.patch.dict(os.environ, op_log.environment()):
         last_line = launcher.run_ranks([str(word) for word in words], ranks, folder / "log")
     if not target.exists():
         raise UserError(f"the step was not counted: {last_line}")

@@ -12,7 +12,7 @@ only as many bytes count as these rows have.
 Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose output's
 shape depends on values. Those by `plsc.utils.device` wait for nothing on a GPU.
 
-Try it, in a process that was started with ENVIRONMENT:
+Try it, in a process that was started with `environment()`:
 
     quiet()
     with record(Path("log")) as recorder:
@@ -77,30 +77,34 @@ class Wait:
     line: str
 
 
-ENVIRONMENT = {  # of the process, from its start
-    "PLSC_KERNELS": "0",  # the way of GPUs
-    "GLOG_minloglevel": "0",
-    "GLOG_vmodule": ",".join(f"{name}=6" for name in _FILES),
-}
+def environment(sizes: bool = True) -> dict[str, str]:
+    """Return what a process must have in its environment from its start. sizes: whether the log has shapes, too."""
+    files = _FILES if sizes else ("*api*",)
+    return {
+        "PLSC_KERNELS": "0",  # the way of GPUs
+        "GLOG_minloglevel": "0",
+        "GLOG_vmodule": ",".join(f"{name}=6" for name in files),
+    }
 
 
 def quiet() -> None:
     """Send Paddle's log nowhere until `record`, and Python's errors where they went before."""
-    assert os.environ.items() >= ENVIRONMENT.items()
+    assert os.environ.items() >= {**environment(), "GLOG_vmodule": os.environ["GLOG_vmodule"]}.items()
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
 
 
 @contextlib.contextmanager
-def record(target: Path) -> Iterator[Recorder]:
-    """Record the block into the file, which `parse` reads. One at a time, in the main thread."""
+def record(target: Path, lines: bool = True) -> Iterator[Recorder]:
+    """Record the block into the file, which `parse` reads. One at a time, in the main thread. lines: whether those of
+    plsc are noted, too, which is slow."""
     before = os.dup(2)
     with open(target, "wb") as file:
         os.dup2(file.fileno(), 2)
     recorder = Recorder()
     try:
-        with recorder.patched():
+        with recorder.patched(lines):
             yield recorder
     finally:
         os.dup2(before, 2)
@@ -118,7 +122,8 @@ class Recorder:
         _write("part", part)
 
     @contextlib.contextmanager
-    def patched(self) -> Iterator[None]:
+    def patched(self, lines: bool) -> Iterator[None]:
+        """Patch what is to be noted, for the block."""
         import paddle
         from paddle import _C_ops
 
@@ -140,7 +145,8 @@ class Recorder:
             if callable(getattr(_C_ops, name)) and not name.startswith("_"):
                 patch(_C_ops, name, _with_lists)
         previous = sys.gettrace()
-        sys.settrace(_trace)
+        if lines:
+            sys.settrace(_trace)
         try:
             yield
         finally:

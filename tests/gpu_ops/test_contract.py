@@ -1,0 +1,77 @@
+"""Every op of a training step has a kernel, in its dtype, in Paddle 2.6.2's GPU build.
+
+No GPU is needed: kernels-2.6.2.txt lists what that build has, and the steps run on the CPU as they would on a GPU. Where this
+fails, the op is new: take another, or if Paddle 2.6.2 runs another one for the same call, add it to NAMES.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plsc.cli.commands.benchmark import op_log
+from tests.gpu_ops.record import IMAGES
+from tests.launch import run_python
+from tests.training.test_amp_dtypes import dtypes_on_a_gpu, needs_programs, program_of
+
+TABLE = Path(__file__).with_name("kernels-2.6.2.txt")
+# Ops that newer versions of Paddle run in the place of one that 2.6.2 has.
+NAMES = {"div_scale": "scale", "index_elementwise_get": "gather_nd", "linear": "matmul"}
+NO_KERNEL = {"", "data", "shape64"}  # the embeddings; the images; a shape is known to the host
+
+
+def table() -> dict[str, set[str]]:
+    """Return op -> dtypes of its GPU kernels."""
+    lines = (line for line in TABLE.read_text().splitlines() if not line.startswith("#"))
+    return {name: set(dtypes.split()) for name, dtypes in (line.split(": ") for line in lines)}
+
+
+def missing(ops: dict[str, list[str]]) -> list[str]:
+    """Find the ops and dtypes without a GPU kernel."""
+    has = table()
+    return [
+        f"{op}: {dtype}"
+        for op, dtypes in ops.items()
+        for dtype in dtypes
+        if not {dtype, "all"} & has.get(NAMES.get(op, op), set())
+    ]
+
+
+def test_the_table_is_that_of_a_gpu_build():
+    has = table()
+    assert len(has) > 1000
+    assert {"float16", "bfloat16", "float32"} <= has["matmul"]
+    assert "bfloat16" not in has["momentum"]  # which is why 16 bits keep float32 weights
+
+
+def test_an_op_without_a_kernel_is_found():
+    assert missing({"matmul": ["float32"], "momentum": ["bfloat16"], "no_such_op": ["float32"]}) == [
+        "momentum: bfloat16",
+        "no_such_op: float32",
+    ]
+
+
+def test_the_ops_of_training_steps(tmp_path):
+    target = tmp_path / "ops.json"
+    env = op_log.environment(sizes=False)
+    run_python("-m", "tests.gpu_ops.record", target, tmp_path, cwd=tmp_path, **env)
+    steps = json.loads(target.read_text())
+    assert all("matmul" in ops for ops in steps.values())  # they were recorded
+    lacking = {name: found for name, ops in steps.items() if (found := missing(ops))}
+    assert not lacking
+
+
+@needs_programs
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_ops_of_a_backbone_in_16_bits(name):
+    has = table()
+    program = program_of(name)
+    for dtype in ("float16", "bfloat16"):
+        ops = {
+            op: sorted(found) for op, found in dtypes_on_a_gpu(*program, dtype).items() if op not in NO_KERNEL
+        }
+        assert any(dtype in found for found in ops.values())
+        gradients = {f"{op}_grad": found for op, found in ops.items() if f"{op}_grad" in has}
+        assert not missing(ops | gradients)
