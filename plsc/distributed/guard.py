@@ -5,7 +5,7 @@ the process at once, even if it is blocked. A signal that was ignored when the p
 ignored. Under `plsc-run` each rank writes files in output_dir/errors, from which
 plsc.cli.commands.run.postmortem finds the rank that failed first: rank{r}.alive (process and step, removed
 after an orderly end), rank{r}.json (the exception, or the stop), rank{r}.trace (where it was stuck or
-crashed). Imports no Paddle.
+crashed), rank{r}.calls (how many collectives it has begun). Imports no Paddle.
 
 Try it: `kill -TERM` a rank of a training; all ranks save the same step and end with 143.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from plsc.distributed import lock
+from plsc.distributed import calls, lock
 from plsc.distributed.environment import rank_from_env
 from plsc.errors import UserError
 from plsc.utils.atomic_write import remove, replace_file
@@ -98,7 +98,7 @@ class Guard:
                 (self.folder / "errors").mkdir(exist_ok=True)
             except FileExistsError:
                 raise UserError(f"{self.folder / 'errors'}: is no folder; remove it") from None
-            for kind in ("json", "reserved", "trace", "alive"):
+            for kind in ("json", "reserved", "trace", "alive", "calls"):
                 remove(self._file(kind))  # whatever has that name: no link is followed, no pipe opened
             self._file("reserved").write_bytes(bytes(_RESERVED))
             self._exit.callback(self._file("reserved").unlink, missing_ok=True)
@@ -108,6 +108,8 @@ class Guard:
             self._exit.callback(faulthandler.disable)
             faulthandler.register(signal.SIGUSR1, self._trace)
             self._exit.callback(faulthandler.unregister, signal.SIGUSR1)
+            self._exit.callback(self._file("calls").unlink, missing_ok=True)
+            self._exit.enter_context(calls.keep_in(self._file("calls")))
             self._alive = self._exit.enter_context(open(self._file("alive"), "wb", 0))  # noqa: SIM115
             self._exit.callback(self._file("alive").unlink, missing_ok=True)
         self.step_started(0)

@@ -195,6 +195,21 @@ def test_of_two_watchdogs_the_one_that_did_not_wait_for_the_other_counts(folder,
     assert f"rank {first} is" in watch.failure(1, "log").text  # each waits, for whom is not known
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("in_time", [True, False])
+def test_of_ranks_that_hang_the_one_with_the_fewest_collectives_counts(folder, first, in_time):
+    """As on GPUs: rank 0 waits where it reads a value, not in a collective; the other's watchdog may come too late."""
+    watch = Watch(folder)
+    for rank, trace in enumerate([TRACE.replace("loader.py", "progress.py"), TRACE]):
+        alive(folder, rank, 4, dead())
+        ended = rank == 0 or in_time or rank == first
+        (folder / f"rank{rank}.trace").write_text("Timeout (0:10:00)!\n" * ended + trace)
+        (folder / f"rank{rank}.calls").write_bytes((41 - rank).to_bytes(8, "little"))
+        watch._seen[rank] = float(rank != first)
+    found = watch.failure(1, "log")
+    assert found.rank == 1 and found.text == "no progress for 600 s: rank 1 is at step 5 in /lib/loader.py:77"
+
+
 def test_stopped_ranks_have_not_failed(folder):
     watch = Watch(folder)
     assert watch.stopped() is None

@@ -17,10 +17,12 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plsc.distributed import calls
 from plsc.utils.files import read_regular
 
 _LOST_PEER = re.compile(
@@ -63,7 +65,7 @@ class Watch:
         self._halted: dict[int, dict[str, Any]] = {}
         for kind in ("alive", "json"):
             for rank in self._records(kind):
-                for suffix in ("alive", "json", "trace", "reserved"):
+                for suffix in ("alive", "json", "trace", "reserved", "calls"):
                     (folder / f"rank{rank}.{suffix}").unlink(missing_ok=True)
         self._oom_kills = _oom_kills()
 
@@ -126,14 +128,19 @@ class Watch:
             )
         first = self._first(times, raised, vanished)
         if first in vanished:
-            first = min(self._waited_for(first, vanished), key=times.__getitem__)
-            return Failure(self._of_vanished(first, vanished[first]["step"] + 1), rank=first)
+            cause = min(self._waited_for(first, vanished), key=times.__getitem__)
+            step = vanished[cause]["step"] + 1
+            if cause == first or _TIMEOUT.search(self._trace(cause)):
+                return Failure(self._of_vanished(cause, step), rank=cause)
+            return Failure(self._of_stuck(cause, _seconds(self._trace(first)), step), rank=cause)
         error = raised[first]
         waited_for = self._halted or vanished
         if waited_for and _LOST_PEER.search(
             error["message"]
         ):  # the others waited for it until the launcher killed it
-            stuck = min(waited_for, key=lambda rank: (waited_for[rank]["step"], self._seen.get(rank, 0)))
+            stuck = min(
+                self._behind(waited_for), key=lambda rank: (waited_for[rank]["step"], self._seen.get(rank, 0))
+            )
             record = waited_for[stuck]
             return Failure(
                 self._of_stuck(stuck, error["time"] - record["since"], record["step"] + 1), rank=stuck
@@ -171,19 +178,31 @@ class Watch:
     def _waited_for(self, first: int, vanished: dict[int, Any]) -> list[int]:
         """Return the ranks that the others waited for, else [first].
 
-        The watchdogs of ranks in a collective end them at the same time as that of the rank they wait for.
+        The watchdogs of ranks in a collective end them at the same time as that of the rank they wait for. That has
+        begun fewer collectives; where all have begun as many, it is one whose stack is not in a collective.
         """
+        if not _TIMEOUT.search(self._trace(first)):
+            return [first]
+        behind = self._behind(vanished)
+        if len(behind) < len(vanished):
+            return behind
         stacks = {
             rank: _main_thread(self._trace(rank)) for rank in vanished if _TIMEOUT.search(self._trace(rank))
         }
         at_work = [rank for rank, stack in stacks.items() if not _COLLECTIVE.search(stack)]
         return at_work if first in stacks and at_work else [first]
 
+    def _behind(self, ranks: Collection[int]) -> list[int]:
+        """Return those that have begun the fewest collectives; all where that is not known of each."""
+        begun = {rank: calls.read(self._folder / f"rank{rank}.calls") for rank in ranks}
+        if None in begun.values():
+            return list(ranks)
+        return [rank for rank in ranks if begun[rank] == min(begun.values())]
+
     def _of_vanished(self, rank: int, step: int) -> str:
         trace = self._trace(rank)
-        if timeout := _TIMEOUT.search(trace):
-            hours, minutes, seconds = map(int, timeout.groups())
-            return self._of_stuck(rank, 3600 * hours + 60 * minutes + seconds, step)
+        if _TIMEOUT.search(trace):
+            return self._of_stuck(rank, _seconds(trace), step)
         if crash := _CRASH.search(trace):
             return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
         if rank in self._ended:
@@ -213,6 +232,12 @@ def _is_record(kind: str, record: Any) -> bool:
     return isinstance(record, dict) and all(
         isinstance(record.get(name), type_) for name, type_ in fields.items()
     )
+
+
+def _seconds(trace: str) -> int:
+    """Return after how many seconds a rank's watchdog has ended it."""
+    hours, minutes, seconds = map(int, _TIMEOUT.search(trace).groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def _main_thread(trace: str) -> str:
