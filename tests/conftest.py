@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plsc.distributed import environment
+from plsc.evaluation.report import html
 from plsc.training.entry import RUN_FILES
 from plsc.utils.logging import setup
 
@@ -60,6 +61,14 @@ def nothing_in_the_repository():
     yield
     found = LEFTOVERS & (set(os.listdir(ROOT)) - before)
     assert not found, f"a test wrote {sorted(found)} into {ROOT}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reports_without_pictures():
+    """Drawing takes ten times as long as a tiny run; what looks at pictures asks for them by `tests.pictures.drawn`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "draw", lambda *_: [])
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,27 @@
-"""What the tests of pictures share: the style that they are drawn in, and something to draw."""
+"""What the tests of pictures share: the style that they are drawn in, something to draw, and reports that have pictures."""
+
+import contextlib
 
 import matplotlib
 import numpy as np
 import pytest
 
 from plsc.evaluation import identify, verify_distances
+from plsc.evaluation.report import figures, html
 from plsc.evaluation.report.style import STYLE
 
 
 @pytest.fixture(autouse=True)
 def style():
     with matplotlib.rc_context(STYLE):
+        yield
+
+
+@contextlib.contextmanager
+def drawn():
+    """Have pictures in the reports that are written inside the block; the tests' other reports have none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "draw", figures.draw)
         yield
 
 

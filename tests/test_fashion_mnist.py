@@ -14,6 +14,7 @@ from plsc.training.entry import Entry
 from plsc.utils.metrics import read_metrics
 from tests.idx_files import DATA, NAMES, ROOT, write_family
 from tests.launch import launch
+from tests.pictures import drawn
 
 CONFIG = ROOT / "configs" / "fashion_mnist_lenet.yaml"
 
@@ -71,7 +72,8 @@ def run(tmp_path_factory):
     write_family(folder)
     overrides = [f"Global.output_dir={folder / 'out'}", "Global.threads=1", *files(folder)]
     overrides += ["Global.epochs=8", "DataLoader.Train.batch_size=20", "DataLoader.Eval.batch_size=30"]
-    return folder / "out", overrides, Entry(CONFIG, overrides).train()
+    with drawn():
+        return folder / "out", overrides, Entry(CONFIG, overrides).train()
 
 
 def test_a_training_is_judged_by_the_heads_predictions(run):

@@ -18,6 +18,7 @@ from plsc.errors import UserError
 from plsc.training.embed import embed
 from plsc.utils.metrics import read_metrics
 from tests.float_samples import SHAPE, RecordingPairs, Whole
+from tests.pictures import drawn
 from tests.tiny_runs import TINY, assert_same_arrays, checkpoint
 
 DATA = [
@@ -47,7 +48,8 @@ def refused(call):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("float") / "run"
-    return folder, entry(folder).train()
+    with drawn():
+        return folder, entry(folder).train()
 
 
 def test_it_learns_and_the_report_names_the_worst_pairs(trained):

@@ -9,13 +9,9 @@ from pathlib import Path
 import paddle
 
 from plsc import distributed as d
-from plsc.backbones.iresnet import IResNet
+from plsc.backbones.small_resnet import SmallResNet
 from tests.tiny_runs import IMAGE_SHAPE, train
 from tests.training.test_network import Dropping
-
-
-class TinyIResNet(IResNet):
-    blocks = (1, 1, 1, 1)
 
 
 def run(folder: Path, net: paddle.nn.Layer, accumulate: int, *overrides: str) -> None:
@@ -36,12 +32,12 @@ if __name__ == "__main__":
             paddle.seed(0)
             run(folder / f"{name}-{accumulate}", Dropping(), accumulate, *head)
     for accumulate in (1, 2):
-        for recompute in ("false", "true"):
+        for recompute in ("false", "[stages, embed]"):
             paddle.seed(0)
-            net = TinyIResNet(8, IMAGE_SHAPE, dropout=0.2)
+            net = SmallResNet(8, IMAGE_SHAPE, [4, 6], [0, 1], dropout=0.2)
             sync = "Model.sync_batchnorm=" + ("true" if accumulate == 2 else "false")
             run(
-                folder / f"norm-{accumulate}-{recompute}",
+                folder / f"norm-{accumulate}-{recompute != 'false'}",
                 net,
                 accumulate,
                 f"Model.recompute={recompute}",

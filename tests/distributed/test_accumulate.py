@@ -52,6 +52,6 @@ def test_accumulated_steps_equal_those_of_the_whole_batch(runs, head):
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_recomputed_runs_have_the_same_bits(runs, ranks, accumulate):
-    plain, recomputed = (runs[ranks] / f"norm-{accumulate}-{asked}" for asked in ("false", "true"))
+    plain, recomputed = (runs[ranks] / f"norm-{accumulate}-{asked}" for asked in (False, True))
     assert rows(plain) == rows(recomputed)
     assert_same_arrays(checkpoint(plain, 7), checkpoint(recomputed, 7))

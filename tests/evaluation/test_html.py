@@ -10,6 +10,14 @@ import pytest
 
 from plsc.evaluation import classify, verify, verify_distances, verify_pairs
 from plsc.evaluation.report.html import WorstPair, write_report
+from tests.pictures import drawn
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_pictures():
+    with drawn():
+        yield
+
 
 PICTURES = ["curves.png", "roc.png", "det.png", "histogram.png", "worst_pairs.png"]
 

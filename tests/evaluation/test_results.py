@@ -1,5 +1,7 @@
 """What is left of an evaluation: the table, results.json, the report with all sets; worst pairs of images and templates."""
 
+import contextlib
+import io
 import json
 
 import numpy as np
@@ -8,13 +10,14 @@ import pytest
 from plsc.errors import UserError
 from plsc.evaluation import classify, identify, verify, verify_distances
 from plsc.evaluation.results import headlines, overfitting, read_compared, table, worst_of, write_results
-from tests.pictures import identification, verification
+from tests.pictures import drawn, identification, verification
 from tests.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseTemplates
 
 
-@pytest.fixture
-def written(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The page, what it is of, and what was printed."""
     pairs = NoisePairs()
     rng = np.random.default_rng(0)
     emb = rng.normal(size=(40, 8))
@@ -23,8 +26,10 @@ def written(tmp_path, capsys):
     results = {"people": identification(), "pairs": found, "clothes": classify(label, label // 2, 3)}
     sets = {"pairs": pairs, "people": None, "clothes": None}
     facts = {"checkpoint": "step-7", "main": "pairs", "flip": True}
-    page = write_results(tmp_path / "test", sets, results, [], "a: 1\n", {"verification": "good"}, facts)
-    return page, results, capsys.readouterr().out
+    folder = tmp_path_factory.mktemp("written") / "test"
+    with contextlib.redirect_stdout(io.StringIO()) as said, drawn():
+        page = write_results(folder, sets, results, [], "a: 1\n", {"verification": "good"}, facts)
+    return page, results, said.getvalue()
 
 
 def test_results_json_has_all_numbers(written):
