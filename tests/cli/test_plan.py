@@ -33,7 +33,8 @@ def test_one_point_is_a_line_through_nothing():
     assert plan.along([(10, 2.0)], 30) == pytest.approx(6.0)
 
 
-def test_the_backbone_has_the_arrays_of_its_optimizer():
+def test_the_backbone_has_the_arrays_of_its_optimizer(monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", "1")
     """Of a trained number its value, its gradient and the optimizer's; of a frozen one the value."""
     found = {
         "parameters": 1000,
@@ -49,6 +50,13 @@ def test_the_backbone_has_the_arrays_of_its_optimizer():
         assert disk == 4 * (1000 * (arrays - 1) + 50)
     averaged = case(10, 1, 16, "Global.ema={decay: 0.99}")
     assert plan.backbone_bytes(averaged, found)["averaged weights"] == 4 * 1050
+    assert plan.backbone_bytes(averaged, found).keys() == {"backbone", "averaged weights", "activations"}
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # as on a GPU
+    late = plan.backbone_bytes(averaged, {**found, "sample_bytes": 10})
+    # Weights and momentum that were trained, and the averages; three buffers of 16 samples.
+    assert (
+        late["copies to undo a step"] == 4 * (2 * 1000 + 1050) and late["buffers of samples"] == 3 * 16 * 10
+    )
     disk = plan.disk_needs(averaged, 1000, 50)["checkpoint"] - plan.disk_needs(averaged, 0)["checkpoint"]
     assert disk == 4 * (1000 * 3 + 50 * 2)
 

@@ -74,7 +74,8 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
         arguments = ["train", *(["-c", args.config] if args.config else []), "-o", *args.override, *given]
         lines: list[str] = []
         main = package.resolve() / "__main__.py"
-        code = launcher.launch(arguments, args.ranks, Path(folder, "log"), lines.append, main)
+        device = config.load(args.config, args.override).Global.device
+        code = launcher.launch(arguments, args.ranks, Path(folder, "log"), lines.append, main, device)
         if code:
             raise UserError(
                 f"the training by {package} ended with exit code {code}: {''.join(lines[-3:]).strip()}"

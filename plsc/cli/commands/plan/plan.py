@@ -89,7 +89,10 @@ def head_bytes(case: Case, rate: float) -> dict[str, int]:
 
 
 def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
-    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations."""
+    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; on a GPU also the
+    copies by which a step is undone, and the buffers that samples are sent to."""
+    from plsc.utils.device import Sender, asynchronous  # here: it imports Paddle
+
     if not measured["backbone"]:
         return {}
     trained, frozen = measured["parameters"], measured["frozen"]
@@ -97,7 +100,12 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     peak = _backbone_peak(case.batch, measured)
     average = {"averaged weights": 4 * (trained + frozen)} if case.cfg.Global.ema else {}
     activations = max(0, round(peak) - 4 * (2 * trained + frozen))
-    return {"backbone": weights, **average, "activations": activations}
+    parts = {"backbone": weights, **average, "activations": activations}
+    if asynchronous():
+        parts["copies to undo a step"] = weights - 4 * (trained + frozen) + sum(average.values())
+        of_samples = measured.get("sample_bytes", 0) * case.batch * case.accumulate
+        parts["buffers of samples"] = Sender.BUFFERS * of_samples
+    return parts
 
 
 def _backbone_peak(batch: int, measured: dict) -> float:
@@ -466,6 +474,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from plsc.cli.commands.plan.activations import counted
 
         measured = counted(cfg, shape)
+    pixel = 1 if dataset.preprocessing.dtype == "uint8" else 4
+    measured["sample_bytes"] = pixel * int(np.prod(shape))
     planned = plan(case, measured, _memory(args, measured, ranks), free)
     if args.config is None:
         name, shape = cfg.Model.name, " x ".join(map(str, dataset.preprocessing.shape))
