@@ -11,7 +11,9 @@ Try it: `pytest tests/checkpoint/test_manifest.py`.
 # ruff: noqa: UP045 - pydantic evaluates the annotations, and Python 3.9 has no X | None
 from __future__ import annotations
 
+import copy
 import errno
+import functools
 import json
 import re
 import stat
@@ -318,6 +320,12 @@ def config_sections(config: str) -> dict[str, Any]:
 
     Text that looks like a date stays text. Raises ValueError if it is not a config.
     """
+    return copy.deepcopy(_parse_sections(config))
+
+
+# Every save opens all checkpoints of the run, which have one config; to parse it takes as long as a small step.
+@functools.lru_cache(maxsize=8)
+def _parse_sections(config: str) -> dict[str, Any]:
     document = parse(config)
     if document.problems:
         raise ValueError(f"line {document.problems[0].line}: {document.problems[0].message}")
