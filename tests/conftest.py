@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from plsc.distributed import environment
+from plsc.distributed import environment, launcher
 from plsc.evaluation.report import html
 from plsc.training.entry import RUN_FILES
 from plsc.utils.logging import setup
+from tests.launch import Forking
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_")  # of the environment, which launches hand on
@@ -84,6 +85,13 @@ def nothing_for_the_next_test():
     if figures:
         pyplot.close("all")
     assert not figures, f"the test left {len(figures)} figures open"
+
+
+@pytest.fixture
+def launches_are_forked(tmp_path, monkeypatch):
+    """What plsc itself launches is forked like the tests' own launches; in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "subprocess", Forking)
 
 
 @pytest.fixture

@@ -71,3 +71,31 @@ def launch(
         raise AssertionError(f"launch of {script} on {ranks} ranks ended with {result.returncode}\n{tails}")
     result.stdout = "".join(ranks_said)
     return result
+
+
+class _ForkedPopen:
+    """Popen as plsc/distributed/launcher.py uses it, of a process that is forked and has ended when this returns."""
+
+    def __init__(self, command, *, env, stderr, **_):
+        done = run_forked(*command[1:], cwd=Path.cwd(), check=False, **env)
+        self.stdout = done.stdout.splitlines(keepends=True)
+        self.returncode = done.returncode
+        stderr.write(done.stderr.encode("utf-8", "surrogateescape"))
+
+    def wait(self):
+        return self.returncode
+
+
+def _run_forked_to_end(command, *, env, **_):
+    done = run_forked(*command[1:], cwd=Path.cwd(), check=False, **env)
+    done.stdout += done.stderr
+    return done
+
+
+class Forking:
+    """What plsc/distributed/launcher.py uses of the module subprocess, by processes that are forked."""
+
+    PIPE = subprocess.PIPE
+    STDOUT = subprocess.STDOUT
+    Popen = _ForkedPopen
+    run = staticmethod(_run_forked_to_end)

@@ -76,6 +76,7 @@ def test_workers_and_the_thread_make_the_same_run(trained, tmp_path):
     assert_same_arrays(checkpoint(tmp_path), checkpoint(trained[0]))
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_two_ranks_train_with_workers(tmp_path):
     linear = ['Model={name: "tests.tiny_runs:Linear", embedding_size: 8}', "Global.max_steps=4"]
     entry(tmp_path / "one", *linear).train()

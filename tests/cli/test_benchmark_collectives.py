@@ -8,6 +8,7 @@ from plsc.cli.commands.benchmark import benchmark
 from plsc.errors import UserError
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_two_ranks_have_a_row_for_each_collective_and_size(tmp_path, capsys):
     files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "found.png")]
     assert benchmark.main(["collectives", "--kb", "1", "3", "--runs", "2", *files]) == 0

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from plsc.cli.commands.benchmark import benchmark, plan
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_a_case_is_planned_and_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plan, "CASES", [(3000, 16, 8, 1, 0.5, ["Head.bank=host"])])
     target = tmp_path / "plan.json"

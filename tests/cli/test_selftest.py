@@ -27,6 +27,7 @@ def test_passes_on_this_process_and_shows_a_table(capsys):
     assert all(" pass " in line for line in said[5 : 5 + len(PARTS)]) and said[-1] == "all parts passed"
 
 
+@pytest.mark.usefixtures("launches_are_forked")
 def test_passes_on_two_ranks(tmp_path):
     rows = launch_parts(list(PARTS), 2, "cpu", tmp_path)
     assert [row.part for row in rows] == list(PARTS) and not failed(rows), rows
