@@ -44,11 +44,11 @@ class Poisoned(Linear):
         return x
 
 
-def poisoned(output, bad: dict[int, str], *overrides: str, rank: int = 0, value="nan") -> Trainer:
+def poisoned(output, bad: dict[int, str], *overrides: str, rank: int = 0, value="nan", **parts) -> Trainer:
     """A trainer that meets, at these steps (from 1) of this rank, a bad "embedding", "gradient" or "centres" (their gradient)."""
     paddle.seed(0)
     net = Poisoned()
-    trainer = make_trainer(output, *overrides, backbone=net)
+    trainer = make_trainer(output, *overrides, backbone=net, **parts)
     amount = float(value)
 
     def factor(step: int, what: str) -> float:

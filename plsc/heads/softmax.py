@@ -178,7 +178,7 @@ class SoftmaxHead:
         it, with the labels of that step; counts: as of the call."""
         label_B = label_B.flatten()
         counts = distributed.gather_counts(len(label_B)) if counts is None else counts
-        label_N = (distributed.gather_rows(label_B, counts) if self.sharded else label_B).numpy()
+        label_N = distributed.gather_rows(label_B, counts).numpy()
         outside = np.flatnonzero((label_N < 0) | (label_N >= self.shard.num_classes))
         raise UserError(
             f"sample {int(outside[0])} of the {len(label_N)} in this step has label {int(label_N[outside[0]])}, but "

@@ -6,11 +6,16 @@ And of going back after too many. Argument: a folder for the runs.
 import io
 import json
 import logging
+import re
+import signal
 import sys
 from pathlib import Path
 
 from plsc import distributed as d
+from plsc.distributed.guard import Guard
+from plsc.errors import UserError
 from plsc.training.divergence import DivergedError
+from plsc.utils.device import asynchronous
 from plsc.utils.logging import get_logger, setup
 from tests.poison import everything, poisoned
 from tests.tiny_runs import checkpoint, checkpoints
@@ -91,6 +96,47 @@ assert everything(other) == everything(trainer) and other.scaler.overflows == 0
 again = poisoned(folder / "again", {}, *FLOAT16)
 again.train(None)
 assert everything(again) != everything(trainer), "the third step changes nothing by itself"
+
+# A signal that one rank gets stops all of them after the same step, and the resumed run has the same bits.
+guard = Guard()
+cut = poisoned(folder / "cut", {}, *FLOAT16, signals=guard)
+forward = cut.network.forward
+
+
+def asked(images, step):
+    guard.signal = signal.SIGTERM if step >= 1 and r == W - 1 else 0
+    return forward(images, step)
+
+
+cut.network.forward = asked
+cut.train(None)
+assert (cut.step, guard.stopped) == (3 if asynchronous() else 2, "SIGTERM")
+on = poisoned(folder / "cut", {}, *FLOAT16)
+on.resume(checkpoint(folder / "cut", cut.step))
+on.train(None)
+found, whole = (
+    {key: value for key, value in everything(run).items() if "norm._" not in key} for run in (on, again)
+)
+assert found == whole  # but for rank 0's running statistics, which all ranks resume with
+
+# A label that is no class, on one rank: all refuse it by the same line.
+for head in ("dist_arcface",):
+    trainer = poisoned(folder / head, {}, *overrides, f"Head.name={head}")
+    step = trainer.train_step
+
+    def strayed(images, labels, *others, trainer=trainer, step=step):
+        return step(images, labels + 23 * (trainer.step == 2 and r == W - 1), *others)
+
+    trainer.train_step = strayed
+    try:
+        trainer.train(None)
+        line = "it did not end"
+    except UserError as error:
+        line = str(error)
+    assert re.fullmatch(
+        rf"sample {12 - 12 // W} of the 12 in this step has label \d+, but labels .*; {12 // W} such .*", line
+    )
+    assert set(d.gather_objects(line)) == {line}
 
 # Not because data parallel spreads an inf: without it the other ranks' own gradients are finite.
 trainer = poisoned(folder / "alone", {2: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
