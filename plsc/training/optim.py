@@ -64,11 +64,13 @@ def warmup_steps(cfg: LRSchedulerCfg, steps_per_epoch: int) -> int:
 
 
 class Part(NamedTuple):
-    """One of Paddle's optimizers, without grad_clip, and its share of the backbone."""
+    """One of Paddle's optimizers, without grad_clip, and its share of the backbone. merged: whether it may
+    update all parameters by one launch."""
 
     optimizer: paddle.optimizer.Optimizer
     parameters: list[paddle.Tensor]
     lr_scale: float = 1.0
+    merged: bool = False
 
 
 class BackboneOptimizer:
@@ -124,6 +126,8 @@ class BackboneOptimizer:
             for parameter, gradient in self._clip(gradients):
                 parameter.grad = gradient
         for part in self._parts:
+            if part.merged:  # it pairs gradients with all parameters, by their order: none may be missing
+                part.optimizer._use_multi_tensor = all(p.grad is not None for p in part.parameters)
             part.optimizer.step()
 
     def clear_grad(self) -> None:
@@ -169,21 +173,22 @@ def build_optimizer(
         raise UserError(
             f"Model: {type(backbone).__name__} has no parameters that are trained; give it some, or leave them unfrozen"
         )
-    made = [
-        Part(_make(cfg, parameters, decay), parameters, lr_scale)
-        for (lr_scale, decay), parameters in parts.items()
-    ]
+    made = []
+    for (lr_scale, decay), parameters in parts.items():
+        merged = cfg.name == "Momentum" and all(p.dtype == paddle.float32 for p in parameters)
+        made.append(Part(_make(cfg, parameters, decay, merged), parameters, lr_scale, merged))
     return BackboneOptimizer(cfg.name, made, cfg.clip_norm)
 
 
 def _make(
-    cfg: OptimizerCfg, parameters: list[paddle.Tensor], decay: float | None
+    cfg: OptimizerCfg, parameters: list[paddle.Tensor], decay: float | None, merged: bool
 ) -> paddle.optimizer.Optimizer:
     """Make Paddle's optimizer of a config for some parameters; decay None: the default of its class."""
     rate = 1.0  # never used: set_lr comes first
     if cfg.name == "Momentum":
+        nesterov = cfg.nesterov
         return paddle.optimizer.Momentum(
-            rate, cfg.momentum, parameters, use_nesterov=cfg.nesterov, weight_decay=decay
+            rate, cfg.momentum, parameters, nesterov, decay, use_multi_tensor=merged
         )
     if cfg.name == "AdamW":
         betas = cfg.beta1, cfg.beta2

@@ -122,3 +122,29 @@ def test_momentum_gathers_the_steps():
         optimizer.clear_grad()
     # velocities 1 and 0.5 * 1 + 1, at the rates of their steps
     assert net.weight.numpy() - before == pytest.approx(-(0.1 * 1 + 0.2 * 1.5), rel=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_one_launch_updates_as_one_for_each_parameter_does(nesterov):
+    """Bit for bit; and a step in which a parameter has no gradient leaves that one alone."""
+    optimizers = []
+    for merged in (True, False):
+        paddle.seed(0)
+        net = nn.Sequential(nn.Linear(6, 4), nn.PReLU(4), nn.Linear(4, 3))
+        cfg = OptimizerCfg(name="Momentum", momentum=0.9, nesterov=nesterov, weight_decay=0.01)
+        optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
+        if not merged:
+            optimizer._parts = [part._replace(merged=False) for part in optimizer._parts]
+            for part in optimizer._parts:
+                part.optimizer._use_multi_tensor = False
+        for step in range(5):
+            x = paddle.to_tensor(np.random.default_rng(step).normal(size=(8, 6)).astype("float32"))
+            last = 1 if step in (0, 3) else 3
+            net[:last](x).square().mean().backward()
+            kept = net[2].weight.numpy()
+            optimizer.set_lr(0.1 / (step + 1))
+            optimizer.step()
+            optimizer.clear_grad()
+            assert (net[2].weight.numpy() == kept).all() == (last == 1)
+        optimizers.append([parameter.numpy().tobytes() for parameter in net.parameters()])
+    assert optimizers[0] == optimizers[1]
