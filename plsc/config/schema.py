@@ -359,9 +359,9 @@ class HeadCfg(Section):
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
     bank_folder: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
-    logits_budget_mb: float = Field(256.0, gt=0, json_schema_extra=NOT_TRAINING)
-    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the
-    memory. Results do not depend on it."""
+    logits_budget_mb: Optional[float] = Field(None, gt=0, json_schema_extra=NOT_TRAINING)
+    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the memory.
+    Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
     compute_dtype: Optional[Literal["float32", "bfloat16", "float16"]] = None
     """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on GPUs,
     and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null: the dtype of

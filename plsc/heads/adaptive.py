@@ -61,10 +61,13 @@ class AdaFace(Margin):
     def observe(self, norm_N):
         self._before = self.mean, self.deviation
         norm_N = norm_N.clip(self.EDGE, 100.0)
-        if norm_N.shape[0] < 2:
+        if len(norm_N) < 2:
             return  # one sample has no deviation
-        self.mean = _running(self.mean, self.momentum, norm_N.mean())
-        self.deviation = _running(self.deviation, self.momentum, norm_N.std())
+        mean = norm_N.mean()
+        off_N = norm_N - mean
+        deviation = ((off_N * off_N).sum() / (len(norm_N) - 1)).sqrt()  # Tensor.std would wait for the device
+        self.mean = _running(self.mean, self.momentum, mean)
+        self.deviation = _running(self.deviation, self.momentum, deviation)
 
     def settle(self, ok):
         mean, deviation = self._before

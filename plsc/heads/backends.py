@@ -10,17 +10,20 @@ pass needs, and writes the gradients of the rows to the bank.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import paddle
+from paddle import _C_ops
 
 from plsc import distributed
-from plsc.heads.blocks import plan_blocks
+from plsc.heads.blocks import Block, Rounded, TargetRows, count_up, plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.utils import kernels
+from plsc.utils.device import on_gpu
 from plsc.utils.tensors import tensor_of
 
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
@@ -30,41 +33,44 @@ LOWEST = -1e30  # stands for "no other logit": finite, so that differences with 
 class BackendInput:
     """The inputs of a backend for one step.
 
-    scaled_ND: the samples times the head's scale. row_P: those whose class is in the shard; rows: the same as
-    a tensor; column_P: their classes, rising, as the bank's selected rows are counted. cosines: of each
-    sample with its class, without and with margin [N, 1], for a margin that changes the other logits.
-    inspected: whether the caller wants the logits themselves. bounds: int64 [2, N], first and last + 1 of the selected
-    classes in the range of a sample's class; None: all. most: the samples that blocks are planned for, the same on
-    every rank where the ranks add up the gradients of each block.
+    scaled_ND: the samples times the head's scale. cosines: of each sample with its class, without and with
+    margin [N, 1], for a margin that changes the other logits. most: the samples that blocks are planned for.
+
+    For KernelBackend. row_P: the samples whose class is in the shard. column_P: their classes, rising, as the
+    bank's selected rows are counted. bounds: int64 [2, N], first and last + 1 of the selected classes that a
+    sample competes with; None: all.
+
+    For PaddleBackend. owned_N: 1 of the samples whose class is in the shard, else 0. column_N: their classes,
+    as the bank's selected rows are counted, 0 of the others. targets: the classes' rows. ranges: the number of
+    each sample's range of classes [N], and of each selected row's [K]; None: there is one.
     """
 
     scaled_ND: paddle.Tensor
-    row_P: np.ndarray
-    column_P: np.ndarray
-    rows: paddle.Tensor
     cosines: tuple[paddle.Tensor, paddle.Tensor] | None
     most: int
-    inspected: bool = False
+    row_P: np.ndarray | None = None
+    column_P: np.ndarray | None = None
     bounds: np.ndarray | None = None
+    owned_N: paddle.Tensor | None = None
+    column_N: paddle.Tensor | None = None
+    targets: TargetRows | None = None
+    ranges: tuple[paddle.Tensor, paddle.Tensor] | None = None
 
 
-def choose_backend(head, given: BackendInput, keep: bool | None) -> PaddleBackend | KernelBackend:
-    """Make the fastest backend for this step.
+def takes_kernels(head, inspected: bool) -> bool:
+    """Say whether `KernelBackend` can do a step of the head, whose bank has selected its rows, on this device.
 
-    Args:
-        head: the SoftmaxHead, with its bank, its margin and its settings.
-        keep: whether exponentials are kept for backward; None: if they fit into the budget.
+    inspected: whether the caller wants the logits themselves.
     """
-    able = (
+    return (
         by_kernels(head.compute_dtype)
-        and given.scaled_ND.place.is_cpu_place()
+        and not on_gpu()
         and head.bank.selected > 0
-        and not given.inspected
+        and not inspected
         and head.sub_centres == 1
         and not (head.margin and head.margin.has_others)
         and head.bank.host_rows("centres") is not None
     )
-    return (KernelBackend if able else PaddleBackend)(head, given, keep)
 
 
 def by_kernels(dtype: str) -> bool:
@@ -76,7 +82,7 @@ def by_kernels(dtype: str) -> bool:
 def multiplies_slowly(dtype: str, margin, sub_centres: int) -> bool:
     """Say whether products of this dtype take longer here than float32's: on a CPU without kernels for them,
     where Paddle's ops round the numbers and then multiply in float32."""
-    if dtype == "float32" or not paddle.get_device().startswith("cpu"):
+    if dtype == "float32" or on_gpu():
         return False
     known = sub_centres == 1 and not (margin and margin.has_others)
     return not (known and by_kernels(dtype))
@@ -152,7 +158,8 @@ class KernelBackend:
         max_N, sum_N = tensor_of(max_N), tensor_of(sum_N)
         return max_N, max_N, sum_N
 
-    def backward(self, lse_N, dtarget_P, x_ND, factor) -> paddle.Tensor:
+    def backward(self, lse_N, dtarget_N, x_ND, factor) -> paddle.Tensor:
+        dtarget_P = dtarget_N.numpy()[self.given.row_P] if len(self.given.row_P) else None
         grads = {name: self.bank.gradient(name) for name in self.bank.names}
         if self.given.bounds is None:
             (part,) = self.parts
@@ -177,7 +184,7 @@ class KernelBackend:
             rows = {name: grad[part.start : part.stop] for name, grad in grads.items()}
             grad_ND[part.sample_n] = part.softmax.backward(
                 _of_samples(lse_N, part.sample_n),
-                None if dtarget_P is None else dtarget_P.numpy()[part.targets],
+                None if dtarget_P is None else dtarget_P[part.targets],
                 _of_samples(x_ND, part.sample_n),
                 rows["centres"],
                 rows.get("bias"),
@@ -204,13 +211,20 @@ def _of_samples(x_N: paddle.Tensor, sample_n: np.ndarray | None) -> paddle.Tenso
 
 
 class PaddleBackend:
-    """Runs Paddle's ops, a block of classes at a time."""
+    """Runs Paddle's ops, a block of classes at a time, on all N samples: nothing that it does depends on a value,
+    so that the host never waits for the device.
+
+    The softmax of a block, without the samples' own classes, is made in the logits' memory. With its maximum M_b
+    and sum R_b of exp(logit - M_b), the gradient by a logit is the softmax times R_b exp(M_b - lse), a number of
+    the sample, which goes into the [N, D] factors of the products. 1 / R_b is the largest number of the softmax.
+    """
 
     def __init__(self, head, given: BackendInput, keep: bool | None):
         self.given = given
         self.head = head
         self.margin = head.margin
         self.bank = head.bank
+        self.hooked = self.margin is not None and self.margin.has_others
         block, fits = plan_blocks(
             given.most,
             self.bank.selected,
@@ -219,74 +233,88 @@ class PaddleBackend:
             head.budget,
             head.compute_dtype,
         )
-        self.hooked = self.margin is not None and self.margin.has_others
-        if self.hooked or self.head.sub_centres > 1:
-            keep = False  # backward needs the slopes and the nearest sub-centres again, not the exponentials alone
-        self.blocks = [
+        self.spans = [
             (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
         ]
-        self.kept: list | None = [] if (fits if keep is None else keep) else None
+        keep = (fits if keep is None else keep) and head.sub_centres == 1
+        self._kept: list[tuple[Block, Rounded]] | None = [] if keep else None
+        self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
+        self._x_ND = head.similarity.round_samples(given.scaled_ND, head.compute_dtype)
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
         their maximum, their maximum before the margin's hook, and the sum of exp(logit - maximum)."""
-        # The numbers of a block without classes, for a shard that has none.
         samples = len(self.given.scaled_ND)
-        plain, maxima, sums = [[paddle.full([samples], value)] for value in (LOWEST, LOWEST, 0.0)]
-        for start, stop in self.blocks:
-            exp_Nb, plain_N, _, _ = self.logits(start, stop)
-            max_N = exp_Nb.max(axis=1).clip(min=LOWEST) if self.hooked else plain_N
-            exp_Nb.subtract_(max_N.unsqueeze(1)).exp_()
-            plain.append(plain_N)
-            maxima.append(max_N)
-            sums.append(exp_Nb.sum(axis=1))
-            if self.kept is not None:
-                self.kept.append((exp_Nb, max_N))
-        maxima_bN, sums_bN = paddle.stack(maxima), paddle.stack(sums)
+        if not self.spans:
+            lowest_N = paddle.full([samples], LOWEST)
+            return lowest_N, lowest_N, paddle.zeros([samples])
+        plain = []
+        for span in self.spans:
+            block = self._block(*span)
+            logit_Nb, plain_Nb, slope_Nb, nearest_NbJ = self._logits(block)
+            max_N = logit_Nb.max(axis=1)
+            plain.append(max_N if plain_Nb is None else plain_Nb.max(axis=1))
+            _C_ops.softmax_(logit_Nb, 1)
+            self._shares.append((max_N, logit_Nb.max(axis=1).reciprocal()))
+            if self._kept is not None:
+                self._kept.append((block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)))
+        if len(self.spans) == 1:
+            ((max_N, sum_N),) = self._shares
+            return max_N, plain[0], sum_N
+        maxima_bN, sums_bN = (paddle.stack(each) for each in zip(*self._shares))
         max_N = maxima_bN.max(axis=0)
         sum_N = (sums_bN * (maxima_bN - max_N).exp()).sum(axis=0)
         return max_N, paddle.stack(plain).max(axis=0), sum_N
 
-    def logits(self, start: int, stop: int):
-        """Compute a block's scaled logits [N, b], targets at -inf; their row maximum before the margin's hook
-        [N]; the hook's slopes [N, b] and the nearest sub-centres [N, b, J], None where there are none."""
-        logit_Nb, nearest_NbJ = self.head.similarity.logits(
-            self.given.scaled_ND, start, stop, self.head.compute_dtype
-        )
-        logit_Nb = self._without_other_ranges(logit_Nb, start, stop)
-        # -inf, not the plain target: that may exceed the normaliser, which holds the target with margin.
-        self.set_targets(logit_Nb, start, stop, float("-inf"))
-        max_N = logit_Nb.max(axis=1).clip(min=LOWEST)
+    def logits(self) -> paddle.Tensor:
+        """Compute the scaled logits of all classes, [N, S], the samples' own far below all others; for small
+        problems."""
+        return self._logits(self._block(0, self.bank.selected))[0]
+
+    def _block(self, start: int, stop: int) -> Block:
+        return Block(self.head.similarity, start, stop, self.head.compute_dtype)
+
+    def _logits(self, block: Block) -> tuple[paddle.Tensor, ...]:
+        """Compute a block's scaled logits [N, b], targets at LOWEST; the same before the margin's hook and the
+        hook's slopes [N, b], None where there is no hook; the nearest sub-centres [N, b, J] or None."""
+        logit_Nb, nearest_NbJ = block.logits(self._x_ND)
+        self._leave_out(logit_Nb, block.start, block.stop)
         if not self.hooked:
-            return logit_Nb, max_N, None, nearest_NbJ
+            return logit_Nb, None, None, nearest_NbJ
         cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.given.cosines)
-        return cos_Nb * self.head.scale, max_N, slope_Nb, nearest_NbJ
+        return cos_Nb * self.head.scale, logit_Nb, slope_Nb, nearest_NbJ
 
-    def _without_other_ranges(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-        """Set the logits of classes outside the range of a sample's class to -inf."""
-        if self.given.bounds is None:
-            return logit_Nb
-        first_N, stop_N = self.given.bounds
-        if (first_N <= start).all() and (stop <= stop_N).all():
-            return logit_Nb
-        class_b = paddle.arange(start, stop)
-        first_N1, stop_N1 = (tensor_of(bound_N).unsqueeze(1) for bound_N in (first_N, stop_N))
-        inside_Nb = (first_N1 <= class_b) & (class_b < stop_N1)
-        return paddle.where(inside_Nb, logit_Nb, paddle.full([], float("-inf")))
+    def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
+        """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which may
+        exceed the normaliser that holds the target with margin, of other ranges, and of unused rows."""
+        given = self.given
+        sample_N = count_up(len(logit_Nb))
+        own_N = given.owned_N
+        column_N = given.column_N
+        if (start, stop) != (0, self.bank.selected):
+            own_N = own_N * ((start <= column_N) & (column_N < stop)).astype("float32")
+            column_N = (column_N - start).clip(0, stop - start - 1)
+        _C_ops.index_put_(logit_Nb, [sample_N, column_N], own_N * LOWEST, True)
+        first = max(start, self.bank.certain)
+        if first < stop:
+            column_u = count_up(stop - start)[first - start :]
+            unused_u = self.bank.unused[first - self.bank.certain : stop - self.bank.certain]
+            indices = [sample_N.unsqueeze(1), column_u.unsqueeze(0)]
+            _C_ops.index_put_(logit_Nb, indices, unused_u * LOWEST, True)
+        if given.ranges is not None:
+            range_N, range_K = given.ranges
+            other_Nb = range_N.unsqueeze(1) != range_K[start:stop].unsqueeze(0)
+            logit_Nb.add_(other_Nb.astype("float32").scale_(LOWEST))
 
-    def set_targets(self, x_Nb: paddle.Tensor, start: int, stop: int, value_P: paddle.Tensor | float) -> None:
-        """Overwrite the block's target entries in place with their part of `value_P` (or with one number)."""
-        first, last = np.searchsorted(self.given.column_P, [start, stop])
-        if first == last:
-            return
-        columns = tensor_of(self.given.column_P[first:last] - start)
-        value = paddle.full([], value_P) if isinstance(value_P, float) else value_P[first:last]
-        x_Nb.index_put_((self.given.rows[first:last], columns), value)
+    def _weights(self, block: Block, softmax_Nb, slope_Nb, nearest_NbJ) -> Rounded:
+        if slope_Nb is not None:
+            softmax_Nb.multiply_(slope_Nb)
+        return block.round_weights(softmax_Nb, nearest_NbJ)
 
     def backward(
         self,
         lse_N: paddle.Tensor,
-        dtarget_P: paddle.Tensor | None,
+        dtarget_N: paddle.Tensor,
         x_ND: paddle.Tensor,
         factor: paddle.Tensor,
     ) -> paddle.Tensor:
@@ -295,43 +323,53 @@ class PaddleBackend:
 
         Args:
             lse_N: logarithm of the samples' whole denominators.
-            dtarget_P: gradient by the targets' logits; None where there are none.
+            dtarget_N: gradient by the targets' logits; 0 where the target is in another shard.
             x_ND: the scaled embeddings times `factor`.
             factor: gradient of the mean loss over the number of samples.
         """
-        grad_ND = paddle.zeros_like(x_ND)
-        for number, (start, stop) in enumerate(self.blocks):
-            dlogit_Nb, nearest_NbJ = self._probabilities(number, lse_N)
-            if dtarget_P is not None:
-                self.set_targets(dlogit_Nb, start, stop, dtarget_P)
-            part_ND, centre_grad = self.head.similarity.gradient(
-                dlogit_Nb, nearest_NbJ, x_ND, start, stop, self.head.compute_dtype
-            )
-            grad_ND += part_ND
-            self._to_bank("centres", start, stop, centre_grad)
+        if not self.spans:
+            return paddle.zeros_like(x_ND)
+        grad_ND, by_row_ND = self.given.targets.gradient(dtarget_N, x_ND)
+        for number, (max_N, sum_N) in enumerate(self._shares):
+            block, weight_Nb = self._probabilities(number)
+            share_N1 = (sum_N * (max_N - lse_N).exp()).unsqueeze(1)
+            part_ND, by_rows = block.gradient(weight_Nb, share_N1, x_ND)
+            grad_ND.add_(part_ND)
+            self.bank.set_gradient("centres", block.start, block.stop, by_rows)
             if self.bank.bias:
-                self._to_bank("bias", start, stop, dlogit_Nb.sum(axis=0) * factor)
-        self.kept = None
+                by_bias = paddle.matmul(share_N1 * factor, weight_Nb.whole(), transpose_x=True)
+                self.bank.set_gradient("bias", block.start, block.stop, by_bias.flatten())
+        self._kept = None
+        self._add_targets("centres", by_row_ND)
+        if self.bank.bias:
+            self._add_targets("bias", dtarget_N * factor)
+        if not self.head.sharded:
+            for grad in self.bank.gradients().values():
+                distributed.all_reduce(grad)
         return grad_ND
 
-    def _probabilities(self, number: int, lse_N) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compute the softmax of block `number` times the hook's slopes, [N, b], 0 at the targets, and the
-        nearest sub-centres."""
-        if self.kept is not None:
-            exp_Nb, max_N = self.kept[number]
-            self.kept[number] = None
-            return exp_Nb.multiply_((max_N - lse_N).exp().unsqueeze(1)), None
-        logit_Nb, _, slope_Nb, nearest_NbJ = self.logits(*self.blocks[number])
-        prob_Nb = logit_Nb.subtract_(lse_N.unsqueeze(1)).exp_()
-        if slope_Nb is not None:
-            # At the targets, 0 times a slope of -inf: they are overwritten, but NaN would not be.
-            prob_Nb = prob_Nb * slope_Nb.clip(min=LOWEST)
-        return prob_Nb, nearest_NbJ
+    def _probabilities(self, number: int) -> tuple[Block, Rounded]:
+        """Return the softmax of block `number` times the hook's slopes, [N, b], 0 at the targets."""
+        if self._kept is not None:
+            kept = self._kept[number]
+            self._kept[number] = None
+            return kept
+        block = self._block(*self.spans[number])
+        logit_Nb, _, slope_Nb, nearest_NbJ = self._logits(block)
+        _C_ops.softmax_(logit_Nb, 1)
+        return block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)
 
-    def _to_bank(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
-        if not self.head.sharded:
-            distributed.all_reduce(grad)
-        self.bank.set_gradient(name, start, stop, grad)
+    def _add_targets(self, name: str, part_N: paddle.Tensor) -> None:
+        """Add the samples' gradients by their own rows to the bank's. Each of k samples of one class adds the k-th
+        part of their sum, so that the result does not depend on the order in which a GPU adds."""
+        self.bank.add_gradient(name, self.given.column_N, paddle.matmul(self._mean_of_class, part_N))
+
+    @functools.cached_property
+    def _mean_of_class(self) -> paddle.Tensor:
+        """[N, N]: 1 / k where two samples have the same class, as k of the samples have."""
+        column_N = self.given.column_N
+        same_NN = (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")
+        return same_NN / same_NN.sum(axis=1, keepdim=True)
 
 
 class Workspace:

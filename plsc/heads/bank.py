@@ -11,6 +11,7 @@ ranks starts from the same centres.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 
@@ -23,7 +24,7 @@ from plsc.heads.kernels import rows as row_kernels
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.utils import kernels
 from plsc.utils.bfloat16 import float32_of
-from plsc.utils.device import asynchronous
+from plsc.utils.device import asynchronous, on_gpu
 from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import tensor_of
 
@@ -31,7 +32,8 @@ _INIT_ROWS = 4096  # rows that share one random stream; changing it changes ever
 
 _NUMBERS_AT_ONCE = 1 << 30  # that one reduction on a device adds up: some count them in 32 bits
 
-_UPDATE_ROWS = 4096  # selected rows that are fetched, updated and written back at a time
+_UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
+_UPDATE_NUMBERS = 1 << 28  # of each array that a GPU updates at a time: an update has temporaries as large
 
 
 def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
@@ -64,6 +66,8 @@ class Bank(ABC):
     """
 
     itemsize = 4  # bytes of a stored number, also in a checkpoint
+    on_device = False  # whether rows can be selected by a tensor, with `select_on_device`
+    has_zeros = True  # whether centres of length 0 may be among the rows
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
         self.shard = shard
@@ -94,6 +98,21 @@ class Bank(ABC):
     def index(self) -> np.ndarray:
         """The selected rows, int64 [K], rising."""
         return np.arange(self.shard.size) if self._index_K is None else self._index_K
+
+    @property
+    def index_tensor(self) -> paddle.Tensor:
+        """The selected rows on the device, int64 [K]; the shard's size for one that is not used."""
+        return tensor_of(self.index)
+
+    @property
+    def certain(self) -> int:
+        """How many of the K selected rows, the first ones, are used for certain; see `unused`."""
+        return self.selected
+
+    @property
+    def unused(self) -> paddle.Tensor:
+        """1 of the selected rows from `certain` on that are not used, else 0: float32 on the device."""
+        return paddle.zeros([0])
 
     def select(self, index_K: np.ndarray | None) -> None:
         """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of
@@ -146,8 +165,9 @@ class Bank(ABC):
     @abstractmethod
     def _update(self, update: Update, step: int, ok: paddle.Tensor | None) -> None: ...
 
-    def squares(self) -> tuple[float, float]:
-        """Sum the squares of the selected centres, and of their gradient; both on this rank."""
+    def squares(self) -> tuple[float, float] | paddle.Tensor:
+        """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading them
+        would wait, they are a tensor [2]."""
         centres = gradient = 0.0
         for start in range(0, self.selected, _UPDATE_ROWS):
             stop = min(start + _UPDATE_ROWS, self.selected)
@@ -157,12 +177,8 @@ class Bank(ABC):
 
     def squares_of_gradients(self) -> paddle.Tensor:
         """Sum the squares of the gradients on this rank, float32 scalar on the device."""
-        total = paddle.zeros([], "float32")
-        for grad in self.gradients().values():
-            rows = max(1, _NUMBERS_AT_ONCE * len(grad) // max(1, grad.size))
-            for start in range(0, len(grad), rows):
-                total = total + _C_ops.squared_l2_norm(grad[start : start + rows]).sum()
-        return total
+        totals = [_sum_of_squares(grad) for grad in self.gradients().values()]
+        return paddle.add_n(totals) if totals else paddle.zeros([])
 
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
@@ -171,8 +187,15 @@ class Bank(ABC):
 
     def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
         """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
-        set before it."""
-        paddle.assign(grad, output=self.gradient(name)[start:stop])
+        set before it. That of all rows is kept as it is given."""
+        if stop - start == self.selected:
+            self._grads[name] = grad
+        else:
+            paddle.assign(grad, output=self.gradient(name)[start:stop])
+
+    def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
+        """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]."""
+        _C_ops.index_add_(self._grads[name], number_N, part_N, 0)
 
     def gradient(self, name: str) -> paddle.Tensor:
         """Return the memory for the gradient of the selected rows, [K, width] or [K], for a caller that
@@ -217,6 +240,16 @@ class Bank(ABC):
         any split of the classes."""
 
 
+def _sum_of_squares(rows: paddle.Tensor) -> paddle.Tensor:
+    """Sum the squares, however many numbers there are -> float32 scalar on the device."""
+    piece = max(1, _NUMBERS_AT_ONCE * len(rows) // max(1, rows.size))
+    totals = [
+        _C_ops.squared_l2_norm(rows[start : start + piece]).reshape([])
+        for start in range(0, len(rows), piece)
+    ]
+    return paddle.add_n(totals) if totals else paddle.zeros([])
+
+
 def _square(rows: paddle.Tensor) -> float | paddle.Tensor:
     """Sum the squares; on a device the sum stays there."""
     if kernels.library() and rows.place.is_cpu_place():
@@ -232,67 +265,203 @@ def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np
 
 
 class DeviceBank(Bank):
-    """Keeps the rows on the device that Paddle computes on; without sampling they are used in place."""
+    """Keeps the rows on the device that Paddle computes on; without sampling they are used in place.
+
+    Each array has one row more than the shard has classes, for numbers that nobody needs: where an update
+    must not change a row, decided by a value on the device, it is written there.
+    """
+
+    on_device = True
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
-        self._arrays = {name: paddle.to_tensor(rows) for name, rows in _initial_values(self, std, seed)}
+        self._tables = {}
         for name in self.names:
-            for moment in self.moments_of(name):
-                self._arrays[moment] = paddle.zeros_like(self._arrays[name])
+            shape = [shard.size + 1, width] if name == "centres" else [shard.size + 1]
+            for array in (name, *self.moments_of(name)):
+                self._tables[array] = paddle.zeros(shape)
+        self._arrays = {name: table[: shard.size] for name, table in self._tables.items()}
+        self.has_zeros = False
+        for name, rows in _initial_values(self, std, seed):
+            self._write(name, 0, rows)
         self.select(None)
+
+    def _write(self, name: str, start: int, rows: np.ndarray) -> None:
+        """Overwrite the rows from `start` on."""
+        for first in range(0, len(rows), _INIT_ROWS):
+            given = rows[first : first + _INIT_ROWS]
+            place = self._arrays[name][start + first : start + first + len(given)]
+            paddle.assign(paddle.to_tensor(given), output=place)
+            if name == "centres":
+                self.has_zeros = self.has_zeros or not given.any(axis=1).all()
+
+    # -- the rows of a step -------------------------------------------------------------------------------------------------
 
     def select(self, index_K):
         super().select(index_K)
         self._index_tensor = None if index_K is None else tensor_of(index_K)
+        self._selected = self.shard.size if index_K is None else len(index_K)
+        self._certain = self._selected
+        self._fetched = {}
+
+    def select_on_device(self, index_K: paddle.Tensor, certain: int) -> None:
+        """Let these rows take part until the next selection: int64 [K] on the device, rising, the shard's size
+        for one that is not used; only such from number `certain` on."""
+        self.select(None)
+        self._index_tensor = index_K
+        self._selected = len(index_K)
+        self._certain = certain
+
+    @property
+    def selected(self):
+        return self._selected
+
+    @property
+    def certain(self):
+        return self._certain
+
+    @property
+    def unused(self):
+        if self._certain == self._selected:
+            return super().unused
+        return (self._index_tensor[self._certain :] == self.shard.size).astype("float32")
+
+    @property
+    def index(self):
+        if self._certain == self._selected:
+            return super().index
+        index_K = self._index_tensor.numpy()
+        return index_K[index_K < self.shard.size]
+
+    @property
+    def index_tensor(self):
+        return super().index_tensor if self._index_tensor is None else self._index_tensor
 
     def rows(self, name, start, stop):
-        array = self._arrays[name]
-        return (
-            array[start:stop]
-            if self._index_K is None
-            else paddle.gather(array, self._index_tensor[start:stop])
-        )
+        if self._index_tensor is None:
+            return self._arrays[name][start:stop]
+        if asynchronous():
+            return self._fetch(name)[start:stop]
+        return paddle.gather(self._arrays[name], self._index_tensor[start:stop])
+
+    def _fetch(self, name: str) -> paddle.Tensor:
+        """Copy all selected rows, once in a step; for a row that is not used, any."""
+        if name not in self._fetched:
+            index_K = self._index_tensor
+            if self._certain < self._selected:
+                index_K = index_K.clip(max=self.shard.size - 1)
+            self._fetched[name] = paddle.gather(self._arrays[name], index_K)
+        return self._fetched[name]
 
     def gather(self, name, number_P):
-        if self._index_K is not None:
-            number_P = paddle.gather(self._index_tensor, number_P)
-        return paddle.gather(self._arrays[name], number_P)
+        if self._index_tensor is None:
+            return paddle.gather(self._arrays[name], number_P)
+        if asynchronous():
+            return paddle.gather(self._fetch(name), number_P)
+        return paddle.gather(self._arrays[name], paddle.gather(self._index_tensor, number_P))
 
     def host_rows(self, name):
         array = self._arrays[name]
         return (array, self._index_K) if array.place.is_cpu_place() else None
+
+    # -- updates ------------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _beyond(self) -> paddle.Tensor:
+        """The rows' numbers less their count, int64 [S]."""
+        return paddle.arange(-self.shard.size, 0)
 
     def _update(self, update, step, ok):
         if ok is not None and not asynchronous():
             if not ok.item():
                 return
             ok = None
+        by_kernels = kernels.library() is not None and not on_gpu()
         for name, grad in self.gradients().items():
             names = [name, *self.moments_of(name)]
-            if kernels.library() and grad.place.is_cpu_place():
+            if by_kernels:
                 value, *moments = (self._arrays[each] for each in names)
                 self.rule.update_host(name, value, moments, self._index_K, grad, update)
                 continue
-            for start in range(0, self.selected, _UPDATE_ROWS):
-                stop = min(start + _UPDATE_ROWS, self.selected)
-                value, *moments = (self.rows(each, start, stop) for each in names)
-                before = [] if ok is None else [array.clone() for array in (value, *moments)]
-                self.rule.update_device(name, value, moments, grad[start:stop], update)
-                for array, kept in zip((value, *moments), before):
-                    paddle.assign(paddle.where(ok, array, kept), output=array)
-                if self._index_K is not None:
-                    for each, updated in zip(names, (value, *moments)):
-                        paddle.scatter_(self._arrays[each], self._index_tensor[start:stop], updated)
+            piece = max(1, _UPDATE_NUMBERS // self.width) if asynchronous() else _UPDATE_ROWS
+            for start in range(0, self.selected, piece):
+                stop = min(start + piece, self.selected)
+                self._update_rows(name, names, start, stop, grad[start:stop], update, ok)
+        self._fetched = {}
+
+    def _update_rows(
+        self,
+        name: str,
+        names: list[str],
+        start: int,
+        stop: int,
+        grad: paddle.Tensor,
+        update: Update,
+        ok: paddle.Tensor | None,
+    ) -> None:
+        """Update selected rows [start, stop): in place, or in copies that are written where they belong."""
+        value, *moments = (self.rows(each, start, stop) for each in names)
+        if self._index_tensor is None and ok is None:
+            self.rule.update_device(name, value, moments, grad, update)
+            return
+        if self._index_tensor is None:
+            # As distances from the last row, the one that nobody needs.
+            beyond_k = self._beyond[start:stop]
+            value, *moments = (array.clone() for array in (value, *moments))
+        else:
+            beyond_k = self._index_tensor[start:stop] - self.shard.size
+        if ok is not None:
+            beyond_k = beyond_k * ok.astype("int64")
+        row_k = beyond_k + self.shard.size
+        self.rule.update_device(name, value, moments, grad, update)
+        for each, updated in zip(names, (value, *moments)):
+            paddle.scatter_(self._tables[each], row_k, updated)
+
+    def squares(self):
+        if not asynchronous():
+            return super().squares()
+        totals = []
+        for rows in (self.rows("centres", 0, self.selected), self.gradients()["centres"]):
+            if rows is not None and self._certain < self._selected:
+                used = (self._index_tensor < self.shard.size).astype("float32").unsqueeze(1)
+                rows = rows * used
+            totals.append(_sum_of_squares(rows))
+        return paddle.stack(totals).astype("float64")
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
 
     def state(self):
-        return {name: host_view(array) for name, array in self._arrays.items()}
+        make = host_view if not on_gpu() else DeviceRows
+        return {name: make(array) for name, array in self._arrays.items()}
 
     def load_rows(self, start, rows):
-        for name, array in self._arrays.items():
+        for name in self._arrays:
             if len(rows[name]):
-                given = paddle.to_tensor(float32_of(rows[name]))
-                paddle.assign(given, output=array[start : start + len(given)])
+                self._write(name, start, float32_of(rows[name]))
+
+
+class DeviceRows:
+    """Presents an array on a device to a checkpoint, and copies rows to the host only when they are indexed, by
+    slice or by numbers."""
+
+    code = None
+
+    def __init__(self, array: paddle.Tensor):
+        self._array = array
+        self.dtype = np.dtype(np.float32)
+        self.shape = tuple(array.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return self._array[start : max(start, stop)].numpy()
+        return paddle.gather(self._array, tensor_of(np.asarray(rows, np.int64))).numpy()
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(self._array.numpy(), dtype)
 
 
 class HostRows:

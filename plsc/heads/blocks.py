@@ -1,7 +1,6 @@
 """Compute one block of classes, from its centres to logits and back, and plan how large a block may be.
 
     N samples   D embedding size   b classes of the block   J sub-centres of a class (1 but for sub-centre ArcFace)
-    P samples whose class is in this rank's shard
 
 With a margin, embeddings and centres are compared by cosine; rows of the bank are never stored normalised.
 With J > 1 a bank row holds J centres one after the other, and a class is as near as the nearest of them (Deng
@@ -10,15 +9,22 @@ et al., Sub-center ArcFace, ECCV 2020).
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import numpy as np
 import paddle
+from paddle import _C_ops
 
 from plsc.heads.bank import Bank
 from plsc.heads.kernels import rows as row_kernels
 from plsc.utils import kernels
+from plsc.utils.device import asynchronous, on_gpu
 from plsc.utils.tensors import tensor_of
 
-_CACHED_ROWS = 4096  # a block of this many classes stays in the processor's cache between its passes
+_CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache between its passes
+# Added to the squared length of a row, so that one of length 0 has a quotient: far below any other.
+_TINY = 1e-30
 
 
 def bytes_per_class(num_samples: int, width: int, sub_centres: int, dtype: str = "float32") -> int:
@@ -31,20 +37,30 @@ def bytes_per_class(num_samples: int, width: int, sub_centres: int, dtype: str =
     return 4 * ((3 + rounded) * num_samples * sub_centres + (4 + rounded) * width)
 
 
+def kept_bytes(num_samples: int, num_classes: int, width: int, dtype: str = "float32") -> int:
+    """Compute the bytes that are kept for a backward pass that makes no logits again: exponentials and
+    normalised rows of all classes."""
+    return num_classes * (4 * num_samples + (4 if dtype == "float32" else 6) * width)
+
+
 def plan_blocks(
     num_samples: int, num_classes: int, width: int, sub_centres: int, budget: int, dtype: str = "float32"
 ) -> tuple[int, bool]:
-    """Plan the classes per block, and whether to keep all exponentials, so that the temporaries stay within
-    `budget` bytes.
+    """Plan the classes per block, and whether to keep all exponentials and normalised rows, so that the
+    temporaries stay within `budget` bytes.
+
+    A CPU's blocks are also no larger than its cache; a GPU is the faster, the larger they are.
 
     dtype: that the matrix products round to.
     """
     per_class = bytes_per_class(num_samples, width, sub_centres, dtype)
-    kept = 4 * num_samples * num_classes
-    least = min(num_classes, 256) * per_class
-    keep = kept + least <= budget
+    most = num_classes if asynchronous() else _CACHED_ROWS
+    if num_classes <= most and num_classes * per_class <= budget:
+        return max(1, num_classes), True
+    kept = kept_bytes(num_samples, num_classes, width, dtype)
+    keep = kept + min(num_classes, 256) * per_class <= budget
     block = (budget - kept * keep) // per_class
-    return max(1, min(num_classes, _CACHED_ROWS, block)), keep
+    return max(1, min(num_classes, most, block)), keep
 
 
 def inverse(x: paddle.Tensor) -> paddle.Tensor:
@@ -73,38 +89,63 @@ def unit_rows_gradient(grad: paddle.Tensor, unit: paddle.Tensor, scale: paddle.T
     return (grad - (grad * unit).sum(axis=1, keepdim=True) * unit).multiply_(scale)
 
 
-def product(
-    a: paddle.Tensor, b: paddle.Tensor, dtype: str, transpose_a: bool = False, transpose_b: bool = False
-) -> paddle.Tensor:
-    """Multiply two float32 matrices whose numbers are rounded to `dtype` -> float32.
+class Rounded(NamedTuple):
+    """A matrix whose numbers are rounded to some dtype: `values` of it, times `power`, a power of two (a
+    scalar; None: 1)."""
 
-    dtype: "float32", "bfloat16" or "float16". On a GPU the product itself is of that dtype: it sums in
-    float32 and rounds its result once more. A CPU multiplies the rounded numbers in float32.
+    values: paddle.Tensor
+    power: paddle.Tensor | None = None
+
+    def whole(self) -> paddle.Tensor:
+        """Return the rounded numbers as float32."""
+        values = self.values.astype("float32")
+        return values if self.power is None else values.multiply_(self.power)
+
+
+def rounded(x: paddle.Tensor, dtype: str, largest: paddle.Tensor | None = None, top: float = 1.0) -> Rounded:
+    """Round a float32 matrix to "float32", "bfloat16" or "float16".
 
     float16 has neither numbers above 65504 nor full precision below 6.1e-5, and the gradients of many classes
-    are smaller. So both matrices are multiplied by powers of two, which is exact, and the result is divided
-    by them: the largest of b is then in [1, 2), and the largest sum of |a| that a result is made of in
-    [2^13, 2^14), so that no number of the result is above 2^15.
+    are smaller. So its matrices are multiplied by a power of two, which is exact: `largest` (None: the largest
+    magnitude in x) then is in [top, 2 top).
     """
     if dtype == "float32":
-        return paddle.matmul(a, b, transpose_a, transpose_b)
-    if dtype == "float16":
-        power_a = _power_of_two(a.abs().sum(axis=0 if transpose_a else 1).max())
-        power_b = _power_of_two(b.abs().max())
-        scaled = _multiply(a * (2.0**13 / power_a), b / power_b, dtype, transpose_a, transpose_b)
-        return scaled.multiply_(power_a * power_b * 2.0**-13)
-    return _multiply(a, b, dtype, transpose_a, transpose_b)
+        return Rounded(x)
+    if dtype == "bfloat16":
+        return Rounded(x.astype(dtype))
+    power = _power_of_two(x.abs().max() if largest is None else largest) / top
+    return Rounded((x / power).astype(dtype), power)
 
 
-def _multiply(
-    a: paddle.Tensor, b: paddle.Tensor, dtype: str, transpose_a: bool, transpose_b: bool
+def rounded_left(x: paddle.Tensor, dtype: str, *axes: int) -> Rounded:
+    """Round a float32 matrix that `product` is to sum over these axes: in float16 the largest sum of magnitudes
+    is brought into [2^13, 2^14), so that with a right matrix below 2 no result is above 2^15."""
+    if dtype != "float16":
+        return rounded(x, dtype)
+    size = x.abs()
+    sums = paddle.stack([size.sum(axis=axis).max() for axis in axes])
+    return rounded(x, dtype, sums.max(), 2.0**13)
+
+
+def product(a: Rounded, b: Rounded, transpose_a: bool = False, transpose_b: bool = False) -> paddle.Tensor:
+    """Multiply a matrix of `rounded_left` with one of `rounded` -> float32.
+
+    On a GPU a product of 16 bits sums in float32 and rounds its result once more. A CPU multiplies the rounded
+    numbers in float32.
+    """
+    if a.values.dtype == paddle.float32:
+        return paddle.matmul(a.values, b.values, transpose_a, transpose_b)
+    out = product_of_16_bits(a.values, b.values, transpose_a, transpose_b)
+    return out if a.power is None else out.multiply_(a.power * b.power)
+
+
+def product_of_16_bits(
+    a: paddle.Tensor, b: paddle.Tensor, transpose_a: bool, transpose_b: bool
 ) -> paddle.Tensor:
-    """Multiply matrices rounded to a dtype of 16 bits: in it on a GPU, in float32 on a CPU."""
-    a = a.astype(dtype)
-    b = b.astype(dtype)
-    if not a.place.is_gpu_place():
-        return paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
-    return paddle.matmul(a, b, transpose_a, transpose_b).astype("float32")
+    """Multiply matrices of a dtype of 16 bits -> float32; on a GPU by a product of 16 bits."""
+    if on_gpu():
+        return paddle.matmul(a, b, transpose_a, transpose_b).astype("float32")
+    return paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
 
 
 def _power_of_two(x: paddle.Tensor) -> paddle.Tensor:
@@ -112,6 +153,101 @@ def _power_of_two(x: paddle.Tensor) -> paddle.Tensor:
     1e-30's. NaN gives inf."""
     exponent = paddle.full([], 0x7F800000, "int32")  # made on the device: a copy would wait for it
     return paddle.bitwise_and(x.clip(min=1e-30).view("int32"), exponent).view("float32")
+
+
+class Rows:
+    """Rows of a bank [n, D] as a step compares with them, at length 1 or as they are, and the way back from a
+    gradient by them. A row of length 0 stays 0, and so does its gradient.
+
+    Args:
+        rows: of the bank. cosine: whether they are taken at length 1.
+        zeros: whether some of them may have length 0.
+
+    Attributes: values, the rows [n, D].
+    """
+
+    def __init__(self, rows: paddle.Tensor, cosine: bool, zeros: bool):
+        self._zeros = zeros
+        self._norm = None
+        self._inverse = None
+        if not cosine:
+            self.values = rows
+        elif rows.place.is_cpu_place() and kernels.library():
+            self.values, self._inverse = unit_rows(rows)
+        else:
+            # Paddle's op does in one pass what would take three, and its gradient in one what would take five.
+            self._rows = rows.detach()
+            self._rows.stop_gradient = False
+            with paddle.enable_grad():
+                self.values, self._norm = _C_ops.norm(self._rows, 1, _TINY, False)
+
+    @property
+    def length(self) -> paddle.Tensor:
+        """The rows' lengths before they were divided by them, [n]; next to 0 for a row of zeros."""
+        return inverse(self._inverse).flatten() if self._norm is None else self._norm.flatten().detach()
+
+    def gradient(self, grad: paddle.Tensor) -> paddle.Tensor:
+        """Turn a gradient by `values` into that by the rows. It can be called once."""
+        if self._inverse is not None:
+            return unit_rows_gradient(grad, self.values, self._inverse)
+        if self._norm is None:
+            return grad
+        paddle.autograd.backward([self.values], [grad])
+        turned = self._rows.grad
+        if self._zeros:  # 0 up to twice the length that a row of zeros has, 1 from three times on
+            turned.multiply_(paddle.scale(self._norm, _TINY**-0.5, -2.0).clip(0.0, 1.0))
+        return turned
+
+
+class Block:
+    """Compares samples with the selected rows [start, stop) of a bank, by inner products (plus bias) or
+    cosines, and leads gradients back.
+
+    dtype: to which the three matrix products round what they multiply.
+    """
+
+    def __init__(self, similarity: Similarity, start: int, stop: int, dtype: str = "float32"):
+        self.bank = similarity.bank
+        self.sub_centres = similarity.sub_centres
+        self.start = start
+        self.stop = stop
+        self.dtype = dtype
+        centres = self.bank.rows("centres", start, stop)
+        if self.sub_centres > 1:
+            centres = centres.reshape([(stop - start) * self.sub_centres, -1])
+        self.rows = Rows(centres, similarity.cosine, self.bank.has_zeros)
+        self.rounded = rounded(self.rows.values, dtype)
+
+    def logits(self, x_ND: Rounded) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        """Compare x with the block's classes -> similarities [N, b], and which sub-centre was the nearest,
+        [N, b, J] 0 or 1 (None for J = 1)."""
+        logit = product(x_ND, self.rounded, transpose_b=True)
+        if self.sub_centres > 1:
+            logit_NbJ = logit.reshape([len(logit), self.stop - self.start, self.sub_centres])
+            nearest_NbJ = paddle.nn.functional.one_hot(logit_NbJ.argmax(axis=2), self.sub_centres)
+            return logit_NbJ.max(axis=2), nearest_NbJ
+        if self.bank.bias:
+            logit.add_(self.bank.rows("bias", self.start, self.stop))
+        return logit, None
+
+    def round_weights(self, weight_Nb: paddle.Tensor, nearest_NbJ: paddle.Tensor | None) -> Rounded:
+        """Round gradients by the logits, and spread them over sub-centres -> [N, b J]."""
+        if nearest_NbJ is not None:
+            weight_Nb = (weight_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)
+        return rounded_left(weight_Nb, self.dtype, 0, 1)
+
+    def gradient(
+        self, weight_Nb: Rounded, share_N1: paddle.Tensor, x_ND: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank
+        rows [b, J D], where that by the logits is `share_N1` times `weight_Nb`.
+
+        Both lack the factors of the loss's mean and scale, unless `x_ND` has them: then the second has them,
+        too.
+        """
+        grad = product(weight_Nb, rounded(x_ND * share_N1, self.dtype), transpose_a=True)
+        grad = self.rows.gradient(grad).reshape([self.stop - self.start, -1])
+        return product(weight_Nb, self.rounded).multiply_(share_N1), grad
 
 
 class Similarity:
@@ -122,65 +258,70 @@ class Similarity:
         self.cosine = cosine
         self.sub_centres = sub_centres
 
-    def _centres(self, start: int, stop: int) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Read the block's centres [b J, D], and 1 / length if they are normalised."""
-        centres = self.bank.rows("centres", start, stop)
-        if self.sub_centres > 1:
-            centres = centres.reshape([(stop - start) * self.sub_centres, -1])
-        return unit_rows(centres) if self.cosine else (centres, None)
+    def round_samples(self, x_ND: paddle.Tensor, dtype: str) -> Rounded:
+        """Round samples for `Block.logits`."""
+        return rounded_left(x_ND, dtype, 1)
 
-    def logits(
-        self, x_ND: paddle.Tensor, start: int, stop: int, dtype: str = "float32"
-    ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-        """Compare x with the block's classes -> similarities [N, b], and which sub-centre was the nearest,
-        [N, b, J] 0 or 1 (None for J = 1). dtype: of the product."""
-        logit = product(x_ND, self._centres(start, stop)[0], dtype, transpose_b=True)
-        if self.sub_centres > 1:
-            logit_NbJ = logit.reshape([len(x_ND), stop - start, self.sub_centres])
-            nearest_NbJ = paddle.nn.functional.one_hot(logit_NbJ.argmax(axis=2), self.sub_centres)
-            return logit_NbJ.max(axis=2), nearest_NbJ
+    def logits(self, x_ND: paddle.Tensor, start: int, stop: int, dtype: str = "float32") -> paddle.Tensor:
+        """Compare x with selected rows [start, stop) -> similarities [N, b]. dtype: of the product."""
+        return Block(self, start, stop, dtype).logits(self.round_samples(x_ND, dtype))[0]
+
+    def host_targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
+        """Compare these rows of x with their own classes by a kernel, in host memory -> [N], 0 of other rows."""
+        rows_SD, index_K = self.bank.host_rows("centres")
+        class_P = column_P if index_K is None else index_K[column_P]
+        plain_N = np.zeros(len(x_ND), np.float32)
+        plain_N[row_P] = row_kernels.pair_products(x_ND, row_P, rows_SD, class_P, self.cosine)
         if self.bank.bias:
-            logit.add_(self.bank.rows("bias", start, stop))
-        return logit, None
+            plain_N[row_P] += self.bank.gather("bias", tensor_of(column_P)).numpy()
+        return tensor_of(plain_N)
 
-    def targets(self, x_ND: paddle.Tensor, row_P: np.ndarray, column_P: np.ndarray) -> paddle.Tensor:
-        """Compare each of these rows of x with its own class, [P]."""
-        host = self.bank.host_rows("centres") if x_ND.place.is_cpu_place() and kernels.library() else None
-        if host and self.sub_centres == 1:
-            rows_SD, index_K = host
-            class_P = column_P if index_K is None else index_K[column_P]
-            plain_P = tensor_of(row_kernels.pair_products(x_ND, row_P, rows_SD, class_P, self.cosine))
+    def targets(self, x_ND: paddle.Tensor, column_N: paddle.Tensor) -> TargetRows:
+        """Compare each row of x with the selected row of this number."""
+        return TargetRows(self, x_ND, column_N)
+
+
+class TargetRows:
+    """Compares each sample with one class, its own.
+
+    Attributes: plain_N, the similarities.
+    """
+
+    def __init__(self, similarity: Similarity, x_ND: paddle.Tensor, column_N: paddle.Tensor):
+        bank = similarity.bank
+        self._nearest_NJ1 = None
+        sub_centres = similarity.sub_centres
+        rows_ND = bank.gather("centres", column_N)
+        if sub_centres == 1:
+            self._rows = Rows(rows_ND, similarity.cosine, bank.has_zeros)
+            self.plain_N = (self._rows.values * x_ND).sum(axis=1)
         else:
-            plain_P = self._targets(paddle.gather(x_ND, tensor_of(row_P)), tensor_of(column_P))
-        return plain_P + self.bank.gather("bias", tensor_of(column_P)) if self.bank.bias else plain_P
+            self._rows = Rows(rows_ND.reshape([len(x_ND) * sub_centres, -1]), True, bank.has_zeros)
+            of_rows_NJD = self._rows.values.reshape([len(x_ND), sub_centres, -1])
+            product_NJ = (of_rows_NJD * x_ND.unsqueeze(1)).sum(axis=2)
+            self.plain_N = product_NJ.max(axis=1)
+            nearest_NJ = paddle.nn.functional.one_hot(product_NJ.argmax(axis=1), sub_centres)
+            self._nearest_NJ1 = nearest_NJ.unsqueeze(2)
+        if bank.bias:
+            self.plain_N = self.plain_N + bank.gather("bias", column_N)
 
-    def _targets(self, x_PD: paddle.Tensor, column_P: paddle.Tensor) -> paddle.Tensor:
-        centres = self.bank.gather("centres", column_P)
-        if self.sub_centres > 1:
-            units = unit_rows(centres.reshape([len(x_PD) * self.sub_centres, -1]))[0]
-            products = units.reshape([len(x_PD), self.sub_centres, -1]) * x_PD.unsqueeze(1)
-            return products.sum(axis=2).max(axis=1)
-        return (x_PD * (unit_rows(centres)[0] if self.cosine else centres)).sum(axis=1)
+    def gradient(self, dtarget_N: paddle.Tensor, x_ND: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Compute the gradients by the embeddings [N, D] and by the samples' own bank rows [N, J D], from
+        that by the similarities; as `Block.gradient` does."""
+        weight_N1 = dtarget_N.unsqueeze(1)
+        if self._nearest_NJ1 is None:
+            return self._rows.values * weight_N1, self._rows.gradient(x_ND * weight_N1)
+        weight_NJ1 = weight_N1.unsqueeze(2) * self._nearest_NJ1
+        by_row_NJD = x_ND.unsqueeze(1) * weight_NJ1
+        by_x_ND = (self._rows.values.reshape(by_row_NJD.shape) * weight_NJ1).sum(axis=1)
+        return by_x_ND, self._rows.gradient(by_row_NJD.flatten(0, 1)).reshape([len(x_ND), -1])
 
-    def gradient(
-        self,
-        dlogit_Nb: paddle.Tensor,
-        nearest_NbJ: paddle.Tensor | None,
-        x_ND: paddle.Tensor,
-        start: int,
-        stop: int,
-        dtype: str = "float32",
-    ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Compute the block's part of the gradient by the embeddings [N, D], and the gradient by its bank
-        rows [b, J D]. dtype: of the two products.
 
-        Both lack the factors of the loss's mean and scale, unless `x_ND` has them: then the second has them,
-        too.
-        """
-        if nearest_NbJ is not None:
-            dlogit_Nb = (dlogit_Nb.unsqueeze(2) * nearest_NbJ).flatten(1)
-        centres, scale = self._centres(start, stop)
-        grad = product(dlogit_Nb, x_ND, dtype, transpose_a=True)
-        if self.cosine:
-            grad = unit_rows_gradient(grad, centres, scale)
-        return product(dlogit_Nb, centres, dtype), grad.reshape([stop - start, -1])
+@functools.lru_cache(maxsize=16)
+def _count_up(count: int, device: str) -> paddle.Tensor:
+    return paddle.arange(count)
+
+
+def count_up(count: int) -> paddle.Tensor:
+    """Return 0 to count - 1 on the device, int64, made once; not to be changed."""
+    return _count_up(count, paddle.get_device())

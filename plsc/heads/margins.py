@@ -101,10 +101,16 @@ def add_angle(cos_P: paddle.Tensor, margin: float | paddle.Tensor) -> tuple[padd
     """Compute cos(theta + m) and its slope, m a number or [P]. Where theta + m passes pi it is cos(theta) - m
     sin(m), as in the authors' code of ArcFace: there the cosine would rise again."""
     cos_P = cos_P.clip(-1.0, 1.0)
-    sin_P = (1.0 - cos_P * cos_P).sqrt()
-    margin = paddle.full_like(cos_P, margin) if isinstance(margin, float) else margin
-    cos_m, sin_m = margin.cos(), margin.sin()
-    slope_P = cos_m + sin_m * cos_P / sin_P.clip(min=_SMALLEST_SINE)
+    sin_P = paddle.scale(cos_P * cos_P, -1.0, 1.0).sqrt()
+    cot_P = cos_P / sin_P.clip(min=_SMALLEST_SINE)
+    if isinstance(margin, float):  # fewer passes than with a tensor
+        cos_m = math.cos(margin)
+        sin_m = math.sin(margin)
+        slope_P = paddle.scale(cot_P, sin_m, cos_m)
+    else:
+        cos_m = margin.cos()
+        sin_m = margin.sin()
+        slope_P = cos_m + sin_m * cot_P
     past_pi = cos_P <= -cos_m
     value_P = paddle.where(past_pi, cos_P - margin * sin_m, cos_P * cos_m - sin_P * sin_m)
     return value_P, paddle.where(past_pi, paddle.ones_like(slope_P), slope_P)

@@ -25,12 +25,13 @@ class Update(NamedTuple):
     """The numbers of one update that all rows share.
 
     lr: learning rate. number: how many updates there have been with this one, from 1. norms: of the selected
-    centres of all ranks together and of their gradient; only for a rule that `needs_norms`.
+    centres of all ranks together and of their gradient, numbers or scalars on the device; only for a rule that
+    `needs_norms`.
     """
 
     lr: float
     number: int
-    norms: tuple[float, float] | None = None
+    norms: tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor] | None = None
 
 
 class Rule(ABC):
@@ -166,9 +167,12 @@ class LARS(Rule):
         self.coefficient = coefficient
         self.epsilon = epsilon
 
-    def _rate(self, name: str, update: Update) -> float:
+    def _rate(self, name: str, update: Update) -> float | paddle.Tensor:
         weight, grad = update.norms
         decay = self._decay(name)
+        if decay and paddle.is_tensor(weight):
+            rate = update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)
+            return paddle.where((weight > 0) & (grad > 0), rate, paddle.full([], update.lr))
         if not (decay and weight and grad):
             return update.lr
         return update.lr * self.coefficient * weight / (grad + decay * weight + self.epsilon)

@@ -4,8 +4,8 @@
     C classes   S classes in this rank's shard   K of them chosen
 
 The draw is made by blocks of class numbers, each from (seed, block, step) alone: it is the same for any
-number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers and
-numpy only.
+number of ranks, a resumed run draws it again, and it is known before the step's samples are. Integers only, in numpy but
+for `unite`.
 
 Try it: `python -c "from plsc.heads.sampling import *; print(draw_classes(ClassShard.whole(100), 0.1, seed=0,
 step=7))"`.
@@ -13,7 +13,10 @@ step=7))"`.
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
+import paddle
 
 from plsc.utils.sharding import ClassShard
 
@@ -66,3 +69,46 @@ def choose_classes(positives: np.ndarray, shard: ClassShard, rate: float, seed: 
     place = np.searchsorted(drawn, positives)
     missing = place == np.searchsorted(drawn, positives, side="right")
     return np.insert(drawn, place[missing], positives[missing])
+
+
+class DrawAhead:
+    """Draws the classes of a step on a thread while the step before runs.
+
+    shard, rate, seed: as of `draw_classes`.
+    """
+
+    def __init__(self, shard: ClassShard, rate: float, seed: int):
+        self._drawn_by = shard, rate, seed
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: tuple[int, Future] | None = None
+
+    def take(self, step: int) -> np.ndarray:
+        """Return what `draw_classes` does, and begin to draw for the next step."""
+        self._thread = self._thread or ThreadPoolExecutor(1, "draw")
+        number, drawn = self._ahead or (None, None)
+        if number != step:
+            drawn = self._thread.submit(draw_classes, *self._drawn_by, step)
+        self._ahead = step + 1, self._thread.submit(draw_classes, *self._drawn_by, step + 1)
+        return drawn.result()
+
+
+def unite(
+    drawn: paddle.Tensor, class_N: paddle.Tensor, own_N: paddle.Tensor, size: int
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Choose the same classes as `choose_classes` on the device, where their number is not known to the host.
+
+    Args:
+        drawn: of `draw_classes`, then `size` at least once.
+        class_N: the samples' classes as the shard counts them, any in the shard for a sample of another.
+        own_N: bool, whether a sample's class is in the shard.
+        size: classes of the shard.
+
+    Returns: the chosen classes, int64 [length of drawn + N], rising; those that are left over are `size`.
+    And the place of each sample's class among them [N], any for a sample of another shard.
+    """
+    nobody_N = paddle.full_like(class_N, size)
+    sorted_N = paddle.where(own_N, class_N, nobody_N).sort()
+    again_N = paddle.concat([paddle.zeros([1], "bool"), sorted_N[1:] == sorted_N[:-1]])
+    in_draw_N = paddle.gather(drawn, paddle.searchsorted(drawn, sorted_N)) == sorted_N
+    index_K = paddle.concat([drawn, paddle.where(again_N | in_draw_N, nobody_N, sorted_N)]).sort()
+    return index_K, paddle.searchsorted(index_K, class_N)

@@ -36,10 +36,20 @@ from plsc.heads.backends import Workspace, multiplies_slowly
 from plsc.heads.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
+from plsc.heads.sampling import DrawAhead
 from plsc.heads.step import Step
+from plsc.utils.device import asynchronous
 from plsc.utils.logging import warn
 from plsc.utils.sharding import ClassShard
 from plsc.utils.timing import timer
+
+_BUDGET = 256 << 20
+_ASYNCHRONOUS_BUDGET = 4096 << 20
+
+
+def default_budget() -> int:
+    """Return the bytes for blocks of classes where nobody names any: a GPU gains from more than a CPU."""
+    return _ASYNCHRONOUS_BUDGET if asynchronous() else _BUDGET
 
 
 @dataclass
@@ -90,7 +100,7 @@ class SoftmaxHead:
         ranges: [start, stop) of the classes with a softmax of their own, together all classes; None: one
             softmax over all. A sample's logits of the classes of other ranges take no part in its loss, nor in its
             accuracy: with several data sets the same person may have a class in each.
-        budget: bytes for logits, exponentials and the other temporaries of a class block.
+        budget: bytes for logits, exponentials and the other temporaries of a class block; None: `default_budget`.
         compute_dtype: "float32", "bfloat16" or "float16", to which a step rounds what its three matrix
             products multiply (`product` in blocks.py); all else is float32, `classify` entirely.
     """
@@ -105,7 +115,7 @@ class SoftmaxHead:
         sub_centres: int = 1,
         sample_rate: float = 1.0,
         seed: int = 0,
-        budget: int = 256 << 20,
+        budget: int | None = None,
         compute_dtype: str = "float32",
         ranges: Sequence[tuple[int, int]] | None = None,
     ):
@@ -131,10 +141,11 @@ class SoftmaxHead:
         self.sub_centres = sub_centres
         self.sample_rate = sample_rate
         self.seed = seed
-        self.budget = budget
+        self.budget = default_budget() if budget is None else budget
         self.compute_dtype = compute_dtype
         self.ranges = ranges if ranges and len(ranges) > 1 else None
         self.workspace = Workspace()
+        self.drawing = DrawAhead(bank.shard, sample_rate, seed)
         self.similarity = Similarity(bank, margin is not None, sub_centres)
 
     @property
@@ -211,24 +222,29 @@ class SoftmaxHead:
         waiting: a sum of their squares. It is not finite either if that sum is too large for float32."""
         return self.bank.squares_of_gradients()
 
-    def _norms(self) -> tuple[float, float]:
+    def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""
-        squares = paddle.to_tensor(self.bank.squares(), dtype="float64")
+        squares = self.bank.squares()
+        if not paddle.is_tensor(squares):
+            squares = paddle.to_tensor(squares, dtype="float64")
         if self.sharded:
             distributed.all_reduce(squares)
-        centres, gradient = squares.sqrt().tolist()
-        return centres, gradient
+        norms = squares.sqrt()
+        return tuple(norms.astype("float32").unbind() if asynchronous() else norms.tolist())
 
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
         """Return the parts of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
         step = Step(self, emb.flatten(1), label_B, number=None)
         _, saved = step.forward(keep=False)
-        logit_NS = saved.backend.logits(0, self.shard.size)[0]
-        if len(saved.targets):
-            saved.backend.set_targets(logit_NS, 0, self.shard.size, self.scale * saved.targets.target_P)
+        logit_NS = saved.backend.logits()
+        shard = self.shard
+        local_N = distributed.shard_index(saved.samples.label_N, shard.start, shard.stop)
+        own_NS = (local_N.unsqueeze(1) == paddle.arange(shard.size)).astype("float32")
+        target_N1 = self.scale * saved.targets.target_N.unsqueeze(1)
+        logit_NS = paddle.where(own_NS > 0, target_N1 * own_NS, logit_NS)
         prob_NS = (logit_NS - saved.lse_N.unsqueeze(1)).exp()
-        return ShardInfo(logit_NS, prob_NS, saved.samples.local_N, self.shard.size)
+        return ShardInfo(logit_NS, prob_NS, local_N, shard.size)
 
     @paddle.no_grad()
     def classify(self, emb_ND: paddle.Tensor) -> paddle.Tensor:
@@ -245,7 +261,7 @@ class SoftmaxHead:
         class_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)
-            logit_Nb, _ = self.similarity.logits(emb_ND.astype("float32"), start, stop)
+            logit_Nb = self.similarity.logits(emb_ND.astype("float32"), start, stop)
             first_N = logit_Nb.argmax(axis=1) + (self.shard.start + start)
             largest_N = logit_Nb.max(axis=1)
             class_N = paddle.where(largest_N > best_N, first_N, class_N)
@@ -272,5 +288,5 @@ class _SoftmaxLoss(PyLayer):
 
     @staticmethod
     def backward(ctx, grad):
-        with timer.part("head"):  # inside the backbone's backward pass
+        with timer.part("head"), paddle.no_grad():  # inside the backbone's backward pass
             return ctx.step.backward(ctx.saved, grad)

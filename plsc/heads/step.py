@@ -16,9 +16,10 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc import distributed
-from plsc.heads.backends import BackendInput, KernelBackend, PaddleBackend, choose_backend
-from plsc.heads.blocks import inverse, unit_rows, unit_rows_gradient
-from plsc.heads.sampling import choose_classes, draw_classes
+from plsc.heads.backends import BackendInput, KernelBackend, PaddleBackend, takes_kernels
+from plsc.heads.blocks import Rows
+from plsc.heads.sampling import choose_classes, draw_classes, unite
+from plsc.utils.device import asynchronous, to_device
 from plsc.utils.tensors import tensor_of
 
 
@@ -26,38 +27,50 @@ from plsc.utils.tensors import tensor_of
 class Samples:
     """The samples that this rank works on: those of all ranks if the classes are sharded, else its own.
 
-    x_ND: embeddings, at length 1 with a margin. scaled_ND: times the head's scale. local_N: labels as this
-    shard counts its classes, -1 in another shard. norm_N, inverse_N1: the embeddings' lengths, and 1 /
-    length; None without a margin. label_N: the labels, int64; None where the head has one range of classes.
+    rows: embeddings, at length 1 with a margin. scaled_ND: the same times the head's scale. norm_N: their
+    lengths; None without a margin. label_N: labels, int64.
     """
 
-    x_ND: paddle.Tensor
+    rows: Rows
     scaled_ND: paddle.Tensor
-    local_N: paddle.Tensor
     norm_N: paddle.Tensor | None
-    inverse_N1: paddle.Tensor | None
-    label_N: np.ndarray | None
+    label_N: paddle.Tensor
+
+
+@dataclass(frozen=True)
+class HostPlaces:
+    """The P samples whose class is in this shard, in the order of their classes.
+
+    owned_N: 1 of them, 0 of the others, on the device. row_P: which of the N samples. column_P: their classes,
+    as the selected ones are counted.
+    """
+
+    owned_N: paddle.Tensor
+    row_P: np.ndarray
+    column_P: np.ndarray
+
+
+@dataclass(frozen=True)
+class DevicePlaces:
+    """The same of all samples, on the device. column_N: of a sample whose class is in another shard, any."""
+
+    owned_N: paddle.Tensor
+    column_N: paddle.Tensor
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The P samples whose class is in this shard, in the order of their classes.
+    """The samples' own logits over scale, [N], 0 of a sample whose class is in another shard.
 
-    row_P: which of the N samples. column_P: their classes, as the selected ones are counted. plain_P: logits
-    over scale; target_P: with margin; slope_P: its derivative by plain_P; norm_slope_P: by the norm, None
-    where the margin does not train it. The logits are None where P is 0.
+    owned_N: 1 of those whose class is in this shard, else 0. plain_N: without margin; target_N: with it; slope_N: its
+    derivative by plain_N; norm_slope_N: by the norm, None where the margin does not train it.
     """
 
-    row_P: np.ndarray
-    column_P: np.ndarray
-    rows: paddle.Tensor  # row_P as a tensor
-    plain_P: paddle.Tensor | None = None
-    target_P: paddle.Tensor | None = None
-    slope_P: paddle.Tensor | None = None
-    norm_slope_P: paddle.Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.row_P)
+    owned_N: paddle.Tensor
+    plain_N: paddle.Tensor
+    target_N: paddle.Tensor
+    slope_N: paddle.Tensor
+    norm_slope_N: paddle.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -141,60 +154,73 @@ class Step:
         """Compute the losses. keep: whether exponentials are kept for backward; None: if they fit into the
         budget."""
         samples = self._gather_samples()
-        targets = self._find_targets(samples)
-        backend_input = BackendInput(
-            samples.scaled_ND,
-            targets.row_P,
-            targets.column_P,
-            targets.rows,
-            self._share_targets(samples, targets),
-            most=self.num_samples if self.head.sharded else max(self.counts),
-            inspected=self.number is None,
-            bounds=self._bounds(samples),
-        )
-        backend = choose_backend(self.head, backend_input, keep)
-        losses_N, correct_N, lse_N, miss_N, stray = self._join_ranks(targets, self._join_maxima(backend))
+        most = self.num_samples if self.head.sharded else max(self.counts)
+        given: dict = {"scaled_ND": samples.scaled_ND, "most": most}
+        place = self._select(samples)
+        if takes_kernels(self.head, self.number is None):
+            plain_N = self.head.similarity.host_targets(samples.rows.values, place.row_P, place.column_P)
+            given |= {"row_P": place.row_P, "column_P": place.column_P, "bounds": self._bounds(samples)}
+            make = KernelBackend
+        else:
+            place = place if isinstance(place, DevicePlaces) else self._to_device(place, len(samples.label_N))
+            rows = plain_N = None
+            if self.head.bank.selected:
+                rows = self.head.similarity.targets(samples.rows.values, place.column_N)
+                plain_N = rows.plain_N
+            given |= {"owned_N": place.owned_N, "column_N": place.column_N}
+            given |= {"targets": rows, "ranges": self._ranges(samples)}
+            make = PaddleBackend
+        targets = self._move_targets(samples, place.owned_N, plain_N)
+        backend = make(self.head, BackendInput(cosines=self._share_targets(targets), **given), keep)
+        losses_N, correct_N, lse_N, miss_N, owned_N = self._join_ranks(targets, self._join_maxima(backend))
         penalty_slope_N = None
         if self.margin and self.margin.trains_norm:
             value_N, penalty_slope_N = self.margin.penalty(samples.norm_N)
             losses_N = losses_N + value_N
-        loss, accuracy = self._means(losses_N, correct_N.astype("float32"))
+        loss, accuracy, stray = self._totals(losses_N, correct_N, owned_N)
         return (
             Losses(loss, accuracy, losses_N, correct_N, stray),
             Saved(samples, targets, backend, lse_N, miss_N, penalty_slope_N),
         )
 
     def _gather_samples(self) -> Samples:
-        x_ND = self.gather(self.emb_BD.astype("float32"))
-        norm_N = inverse_N1 = None
-        if self.margin:
-            x_ND, inverse_N1 = unit_rows(x_ND)
-            norm_N = inverse(inverse_N1).flatten()
-            if self.number is not None:
-                self.margin.observe(self.gather_all(norm_N))
-        scaled_ND = x_ND * self.head.scale if self.head.scale != 1.0 else x_ND
-        shard = self.head.shard
-        label_N = self.gather(self.label_B)
-        local_N = distributed.shard_index(label_N, shard.start, shard.stop)
-        several = self.head.ranges is not None
-        return Samples(x_ND, scaled_ND, local_N, norm_N, inverse_N1, label_N.numpy() if several else None)
+        rows = Rows(self.gather(self.emb_BD.astype("float32")), self.margin is not None, zeros=True)
+        if self.margin and self.number is not None:
+            self.margin.observe(self.gather_all(rows.length))
+        scaled_ND = rows.values * self.head.scale if self.head.scale != 1.0 else rows.values
+        norm_N = rows.length if self.margin else None
+        return Samples(rows, scaled_ND, norm_N, self.gather(self.label_B))
 
-    def _find_targets(self, samples: Samples) -> Targets:
-        """Select the classes of the step, and find the samples whose class is in this shard, and their
-        logits."""
-        local_N = samples.local_N.numpy()
-        row_P = np.flatnonzero(local_N >= 0)
-        column_P = self._select_classes(local_N[row_P])
+    def _select(self, samples: Samples) -> HostPlaces | DevicePlaces:
+        """Let the bank select the classes of the step, on the device where the host would wait, and find the
+        samples' own ones."""
+        head = self.head
+        shard = head.shard
+        if not (asynchronous() and head.bank.on_device):
+            return self._select_on_host(samples.label_N.numpy())
+        local_N = samples.label_N - shard.start if shard.start else samples.label_N
+        column_N = local_N.clip(0, max(0, shard.size - 1))
+        own_N = column_N == local_N if shard.size else paddle.zeros([len(local_N)], "bool")
+        owned_N = own_N.astype("float32")
+        if head.sample_rate == 1 or self.number is None:
+            head.bank.select(None)
+            return DevicePlaces(owned_N, column_N)
+        drawn = head.drawing.take(self.number)
+        # Matrix products on GPUs are faster for a multiple of 8 classes.
+        spare = 1 + -(len(drawn) + 1 + len(owned_N)) % 8
+        padded = to_device(np.append(drawn, np.full(spare, shard.size)))
+        index_K, column_N = unite(padded, column_N, own_N, shard.size)
+        head.bank.select_on_device(index_K, len(drawn))
+        return DevicePlaces(owned_N, column_N)
+
+    def _select_on_host(self, label_N: np.ndarray) -> HostPlaces:
+        shard = self.head.shard
+        row_P = np.flatnonzero((shard.start <= label_N) & (label_N < shard.stop))
+        column_P = self._select_classes(label_N[row_P] - shard.start)
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
-        row_P, column_P = row_P[order], column_P[order]
-        rows = tensor_of(row_P)
-        if not len(row_P):
-            return Targets(row_P, column_P, rows)
-        plain_P = self.head.similarity.targets(samples.x_ND, row_P, column_P)
-        if not self.margin:
-            return Targets(row_P, column_P, rows, plain_P, plain_P, paddle.ones_like(plain_P))
-        moved = self.margin(plain_P, paddle.gather(samples.norm_N, rows))
-        return Targets(row_P, column_P, rows, plain_P, moved.cosine, moved.slope, moved.norm_slope)
+        owned_N = np.zeros(len(label_N), np.float32)
+        owned_N[row_P] = 1.0
+        return HostPlaces(tensor_of(owned_N), row_P[order], column_P[order])
 
     def _select_classes(self, class_P: np.ndarray) -> np.ndarray:
         """Let the bank select the classes of this step -> the targets' classes as the selected ones are
@@ -209,40 +235,54 @@ class Step:
         head.bank.prefetch(partial(draw_classes, *drawn_by, self.number + 1))
         return np.searchsorted(index_K, class_P)
 
+    def _to_device(self, place: HostPlaces, samples: int) -> DevicePlaces:
+        column_N = np.zeros(samples, np.int64)
+        column_N[place.row_P] = place.column_P
+        return DevicePlaces(place.owned_N, tensor_of(column_N))
+
     def _bounds(self, samples: Samples) -> np.ndarray | None:
         """Find the selected classes in the range of each sample's class, as BackendInput.bounds has them."""
         if self.head.ranges is None:
             return None
         starts, stops = np.array(self.head.ranges).T
-        range_N = np.searchsorted(stops, samples.label_N, side="right").clip(max=len(stops) - 1)
+        range_N = np.searchsorted(stops, samples.label_N.numpy(), side="right").clip(max=len(stops) - 1)
         edges_2N = np.stack([starts, stops])[:, range_N] - self.head.shard.start
         bank = self.head.bank
         if bank.selected == bank.shard.size:
             return edges_2N.clip(0, bank.shard.size)
         return np.searchsorted(bank.index, edges_2N)
 
-    def _spread(self, targets: Targets, *values_P: paddle.Tensor) -> paddle.Tensor:
-        """Spread target values [P] over all samples -> [number of values, N], 0 where the sample's class is
-        in another shard."""
-        values = paddle.stack(values_P, axis=1)
-        zeros = paddle.zeros([self._samples_here, len(values_P)])
-        return paddle.scatter(zeros, targets.rows, values).transpose([1, 0]).contiguous()
+    def _ranges(self, samples: Samples) -> tuple[paddle.Tensor, paddle.Tensor] | None:
+        """Number the ranges of the samples' classes and of the selected ones, as BackendInput.ranges has
+        them."""
+        if self.head.ranges is None:
+            return None
+        stops = to_device(np.array([stop for _, stop in self.head.ranges]))
+        of_rows = self.head.bank.index_tensor + self.head.shard.start
+        return tuple(
+            paddle.searchsorted(stops, classes, right=True) for classes in (samples.label_N, of_rows)
+        )
 
-    @property
-    def _samples_here(self) -> int:
-        """N, the number of samples that this rank works on."""
-        return self.num_samples if self.head.sharded else self.emb_BD.shape[0]
+    def _move_targets(
+        self, samples: Samples, owned_N: paddle.Tensor, plain_N: paddle.Tensor | None
+    ) -> Targets:
+        """Apply the margin to the target logits; None: this shard has no class."""
+        if plain_N is None:
+            return Targets(owned_N, owned_N, owned_N, owned_N, owned_N)
+        if not self.margin:
+            plain_N = plain_N * owned_N
+            return Targets(owned_N, plain_N, plain_N, owned_N)
+        moved = self.margin(plain_N, samples.norm_N)
+        values = [plain_N, moved.cosine, moved.slope]
+        values += [] if moved.norm_slope is None else [moved.norm_slope]
+        return Targets(owned_N, *paddle.stack(values).multiply_(owned_N).unbind())
 
-    def _share_targets(
-        self, samples: Samples, targets: Targets
-    ) -> tuple[paddle.Tensor, paddle.Tensor] | None:
+    def _share_targets(self, targets: Targets) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Share the target cosines of all N samples with every rank, [N, 1] without and with margin. One SUM,
         and only for a margin that changes the other logits by them."""
         if not (self.margin and self.margin.has_others):
             return None
-        shared_2N = paddle.zeros([2, self._samples_here])
-        if len(targets):
-            shared_2N = self._spread(targets, targets.plain_P, targets.target_P)
+        shared_2N = paddle.stack([targets.plain_N, targets.target_N])
         if self.head.sharded:
             distributed.all_reduce(shared_2N)
         if self.number is not None:
@@ -254,74 +294,65 @@ class Step:
         """Find the largest logit but the target of each sample over all ranks, and this rank's sum of
         exponentials. One MAX."""
         own_N, plain_N, sum_N = backend.forward()
-        largest_2N = paddle.stack([own_N, plain_N])
-        if self.head.sharded:
-            distributed.all_reduce(largest_2N, "max")
+        if not self.head.sharded or distributed.world_size() == 1:
+            return Maxima(own_N, plain_N, sum_N)
+        largest_2N = distributed.all_reduce(paddle.stack([own_N, plain_N]), "max")
         max_N, plain_max_N = largest_2N.unbind()
         return Maxima(max_N, plain_max_N, sum_N * (own_N - max_N).exp())
 
     def _join_ranks(self, targets: Targets, maxima: Maxima) -> tuple[paddle.Tensor, ...]:
-        """Compute loss, whether correct, lse and 1 - p(target) of all N samples on every rank, [N] each, and
-        how many labels are in no shard. One SUM."""
-        if len(targets):
-            scale = self.head.scale
-            own = scale * targets.plain_P, scale * targets.target_P, paddle.ones_like(targets.plain_P)
-            own_3N = self._spread(targets, *own)
-        else:
-            own_3N = paddle.zeros([3, len(maxima.sum_N)])
-        packed_4N = paddle.concat([maxima.sum_N.unsqueeze(0), own_3N])
+        """Compute loss, whether correct, lse, 1 - p(target) and the number of shards that have the class, of all
+        N samples on every rank, [N] each. One SUM."""
+        packed_4N = paddle.stack([maxima.sum_N, targets.plain_N, targets.target_N, targets.owned_N])
         if self.head.sharded:
             distributed.all_reduce(packed_4N)
-        sum_N, plain_N, target_N, owned_N = packed_4N.unbind()
-        stray = (owned_N != 1.0).sum()
+        sum_N = packed_4N[0]
+        plain_N, target_N = (packed_4N[1:3] * self.head.scale).unbind()
         z_N = maxima.max_N + sum_N.log() - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
-        return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N), stray
+        return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N), packed_4N[3]
 
-    def _means(self, *values_N: paddle.Tensor) -> list[paddle.Tensor]:
-        """Average over the samples of all ranks."""
-        totals = paddle.stack([value.sum() for value in values_N])
+    def _totals(
+        self, losses_N: paddle.Tensor, correct_N: paddle.Tensor, owned_N: paddle.Tensor
+    ) -> tuple[paddle.Tensor, ...]:
+        """Compute the mean loss and the share of correct samples over all ranks, and count the labels that are
+        in no shard."""
+        totals = paddle.stack([losses_N, correct_N.astype("float32"), owned_N]).sum(axis=1)
         if not self.head.sharded:
             distributed.all_reduce(totals)
-        return (totals / self.num_samples).unbind()
+        loss, accuracy, _ = (totals / self.num_samples).unbind()
+        return loss, accuracy, paddle.scale(totals[2], -1.0, self.num_samples).astype("int64")
 
     # -- backward -----------------------------------------------------------------------------------------------------------
 
     def backward(self, saved: Saved, grad: paddle.Tensor) -> paddle.Tensor:
         """Compute the loss's gradient by this rank's embeddings, times W (see `distributed`); those of
         centres go to the bank."""
-        targets = saved.targets
         factor = grad.astype("float32") / self.num_samples
-        miss_P = paddle.gather(saved.miss_N, targets.rows) if len(targets) else None
-        dtarget_P = None if miss_P is None else -miss_P * targets.slope_P
-        grad_ND = saved.backend.backward(saved.lse_N, dtarget_P, saved.samples.scaled_ND * factor, factor)
+        dtarget_N = -saved.miss_N * saved.targets.slope_N
+        grad_ND = saved.backend.backward(saved.lse_N, dtarget_N, saved.samples.scaled_ND * factor, factor)
         if self.margin and self.margin.trains_norm:
-            grad_ND = paddle.concat([grad_ND, self._norm_gradient(saved, miss_P).unsqueeze(1)], axis=1)
+            # Of this shard's target cosines by the norms; like that of the cosines, without factors.
+            by_norm_N = -saved.miss_N * saved.targets.norm_slope_N
+            grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
         grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.head.sharded else grad_ND
-        grad_BD = self._embedding_gradient(saved, grad_BD, factor * distributed.world_size())
+        grad_BD = self._embedding_gradient(saved, grad_BD, factor)
         return grad_BD.astype(self.emb_BD.dtype)
-
-    def _norm_gradient(self, saved: Saved, miss_P: paddle.Tensor | None) -> paddle.Tensor:
-        """Compute the gradient of this shard's target cosines by the embeddings' norms, [N]; like that of the
-        cosines, without factors."""
-        if miss_P is None:
-            return paddle.zeros_like(saved.samples.norm_N)
-        return self._spread(saved.targets, -miss_P * saved.targets.norm_slope_P)[0]
 
     def _embedding_gradient(
         self, saved: Saved, grad_BD: paddle.Tensor, factor: paddle.Tensor
     ) -> paddle.Tensor:
         """Turn the gradient by the scaled embeddings, with that by the norms as a last column if they are
         trained, into that by the embeddings."""
-        of_cosine = factor * self.head.scale
+        of_cosine = factor * (self.head.scale * distributed.world_size())
         if not self.margin:
             return grad_BD * of_cosine
-        unit_BD = self.own(saved.samples.x_ND)
-        inverse_B1 = self.own(saved.samples.inverse_N1)
+        rows = saved.samples.rows
+        if len(grad_BD) != len(rows.values):
+            rows = Rows(self.emb_BD.astype("float32"), cosine=True, zeros=True)
         if not self.margin.trains_norm:
-            return unit_rows_gradient(grad_BD, unit_BD, inverse_B1 * of_cosine)
+            return rows.gradient(grad_BD.multiply_(of_cosine))
         norm_grad_B1 = grad_BD[:, -1:]
-        grad_BD = grad_BD[:, :-1].contiguous()
         penalty_B1 = self.own(saved.penalty_slope_N).unsqueeze(1)
-        turned_BD = unit_rows_gradient(grad_BD, unit_BD, inverse_B1 * of_cosine)
-        return turned_BD + (norm_grad_B1 * of_cosine + penalty_B1 * factor) * unit_BD
+        of_norm_BD = (norm_grad_B1 + penalty_B1 / self.head.scale) * of_cosine * rows.values
+        return rows.gradient(grad_BD[:, :-1] * of_cosine) + of_norm_BD

@@ -10,7 +10,7 @@ from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
-from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.softmax import SoftmaxHead, default_budget
 from plsc.utils.registry import MARGINS
 
 
@@ -44,6 +44,11 @@ def build_rule(cfg: OptimizerCfg) -> Rule:
     return rules[of.name]()
 
 
+def logits_budget(cfg: HeadCfg) -> int:
+    """Return the bytes for blocks of logits."""
+    return default_budget() if cfg.logits_budget_mb is None else int(cfg.logits_budget_mb * 2**20)
+
+
 def build_head(
     cfg: HeadCfg,
     optimizer: OptimizerCfg,
@@ -70,7 +75,7 @@ def build_head(
         bank=cfg.bank,
         bank_dtype=cfg.bank_dtype,
         bank_folder=cfg.bank_folder or folder,
-        budget=int(cfg.logits_budget_mb * 2**20),
+        budget=logits_budget(cfg),
         compute_dtype=head_dtype(cfg, amp),
         init_std=cfg.init_std,
         seed=seed,

@@ -6,7 +6,7 @@ from plsc.config import Config, format_rows
 from plsc.config.schema import moments_of
 from plsc.data.joined import Joined
 from plsc.errors import shown
-from plsc.training.build_head import build_rule
+from plsc.training.build_head import build_rule, logits_budget
 from plsc.training.groups import describe, settings_of
 from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
@@ -40,7 +40,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
         "backbone": f"{type(backbone).__name__}, {parameters:,} parameters, {kept:.1f} MB with gradients and the optimizer's arrays",
         "head": f"{cfg.Head.name}, {' or '.join(f'{size:,}' for size in sizes)} classes per rank, "
         f"{format_rows(cfg.Head, moments, sizes[0], cfg.Model.embedding_size)}, "
-        f"at most {cfg.Head.logits_budget_mb:g} MB for logits",
+        f"at most {logits_budget(cfg.Head) / 2**20:g} MB for logits",
     }
     optimizer = cfg.Optimizer
     if optimizer.groups or optimizer.freeze_norms or optimizer.layer_decay is not None:

@@ -38,7 +38,7 @@ from plsc.config.schema import EvalCfg, Section, TrainCfg, head_dtype
         ("Head: {scale: .nan}", "Head.scale: must be a number > 0 (got .nan)"),
         ("Head: {scale: 1e999}", "Head.scale: must be a number > 0 (got .inf)"),
         ("Head: {margin: 28.6}", "Head.margin: must be a number in [0, 4] or null (got 28.6)"),
-        ("Head: {logits_budget_mb: 0}", "Head.logits_budget_mb: must be a number > 0 (got 0)"),
+        ("Head: {logits_budget_mb: 0}", "Head.logits_budget_mb: must be a number > 0 or null (got 0)"),
         ("Optimizer: {momentum: 1}", "Optimizer.momentum: must be a number in [0, 1) (got 1)"),
         ("LRScheduler: {warmup_epochs: -1}", "LRScheduler.warmup_epochs: must be a number >= 0 (got -1)"),
         ("Checkpoint: {keep: 0}", "Checkpoint.keep: must be an integer >= 1 (got 0)"),

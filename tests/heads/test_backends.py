@@ -76,7 +76,7 @@ def test_each_step_agrees_at_scale_64(way, init_std, sample_rate, monkeypatch):
             emb = paddle.to_tensor(x, dtype="float32", stop_gradient=False)
             loss = head(emb, label, number).loss
             loss.backward()
-            grads = head.bank.gradients()["centres"].numpy().copy()
+            grads = head.bank.gradients()["centres"].numpy()[: len(head.bank.index)].copy()
             head.step(0.05, number)
             found.append((loss.numpy(), emb.grad.numpy(), grads, head.bank.state()["centres"].copy()))
         # Either way is within 1e-5 of float64; by the rows, where gradients are small differences, they come close to that.

@@ -46,7 +46,7 @@ def test_update_is_the_rule_and_the_bias_is_not_decayed(make, optimizer):
         for name, grad in drawn.items():
             for start, stop in [(0, 3), (3, 11)]:
                 bank.set_gradient(name, start, stop, paddle.to_tensor(grad[start:stop], dtype="float32"))
-        bank.update(0.1, norms=tuple(np.sqrt(bank.squares())) if rule.needs_norms else None)
+        bank.update(0.1, norms=tuple(np.sqrt(np.array(bank.squares()))) if rule.needs_norms else None)
         for name, grad in drawn.items():
             decay = dense.decay if name == "centres" else 0.0
             values[name], *moments[name] = dense.step(values[name], grad, *moments[name], 0.1, number, decay)
@@ -62,7 +62,7 @@ def test_squares_are_of_the_selected_rows(make, monkeypatch):
     bank = make()
     bank.select(np.array([0, 4, 5, 9, 10]))
     bank.set_gradient("centres", 0, 5, paddle.full([5, 4], 0.5))
-    centres, gradient = bank.squares()
+    centres, gradient = np.array(bank.squares())
     want = (bank.state()["centres"][[0, 4, 5, 9, 10]].astype(np.float64) ** 2).sum()
     assert centres == pytest.approx(want, rel=1e-6) and gradient == 5 * 4 * 0.25
 

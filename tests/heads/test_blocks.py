@@ -5,7 +5,14 @@ import paddle
 import pytest
 
 from plsc.cli.commands.selftest.parts import relative
-from plsc.heads.blocks import bytes_per_class, plan_blocks, product, unit_rows, unit_rows_gradient
+from plsc.heads import blocks
+from plsc.heads.blocks import (
+    bytes_per_class,
+    plan_blocks,
+    rounded_left,
+    unit_rows,
+    unit_rows_gradient,
+)
 from tests.heads.autograd import D, assert_equal_to_dense, head_of, samples
 
 
@@ -24,6 +31,11 @@ def test_rounded_products_take_more_of_the_budget():
     plain, rounded = (bytes_per_class(256, 512, 2, dtype) for dtype in ("float32", "float16"))
     assert rounded - plain == 4 * (2 * 256 * 2 + 2 * 512)
     assert plan_blocks(256, 10_000, 512, 2, 8 << 20, "float16") == (8 * 2**20 // rounded, False)
+
+
+def product(a, b, dtype, transpose_a=False, transpose_b=False):
+    left = rounded_left(a, dtype, 0 if transpose_a else 1)
+    return blocks.product(left, blocks.rounded(b, dtype), transpose_a, transpose_b)
 
 
 def rounded(x, dtype):

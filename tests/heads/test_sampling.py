@@ -4,10 +4,12 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.cli.commands.selftest.parts import relative
 from plsc.heads import make_head, sampling
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes, draw_classes
+from plsc.utils.device import asynchronous
 from plsc.utils.sharding import ClassShard
 
 
@@ -105,7 +107,8 @@ def test_the_state_does_not_grow():
 
 
 def test_a_rate_of_one_is_the_full_head():
-    """Bit for bit: the same rows, although drawn and written back instead of used in place."""
+    """Bit for bit: the same rows, although drawn and written back instead of used in place. Where rows are selected on
+    the device there is room for more of them, and products of another shape round otherwise."""
     results = []
     for rate in (1.0, 0.99999):
         head = make_head(60, 8, ArcFace(0.3), scale=16.0, sample_rate=rate, rule=Momentum(0.9, 1e-3), seed=4)
@@ -116,5 +119,8 @@ def test_a_rate_of_one_is_the_full_head():
                 emb, paddle.to_tensor(np.arange(64) % 60), step
             ).loss.backward()  # all positives, so all are taken
             head.step(0.1)
-        results.append((head.bank.state()["centres"].tobytes(), emb.grad.numpy().tobytes()))
-    assert results[0] == results[1]
+        results.append((head.bank.state()["centres"].copy(), emb.grad.numpy()))
+    if asynchronous():
+        assert all(relative(got, want) < 1e-6 for got, want in zip(*results))
+    else:
+        assert all(got.tobytes() == want.tobytes() for got, want in zip(*results))

@@ -51,6 +51,7 @@ _NO_LAUNCH = {"empty", "empty_like", "shape", "share_data", "view_shape", "view_
 # Rows are taken from the first input or put into it; the table itself is not read as a whole.
 _FROM_TABLE = {"index_elementwise_get", "gather", "gather_nd", "index_select", "take_along_axis", "embedding"}
 _INTO_TABLE = {"scatter", "index_put", "put_along_axis", "scatter_nd_add", "index_add"}
+_OVERWRITE = {"scatter"}  # rows of the table are not read
 
 _ITEMSIZES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2}
 _ITEMSIZES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16}
@@ -127,6 +128,8 @@ class Recorder:
         import paddle
         from paddle import _C_ops
 
+        from plsc.heads import blocks
+
         undo = []
 
         def patch(owner: Any, name: str, wrapped: Any) -> None:
@@ -144,6 +147,7 @@ class Recorder:
         for name in dir(_C_ops):
             if callable(getattr(_C_ops, name)) and not name.startswith("_"):
                 patch(_C_ops, name, _with_lists)
+        patch(blocks, "product_of_16_bits", _as_on_a_gpu)
         previous = sys.gettrace()
         if lines:
             sys.settrace(_trace)
@@ -199,14 +203,36 @@ def _trace(frame: FrameType, event: str, _: Any) -> Any:
     return _trace
 
 
-def _with_lists(function: Any, _: str) -> Any:
+def _with_lists(function: Any, name: str) -> Any:
     """Wrap an op: note the bytes of calls with lists of tensors, which Paddle's log may cut off."""
 
     @functools.wraps(function)
     def wrapped(*args, **kwargs):
         out = function(*args, **kwargs)
-        if any(isinstance(arg, list) and arg and hasattr(arg[0], "get_tensor") for arg in args):
+        into_table = name.rstrip("_") in _INTO_TABLE
+        if not into_table and any(
+            isinstance(arg, list) and arg and hasattr(arg[0], "get_tensor") for arg in args
+        ):
             _write("lists", sum(map(_size, (*args, *kwargs.values(), out))))
+        return out
+
+    return wrapped
+
+
+def _as_on_a_gpu(function: Any, _: str) -> Any:
+    """Wrap a product of 16 bits, which a CPU makes in float32: note a GPU's two kernels instead."""
+
+    @functools.wraps(function)
+    def wrapped(a, b, *args):
+        _write("instead", "of")
+        out = function(a, b, *args)
+        dtype = str(a.dtype).partition(".")[2]
+        halves = out.size * a.element_size()
+        _write(
+            "instead",
+            f"matmul:{dtype}:{_size(a) + _size(b) + halves}",
+            f"cast:{dtype}:{halves + _size(out)}",
+        )
         return out
 
     return wrapped
@@ -239,6 +265,7 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
     waits: list[Wait] = []
     part = line = ""
     pending: list[Op] = []  # kernels of the op that runs
+    noted = 0  # ops before those that stand in for a GPU's
     dtype = ""
     for text in _MESSAGE.split(log):
         message = text.lstrip("\t")
@@ -252,6 +279,14 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
                 line = value
             elif kind == "wait":
                 waits.append(Wait(value, part, line))
+            elif kind == "instead" and value == "of":
+                ops += pending
+                pending = []
+                noted = len(ops)
+            elif kind == "instead":
+                of_gpu = (each.split(":") for each in value.split())
+                ops[noted:] = [Op(name, kind, part, line, int(size)) for name, kind, size in of_gpu]
+                pending = []
             elif kind == "lists" and ops:
                 ops[-1] = Op(**{**vars(ops[-1]), "bytes": int(value)})
         elif key := _KEY.search(message):
@@ -295,5 +330,6 @@ def _sized(pending: Sequence[Op], inputs: list[int], outputs: list[int]) -> Iter
             if op.name in _FROM_TABLE:
                 size += min(sum(outputs), inputs[0]) - inputs[0]
             elif op.name in _INTO_TABLE:
-                size -= inputs[0] + sum(outputs) - 2 * min(max(inputs[1:]), inputs[0])
+                times = 1 if op.name in _OVERWRITE else 2
+                size -= inputs[0] + sum(outputs) - times * min(max(inputs[1:]), inputs[0])
         yield Op(**{**vars(op), "bytes": size})

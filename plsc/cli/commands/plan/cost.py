@@ -17,10 +17,10 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.config.schema import HeadCfg, head_dtype
 from plsc.heads.backends import by_kernels
-from plsc.heads.blocks import bytes_per_class, plan_blocks
+from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
-from plsc.training.build_head import build_head, build_rule, changes_others
+from plsc.training.build_head import build_head, build_rule, changes_others, logits_budget
 
 _ROWS_AT_ONCE = 8192  # rows of one read
 
@@ -72,7 +72,7 @@ def bank_bytes(cfg: Config, classes: int, embedding_size: int) -> int:
 def _blocks(
     cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, dtype: str, in_blocks: bool
 ) -> int:
-    budget = int(cfg.logits_budget_mb * 2**20)
+    budget = logits_budget(cfg)
     hooked = changes_others(cfg)
     if not in_blocks and cfg.sub_centres == 1 and not hooked:
         exps = 4 * samples * selected
@@ -80,7 +80,9 @@ def _blocks(
         of_thread = 4 * (block * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread
     block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget, dtype)
-    return block * bytes_per_class(samples, width, cfg.sub_centres, dtype) + kept * 4 * samples * selected
+    return block * bytes_per_class(samples, width, cfg.sub_centres, dtype) + kept * kept_bytes(
+        samples, selected, width, dtype
+    )
 
 
 class Trial:

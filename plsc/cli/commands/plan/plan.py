@@ -122,7 +122,10 @@ def _backbone_peak(batch: int, measured: dict) -> float:
 
 def largest(case: Case, others: int, memory: float) -> int:
     """Find the most classes whose head and `others` bytes fit `memory` bytes of a rank."""
-    rate, budget = case.cfg.Head.sample_rate, int(case.cfg.Head.logits_budget_mb * 2**20)
+    from plsc.training.build_head import logits_budget
+
+    rate = case.cfg.Head.sample_rate
+    budget = logits_budget(case.cfg.Head)
 
     def fits(more: Case) -> bool:
         parts = head_bytes(more, rate)

@@ -23,6 +23,7 @@ from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes
+from plsc.utils.device import asynchronous
 from plsc.utils.sharding import ClassShard, split
 
 D = 16  # of every head here
@@ -224,7 +225,7 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     mine, grads = np.searchsorted(dense.taken, taken), head.bank.gradients()
     # in units of the whole array's largest gradient: a shard of few classes may have next to none of its own
     for name, whole in (("centres", dw), ("bias", db))[: len(grads)]:
-        error = np.abs(grads[name].numpy() - whole[mine]).max() / max(np.abs(whole).max(), 1e-12)
+        error = np.abs(grads[name].numpy()[: len(mine)] - whole[mine]).max() / max(np.abs(whole).max(), 1e-12)
         worst.note(f"{name.removesuffix('s')} gradient", float(error))
     return dw, db
 
@@ -240,7 +241,8 @@ def check_head(name: str, **options) -> Worst:
 
 
 def check_every_class_sampled() -> Worst:
-    """Compare Partial FC when every class is a positive with a head that does not sample."""
+    """Compare Partial FC when every class is a positive with a head that does not sample: bit for bit but where
+    sampled rows are selected on the device, with room for more, so that products round otherwise."""
     counts, own = _uneven(30)
     ends = []
     for rate in (1.0, 0.9):
@@ -257,7 +259,8 @@ def check_every_class_sampled() -> Worst:
         ends[-1].update({name: rows.copy() for name, rows in head.bank.state().items()})
     worst = Worst()
     for name, want in ends[0].items():
-        worst.note(name, different_bytes(ends[1][name], want))
+        compare = relative if asynchronous() else different_bytes
+        worst.note(name, compare(ends[1][name], want))
     return worst
 
 
@@ -313,6 +316,6 @@ PARTS: dict[str, tuple[Callable[[], Worst], float]] = {
     "head dist_arcface, AdamW": (lambda: check_head("arcface", optimizer="AdamW", lr=1e-3), HEAD_LIMIT),
     "head dist_arcface, LARS": (lambda: check_head("arcface", optimizer="LARS"), HEAD_LIMIT),
     "Partial FC, a rate of 0.3": (lambda: check_head("arcface", sample_rate=0.3), HEAD_LIMIT),
-    "Partial FC, every class": (check_every_class_sampled, 0.0),
+    "Partial FC, every class": (check_every_class_sampled, 1e-5),
     "checkpoint resharded": (check_reshard, 0.0),
 }

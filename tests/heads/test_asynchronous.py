@@ -1,0 +1,188 @@
+"""The way of GPUs, on a CPU: nothing is read, a masked update changes nothing, and the same classes take part."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.cli.commands.selftest.parts import OPTIMIZERS
+from plsc.errors import UserError
+from plsc.heads import bank as bank_module
+from plsc.heads import make_head
+from plsc.heads.adaptive import AdaFace, CurricularFace, InterClassFilter, MagFace
+from plsc.heads.bank import DeviceRows
+from plsc.heads.margins import ArcFace
+from plsc.heads.sampling import DrawAhead, choose_classes, draw_classes, unite
+from plsc.utils.sharding import ClassShard
+
+C, D, N = 90, 16, 12
+OK = {name: paddle.to_tensor(value) for name, value in (("good", True), ("bad", False))}
+HEADS = {
+    "arcface": {"margin": ArcFace},
+    "sampled": {"margin": ArcFace, "sample_rate": 0.3},
+    "bias": {"bias": True, "sample_rate": 0.3},
+    "adaface": {"margin": AdaFace},
+    "magface": {"margin": MagFace, "sample_rate": 0.3},
+    "curricularface": {"margin": CurricularFace},
+    "filter": {"margin": lambda: InterClassFilter(ArcFace(), 0.2), "sample_rate": 0.3},
+    "sub-centres": {"margin": ArcFace, "sub_centres": 2},
+    "ranges": {"margin": ArcFace, "ranges": [(0, 30), (30, C)], "sample_rate": 0.3},
+    "bfloat16": {"margin": ArcFace, "compute_dtype": "bfloat16"},
+    "float16": {"margin": ArcFace, "compute_dtype": "float16", "sample_rate": 0.3},
+    "little memory": {"margin": ArcFace, "budget": 20_000, "sample_rate": 0.5},
+}
+
+
+def head_of(name, **more):
+    options = {"seed": 3, "init_std": 0.5, **HEADS[name], **more}
+    margin = options.pop("margin", None)
+    return make_head(C, D, margin and margin(), scale=16.0 if margin else 1.0, **options)
+
+
+def batch(number=0):
+    rng = np.random.default_rng(number)
+    emb = paddle.to_tensor(rng.standard_normal((N, D)), dtype="float32", stop_gradient=False)
+    return emb, paddle.to_tensor(rng.integers(0, C, N) % 40)
+
+
+def step(head, number, ok, emb=None):
+    given, label = batch(number)
+    out = head(given if emb is None else emb, label, number, counts=[N], check=False)
+    out.loss.backward()
+    head.step(0.05, number, ok)
+    return out
+
+
+def bytes_of(head):
+    state = {name: np.array(rows[:]).tobytes() for name, rows in head.bank.state().items()}
+    return state, head.margin.state() if head.margin else {}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["arcface", "sampled", "bias"])
+def test_an_update_that_is_not_ok_changes_no_byte(name, optimizer, way):
+    rule, _ = OPTIMIZERS[optimizer]
+    _masked_update_changes_nothing(head_of(name, rule=rule))
+
+
+@pytest.mark.parametrize("name", ["adaface", "curricularface", "sub-centres", "little memory"])
+def test_nor_a_margins_statistics(name):
+    _masked_update_changes_nothing(head_of(name))
+
+
+@pytest.mark.parametrize("name", ["arcface", "sampled"])
+@pytest.mark.parametrize("bank", ["host", "disk"])
+def test_nor_rows_outside_the_devices_memory(name, bank, tmp_path):
+    dtype = "bfloat16" if bank == "disk" else "float32"
+    _masked_update_changes_nothing(head_of(name, bank=bank, bank_dtype=dtype, bank_folder=str(tmp_path)))
+
+
+def _masked_update_changes_nothing(head):
+    for number in range(2):
+        step(head, number, OK["good"])
+    before = bytes_of(head)
+    broken = paddle.full([N, D], float("nan"))
+    broken.stop_gradient = False
+    out = step(head, 2, OK["bad"], broken)
+    head.withdraw_update()
+    assert np.isnan(out.loss.item()) and not np.isfinite(head.nonfinite().item())
+    assert bytes_of(head) == before and head.bank.updates == 2
+    step(head, 3, OK["good"])
+    after = bytes_of(head)
+    assert after != before and head.bank.updates == 3
+    assert all(np.isfinite(np.array(rows[:], np.float32)).all() for rows in head.bank.state().values())
+
+
+def test_updates_by_pieces_are_the_same(monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    states = []
+    for numbers in (1 << 28, 7 * D):
+        monkeypatch.setattr(bank_module, "_UPDATE_NUMBERS", numbers)
+        head = head_of("sampled")
+        for number in range(3):
+            step(head, number, OK["good"] if number else None)
+        states.append(bytes_of(head))
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", HEADS)
+def test_nothing_is_read(name, optimizer, monkeypatch):
+    """Each of these methods would wait for a GPU. One of 16-bit products: tests/cli counts all kinds of waits."""
+    monkeypatch.setenv("PLSC_KERNELS", "0")
+    head = head_of(name, rule=OPTIMIZERS[optimizer][0])
+    step(head, 0, None)
+    given = batch(1)
+    read = []
+    for method in ("numpy", "item", "tolist", "__bool__", "__int__", "__float__", "__array__"):
+        monkeypatch.setattr(paddle.Tensor, method, lambda *_, m=method, **__: read.append(m))
+    out = head(*given, 1, counts=[N], check=False)
+    out.loss.backward()
+    head.step(0.05, 1, OK["good"])
+    head.nonfinite()
+    assert read == []
+
+
+@pytest.mark.parametrize("shard", [ClassShard(1000, 300, 400), ClassShard(1000, 300, 301)])
+@pytest.mark.parametrize("rate", [0.5, 0.1, 1e-6])
+@pytest.mark.parametrize(
+    "labels", [[350], [1, 999], [300, 300, 300], [399, 310, 310, 12, 300, 350, 399], list(range(295, 405))]
+)
+def test_the_classes_are_those_that_the_host_chooses(shard, rate, labels):
+    labels = np.array(labels)
+    here = (shard.start <= labels) & (labels < shard.stop)
+    positives = np.unique(labels[here]) - shard.start
+    for number in range(5):
+        drawn = draw_classes(shard, rate, 1, number)
+        local = paddle.to_tensor((labels - shard.start).clip(0, shard.size - 1))
+        given = paddle.to_tensor(np.append(drawn, shard.size))
+        index, column = (x.numpy() for x in unite(given, local, paddle.to_tensor(here), shard.size))
+        used = index[index < shard.size]
+        assert np.array_equal(used, choose_classes(positives, shard, rate, 1, number))
+        assert len(index) == len(drawn) + 1 + len(labels) and (np.diff(index) >= 0).all()
+        assert np.array_equal(index[column[here]], labels[here] - shard.start)
+
+
+def test_draws_ahead_are_the_draws():
+    ahead = DrawAhead(ClassShard.whole(1000), 0.1, 5)
+    for number in (0, 1, 2, 7, 8, 3):
+        assert np.array_equal(ahead.take(number), draw_classes(ClassShard.whole(1000), 0.1, 5, number))
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_stray_labels_are_counted_and_refused_later(sharded):
+    head = make_head(20, D, ArcFace(), scale=16.0, sharded=sharded)
+    labels = paddle.to_tensor([3, 5, 20, -1])
+    out = head(paddle.ones([4, D]), labels, counts=[4], check=False)
+    assert out.stray.item() == 2 and out.stray.dtype == paddle.int64 and np.isfinite(out.loss.item())
+    assert head(paddle.ones([4, D]), labels % 20).stray.item() == 0
+    with pytest.raises(UserError, match="sample 2 of the 4 in this step has label 20, .* 2 such samples"):
+        head.refuse_labels(labels, [4])
+
+
+def test_a_centre_of_length_0_stays_and_gets_no_gradient():
+    head = head_of("arcface")
+    rows = {name: np.array(array) for name, array in head.bank.state().items()}
+    rows["centres"][:3] = 0
+    head.bank.load_rows(0, rows)
+    emb, _ = batch()
+    head(emb, paddle.arange(N)).loss.backward()
+    grads = head.bank.gradients()["centres"].numpy()
+    assert not grads[:3].any() and grads[3:].all() and np.isfinite(emb.grad.numpy()).all()
+
+
+def test_an_embedding_of_length_0_gets_no_gradient():
+    emb, label = batch()
+    emb.stop_gradient = True
+    emb[2] = 0.0
+    emb.stop_gradient = False
+    head_of("arcface")(emb, label).loss.backward()
+    assert not emb.grad.numpy()[2].any() and emb.grad.numpy()[[0, 1, 3]].all()
+
+
+def test_rows_on_a_device_are_copied_when_they_are_indexed():
+    array = paddle.arange(12, dtype="float32").reshape([6, 2])
+    rows = DeviceRows(array)
+    assert rows.shape == (6, 2) and len(rows) == 6 and rows.dtype == np.float32
+    assert np.array_equal(rows[1:3], array.numpy()[1:3]) and rows[4:2].shape == (0, 2)
+    assert np.array_equal(rows[np.array([5, 0])], array.numpy()[[5, 0]])
+    assert np.array_equal(np.asarray(rows), array.numpy())
