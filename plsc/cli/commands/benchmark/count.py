@@ -33,6 +33,7 @@ STEPS = 3  # begun; the second is counted
 PARTS = ("input", "forward", "head forward", "head backward", "backward", "check", "optimizer", "head update")
 HEAD = ("head forward", "head backward", "head update")
 _NAMES = {"data": "input"}  # of timer's parts, where PARTS says it otherwise
+PASSED = ("name", "size", "classes", "batch", "dim", "threads", "ranks", "rate", "dtype", "config", "listing")
 _FEW = (2, 4)  # images of the two runs of a step
 
 Counts = dict[str, dict[str, int]]  # part -> kernels, waits, bytes
@@ -105,27 +106,20 @@ def _total(parts: Counts, names: Sequence[str]) -> dict[str, int]:
 
 
 def _in_new_processes(args: argparse.Namespace, what: str, folder: Path) -> Counts:
-    target = folder / f"{what}.json"
-    words = ["benchmark", "step", "--count", "--counted", what, "--row", target]
-    for name in (
-        "name",
-        "size",
-        "classes",
-        "batch",
-        "dim",
-        "threads",
-        "ranks",
-        "rate",
-        "dtype",
-        "config",
-        "listing",
-    ):
+    words = []
+    for name in PASSED:
         if getattr(args, name) is not None:
-            words += [f"--{name}", getattr(args, name)]
+            words += [f"--{name}", str(getattr(args, name))]
     words += ["-o", *args.override] if args.override else []
-    ranks = 1 if what == "head" else args.ranks
+    return run(what, words, 1 if what == "head" else args.ranks, folder)
+
+
+def run(what: str, words: Sequence[str], ranks: int, folder: Path) -> Counts:
+    """Count in new processes -> the counts of rank 0. what: "head", or images of a step. words: further arguments."""
+    target = folder / f"{what}.json"
+    asked = ["benchmark", "step", "--count", "--counted", what, "--row", str(target), *words]
     with mock.patch.dict(os.environ, op_log.environment()):
-        last_line = launcher.run_ranks([str(word) for word in words], ranks, folder / "log")
+        last_line = launcher.run_ranks(asked, ranks, folder / "log")
     if not target.exists():
         raise UserError(f"the step was not counted: {last_line}")
     return json.loads(target.read_text())
@@ -139,17 +133,22 @@ def _count_here(args: argparse.Namespace) -> None:
 
     distributed.init("cpu", threads)
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        if args.counted == "head":
-            _run_head(args, log)
-        else:
-            _run_step(args, Path(folder), log)
-        ops, waits = op_log.parse(log.read_text(errors="replace"))
+        ops, waits = recorded(args, Path(folder))
     if distributed.rank() == 0:
         args.row.write_text(json.dumps(by_part(ops, waits)))
         if args.listing:
             args.listing.with_suffix(f".{args.counted}{args.listing.suffix}").write_text(listing(ops, waits))
     distributed.barrier()
+
+
+def recorded(args: argparse.Namespace, folder: Path) -> tuple[list[op_log.Op], list[op_log.Wait]]:
+    """Run what args.counted says in this process, which has the environment of op_log -> ops and waits of a step."""
+    log = folder / "log"
+    if args.counted == "head":
+        _run_head(args, log)
+    else:
+        _run_step(args, folder, log)
+    return op_log.parse(log.read_text(errors="replace"))
 
 
 def config(args: argparse.Namespace, folder: Path) -> Config:
@@ -235,7 +234,7 @@ def _record(run: Callable[[], object], log: Path) -> None:
         if part == "head":
             calls += not again
             part = HEAD[min(calls, len(HEAD)) - 1]
-        if recorder:
+        if recorder and part != "gather":  # collectives count where they are called
             recorder.enter(_NAMES.get(part, part))
 
     timer.start(0, entered=entered)

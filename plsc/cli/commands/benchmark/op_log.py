@@ -250,7 +250,8 @@ def _size(value: Any) -> int:
 
 _MESSAGE = re.compile(r"^(?=\t*[IWE]\d{4} \d\d:\d\d:|@@@@ )", re.MULTILINE)
 _KERNEL = re.compile(r"\] (\w+) kernel: \{(.*)", re.DOTALL)
-_KEY = re.compile(r"\] (\w+) API kernel key: \[\w+, [\w()]+, (\w+)\]")
+_KEY = re.compile(r"\] \w+ API kernel key: \[\w+, [\w()]+, (\w+)\]")
+_CALL = re.compile(r"Running[ _]AD[ _]API: (\w+)")
 # A tensor in the log of Paddle 2, and of Paddle 3; nested ones are preceded by "Grad: [ ", or indented further.
 _TENSOR = re.compile(
     r"(?<!Grad: \[ )\{Name: [^{}]*?TensorInfo: \[ Type: DenseTensor, Dtype: (\w+), Place: [^,]*, Shape: ([\d, ]*), DistAttr"
@@ -267,6 +268,7 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
     pending: list[Op] = []  # kernels of the op that runs
     noted = 0  # ops before those that stand in for a GPU's
     dtype = ""
+    in_place = False
     for text in _MESSAGE.split(log):
         message = text.lstrip("\t")
         # In a backward pass Paddle 3 indents.
@@ -290,7 +292,9 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
             elif kind == "lists" and ops:
                 ops[-1] = Op(**{**vars(ops[-1]), "bytes": int(value)})
         elif key := _KEY.search(message):
-            dtype = key[2]
+            dtype = key[1]
+        elif call := _CALL.search(message):
+            in_place = call[1].endswith("_")
         elif kernel := _KERNEL.search(message):
             name = kernel[1]
             if "STRIDED" not in kernel[2] and name not in _NO_LAUNCH:
@@ -300,7 +304,7 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
         elif "Trans2Contiguous" in message:
             pending.append(Op("contiguous", dtype, part, line))
         elif "Output: [" in message:
-            ops += _sized(pending, *_tensors(message))
+            ops += _sized(pending, *_tensors(message), in_place)
             pending = []
     return ops + pending, waits
 
@@ -319,7 +323,7 @@ def _sizes(message: str) -> list[int]:
     ]
 
 
-def _sized(pending: Sequence[Op], inputs: list[int], outputs: list[int]) -> Iterator[Op]:
+def _sized(pending: Sequence[Op], inputs: list[int], outputs: list[int], in_place: bool) -> Iterator[Op]:
     """Give an op's bytes to its kernel (the last, if there are several), and to copies of views their own."""
     for number, op in enumerate(pending):
         size = 0
@@ -329,7 +333,7 @@ def _sized(pending: Sequence[Op], inputs: list[int], outputs: list[int]) -> Iter
             size = sum(inputs) + sum(outputs)
             if op.name in _FROM_TABLE:
                 size += min(sum(outputs), inputs[0]) - inputs[0]
-            elif op.name in _INTO_TABLE:
+            elif op.name in _INTO_TABLE and in_place:
                 times = 1 if op.name in _OVERWRITE else 2
                 size -= inputs[0] + sum(outputs) - times * min(max(inputs[1:]), inputs[0])
         yield Op(**{**vars(op), "bytes": size})

@@ -1,0 +1,75 @@
+"""What a step asks of a GPU: at most so many kernels and bytes, and not one wait of the host.
+
+The budget is for N = 1024 samples, D = 512 and ArcFace on one process, beside InsightFace's PartialFC_V2 with its SGD: 110 kernels,
+ten waits and 35 GB for 125,000 classes; 120, twelve and 53 GB for a million at rate 0.1 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plsc.cli.commands.benchmark import count, op_log
+from tests.gpu_ops.run_budget import CLASSES, HEADS, SAMPLES
+from tests.launch import run_python
+
+N, D = 1024, 512
+# classes, most kernels, most bytes
+BUDGETS = {
+    "all classes": (125_000, 100, 0.5 * 35e9),
+    "all classes, bfloat16": (125_000, 100, 0.3 * 35e9),
+    "sampled": (1_000_000, 120, 0.4 * 53e9),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("budget")
+    target = folder / "found.json"
+    run_python("-m", "tests.gpu_ops.run_budget", target, folder, cwd=folder, **op_log.environment())
+    return json.loads(target.read_text())
+
+
+def total(parts: count.Counts, key: str) -> int:
+    return sum(found[key] for part, found in parts.items() if part in count.HEAD)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_step_of_a_head(found, name):
+    classes, most_kernels, most_bytes = BUDGETS[name]
+    here = {(n, c): found[f"{name} {n} {c}"] for n in SAMPLES for c in CLASSES}
+    assert {total(parts, "waits") for parts in here.values()} == {0}
+    (kernels,) = {total(parts, "kernels") for parts in here.values()}
+    assert 20 < kernels <= most_kernels
+    assert bytes_of({key: total(parts, "bytes") for key, parts in here.items()}, N, classes) <= most_bytes
+
+
+def bytes_of(here: dict[tuple[int, int], int], n: int, c: int) -> float:
+    """Extend four counts, bilinear in both sizes."""
+    (n0, n1), (c0, c1) = SAMPLES, CLASSES
+    x = (n - n0) / (n1 - n0)
+    y = (c - c0) / (c1 - c0)
+    return sum(
+        weight * here[key]
+        for key, weight in {
+            (n0, c0): (1 - x) * (1 - y),
+            (n1, c0): x * (1 - y),
+            (n0, c1): (1 - x) * y,
+            (n1, c1): x * y,
+        }.items()
+    )
+
+
+def test_a_whole_step_waits_for_nothing(found):
+    parts = found["IResNet50"]
+    assert parts["forward"]["kernels"] > 150
+    assert {"backward", "check", "optimizer", *count.HEAD} <= parts.keys()
+    assert {name: part["waits"] for name, part in parts.items() if part["waits"]} == {}
+
+
+def test_two_ranks_wait_for_nothing(tmp_path):
+    words = ["--name", "SmallResNet", "--size", "28", "--classes", "20", "--dim", "8", "--ranks", "2"]
+    parts = count.run("4", words, 2, tmp_path)
+    assert {"forward", "backward", *count.HEAD} <= parts.keys()
+    assert {name: part["waits"] for name, part in parts.items() if part["waits"]} == {}
