@@ -152,3 +152,11 @@ def test_a_network(monkeypatch, options, recomputed):
     least = 0.1 * np.median([np.abs(x).max() for x in expected])
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(np.abs(other).max(), least))
+
+
+def test_what_is_kept_for_the_backward_pass_can_be_counted():
+    """`plsc-plan` counts it by hooks, which Paddle calls for tensors only."""
+    kept = []
+    with paddle.autograd.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda x: x):
+        build()(paddle.randn([5, 3, 20, 20]))
+    assert all(isinstance(tensor, paddle.Tensor) for tensor in kept) and len(kept) > 10

@@ -145,19 +145,19 @@ class _Linear(PyLayer):
         product = _linear(_rows(x), inputs, outputs, bias is not None, limited)
         arrays = (x, weight, out) if bias is None else (x, weight, bias, out)
         product(*(array.data_ptr() for array in arrays))
-        ctx.save_for_backward(x, weight, out if limited else None)
+        ctx.save_for_backward(x, weight, *([out] if limited else []))  # no None, which Paddle's hooks refuse
         ctx.has_bias = bias is not None
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, limited = ctx.saved_tensor()
+        x, weight, *limited = ctx.saved_tensor()
         grad = dense(grad)
         count = _rows(x)
         inputs, outputs = weight.shape
-        if limited is not None:
+        if limited:
             before = empty(grad.shape)
-            _limit_backward(grad.size)(limited.data_ptr(), grad.data_ptr(), before.data_ptr())
+            _limit_backward(grad.size)(limited[0].data_ptr(), grad.data_ptr(), before.data_ptr())
             grad = before
         back, across = _linear_backward(count, inputs, outputs)
         of_x = of_weight = of_bias = None
@@ -329,18 +329,18 @@ class _Add(PyLayer):
             _sum(count, width, False)(x.data_ptr(), branch.data_ptr(), out.data_ptr())
         else:
             _sum(count, width, True)(branch.data_ptr(), scale.data_ptr(), out.data_ptr(), x.data_ptr())
-        ctx.save_for_backward(scale)
+        ctx.save_for_backward(*([] if scale is None else [scale]))
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        (scale,) = ctx.saved_tensor()
-        if scale is None:
+        scale = ctx.saved_tensor()
+        if not scale:
             return grad, grad
         grad = dense(grad)
         of_branch = empty(grad.shape)
         _scaling(grad.shape[0], grad.size // grad.shape[0])(
-            grad.data_ptr(), scale.data_ptr(), of_branch.data_ptr()
+            grad.data_ptr(), scale[0].data_ptr(), of_branch.data_ptr()
         )
         return grad, of_branch, None
 
