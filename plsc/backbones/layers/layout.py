@@ -13,18 +13,17 @@ from paddle.autograd import PyLayer
 
 from plsc.backbones import onednn
 from plsc.utils import kernels
-from plsc.utils.device import asynchronous
 
 _CPU = paddle.CPUPlace()
 
 
 def by_onednn(x: paddle.Tensor) -> bool:
-    """Say whether layers compute x by oneDNN: float32 on a CPU, nothing traced or exported, kernels there."""
+    """Say whether layers compute x by oneDNN: float32 on a CPU, nothing traced or exported, kernels there
+    (PLSC_KERNELS=0: none)."""
     return (
         paddle.in_dynamic_mode()
         and x.dtype == paddle.float32
         and x.place.is_cpu_place()
-        and not asynchronous()
         and onednn.library() is not None
         and kernels.library() is not None
     )
