@@ -1,6 +1,6 @@
 """Count steps of heads, and of a whole training: `python -m tests.gpu_ops.run_budget FILE FOLDER`, with op_log.environment().
 FILE: JSON, name -> part -> kernels, waits, bytes. A head of 1024 samples and so many classes that they do not fit here is
-counted with fewer of both: bytes are a + b N + c C + d N C, which four small heads give."""
+counted with fewer of both: bytes are a polynomial of both sizes, of degree 2 in N and 1 in C, which six small heads give."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from plsc.cli.commands.benchmark import count, op_log, step
 
-SAMPLES = (8, 16)
-CLASSES = (100, 200)  # small: a tenth of them is a whole number
+SAMPLES = (8, 16, 32)
+CLASSES = (640, 1280)  # a tenth of them is a multiple of 64
 HEADS = {
     "all classes": [],
     "all classes, bfloat16": ["--dtype", "bfloat16"],

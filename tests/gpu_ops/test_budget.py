@@ -7,6 +7,7 @@ ten waits and 35 GB for 125,000 classes; 120, twelve and 53 GB for a million at 
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -46,18 +47,16 @@ def test_a_step_of_a_head(found, name):
 
 
 def bytes_of(here: dict[tuple[int, int], int], n: int, c: int) -> float:
-    """Extend four counts, bilinear in both sizes."""
-    (n0, n1), (c0, c1) = SAMPLES, CLASSES
-    x = (n - n0) / (n1 - n0)
-    y = (c - c0) / (c1 - c0)
+    """Extend counts to other sizes: a polynomial of degree 2 in the samples, 1 in the classes."""
+    of_samples = {each: extended({k: here[each, k] for k in CLASSES}, c) for each in SAMPLES}
+    return extended(of_samples, n)
+
+
+def extended(points: dict[int, float], x: int) -> float:
+    """Evaluate the polynomial through the points (Lagrange)."""
     return sum(
-        weight * here[key]
-        for key, weight in {
-            (n0, c0): (1 - x) * (1 - y),
-            (n1, c0): x * (1 - y),
-            (n0, c1): (1 - x) * y,
-            (n1, c1): x * y,
-        }.items()
+        y * math.prod((x - other) / (at - other) for other in points if other != at)
+        for at, y in points.items()
     )
 
 

@@ -289,7 +289,9 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
                 of_gpu = (each.split(":") for each in value.split())
                 ops[noted:] = [Op(name, kind, part, line, int(size)) for name, kind, size in of_gpu]
                 pending = []
-            elif kind == "lists" and ops:
+            elif kind == "lists":
+                ops += pending  # of a message that was cut off before its outputs
+                pending = []
                 ops[-1] = Op(**{**vars(ops[-1]), "bytes": int(value)})
         elif key := _KEY.search(message):
             dtype = key[1]
