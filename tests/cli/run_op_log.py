@@ -27,6 +27,12 @@ def calls() -> dict:
     weight = paddle.ones([8, 4])
     weight.stop_gradient = False
 
+    many = [paddle.create_parameter([16, 8], "float32") for _ in range(40)]
+    merged = paddle.optimizer.Momentum(0.1, 0.9, many, use_multi_tensor=True)
+    for parameter in many:
+        parameter.sum().backward()
+    merged.step()  # makes the momenta
+
     def backward():
         paddle.matmul(x, weight).sum().backward()
 
@@ -40,6 +46,7 @@ def calls() -> dict:
         "rows of a table": lambda: paddle.gather(table, rows),
         "rows into a table": lambda: paddle.scatter_(table, rows, new),
         "list": lambda: paddle.concat([x, x]),
+        "long list": lambda: merged.step(),
         "16 bits": lambda: x.astype("bfloat16"),
         "update": lambda: paddle._C_ops.momentum_(
             x, x, momentum, rate, None, 0.9, False, "", 0.0, False, 1.0

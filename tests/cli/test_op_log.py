@@ -20,6 +20,7 @@ KERNELS = {  # name -> kernels and bytes in and out
     "rows of a table": (["gather:float32"], 2 * ROWS + INDEX),
     "rows into a table": (["scatter:float32"], 2 * ROWS + INDEX),
     "list": (["concat:float32"], 4 * X),
+    "long list": (["merged_momentum:float32"], 40 * (5 * X + 4)),  # Paddle's log of it is cut off
     "16 bits": (["cast:float32"], X + X // 2),
     "update": (["momentum:float32"], 5 * X + 4),
     "upload": ([], 0),
