@@ -15,7 +15,15 @@ from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 
 
 class Conv2D(nn.Conv2D):
-    """Convolves pictures, in groups of channels where `groups` is above 1; parameters as of Paddle's layer."""
+    """Convolves pictures, in groups of channels where `groups` is above 1.
+
+    Arguments as of Paddle's layer; padding by zeros, one number or one each for height and width.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        assert self._padding_mode == "zeros" and self._data_format == "NCHW"
+        assert isinstance(self._padding, int) or [type(side) for side in self._padding] == [int, int]
 
     def forward(self, x):
         if not by_onednn(x):
@@ -170,7 +178,9 @@ _convolution = onednn.kept(_Convolution)
 class _Convolve(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, bias, steps):
+        # An address says nothing of what is there.
         assert x.ndim == 4 and x.shape[-1] == weight.shape[1] * steps.groups, (x.shape, weight.shape)
+        assert weight.dtype == paddle.float32 and weight.is_contiguous()
         x = dense(x)
         shape = (*x.shape[:3], *weight.shape)
         ctx.key = (shape, steps, bias is not None)
