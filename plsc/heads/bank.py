@@ -49,6 +49,16 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
     return rows
 
 
+def copied_bytes(selected: int, width: int, arrays: int, sampled: bool) -> int:
+    """Compute the bytes of the rows that a DeviceBank copies for a masked update where the host does not wait.
+
+    Args:
+        selected: K rows of this width. arrays: the value and its moments. sampled: whether the rows were selected.
+    """
+    numbers = selected * width
+    return 4 * arrays * (numbers if sampled else min(numbers, _UPDATE_NUMBERS))
+
+
 class Bank(ABC):
     """Holds centres [S, width], optionally a bias [S], their optimizer state, and the gradient of the
     selected rows.

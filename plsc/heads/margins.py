@@ -1,7 +1,8 @@
 """Margins: functions that change the target logit, with their exact derivatives.
 
-A margin gets the P target cosines of this rank's shard and the norms of their embeddings, at most N numbers
-each, and returns the targets' new cosines and their slopes. The head scales them; all other logits stay as
+A margin gets the target cosines of the P samples that this rank works on (all N where classes are sharded; that of
+a sample whose class is in another shard is any number, and what becomes of it is not used) and the norms of
+their embeddings, and returns the targets' new cosines and their slopes. The head scales them; all other logits stay as
 they are, unless the margin has the second hook, `others`. Margins with running statistics are in adaptive.py.
 To write your own, see docs/extend.md.
 

@@ -17,10 +17,12 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.config.schema import HeadCfg, head_dtype
 from plsc.heads.backends import by_kernels
+from plsc.heads.bank import copied_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
 from plsc.training.build_head import build_head, build_rule, changes_others, logits_budget
+from plsc.utils.device import asynchronous
 
 _ROWS_AT_ONCE = 8192  # rows of one read
 
@@ -45,11 +47,13 @@ def memory(
     sampled = selected < classes
     in_memory = stored // arrays if cfg.bank != "disk" else 0
     offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
+    copies = asynchronous() and cfg.bank == "device"
     in_blocks = not by_kernels(dtype) or (offloaded and not sampled)
     return {
         "centres": in_memory,
         **dict.fromkeys(moments, in_memory),
         "gradient": 4 * selected * width,
+        **({"copies to update": copied_bytes(selected, width, arrays, sampled)} if copies else {}),
         **(buffer_bytes(arrays * width, itemsize(cfg), classes, selected) if offloaded else {}),
         "blocks": _blocks(
             cfg, selected, embedding_size * cfg.sub_centres, samples, threads, dtype, in_blocks
@@ -80,9 +84,9 @@ def _blocks(
         of_thread = 4 * (block * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread
     block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget, dtype)
-    return block * bytes_per_class(samples, width, cfg.sub_centres, dtype) + kept * kept_bytes(
-        samples, selected, width, dtype
-    )
+    temporary = block * bytes_per_class(samples, width, cfg.sub_centres, dtype)
+    in_one = block == selected  # then what is kept is among them
+    return temporary + (kept and not in_one) * kept_bytes(samples, selected, width, dtype)
 
 
 class Trial:
