@@ -1,13 +1,17 @@
-"""Let the C library's malloc return large blocks to the system when they are freed."""
+"""Decide what the C library's malloc does with large blocks that are freed: glibc's bounds, as its mallopt sets them."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-_M_MMAP_THRESHOLD = -3  # of mallopt, in glibc's malloc.h
+_M_TRIM_THRESHOLD = -1  # of mallopt, in glibc's malloc.h
+_M_MMAP_THRESHOLD = -3
 _LARGE = 1 << 20
-_VARIABLE = "MALLOC_MMAP_THRESHOLD_"  # glibc's own, which the user may have set
+_LARGEST = 32 << 20  # the most that some versions take
+_ALL = 1 << 30
+_TRIM = 128 << 10  # glibc's own
+_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # glibc's own, which the user may have set
 
 
 def return_large_blocks() -> bool:
@@ -16,7 +20,20 @@ def return_large_blocks() -> bool:
     By default glibc raises that bound to the size of what is freed, up to 32 MB, and keeps freed blocks in its heap, where what
     still lives between them holds them. A user's MALLOC_MMAP_THRESHOLD_ stays; other C libraries than glibc are left as they are.
     """
+    return _set(mapped_from=_LARGE, kept=_TRIM)
+
+
+def keep_freed_blocks() -> bool:
+    """Make malloc keep blocks below 32 MB when they are freed, up to 1 GB at the heap's end; return whether it does.
+
+    By default glibc returns the end of its heap again and again, and each step of a training gets its memory as fresh pages,
+    which the system has to clear. A user's settings stay, as above.
+    """
+    return _set(mapped_from=_LARGEST, kept=_ALL)
+
+
+def _set(mapped_from: int, kept: int) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or _VARIABLE in os.environ:
+    if mallopt is None or any(variable in os.environ for variable in _VARIABLES):
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE))
+    return bool(mallopt(_M_MMAP_THRESHOLD, mapped_from) and mallopt(_M_TRIM_THRESHOLD, kept))

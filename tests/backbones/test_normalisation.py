@@ -73,10 +73,10 @@ def reference(norm, active, arrays):
     )
 
 
-def compare(results, expected):
+def compare(results, expected, least=1e-3):
     for got, want in zip(results, expected):
         assert got.shape == want.shape
-        assert np.abs(got - want).max() <= 1e-5 * max(np.abs(want).max(), 1e-3)
+        assert np.abs(got - want).max() <= 1e-5 * max(np.abs(want).max(), least)
 
 
 @pytest.mark.parametrize("active", ACTIVE)
@@ -88,3 +88,98 @@ def test_against_paddle(kernels, two_threads, active, skip, shape):  # noqa: F81
     arrays = draw(shape, skip)
     results = run(*layers(active, shape[1]), arrays, last=kernels != "plain")
     compare(results, reference(*layers(active, shape[1]), arrays))
+
+
+@pytest.mark.parametrize("active", ACTIVE)
+@pytest.mark.parametrize("samples, size", [(2, 5), (37, 128), (256, 3)])
+def test_rows_without_pixels(kernels, active, samples, size):
+    arrays = draw((samples, size), skip=False)
+    norm = nn.BatchNorm1D
+    results = run(*layers(active, size, norm), arrays, last=False)
+    expected = reference(*layers(active, size, norm), arrays)
+    # Of two samples y is the sign of their difference, and the gradient what is left of numbers near 1 that are almost equal.
+    compare(results, expected, least=1e-3 if samples > 2 else 1)
+
+
+@pytest.mark.parametrize("active", ["relu", "prelu"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_frozen_statistics(kernels, active, skip):
+    arrays = draw((4, 20, 5, 5), skip)
+    frozen = [layers(active, 20), layers(active, 20)]
+    for norm, _ in frozen:
+        norm.eval()
+    before = frozen[0][0]._mean.numpy(), frozen[0][0]._variance.numpy()
+    results = run(*frozen[0], arrays, last=kernels != "plain")
+    compare(results, reference(*frozen[1], arrays))
+    assert np.array_equal(results[-2], before[0]) and np.array_equal(results[-1], before[1])
+
+
+def test_a_mean_far_from_zero_costs_no_digits_of_the_variance(kernels):
+    """The sum of squares less the square of the sum would have none left."""
+    arrays = draw((8, 4, 9, 9), skip=False, mean=1000.0)
+    norm, _ = layers("none", 4, momentum=0.0)
+    run(norm, None, arrays, last=kernels != "plain")
+    variance = arrays[0].astype("float64").var(axis=(0, 2, 3))
+    assert np.allclose(norm._variance.numpy(), variance, rtol=1e-4)
+
+
+def test_options_of_the_norm(kernels):
+    arrays = draw((4, 6, 3, 3), skip=True)
+    options = {"epsilon": 0.1, "momentum": 0.6, "weight_attr": False, "bias_attr": False}
+
+    def outputs(norm, dtype, last):
+        inputs = [np.moveaxis(a, 1, -1) if last else a for a in arrays[:2]]
+        x, skip = (paddle.to_tensor(np.ascontiguousarray(a.astype(dtype))) for a in inputs)
+        y = normalise(norm, x, nn.ReLU(), skip).numpy()
+        return [np.moveaxis(y, -1, 1) if last else y, norm._mean.numpy(), norm._variance.numpy()]
+
+    results = outputs(nn.BatchNorm2D(6, **options), "float32", last=kernels != "plain")
+    norm = nn.BatchNorm2D(6, **options)
+    norm.to(dtype="float64")
+    compare(results, outputs(norm, "float64", last=False))
+
+
+def test_parameters_that_are_frozen_get_no_gradient_and_the_others_theirs(kernels):
+    if kernels == "plain":
+        pytest.skip("Paddle's operator gives the bias no gradient then")
+    arrays = draw((4, 6, 3, 3), skip=True)
+    expected = run(*layers("relu", 6), arrays, last=kernels != "plain")
+    norm, active = layers("relu", 6)
+    norm.weight.stop_gradient = True
+    results = run(norm, active, arrays, last=kernels != "plain")
+    assert norm.weight.grad is None
+    for number, (got, want) in enumerate(zip(results, expected)):
+        assert number == 3 or np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("active", ["relu", "prelu"])
+def test_the_same_bits_again(kernels, two_threads, active):  # noqa: F811
+    arrays = draw((8, 48, 12, 12), skip=active == "relu")
+    first, second = (run(*layers(active, 48), arrays, last=kernels != "plain") for _ in range(2))
+    assert all(np.array_equal(one, other) for one, other in zip(first, second))
+
+
+def test_a_nan_stays_in_its_channel(kernels):
+    if kernels == "plain":
+        pytest.skip("Paddle's ReLU makes 0 of it")
+    arrays = draw((4, 6, 3, 3), skip=True)
+    arrays[0][1, 2, 0, 0] = np.nan
+    y, dx, *_ = run(*layers("relu", 6), arrays, last=kernels != "plain")
+    assert np.isnan(y[:, 2]).all() and np.isnan(dx[:, 2]).all()
+    assert np.isfinite(np.delete(y, 2, axis=1)).all() and np.isfinite(np.delete(dx, 2, axis=1)).all()
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2D, nn.InstanceNorm2D])
+def test_layers_that_the_kernels_do_not_know_run_by_themselves(kernels, norm):
+    """Here one by the running statistics in training, and one that is another layer."""
+    last = kernels != "plain"
+    arrays = draw((4, 6, 1, 1), skip=True)
+    options = {"use_global_stats": True} if norm is nn.BatchNorm2D else {}
+    inputs = [
+        paddle.to_tensor(np.ascontiguousarray(np.moveaxis(a, 1, -1) if last else a)) for a in arrays[:2]
+    ]
+    y = normalise(norm(6, **options), inputs[0], nn.PReLU(6), inputs[1])
+    if last:
+        y = y.transpose([0, 3, 1, 2])
+    x, skip = map(paddle.to_tensor, arrays[:2])
+    assert np.allclose(y.numpy(), nn.PReLU(6)(norm(6, **options)(x) + skip).numpy(), atol=1e-6)

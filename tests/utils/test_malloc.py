@@ -1,4 +1,4 @@
-"""Large blocks that are freed between ones that live go back to the system."""
+"""Large blocks that are freed go back to the system although others live between them, or stay for the next ones."""
 
 import os
 import subprocess
@@ -22,8 +22,8 @@ print((resident_bytes() - before) >> 20)
 """
 
 
-def run(called, **environment):
-    code = HELD.format(called=called)
+def run(code, called, **environment):
+    code = code.format(called=called)
     env = {
         **{key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")},
         **environment,
@@ -35,11 +35,35 @@ def run(called, **environment):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_freed_blocks_go_back_although_others_live_between_them():
-    (kept,) = run(called=False)
-    done, returned = run(called=True)
+    (kept,) = run(HELD, called=False)
+    done, returned = run(HELD, called=True)
     assert done == "True"
     assert int(returned) < 48 < int(kept)  # 8 blocks live, 32 MB
 
 
 def test_the_users_setting_stays():
-    assert run(called=True, MALLOC_MMAP_THRESHOLD_="65536")[0] == "False"
+    assert run(HELD, called=True, MALLOC_MMAP_THRESHOLD_="65536")[0] == "False"
+
+
+FRESH = """
+import resource
+import numpy as np
+from plsc.utils.malloc import keep_freed_blocks
+if {called}:
+    print(keep_freed_blocks())
+def step():
+    blocks = [np.ones(1 << 19) for _ in range(16)]  # 4 MB each
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_kept_blocks_are_no_fresh_pages_in_the_next_step():
+    (fresh,) = run(FRESH, called=False)
+    done, kept = run(FRESH, called=True)
+    assert done == "True"
+    assert int(kept) < 1000 < int(fresh)  # 64 MB are 16,384 pages, in each of the steps

@@ -36,7 +36,7 @@ def normalise(
     """
     if not by_onednn(x):
         return _apart(norm, x, active, skip)
-    if library() is not None and _can_fuse(norm, active, skip):
+    if _can_fuse(norm, active, skip):
         return _fused(norm, x, active, skip)
     if x.ndim == 2:
         return _apart(norm, x, active, skip)
@@ -56,9 +56,8 @@ def _can_fuse(norm, active, skip) -> bool:
     """Say whether the kernel does the same: it finds z's sign in that of y, and slopes may be negative."""
     if isinstance(active, nn.PReLU) and skip is not None:
         return False
-    return (
-        type(norm) in _NORMS or getattr(norm, "only_normalises", False)
-    ) and norm._use_global_stats is None
+    known = type(norm) in _NORMS or getattr(norm, "only_normalises", False)
+    return known and norm._use_global_stats is None
 
 
 def _fused(norm, x, active, skip):
@@ -96,18 +95,18 @@ class _Normalise(PyLayer):
             y.data_ptr(),
         )
         ctx.of_skip = skip is not None
-        # Of a sum the kernel needs the sign of the result; a reference to y itself would keep it alive for ever.
-        ctx.output = y.detach() if ctx.of_skip and kind != _NONE else None
         ctx.parameters = (weight, bias, slope)
-        ctx.save_for_backward(x, kept)
+        # Of a sum the kernel needs the sign of the result; y itself would hold what holds it, and never be freed.
+        ctx.save_for_backward(x, kept, *([y.detach()] if ctx.of_skip and kind != _NONE else []))
         return y
 
     @staticmethod
     def backward(ctx, dy):
         dy = dense(dy)
-        x, kept = ctx.saved_tensor()
+        x, kept, *outputs = ctx.saved_tensor()
+        y = outputs[0] if outputs else None
         weight, bias, slope = ctx.parameters
-        dskip = dy if ctx.output is None else empty(x.shape)
+        dskip = dy if y is None else empty(x.shape)
         dx = empty(x.shape) if ctx.wanted[0] else None
         channels = [x.shape[-1]]
         dweight = empty(channels)
@@ -116,14 +115,14 @@ class _Normalise(PyLayer):
         library().plsc_norm_backward(
             dy.data_ptr(),
             x.data_ptr(),
-            _address(ctx.output),
+            _address(y),
             *_channels(x, weight, bias, slope),
             ctx.kind,
             math.prod(x.shape[:-1]),
             x.shape[-1],
             ctx.training,
             kept.data_ptr(),
-            None if ctx.output is None else dskip.data_ptr(),
+            None if y is None else dskip.data_ptr(),
             dweight.data_ptr(),
             dbias.data_ptr(),
             _address(dslope),
@@ -137,10 +136,10 @@ class _Normalise(PyLayer):
 
 def _channels(x, weight, bias, slope) -> tuple:
     """Return the kernels' arguments for the parameters."""
-    width = x.shape[-1]
-    assert all(each is None or each.size == width for each in (weight, bias))
-    assert slope is None or slope.size in (1, width)
-    step = 0 if slope is None or slope.size == 1 else 1
+    width = x.shape[-1:]
+    assert all(each is None or each.shape == width for each in (weight, bias))
+    assert slope is None or slope.shape in ([1], width)
+    step = 0 if slope is None or slope.shape == [1] else 1
     return _address(weight), _address(bias), _address(slope), step
 
 
