@@ -185,11 +185,6 @@ class Bank(ABC):
             gradient += _square(self._grads["centres"][start:stop])
         return float(centres), float(gradient)
 
-    def squares_of_gradients(self) -> paddle.Tensor:
-        """Sum the squares of the gradients on this rank, float32 scalar on the device."""
-        totals = [_sum_of_squares(grad) for grad in self.gradients().values()]
-        return paddle.add_n(totals) if totals else paddle.zeros([])
-
     def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
         """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
 

@@ -217,11 +217,6 @@ class SoftmaxHead:
         """Take back the count of the last `step`, whose `ok` was False."""
         self.bank.withdraw_update()
 
-    def nonfinite(self) -> paddle.Tensor:
-        """Compute a float32 scalar on the device that is finite if all gradients of the centres are, without
-        waiting: a sum of their squares. It is not finite either if that sum is too large for float32."""
-        return self.bank.squares_of_gradients()
-
     def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""
         squares = self.bank.squares()

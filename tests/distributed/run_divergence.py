@@ -120,7 +120,7 @@ found, whole = (
 assert found == whole  # but for rank 0's running statistics, which all ranks resume with
 
 # A label that is no class, on one rank: all refuse it by the same line.
-for head in ("dist_arcface",):
+for head in ("arcface", "dist_arcface"):
     trainer = poisoned(folder / head, {}, *overrides, f"Head.name={head}")
     step = trainer.train_step
 

@@ -84,7 +84,7 @@ def _masked_update_changes_nothing(head):
     broken.stop_gradient = False
     out = step(head, 2, OK["bad"], broken)
     head.withdraw_update()
-    assert np.isnan(out.loss.item()) and not np.isfinite(head.nonfinite().item())
+    assert np.isnan(out.loss.item())
     assert bytes_of(head) == before and head.bank.updates == 2
     step(head, 3, OK["good"])
     after = bytes_of(head)
@@ -118,7 +118,6 @@ def test_nothing_is_read(name, optimizer, monkeypatch):
     out = head(*given, 1, counts=[N], check=False)
     out.loss.backward()
     head.step(0.05, 1, OK["good"])
-    head.nonfinite()
     assert read == []
 
 
