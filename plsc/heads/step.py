@@ -202,7 +202,7 @@ class Step:
         column_N = local_N.clip(0, max(0, shard.size - 1))
         own_N = column_N == local_N if shard.size else paddle.zeros([len(local_N)], "bool")
         owned_N = own_N.astype("float32")
-        if head.sample_rate == 1 or self.number is None:
+        if head.sample_rate == 1 or self.number is None or not shard.size:
             head.bank.select(None)
             return DevicePlaces(owned_N, column_N)
         drawn = head.drawing.take(self.number)
