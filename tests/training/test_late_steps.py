@@ -85,6 +85,17 @@ def test_rows_and_weights_are_those_of_steps_that_are_looked_at_at_once(tmp_path
     assert rows(tmp_path / "late") == rows(tmp_path / "once")
 
 
+@pytest.mark.parametrize("bad", ["embedding", "gradient", "centres"])
+def test_line_and_dump_are_those_of_a_step_that_is_looked_at_at_once(tmp_path, capsys, bad):
+    found = []
+    for name, more in (("late", []), ("once", ["Global.profile=true"])):  # a profile waits after each part
+        trained(poisoned(tmp_path / name, {3: bad}, NO_PAIRS, "Global.max_steps=4", *more), tmp_path / name)
+        lines = [line[20:] for line in capsys.readouterr().out.splitlines() if " WARNING step 3: " in line]
+        dumps = [path.read_bytes() for path in sorted((tmp_path / name / "diverged").iterdir())]
+        found.append((lines, dumps))
+    assert found[0] == found[1] and [len(part) for part in found[0]] == [1, 2]
+
+
 def test_a_signal_stops_one_step_later_and_the_run_goes_on(tmp_path):
     keys = ["Head.name=dist_adaface", "Global.ema={decay: 0.9, every: 2}", NO_PAIRS]
     train(tmp_path / "whole", *keys)
