@@ -39,22 +39,15 @@ class Timer:
         self.on = False
         self._clock = clock
         self._finish: Callable[[], object] = lambda: None
-        self._entered: Callable[[str, bool], object] = lambda part, again: None
+        self._entered: Callable[[str, bool], object] | None = None
 
-    def start(
-        self,
-        step: int,
-        finish: Callable[[], object] = lambda: None,
-        entered: Callable[[str, bool], object] = lambda part, again: None,
-    ) -> None:
+    def start(self, step: int, finish: Callable[[], object] = lambda: None) -> None:
         """Start to count after `step` steps.
 
-        `finish` waits for the device: a GPU works on while Python goes ahead. `entered` is called with the part that
-        begins, or that goes on after an inner one, and whether it goes on.
+        `finish` waits for the device: a GPU works on while Python goes ahead.
         """
         self.on = True
         self._finish = finish
-        self._entered = entered
         self._inside = ["rest"]
         self._step = step
         self._seconds = dict.fromkeys(PARTS, 0.0)
@@ -63,9 +56,22 @@ class Timer:
     def stop(self) -> None:
         self.on = False
 
+    @contextlib.contextmanager
+    def watch(self, entered: Callable[[str, bool], object]) -> Iterator[None]:
+        """Call `entered` in the block with each part that begins, or that goes on after an inner one, and whether it goes
+        on. Nothing is timed."""
+        self._entered = entered
+        self._inside = ["rest"]
+        try:
+            yield
+        finally:
+            self._entered = None
+
     def part(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Count the time of the block as `name`, one of PARTS."""
-        return self._enter(name) if self.on else _NOTHING
+        if self.on:
+            return self._enter(name)
+        return self._watched(name) if self._entered else _NOTHING
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
         """Leave the time of the block, an evaluation or a checkpoint, out of all parts."""
@@ -92,11 +98,19 @@ class Timer:
     def _enter(self, name: str) -> Iterator[None]:
         self._count()
         self._inside.append(name)
-        self._entered(name, False)
         try:
             yield
         finally:
             self._count()
+            self._inside.pop()
+
+    @contextlib.contextmanager
+    def _watched(self, name: str) -> Iterator[None]:
+        self._inside.append(name)
+        self._entered(name, False)
+        try:
+            yield
+        finally:
             self._inside.pop()
             self._entered(self._inside[-1], True)
 

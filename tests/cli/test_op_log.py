@@ -51,6 +51,10 @@ def test_what_goes_through_pinned_memory_waits_for_nothing(found):
     assert found["later"] == found["upload"] == [[], 0, []]
 
 
+def test_to_get_what_was_asked_for_in_the_same_step_is_a_wait(found):
+    assert found["at once"] == [[], 0, ["LateRead.get"]]
+
+
 def test_an_op_whose_output_depends_on_values_is_a_wait(found):
     ops, _, waits = found["mask"]
     assert len(waits) == 1

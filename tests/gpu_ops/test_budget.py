@@ -19,7 +19,7 @@ N, D = 1024, 512
 # classes, most kernels, most bytes
 BUDGETS = {
     "all classes": (125_000, 100, 0.5 * 35e9),
-    "all classes, bfloat16": (125_000, 100, 0.3 * 35e9),
+    "all classes, bfloat16": (125_000, 103, 0.3 * 35e9),  # 99 kernels, and 102 with Paddle 2.6
     "sampled": (1_000_000, 120, 0.4 * 53e9),
 }
 

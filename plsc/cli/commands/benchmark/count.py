@@ -3,8 +3,8 @@
     python tools/benchmark.py step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
     python tools/benchmark.py step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
 
-A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is the second
-step, from asking for its batch to asking for the next; in it all is as in any later one.
+A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is a
+step from asking for its batch to asking for the next; in it all is as in any later one.
 
 Without a config the head is run at its whole size on noise, and the rest of the step with few images: kernels and
 waits do not depend on their number, and bytes are a constant and a multiple of it, which two runs give.
@@ -29,7 +29,10 @@ from plsc.errors import UserError
 from plsc.utils.text import table
 from plsc.utils.timing import timer
 
-STEPS = 3  # begun; the second is counted
+# Which step is counted: a head's first is unlike the later ones, and a trainer's second is the first whose result is looked at
+# one step later.
+HEAD_STEP = 2
+TRAINER_STEP = 3
 PARTS = ("input", "forward", "head forward", "head backward", "backward", "check", "optimizer", "head update")
 HEAD = ("head forward", "head backward", "head update")
 _NAMES = {"data": "input"}  # of timer's parts, where PARTS says it otherwise
@@ -155,14 +158,14 @@ def config(args: argparse.Namespace, folder: Path) -> Config:
     """Build the config of the run that is counted: the user's, or one of noise with args.counted images a rank."""
     given = {
         "Global.output_dir": str(folder / "output"),
-        "Global.max_steps": STEPS + 1,
+        "Global.max_steps": TRAINER_STEP + 2,
         "Global.log_every": 1000,
     }
     given |= {"DataLoader.Eval.dataset": None}
     if not args.config:
         images = args.counted if args.counted != "head" else args.batch
         shape = [1 if args.name in ("SmallResNet", "LeNet") else 3, args.size, args.size]
-        wanted = -(-(STEPS + 1) * int(images) * args.ranks // args.classes)
+        wanted = -(-(TRAINER_STEP + 2) * int(images) * args.ranks // args.classes)
         data = {
             "name": "Synthetic",
             "num_classes": args.classes,
@@ -192,7 +195,7 @@ def _run_head(args: argparse.Namespace, log: Path) -> None:
     good = paddle.full([], True)
 
     def steps() -> None:
-        for number in range(STEPS):
+        for number in range(HEAD_STEP + 1):
             with timer.part("data"):
                 pass
             out = head(emb_BD, label_B, number, counts=[args.batch], check=False)
@@ -200,7 +203,7 @@ def _run_head(args: argparse.Namespace, log: Path) -> None:
             head.step(0.1, number, ok=good)
             emb_BD.clear_grad()
 
-    _record(steps, log)
+    _record(steps, log, HEAD_STEP)
 
 
 def _run_step(args: argparse.Namespace, folder: Path, log: Path) -> None:
@@ -208,15 +211,15 @@ def _run_step(args: argparse.Namespace, folder: Path, log: Path) -> None:
     from plsc.training.build import build_trainer
 
     trainer = build_trainer(config(args, folder))
-    _record(lambda: trainer.train(None), log)
+    _record(lambda: trainer.train(None), log, TRAINER_STEP)
 
 
 class _EnoughError(Exception):
     """Ends the run after the step that is counted."""
 
 
-def _record(run: Callable[[], object], log: Path) -> None:
-    """Record one step of a run, the second: from the part "data" of timer to the next."""
+def _record(run: Callable[[], object], log: Path, counted: int) -> None:
+    """Record one step of a run, from the part "data" of timer to the next. counted: its number, from 1."""
     step = 0
     calls = 0  # of the head in this step
     recorder: op_log.Recorder | None = None
@@ -227,9 +230,9 @@ def _record(run: Callable[[], object], log: Path) -> None:
         if part == "data" and not again:
             step += 1
             calls = 0
-            if step == STEPS - 1:
+            if step == counted:
                 recorder = context.__enter__()
-            elif step == STEPS:
+            elif step > counted:
                 raise _EnoughError
         if part == "head":
             calls += not again
@@ -237,16 +240,15 @@ def _record(run: Callable[[], object], log: Path) -> None:
         if recorder and part != "gather":  # collectives count where they are called
             recorder.enter(_NAMES.get(part, part))
 
-    timer.start(0, entered=entered)
     try:
-        run()
+        with timer.watch(entered):
+            run()
     except _EnoughError:
         pass
     finally:
-        timer.stop()
         if recorder:
             context.__exit__(None, None, None)
-    assert step == STEPS, "a run of too few steps"
+    assert step > counted, "a run of too few steps"
 
 
 def by_part(ops: Sequence[op_log.Op], waits: Sequence[op_log.Wait]) -> Counts:
