@@ -3,6 +3,8 @@
 On the real files where they are, else on ten easy classes in files of the same names; see idx_files.py.
 """
 
+import re
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -92,7 +94,7 @@ def test_a_training_is_judged_by_the_heads_predictions(run):
     percent = f"{100 * result['accuracy']:.2f} %"
     assert f"INFO validation: accuracy {percent} on 100 images of Fashion-MNIST test\n" in said
     assert said.count("INFO epoch ") == 8 + said.count("/8 step "), "a line with its time for each epoch"
-    page = (output / "report.html").read_text()
+    page = re.sub(r"base64,[^\"]*", "", (output / "report.html").read_text())  # its letters are any
     assert "accuracy (top-1)" in page and "ROC" not in page
     assert (output / "confusion.png").is_file() and not (output / "roc.png").exists()
 
