@@ -168,8 +168,11 @@ class FaceViT(nn.Layer):
 
 def _pick(tokens_BNW: paddle.Tensor, which_BM: paddle.Tensor) -> paddle.Tensor:
     """Pick the tokens with these numbers of each image: [B, M, W]."""
-    index = which_BM.unsqueeze(-1).expand([*which_BM.shape, tokens_BNW.shape[2]])
-    return paddle.take_along_axis(tokens_BNW, index, 1)
+    images, count, width = tokens_BNW.shape
+    rows = which_BM + count * paddle.arange(images).unsqueeze(
+        1
+    )  # whole rows, which take_along_axis does not see
+    return tokens_BNW.reshape([-1, width]).gather(rows.flatten()).reshape([images, -1, width])
 
 
 class FaceViT_tiny(FaceViT):

@@ -22,6 +22,7 @@ from plsc.backbones import onednn
 from plsc.backbones.layers.addresses import Dropout
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 from plsc.backbones.onednn import describe, kept
+from plsc.utils.kernels import library
 
 
 class Linear(nn.Linear):
@@ -99,13 +100,10 @@ def _linear(count: int, inputs: int, outputs: int, bias: bool, limited: bool) ->
 
 
 @kept
-def _linear_backward(count: int, inputs: int, outputs: int) -> tuple[onednn.Operation, onednn.Operation]:
-    """Gradient, weight -> gradient of x; x, gradient -> gradient of the weight."""
-    grad = describe((count, outputs))
-    return (
-        _matmul(grad, describe((outputs, inputs), (1, outputs)), None, describe((count, inputs))),
-        _matmul(describe((inputs, count), (1, inputs)), grad, None, describe((inputs, outputs))),
-    )
+def _linear_backward(count: int, inputs: int, outputs: int) -> onednn.Operation:
+    """Gradient, weight -> gradient of x."""
+    across = describe((outputs, inputs), (1, outputs))
+    return _matmul(describe((count, outputs)), across, None, describe((count, inputs)))
 
 
 @kept
@@ -159,14 +157,14 @@ class _Linear(PyLayer):
             before = empty(grad.shape)
             _limit_backward(grad.size)(limited[0].data_ptr(), grad.data_ptr(), before.data_ptr())
             grad = before
-        back, across = _linear_backward(count, inputs, outputs)
         of_x = of_weight = of_bias = None
         if ctx.wanted[0]:
             of_x = empty(x.shape)
+            back = _linear_backward(count, inputs, outputs)
             back(grad.data_ptr(), weight.data_ptr(), of_x.data_ptr())
         if ctx.wanted[1]:
-            of_weight = empty(weight.shape)
-            across(x.data_ptr(), grad.data_ptr(), of_weight.data_ptr())
+            # By MKL: oneDNN takes twice the time for some shapes on processors without AVX-512.
+            of_weight = paddle.matmul(x.flatten(0, -2), grad.flatten(0, -2), transpose_x=True)
         if ctx.wanted[2]:
             of_bias = _column_sums(grad, count, outputs)
         return (of_x, of_weight, of_bias) if ctx.has_bias else (of_x, of_weight)
@@ -214,39 +212,27 @@ class _LayerNorm(PyLayer):
         return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.wanted))
 
 
-_AT_ONCE = 1  # images
-
-
 class _Products:
-    """The operations of attention for `images` images."""
+    """The operations of attention for one image, whose scores of all heads lie in the second-level cache."""
 
-    def __init__(self, images: int, tokens: int, width: int, heads: int):
+    def __init__(self, tokens: int, width: int, heads: int):
         o = onednn
         size = width // heads
-
-        def part(row: int, transposed: bool = False):
-            """Queries, keys, values or results [B, H, N, S], whose tokens are `row` numbers long."""
-            if transposed:
-                return describe((images, heads, size, tokens), (tokens * row, size, 1, row))
-            return describe((images, heads, tokens, size), (tokens * row, size, row, 1))
-
-        square = tokens * tokens
-        shape = (images, heads, tokens, tokens)
-        scores, turned = describe(shape), describe(shape, (heads * square, square, 1, tokens))
-        of_qkv, of_out = part(3 * width), part(width)
+        shape = (heads, tokens, tokens)
+        scores = describe(shape)
+        turned = describe(shape, (tokens * tokens, 1, tokens))
+        # [H, N, S] between the others of its token, and [H, S, N]
+        of_qkv = describe((heads, tokens, size), (size, 3 * width, 1))
+        across = describe((heads, size, tokens), (size, 1, 3 * width))
+        of_out = describe((heads, tokens, size), (size, width, 1))
         scale = [("eltwise", o.LINEAR, size**-0.5, 0.0)]
-        rows = describe((images * heads * tokens, tokens))
-        self.scores = _matmul(of_qkv, part(3 * width, True), None, scores, scale)
+        rows = describe((heads * tokens, tokens))
+        self.scores = _matmul(of_qkv, across, None, scores, scale)
         self.softmax = o.Operation(
             "softmax_forward", [o.FORWARD_TRAINING, o.SOFTMAX, rows, rows, 1], [o.SRC, o.DST]
         )
         self.mix = _matmul(scores, of_qkv, None, of_out)
-        self.of_weights = _matmul(of_out, part(3 * width, True), None, scores)
-        self.softmax_back = o.Operation(
-            "softmax_backward",
-            [o.SOFTMAX, rows, rows, rows, 1, self.softmax.descriptor],
-            [o.DST, o.DIFF_DST, o.DIFF_SRC],
-        )
+        self.of_weights = _matmul(of_out, across, None, scores)
         self.of_query = _matmul(scores, of_qkv, None, of_qkv, scale)
         self.of_key = _matmul(turned, of_qkv, None, of_qkv, scale)
         self.of_value = _matmul(turned, of_out, None, of_qkv)
@@ -264,7 +250,7 @@ class _Attention(PyLayer):
         weights = empty([images, heads, tokens, tokens])
         ctx.heads = heads
         ctx.save_for_backward(qkv, weights)
-        by = _products(1, tokens, width, heads)
+        by = _products(tokens, width, heads)
         for image in range(images):
             query = qkv.data_ptr() + 12 * image * tokens * width
             scores = weights.data_ptr() + 4 * image * heads * tokens * tokens
@@ -281,7 +267,7 @@ class _Attention(PyLayer):
         images, tokens, width = grad.shape
         of_qkv = empty(qkv.shape)
         of_weights = empty([heads, tokens, tokens])
-        by = _products(1, tokens, width, heads)
+        by = _products(tokens, width, heads)
         for image in range(images):
             query = qkv.data_ptr() + 12 * image * tokens * width
             to = of_qkv.data_ptr() + 12 * image * tokens * width
@@ -290,7 +276,7 @@ class _Attention(PyLayer):
             of_scores = of_weights.data_ptr()
             by.of_value(scores, of_out, to + 8 * width)
             by.of_weights(of_out, query + 8 * width, of_scores)
-            by.softmax_back(scores, of_scores, of_scores)
+            library().plsc_attention_weights_backward(scores, heads * tokens, tokens, of_scores)
             by.of_query(of_scores, query + 4 * width, to)
             by.of_key(of_scores, query, to + 4 * width)
         return of_qkv

@@ -28,7 +28,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = 6  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 7  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
@@ -50,6 +50,7 @@ _ARGUMENTS = {
     "plsc_unpack": [c_void_p, c_int, c_int64, c_void_p, c_void_p, c_int64, c_void_p],
     "plsc_softmax_forward": [c_void_p] * 2,
     "plsc_softmax_backward": [c_void_p] * 7,
+    "plsc_attention_weights_backward": [c_void_p] + [c_int64] * 2 + [c_void_p],
     "plsc_norm_forward": [c_void_p] * 5
     + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]
     + [c_void_p] * 4,

@@ -1,0 +1,17 @@
+// The part of attention that oneDNN has no fast operation for on processors without AVX-512. See layers/transformer.py.
+#include "plsc/utils/kernels/native.h"
+
+struct AttentionLoops {
+  void (*softmax_backward)(const float*, int64_t, int64_t, float*);
+};
+
+#define PLSC_LOOPS "plsc/backbones/kernels/attention_loops.h"
+#include "plsc/utils/kernels/instruction_sets.h"
+
+// Gradient by the softmax `weights` [rows, width] -> gradient by what it was taken of, in place.
+PLSC_API void plsc_attention_weights_backward(const float* weights, int64_t rows, int64_t width, float* grad) {
+  share(rows, [&](int64_t start, int64_t stop) {
+    const int64_t at = start * width;
+    loops_in_use()->softmax_backward(weights + at, stop - start, width, grad + at);
+  });
+}
