@@ -215,9 +215,11 @@ class _Paddle:
         import paddle
 
         from plsc import distributed
+        from plsc.utils.malloc import keep_freed_blocks
         from plsc.utils.registry import BACKBONES
 
         distributed.init("cpu", threads)
+        keep_freed_blocks()  # as a training does
         paddle.seed(0)
         self.base = measure.resident_bytes()
         options = {"drop_path": 0.0, "mask_ratio": 0.0} if name.startswith("FaceViT") else {}
