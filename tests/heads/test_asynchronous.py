@@ -83,7 +83,7 @@ def _masked_update_changes_nothing(head):
     broken = paddle.full([N, D], float("nan"))
     broken.stop_gradient = False
     out = step(head, 2, OK["bad"], broken)
-    head.withdraw_update()
+    head.uncount_update()
     assert np.isnan(out.loss.item())
     assert bytes_of(head) == before and head.bank.updates == 2
     step(head, 3, OK["good"])

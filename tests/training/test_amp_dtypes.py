@@ -109,7 +109,18 @@ RUNS_IN = {
     "LeNet": {"conv2d": {H}, "add": {F}, "relu": {F}, "pool2d": {F}, "matmul": {H}, "": {F}},
 }
 ANY_DTYPE = {  # they move numbers, or are of the random numbers that hide patches
-    *("data", "flatten", "reshape", "transpose", "expand", "unbind", "concat", "take_along_axis", "shape64"),
+    *(
+        "data",
+        "flatten",
+        "reshape",
+        "transpose",
+        "expand",
+        "unbind",
+        "concat",
+        "gather",
+        "take_along_axis",
+        "shape64",
+    ),
     *("cast", "multiply", "scale", "dropout"),
 }
 

@@ -175,6 +175,7 @@ NOT_TRAINING = {
             "output_dir",
             "resume",
             "device",
+            "deterministic",
             "checkpoint",
             "init_from",
             "keep_centres",
