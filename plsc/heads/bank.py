@@ -161,14 +161,14 @@ class Bank(ABC):
             norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
                 (see `squares`).
             ok: bool scalar; where it is False no row changes, though the update is counted (see
-                `withdraw_update`). A bank outside the device's memory reads it, and waits for the device.
+                `uncount_update`). A bank outside the device's memory reads it, and waits for the device.
         """
         assert self._grads or not self.selected, "update() before a backward pass"
         assert (norms is not None) == self.rule.needs_norms
         self.updates += 1
         self._update(Update(lr, self.updates, norms), step, ok)
 
-    def withdraw_update(self) -> None:
+    def uncount_update(self) -> None:
         """Take back the count of an update whose `ok` was False."""
         self.updates -= 1
 

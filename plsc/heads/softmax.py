@@ -204,7 +204,7 @@ class SoftmaxHead:
             ok: bool scalar on the device; where it is False, centres, optimizer state and the margin's
                 statistics keep every byte that they had before the call of the step. None: update.
 
-        The update counts (AdamW's t), even if `ok` turns out to be False: then call `withdraw_update` before
+        The update counts (AdamW's t), even if `ok` turns out to be False: then call `uncount_update` before
         the next one. Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule
         needs norms (LARS).
         """
@@ -213,9 +213,9 @@ class SoftmaxHead:
             if ok is not None and self.margin:
                 self.margin.settle(ok)
 
-    def withdraw_update(self) -> None:
+    def uncount_update(self) -> None:
         """Take back the count of the last `step`, whose `ok` was False."""
-        self.bank.withdraw_update()
+        self.bank.uncount_update()
 
     def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""

@@ -71,7 +71,7 @@ class Ema:
         """List what the next `update` changes in place."""
         return list(self._average.values()) if (self.steps + 1) % self._every == 0 else []
 
-    def withdraw(self) -> None:
+    def undo(self) -> None:
         """Take back the last `update`, after what it has changed is as it was."""
         self.steps -= 1
         if self.steps < self._every:

@@ -42,7 +42,7 @@ class PerSet:
         self._before = self._sums
         self._sums = self._sums + paddle.matmul(of_set_SB, values_B3.detach().astype("float64"))
 
-    def withdraw(self) -> None:
+    def undo(self) -> None:
         """Take back the last `add`."""
         self._sums = self._before
 

@@ -297,8 +297,8 @@ class Trainer:
         undoes the update."""
         with timer.part("optimizer"):
             copies = Copies([*self.optimizer.changing(), *(self.ema.changing() if self.ema else [])])
-        of_counts = [self.head.withdraw_update, self.per_set.withdraw]
-        return [copies.restore, *of_counts, *([self.ema.withdraw] if self.ema else [])]
+        of_counts = [self.head.uncount_update, self.per_set.undo]
+        return [copies.restore, *of_counts, *([self.ema.undo] if self.ema else [])]
 
     def settle(self) -> bool:
         """Finish the last step: undo it if it does not count, and log it. Say whether it counts, or was settled
@@ -328,12 +328,12 @@ class Trainer:
             self.network.drop()
             for undo in last.undo:
                 undo()
-            self._tell(outcome, last.taken)
+            self._report(outcome, last.taken)
         self._signal = max(self._signal, flags.signal)
         self._unlogged = last.taken, flags
         return outcome is Outcome.GOOD
 
-    def _tell(self, outcome: Outcome, taken: TakenStep) -> None:
+    def _report(self, outcome: Outcome, taken: TakenStep) -> None:
         """Say why a step, which is undone, does not count. Every rank calls it."""
         if outcome is Outcome.STRAY:
             self.head.refuse_labels(to_device(taken.labels))
