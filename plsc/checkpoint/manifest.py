@@ -40,8 +40,8 @@ from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
-# 1 had `contract` in place of `preprocessing`, for images only; 3 has ema.safetensors, which older versions refuse.
-FORMATS = (1, 2, 3)
+# 1 had `contract` in place of `preprocessing`, for images only; 3 has ema.safetensors, 4 `hosts`, which older versions refuse.
+FORMATS = (1, 2, 3, 4)
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
@@ -113,6 +113,8 @@ class Manifest(BaseModel):
     heads: list[HeadFile]
     """In class order; together [0, num_classes)."""
     files: dict[str, FileSum]
+    hosts: Optional[dict[str, str]] = None
+    """Of a checkpoint on several disks: the host that each head file was written on. The others are on each disk."""
     preprocessing: dict[str, Any]
     """How samples are prepared: shape, dtype, channels, mean, scale; {} where it is not known."""
     state: TrainState
@@ -158,12 +160,15 @@ class Manifest(BaseModel):
         return config
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values; of `state` only those that were given."""
-        return {**self.model_dump(), "state": self.state.to_json()}
+        """Return the fields as plain values; `hosts`, and those of `state`, only if they were given."""
+        left_out = {"hosts"} if self.hosts is None else set()
+        return {**self.model_dump(exclude=left_out), "state": self.state.to_json()}
 
 
-def format_of(files: Collection[str]) -> int:
-    """Return the oldest format that has these files."""
+def format_of(files: Collection[str], several_disks: bool = False) -> int:
+    """Return the oldest format that has these files, on one disk or on several."""
+    if several_disks:
+        return 4
     return 3 if EMA in files else 2
 
 
@@ -221,6 +226,8 @@ def read_manifest(path: Path) -> Manifest:
         [(part.start, part.stop) for part in manifest.heads], manifest.num_classes
     ):
         raise DamagedError(f"{path}: the head files do not make up the classes [0, {manifest.num_classes})")
+    if strangers := (manifest.hosts or {}).keys() - {part.file for part in manifest.heads}:
+        raise DamagedError(f"{path}: names a host for {shown(min(strangers))}, which is no head file")
     return manifest
 
 
