@@ -160,6 +160,14 @@ class Config(Section):
         """Whether nothing is evaluated because the default set does not fit the training data."""
         return self._layers.sources.get(_EVAL_SET) == _NOT_NAMED
 
+    def values(self) -> dict[str, Any]:
+        """Return the plain value of each "Section.key" that has a meaning in this config."""
+        return {".".join(map(str, path)): value for path, value in _leaves(self)}
+
+    def dataset_keys(self) -> list[str]:
+        """List the keys of the data sets, for `build_dataset`: those to train on first."""
+        return [".".join(map(str, path)) for path, section in self._sets().items() if section]
+
     def _sets(self) -> dict[KeyPath, EvalDatasetCfg | TrainDatasetCfg | None]:
         sets: dict[KeyPath, Any] = dict(self._training_sets())
         sets[_EVAL_SET] = self.DataLoader.Eval.dataset
@@ -465,13 +473,19 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
 def format_rows(head: HeadCfg, moments: Sequence[str], classes: int, embedding_size: int) -> str:
     """Format the memory that so many classes take on a rank, and where it is. moments: the arrays that their
     optimizer keeps beside the centres."""
-    numbers = classes * (embedding_size * head.sub_centres + head.bias) / 2**20
     arrays = ["centres", *moments]
     if head.bank == "device":
-        return f"{(len(arrays) + 1) * 4 * numbers:.1f} MB for {', '.join(arrays)} and gradient"
-    each = 2 if head.bank_dtype == "bfloat16" else 4
+        size = rows_bytes(head, len(arrays) + 1, classes, embedding_size) / 2**20
+        return f"{size:.1f} MB for {', '.join(arrays)} and gradient"
+    size = rows_bytes(head, len(arrays), classes, embedding_size) / 2**20
     where = "on the disk" if head.bank == "disk" else "in host memory"
-    return f"{len(arrays) * each * numbers:.1f} MB {where} for {', '.join(arrays[:-1])} and {arrays[-1]}"
+    return f"{size:.1f} MB {where} for {', '.join(arrays[:-1])} and {arrays[-1]}"
+
+
+def rows_bytes(head: HeadCfg, arrays: int, classes: int, embedding_size: int) -> int:
+    """Return the bytes of so many arrays of the shape of the centres of so many classes, as the bank keeps them."""
+    each = 2 if head.bank_dtype == "bfloat16" else 4
+    return arrays * each * classes * (embedding_size * head.sub_centres + head.bias)
 
 
 _PAGE = """# The config

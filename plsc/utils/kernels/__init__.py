@@ -63,6 +63,14 @@ def library() -> ctypes.CDLL | None:
     return None if os.environ.get("PLSC_KERNELS") == "0" else _load()
 
 
+def describe() -> str:
+    """Describe the compiled kernels, without importing Paddle: "version 7", or "none" and why."""
+    if os.environ.get("PLSC_KERNELS") == "0":
+        return "none (PLSC_KERNELS=0)"
+    native, why = _open()
+    return f"version {_VERSION}" if native else f"none ({why})"
+
+
 def multiplies() -> bool:
     """Say whether there are kernels with matrix products: Paddle's wheels for x86-64 contain the library for
     them."""
@@ -85,16 +93,20 @@ def address(array, dtype: str = "float32") -> int | None:
     return array.data_ptr()
 
 
+def _open() -> tuple[ctypes.CDLL | None, str]:
+    """Open the library; None, and why, where there is none that fits."""
+    if not _FILE.exists():
+        return None, "not built"
+    try:
+        native = ctypes.CDLL(str(_FILE))
+    except OSError as error:
+        return None, str(error)
+    return (native, "") if _fits(native) else (None, "built from other sources; build them again")
+
+
 @functools.cache
 def _load() -> ctypes.CDLL | None:
-    native, why = None, "not built"
-    if _FILE.exists():
-        try:
-            native = ctypes.CDLL(str(_FILE))
-        except OSError as error:
-            why = str(error)
-    if native and not _fits(native):
-        native, why = None, "built from other sources; build them again"
+    native, why = _open()
     if native is None:
         get_logger().info(
             f"kernels: none ({why}); everything runs on Paddle's ops, several times slower on a CPU"

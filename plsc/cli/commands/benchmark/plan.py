@@ -70,7 +70,7 @@ def row(
         measured = json.loads(target.read_text())
     size = sum(plan.head_bytes(case, rate).values())
     disk = plan.disk_of(
-        case, plan.available_bytes() / plan.on_this_machine(ranks), calibration["base"] + size
+        case, measure.available_bytes() / plan.on_this_machine(ranks), calibration["base"] + size
     )
     return {
         "classes": classes,

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.config import Config
+from plsc.config import Config, rows_bytes
 from plsc.config.schema import HeadCfg, head_dtype
 from plsc.heads.backends import by_kernels
 from plsc.heads.bank import copied_bytes
@@ -70,7 +70,7 @@ def itemsize(cfg: HeadCfg) -> int:
 def bank_bytes(cfg: Config, classes: int, embedding_size: int) -> int:
     """Return the bytes of `classes` centres and their optimizer's state, stored or in a checkpoint."""
     arrays = 1 + len(build_rule(cfg.Optimizer).moments)
-    return arrays * itemsize(cfg.Head) * classes * (embedding_size * cfg.Head.sub_centres + cfg.Head.bias)
+    return rows_bytes(cfg.Head, arrays, classes, embedding_size)
 
 
 def _blocks(

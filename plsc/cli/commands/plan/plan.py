@@ -27,6 +27,7 @@ from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.training.stand_in import stand_in
 from plsc.utils.disk import free_bytes, nearest_folder
+from plsc.utils.measure import available_bytes
 from plsc.utils.text import table
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
@@ -504,11 +505,3 @@ def _memory(args: argparse.Namespace, measured: dict, ranks: int) -> float:
     if args.device == "cpu":
         return available_bytes() / on_this_machine(ranks)
     return measured["gpu"]["bytes"]
-
-
-def available_bytes() -> int:
-    """Return the bytes of memory that programs of this machine can still get (Linux)."""
-    line = next(
-        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
-    )
-    return int(line.split()[1]) * 1024
