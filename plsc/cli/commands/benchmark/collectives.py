@@ -19,8 +19,6 @@ from plsc.errors import UserError
 from plsc.utils import measure
 from plsc.utils.text import table
 
-WHAT = ("count", "sum", "gather", "reduce-scatter")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -59,26 +57,14 @@ def measure_rows(sizes_kb: list[int], runs: int, device: str) -> list[dict]:
     from plsc.distributed import environment
 
     threads, _ = environment.prepare()
-    import paddle
-
     from plsc import distributed
+    from plsc.distributed.network import COLLECTIVES, time_collectives
 
     distributed.init(device, threads)
-    ranks = distributed.world_size()
-    work = {("count", 0): lambda: distributed.every(True)}
-    for kb in sizes_kb:
-        numbers = 256 * kb
-        part, whole = paddle.randn([numbers]), paddle.randn([ranks, numbers]).flatten()
-        work["sum", kb] = lambda x=part: distributed.all_reduce(x)
-        work["gather", kb] = lambda x=part, n=numbers: distributed.gather_rows(x, [n] * ranks)
-        work["reduce-scatter", kb] = lambda x=whole, n=numbers: distributed.reduce_scatter_rows(
-            x, [n] * ranks
-        )
-    measure.alternate(1, work, distributed.finish)
-    seconds = measure.alternate(runs, work, distributed.finish)
+    asked = [("count", 0), *((what, kb << 10) for what in COLLECTIVES[1:] for kb in sizes_kb)]
     return [
-        {"what": what, "ranks": ranks, "kb": kb, "seconds": seconds[what, kb]}
-        for what, kb in sorted(work, key=lambda key: (WHAT.index(key[0]), key[1]))
+        {"what": what, "ranks": distributed.world_size(), "kb": size >> 10, "seconds": seconds}
+        for (what, size), seconds in time_collectives(asked, runs).items()
     ]
 
 
