@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.recipes import FOLDER, calls, examples, put_stand_ins, read_command, run
+from tests.cluster_files.stand_ins import FOLDER, calls, examples, put_stand_ins, read_command, run
 
 SCRIPTS = ["ssh.sh", "slurm.sbatch"]
 LIST = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
@@ -81,7 +81,7 @@ def test_sbatch_knows_the_options():
 EXAMPLES = examples(LIST["ssh.sh"], "tools/cluster/ssh.sh") + examples(LIST["slurm.sbatch"], "sbatch")
 
 
-@pytest.mark.parametrize("command, nodes", zip(EXAMPLES, [2, 4, 4, 4]))
+@pytest.mark.parametrize("command, nodes", list(zip(EXAMPLES, [2, 4, 4, 4])))
 def test_the_commands_in_the_files_start_plsc_run_on_each_machine(stand_ins, clone, command, nodes):
     assert len(EXAMPLES) == 4
     env = stand_ins()

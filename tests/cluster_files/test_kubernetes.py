@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from tests.cluster.recipes import FOLDER, read_command
+from tests.cluster_files.stand_ins import FOLDER, read_command
 
 VERSION = "1.33"  # of Kubernetes; kubernetes-job.yaml says so
 
