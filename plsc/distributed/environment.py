@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import warnings
 from pathlib import Path
+
+MACHINE = "PLSC_MACHINE"  # in the environment of ranks: the number of their machine, by plsc-run on several
+MACHINES = "PLSC_MACHINES"  # how many machines take part
 
 # Whether MKL_DEBUG_CPU_TYPE was set after Paddle was imported: it is read once, at the first product.
 _late = False
@@ -57,6 +61,20 @@ def world_size_from_env(default: int = 1) -> int:
 def local_size_from_env() -> int:
     """Return the number of ranks that the launcher started on this machine; 1 without a launcher."""
     return int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
+
+
+def machine_name(number: str | None = None) -> str:
+    """Return what tells this machine from the others of a run: the host name, after the number that plsc-run gave it.
+
+    number: None takes that in the environment of a rank.
+    """
+    number = os.environ.get(MACHINE) if number is None else number
+    return socket.gethostname() if number is None else f"{number} {socket.gethostname()}"
+
+
+def machines_from_env() -> int:
+    """Return on how many machines plsc-run trains; 1 without it."""
+    return int(os.environ.get(MACHINES, "1"))
 
 
 def prepare(threads: int | None = None) -> tuple[int, list[str]]:

@@ -18,7 +18,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ from types import FrameType
 from typing import IO, Any
 
 from plsc.distributed import calls, lock
-from plsc.distributed.environment import rank_from_env
+from plsc.distributed.environment import machine_name, rank_from_env
 from plsc.errors import UserError
 from plsc.utils.atomic_write import remove, replace_file
 
@@ -119,7 +118,7 @@ class Guard:
         """Note that `step` is done and the next one begins. Takes microseconds."""
         self.step = step
         if self._alive:
-            text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "step": step})
+            text = json.dumps({"pid": os.getpid(), "host": machine_name(), "step": step})
             os.pwrite(self._alive.fileno(), text.ljust(_WIDTH).encode(), 0)
         self._arm(self._seconds)
 
@@ -154,7 +153,7 @@ class Guard:
         """Write rank{r}.json in a launch, into the reserved file if there is one: the disk may be full."""
         if not self._launched:
             return
-        whose = {"rank": rank_from_env(), "host": socket.gethostname(), "pid": os.getpid()}
+        whose = {"rank": rank_from_env(), "host": machine_name(), "pid": os.getpid()}
         text = json.dumps({"time": time.time(), **whose, "step": self.step, **fields}, indent=1)
         try:
             (self.folder / "errors").mkdir(parents=True, exist_ok=True)

@@ -15,14 +15,14 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from plsc.distributed import calls
+from plsc.distributed.environment import machine_name
 from plsc.utils.files import read_regular
 
 _LOST_PEER = re.compile(
@@ -41,12 +41,25 @@ _COLLECTIVE = re.compile(
 class Failure:
     """The first failure.
 
-    `user`: a mistake of the user, so a restart would not help; `rank`: None if unknown.
+    `user`: a mistake of the user, so a restart would not help; `rank`: None if unknown; `time`: when (time.time),
+    None if unknown; `consequence`: it is about a lost connection, so most likely of the end of another rank.
     """
 
     text: str
     user: bool = False
     rank: int | None = None
+    time: float | None = None
+    consequence: bool = False
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A rank that ran when its machine was ordered to stop. `begun`: collectives, None if unknown; `halted`: by SIGSTOP."""
+
+    rank: int
+    text: str
+    begun: int | None
+    halted: bool
 
 
 class Watch:
@@ -54,10 +67,12 @@ class Watch:
 
     Args:
         folder: output_dir/errors; files of earlier starts on this machine are deleted.
+        machine: its name in the ranks' files, see `machine_name`.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, machine: str | None = None):
         self._folder = folder
+        self._machine = machine or machine_name()
         self._asked = False
         self._ended: dict[int, str] = {}  # rank -> how a second signal ended it: not a cause
         self._seen: dict[int, float] = {}  # rank -> when it was last seen running
@@ -81,7 +96,7 @@ class Watch:
                 written, record = path.stat().st_mtime, json.loads(read_regular(path))
             except (OSError, ValueError, RecursionError):
                 continue
-            if rank and _is_record(kind, record) and record["host"] == socket.gethostname():
+            if rank and _is_record(kind, record) and record["host"] == self._machine:
                 records[int(rank[1])] = {**record, "since": written}
         return records
 
@@ -98,14 +113,47 @@ class Watch:
         """
         pids = self.pids()
         self._seen.update(dict.fromkeys(pids, time.time()))
-        if not self._asked and any("type" in record for record in self._records("json").values()):
-            self._asked = True
-            records = self._records("alive")
-            for rank, pid in pids.items():
-                if _state(pid) == "T":
-                    self._halted[rank] = records[rank]
-                send(pid, signal.SIGUSR1)
-                send(pid, signal.SIGCONT)
+        if any("type" in record for record in self._records("json").values()):
+            self.ask_for_stacks()
+
+    def ask_for_stacks(self) -> None:
+        """Have the ranks that run write where they are, once; a stopped one must continue for that."""
+        if self._asked:
+            return
+        self._asked = True
+        records = self._records("alive")
+        for rank, pid in self.pids().items():
+            if _state(pid) == "T":
+                self._halted[rank] = records[rank]
+            send(pid, signal.SIGUSR1)
+            send(pid, signal.SIGCONT)
+
+    def waiting(self) -> list[Waiting]:
+        """Describe the ranks that run, after `ask_for_stacks` and a moment in which they answer."""
+        return [
+            Waiting(
+                rank,
+                self._of_stuck(rank, time.time() - record["since"], record["step"] + 1),
+                calls.read(self._folder / f"rank{rank}.calls"),
+                rank in self._halted,
+            )
+            for rank, record in self._records("alive").items()
+            if _runs(record["pid"])
+        ]
+
+    def so_far(self) -> Failure | None:
+        """Find the first failure while ranks may run; None if none has failed."""
+        raised = {r: e for r, e in self._records("json").items() if "type" in e and "ended_by" not in e}
+        alive = self._records("alive")
+        vanished = {r: a for r, a in alive.items() if r not in raised and not _runs(a["pid"])}
+        if not (raised or vanished):
+            return None
+        times = {rank: record["time"] for rank, record in raised.items()}
+        times.update({rank: self._seen.get(rank, time.time()) for rank in vanished})
+        first = self._first(times, raised, vanished)
+        if first in raised:
+            return self._of_raised(first, raised)
+        return self._of_killed(first, vanished[first]["step"] + 1, times[first])
 
     def stopped(self) -> str | None:
         """Return the signal on which the ranks have saved and stopped, or None."""
@@ -130,9 +178,13 @@ class Watch:
         if first in vanished:
             cause = min(self._waited_for(first, vanished), key=times.__getitem__)
             step = vanished[cause]["step"] + 1
-            if cause == first or _TIMEOUT.search(self._trace(cause)):
-                return Failure(self._of_vanished(cause, step), rank=cause)
-            return Failure(self._of_stuck(cause, _seconds(self._trace(first)), step), rank=cause)
+            timed_out = _TIMEOUT.search(self._trace(cause))
+            waits = bool(timed_out and _COLLECTIVE.search(_main_thread(self._trace(cause))))
+            if cause == first or timed_out:
+                failed = self._of_killed(cause, step, times[cause])
+                return replace(failed, consequence=failed.consequence or waits)
+            text = self._of_stuck(cause, _seconds(self._trace(first)), step)
+            return Failure(text, rank=cause, time=times[cause], consequence=waits)
         error = raised[first]
         waited_for = self._halted or vanished
         if waited_for and _LOST_PEER.search(
@@ -142,13 +194,20 @@ class Watch:
                 self._behind(waited_for), key=lambda rank: (waited_for[rank]["step"], self._seen.get(rank, 0))
             )
             record = waited_for[stuck]
-            return Failure(
-                self._of_stuck(stuck, error["time"] - record["since"], record["step"] + 1), rank=stuck
-            )
+            text = self._of_stuck(stuck, error["time"] - record["since"], record["step"] + 1)
+            # On several machines the rank that all wait for may be elsewhere.
+            return Failure(text, rank=stuck, time=times[first], consequence=not self._halted)
+        return self._of_raised(first, raised)
+
+    def _of_raised(self, rank: int, raised: dict[int, Any]) -> Failure:
+        """Describe the exception that a rank has recorded."""
+        error = raised[rank]
         text = f"{error['type']}: {error['message']}" if not error["user"] else error["message"]
         if error["type"] == "MemoryError":
             text += "; lower DataLoader.Train.batch_size"
-        return Failure(f"rank {first} failed at step {error['step'] + 1}: {text}", error["user"], first)
+        lost = bool(_LOST_PEER.search(error["message"])) and not error["user"]
+        text = f"rank {rank} failed at step {error['step'] + 1}: {text}"
+        return Failure(text, error["user"], rank, error["time"], lost)
 
     def _first(self, times: dict[int, float], raised: dict[int, Any], vanished: dict[int, Any]) -> int:
         """Return the earliest of the ranks that failed by themselves, or else the earliest of all.
@@ -198,6 +257,12 @@ class Watch:
         if None in begun.values():
             return list(ranks)
         return [rank for rank in ranks if begun[rank] == min(begun.values())]
+
+    def _of_killed(self, rank: int, step: int, when: float) -> Failure:
+        """Describe a rank that has ended without an exception; Gloo and NCCL abort those that have lost another."""
+        crash = _CRASH.search(self._trace(rank))
+        aborted = bool(crash) and crash[1] == "Aborted"
+        return Failure(self._of_vanished(rank, step), rank=rank, time=when, consequence=aborted)
 
     def _of_vanished(self, rank: int, step: int) -> str:
         trace = self._trace(rank)

@@ -1,0 +1,448 @@
+"""Decide for all machines of a run: when to start and with which of them, to restart, from which step, to end.
+
+The first machine has an Agreement, to which all report. It knows no sockets, processes and clocks:
+
+    order = agreement.report(report, now)       # what that machine has to do
+    agreement.tick(now)                         # several times a second
+
+A start has a number, its generation. It ends on all machines as soon as it has ended on one otherwise than well, or when
+one is silent for DEAD seconds; then the earliest cause is said, with the same line on all machines.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from plsc.checkpoint import pieces
+from plsc.cli.commands.run.address import free_port
+from plsc.cli.commands.run.history import History
+from plsc.cli.commands.run.job import resuming
+from plsc.cli.commands.run.options import Machines
+from plsc.cli.commands.run.reports import Cause, Details, Order, Outcome, Report, StartOrder
+from plsc.distributed import guard
+from plsc.errors import UserError, shown
+
+DEAD = 10.0  # seconds without a report; also without an answer, after which a machine ends its ranks itself
+TAKEN_OVER = 3.0  # seconds after which a further process with the number of a silent one takes its place
+_REMIND = 30.0  # seconds between two lines about machines that are waited for
+_BEGIN = 600.0  # seconds for the first rank of a machine to begin
+
+
+class Local(Protocol):
+    """What the agreement asks about the first machine, see plsc.cli.commands.run.job.Job."""
+
+    logs: str
+    chosen: bool
+    resumes: bool
+
+    def is_unfinished(self, newest: int | None) -> bool: ...
+    def describe_resume(self, newest: int) -> str: ...
+    def stamp(self, step: int | None) -> object: ...
+
+
+class Preflight(NamedTuple):
+    """compare: facts of each machine -> lines about what differs. table: facts of each machine -> text."""
+
+    compare: Callable[[Mapping[int, dict]], list[str]]
+    table: Callable[[Mapping[int, dict]], str]
+
+
+@dataclass
+class _Member:
+    """The last report of a machine."""
+
+    report: Report
+    heard: float
+    details: Details = field(default_factory=Details)
+    known: int = 0  # the changes of the details
+    clock_offset: float = 0.0  # seconds that its clock is ahead of ours
+    leaves: bool = False  # asked to stop, it ends while the others go on
+    delivered: bool = False  # it has the order to end
+
+    @property
+    def state(self) -> tuple:
+        return self.report.id, self.report.state, self.report.generation
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the details are those of the report."""
+        return self.known == self.report.changes
+
+    @property
+    def name(self) -> str:
+        return f"machine {self.report.machine} ({shown(self.report.host)})"
+
+
+class Agreement:
+    """What the machines of a run agree on. Thread-safe.
+
+    Args:
+        machines: how many there are to be. job: the first machine's.
+        max_failures: give up after so many in a row without a new checkpoint.
+        preflight: compares the machines before each start.
+        overrides: of the config, for every start.
+    """
+
+    def __init__(
+        self,
+        machines: Machines,
+        job: Local,
+        max_failures: int,
+        preflight: Preflight,
+        overrides: Iterable[str] = (),
+    ):
+        self._id = uuid.uuid4().hex
+        self._machines = machines
+        self._job = job
+        self._history = History(max_failures, job.stamp)
+        self._preflight = preflight
+        self._overrides = list(overrides)
+        self._lock = threading.Lock()
+        self._members: dict[int, _Member] = {}
+        self._rivals: dict[int, tuple[str, float]] = {}  # a second process with a number, and when it came
+        self._phase = "gathering"  # running, stopping, gathering again, ...; ended
+        self._since: float | None = None  # the phase
+        self._not_before = 0.0  # a start
+        self._reminded = 0.0
+        self._generation = 0
+        self._start: StartOrder | None = None
+        self._ids: dict[int, str] = {}  # of the processes that take part
+        self._noted: list[_Noted] = []  # causes that no machine has reported itself
+        self._lines: list[str] = []
+        self._code = 0
+
+    # -- reports and orders -------------------------------------------------------------------------------------------------
+
+    def report(self, report: Report, now: float, clock: float | None = None) -> Order:
+        """Take the report of a machine, and return what it has to do.
+
+        now: time.monotonic(). clock: time.time(); None: the clocks are not compared.
+        """
+        with self._lock:
+            if report.machine >= self._machines.most:
+                return self._refuse(
+                    report,
+                    f"--rank {report.machine}: the run has {self._machines.most} machines, numbered from 0; change --nnodes or --rank",
+                )
+            member = self._members.get(report.machine)
+            if member and member.report.id != report.id and not member.leaves:
+                if order := self._doubt(report, member, now):
+                    return order
+                member = None
+            if member is None or member.report.id != report.id:
+                member = self._members[report.machine] = _Member(report, now)
+            if report.number >= member.report.number:  # else it was delayed on its way
+                member.report = report
+                member.heard = now
+                member.clock_offset = report.time - clock if clock else 0.0
+                if report.details is not None:
+                    member.details = report.details
+                    member.known = report.changes
+            self._tick(now)
+            return self._order(member)
+
+    def tick(self, now: float) -> None:
+        """Note the time: machines may be silent."""
+        with self._lock:
+            self._tick(now)
+
+    def is_over(self, now: float) -> bool:
+        """Say whether the run has ended and all other machines that answer know it."""
+        with self._lock:
+            others = [m for number, m in self._members.items() if number and self._answers(m, now)]
+            return self._phase == "ended" and all(member.delivered for member in others)
+
+    def _doubt(self, report: Report, member: _Member, now: float) -> Order | None:
+        """Answer a further process with the number of a machine; None if it takes the place of one that is silent."""
+        number = report.machine
+        rival, came = self._rivals.get(number, ("", now))
+        if rival != report.id:
+            self._rivals[number] = (report.id, now)
+            came = now
+        if now > member.heard + TAKEN_OVER:
+            del self._rivals[number]
+            return None
+        if now > came + TAKEN_OVER:
+            return self._refuse(
+                report,
+                f"--rank {number}: {member.name} is at work with this number; give each machine its own",
+            )
+        return Order(agreement=self._id, action="wait", seen=report.seen)
+
+    def _refuse(self, report: Report, line: str) -> Order:
+        return Order(agreement=self._id, action="end", code=2, seen=report.seen, lines=[f"ERROR {line}"])
+
+    def _order(self, member: _Member) -> Order:
+        report = member.report
+        takes_part = self._ids.get(report.machine) == report.id
+        action, start, code = "wait", None, self._code
+        if self._phase == "ended":
+            action = "end"
+        elif member.leaves and not takes_part:
+            action, code = "end", guard.exit_code(signal.Signals[report.signal])
+        elif self._phase == "gathering":
+            action = "prepare" if report.state == "ended" else "wait"
+        elif self._phase == "stopping":
+            action = "stop" if takes_part else "wait"
+        elif takes_part and report.generation < self._generation:
+            action, start = "start", self._start
+        member.delivered = action == "end"
+        return Order(
+            agreement=self._id,
+            action=action,
+            generation=self._generation,
+            seen=report.seen,
+            lines=self._lines[report.seen :],
+            start=start,
+            code=code,
+            known=member.known,
+        )
+
+    # -- phases -------------------------------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> None:
+        if self._since is None:
+            self._since = self._reminded = now
+        if self._phase == "gathering":
+            self._gather(now)
+        elif self._phase == "running":
+            self._look(now)
+        elif self._phase == "stopping":
+            self._collect(now)
+
+    def _enter(self, phase: str, now: float) -> None:
+        self._phase = phase
+        self._since = self._reminded = now
+
+    def _answers(self, member: _Member, now: float) -> bool:
+        return now <= member.heard + DEAD
+
+    def _end(self, code: int, *lines: str) -> None:
+        self._lines += lines
+        self._code = code
+        self._phase = "ended"
+
+    def _gather(self, now: float) -> None:
+        """Wait for the machines, and start when all are ready, or after a time when enough are."""
+        here = {number: m for number, m in self._members.items() if self._answers(m, now)}
+        if refusing := [m for m in here.values() if m.report.state == "refused" and m.is_known]:
+            self._end(2, *(f"ERROR {m.name}: {m.details.outcome.cause.text}" for m in refusing))
+            return
+        for number, member in here.items():
+            if member.report.signal and not member.leaves:
+                if number == 0 or not self._machines.elastic:
+                    code = guard.exit_code(signal.Signals[member.report.signal])
+                    self._end(
+                        code,
+                        f"INFO stopped on {member.report.signal} before a start; the same command goes on",
+                    )
+                    return
+                self._let_go(member)
+        ready = {
+            n: m for n, m in sorted(here.items()) if m.report.state == "ready" and m.is_known and not m.leaves
+        }
+        if now < self._not_before:
+            return
+        expected = self._machines.most - sum(member.leaves for member in self._members.values())
+        if len(ready) < expected and now < self._since + self._machines.wait:
+            if now > self._reminded + _REMIND:
+                self._reminded = now
+                self._lines.append(f"INFO waiting for {self._missing(ready)}")
+            return
+        if len(ready) < self._machines.least:
+            waited = (
+                f"within {self._machines.wait:g} s" if expected >= self._machines.least else "that are left"
+            )
+            self._end(
+                1,
+                f"ERROR {len(ready)} of at least {self._machines.least} machines {waited}: {self._missing(ready)} did not come; "
+                "giving up, the same command on all of them goes on",
+            )
+            return
+        self._begin(ready, now)
+
+    def _missing(self, ready: Iterable[int]) -> str:
+        missing = [str(number) for number in range(self._machines.most) if number not in ready]
+        return f"machine{'s' * (len(missing) > 1)} {', '.join(missing)}"
+
+    def _let_go(self, member: _Member) -> None:
+        member.leaves = True
+        self._lines.append(f"INFO {member.name} leaves on {member.report.signal}; the others go on")
+
+    def _begin(self, ready: dict[int, _Member], now: float) -> None:
+        """Start the ranks on these machines, unless they differ or the checkpoints cannot be read."""
+        facts = {n: {**m.details.facts, "clock_offset": m.clock_offset} for n, m in ready.items()}
+        if problems := self._preflight.compare(facts):
+            self._end(2, *(f"ERROR {problem}" for problem in problems))
+            return
+        try:
+            newest = pieces.choose([member.details.survey for member in ready.values()])
+        except UserError as error:
+            self._end(2, f"ERROR {error}")
+            return
+        if self._generation == 0:
+            resumes = not self._job.chosen and self._job.is_unfinished(newest)
+            self._history.begin(newest, resumes, self._job.resumes)
+            if resumes:
+                self._lines.append(self._job.describe_resume(newest))
+        elif self._history.step is not None:
+            self._history.step = newest
+        self._generation += 1
+        first = next(iter(ready.values()))
+        self._start = StartOrder(
+            machines=list(ready),
+            master=f"{first.report.address}:{free_port()}",
+            overrides=[*self._overrides, *(resuming() if self._history.step is not None else [])],
+        )
+        self._ids = {number: member.report.id for number, member in ready.items()}
+        self._noted = []
+        names = ", ".join(
+            f"{number} {shown(m.report.host)} {m.report.address}" for number, m in ready.items()
+        )
+        without = f", without {self._missing(ready)}" if len(ready) < self._machines.most else ""
+        self._lines.append(f"INFO start {self._generation} on {len(ready)} machines: {names}{without}")
+        self._enter("running", now)
+
+    def _look(self, now: float) -> None:
+        """Notice that the start has ended, or has to."""
+        outcomes = {}
+        for number, process in self._ids.items():
+            member = self._members[number]
+            report = member.report
+            if report.id != process:
+                self._note(number, "was started anew", member.heard)
+            elif not self._answers(member, now):
+                if number not in self._outcomes():
+                    self._note(number, f"has not been heard of for {DEAD:g} s", member.heard)
+            elif report.state == "ready" and report.generation == self._generation:
+                self._note(number, "had lost the connection to machine 0 and ended its ranks", now)
+            elif report.state == "running" and not report.began and now > self._since + _BEGIN:
+                self._note(number, f"has no rank that has begun within {_BEGIN:g} s", now)
+        outcomes = self._outcomes()
+        if self._noted or any(outcome.code for outcome in outcomes.values()):
+            self._enter("stopping", now)
+        elif len(outcomes) == len(self._ids):
+            self._finish(outcomes, now)
+
+    def _outcomes(self) -> dict[int, Outcome]:
+        """Return how the start has ended, of the machines where it has."""
+        members = {number: self._members[number] for number in self._ids}
+        return {
+            number: member.details.outcome
+            for number, member in members.items()
+            if member.state == (self._ids[number], "ended", self._generation) and member.is_known
+        }
+
+    def _note(self, number: int, what: str, when: float) -> None:
+        if number not in [each.machine for each in self._noted]:
+            self._noted.append(
+                _Noted(number, f"machine {number} ({shown(self._members[number].report.host)}) {what}", when)
+            )
+
+    def _collect(self, now: float) -> None:
+        """Wait until the ranks of all machines have ended, then decide."""
+        outcomes = self._outcomes()
+        for number, process in self._ids.items():
+            member = self._members[number]
+            if number in outcomes:
+                continue
+            if member.report.id == process and member.report.state == "running":
+                if self._answers(member, now):
+                    return
+                self._note(number, f"has not been heard of for {DEAD:g} s", member.heard)
+        self._finish(outcomes, now)
+
+    def _finish(self, outcomes: dict[int, Outcome], now: float) -> None:
+        """Decide what follows after a start that has ended on all machines."""
+        whole = len(outcomes) == len(self._ids)
+        stopped = [outcome.stopped for outcome in outcomes.values() if outcome.stopped]
+        asking = {n: m.report.signal for n, m in self._members.items() if m.report.signal and n in outcomes}
+        self._ids = {}
+        newest = self._newest()
+        leaving = self._machines.elastic and asking and 0 not in asking
+        if whole and stopped and all(outcome.code == 0 for outcome in outcomes.values()):
+            if leaving:
+                for number in asking:
+                    self._let_go(self._members[number])
+                self._history.step = newest
+                self._enter("gathering", now)
+                return
+            code = guard.exit_code(signal.Signals[stopped[0]])
+            self._end(code, f"INFO stopped on {stopped[0]} at step {newest}; resume with the same command")
+            return
+        if whole and not any(outcome.code for outcome in outcomes.values()):
+            self._end(0)
+            return
+        cause = self._cause(outcomes)
+        if asking and not leaving:
+            name = next(iter(asking.values()))
+            self._end(*describe_unsaved(name, cause, newest))
+            return
+        full = any(outcome.full for outcome in outcomes.values())
+        verdict = self._history.after_failure(
+            cause.text, newest, user=cause.user, full=full, logs=self._job.logs
+        )
+        self._lines.append(verdict.line)
+        if verdict.code is not None:
+            self._end(verdict.code)
+            return
+        self._not_before = now + verdict.pause
+        self._enter("gathering", now)
+
+    def _newest(self) -> int | None:
+        """Return the step of the newest checkpoint on the disks of all machines, also of those that are silent now."""
+        try:
+            return pieces.choose([member.details.survey for member in self._members.values()])
+        except UserError:  # said before the next start, if that machine does not come back
+            return None
+
+    def _cause(self, outcomes: dict[int, Outcome]) -> Cause:
+        """Return the first cause of the failure.
+
+        A lost connection is a consequence of another rank's end, which that rank's machine knows; if none does, of a rank
+        that hangs: one that was stopped, or has begun the fewest collectives.
+        """
+        reported = [
+            (self._members[n].heard - o.cause.age, n, o.cause) for n, o in sorted(outcomes.items()) if o.cause
+        ]
+        causes = [each for each in reported if not each[2].consequence]
+        if mistakes := [each for each in causes if each[2].user]:
+            causes = mistakes
+        else:
+            causes += [(each.when, each.machine, Cause(text=each.text)) for each in self._noted]
+        stuck = [(number, each) for number, outcome in outcomes.items() for each in outcome.stuck]
+        if not causes and stuck:
+            number, rank = min(stuck, key=lambda each: (not each[1].halted, each[1].begun or 0))
+            return self._of(number, Cause(text=rank.text))
+        if not (causes or reported):
+            return Cause(text="the ranks have ended, and none says why")
+        _, number, cause = min(causes or reported, key=lambda each: each[0])
+        return cause if cause.text.startswith("machine ") else self._of(number, cause)
+
+    def _of(self, number: int, cause: Cause) -> Cause:
+        return cause.model_copy(update={"text": f"{self._members[number].name}: {cause.text}"})
+
+
+class _Noted(NamedTuple):
+    """What the first machine has noticed of another one."""
+
+    machine: int
+    text: str
+    when: float
+
+
+def describe_unsaved(name: str, cause: Cause, step: int | None) -> tuple[int, str]:
+    """Return exit code and line after the signal `name` has ended a start that was not saved.
+
+    step: of the newest checkpoint.
+    """
+    if cause.rank is None:
+        code = guard.exit_code(signal.Signals[name])
+        return code, f"INFO stopped on {name} before the training began; nothing is lost"
+    since = "" if step is None else f"; the same command resumes from step {step}"
+    return 2 if cause.user else 1, f"ERROR not saved on {name}: {cause.text}{since}"

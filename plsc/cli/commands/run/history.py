@@ -1,0 +1,82 @@
+"""Decide what follows after a start has ended: a restart, from which checkpoint, or the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+_PAUSE = 1.0  # seconds before a restart
+_PAUSE_FULL = 60.0  # before the first restart on a full disk, twice that before the second, ...
+
+
+class Verdict(NamedTuple):
+    """line: what to say. code: the exit code of plsc-run; None: start again, after `pause` seconds."""
+
+    line: str
+    code: int | None = None
+    pause: float = 0.0
+
+
+class History:
+    """The starts of one call of plsc-run.
+
+    Args:
+        max_failures: give up after so many in a row without a new checkpoint.
+        stamp: step -> what tells a checkpoint from another of the same step.
+    """
+
+    def __init__(self, max_failures: int, stamp: Callable[[int | None], object]):
+        self.step: int | None = None  # to go on from; None: from the beginning
+        self._max_failures = max_failures
+        self._stamp = stamp
+        self._others: object = (
+            None  # the stamp of a former run's checkpoint, from which a new run must not go on
+        )
+        self._best: int | None = None
+        self._failures = 0
+        self._restarts = 0
+
+    def begin(self, newest: int | None, resumes: bool, keeps: bool) -> None:
+        """Choose where the first start begins.
+
+        Args:
+            newest: step of the newest checkpoint.
+            resumes: go on from it, since it is of an unfinished run.
+            keeps: the config says itself that the run goes on from it.
+        """
+        self._best = newest
+        self.step = newest if resumes else None
+        # A start that fails early leaves the checkpoints of a former run.
+        self._others = None if resumes or keeps else self._stamp(newest)
+
+    def after_failure(
+        self,
+        text: str,
+        newest: int | None,
+        *,
+        user: bool = False,
+        full: bool = False,
+        on: str = "",
+        logs: str,
+    ) -> Verdict:
+        """Decide after a failure.
+
+        Args:
+            text: who failed and why. user: it is a mistake of the user. full: a disk is full.
+            newest: step of the newest checkpoint. on: where the next start runs. logs: where the logs are.
+        """
+        if user:
+            return Verdict(f"ERROR {text}; not restarted, the logs are in {logs}", 2)
+        if self._others and self._others == self._stamp(newest):
+            self._best = newest = None
+        progress = newest is not None and (self._best is None or newest > self._best)
+        self._failures = 0 if progress else self._failures + 1
+        self._best = newest if progress else self._best
+        if self._failures >= self._max_failures:
+            count = f"{self._failures} failure{'s' if self._failures > 1 else ''} without a new checkpoint"
+            return Verdict(f"ERROR {text}; giving up after {count}, the logs are in {logs}", 1)
+        self._restarts += 1
+        self.step = newest
+        where = f"step {newest}" if newest is not None else "the beginning"
+        pause = _PAUSE_FULL * max(1, self._failures) if full else _PAUSE
+        return Verdict(f"WARNING {text}; restart {self._restarts} from {where}{on}", pause=pause)

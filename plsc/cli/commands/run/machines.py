@@ -1,0 +1,301 @@
+"""Run the ranks of one of several machines, as all machines agree: `plsc-run --nnodes`.
+
+The machine tells the first one twice a second what it does, and does what it is ordered to. It ends its ranks itself when
+the first machine has not answered for 10 s: by then the others go on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import time
+import uuid
+
+from plsc.checkpoint import pieces
+from plsc.cli.commands.run import preflight
+from plsc.cli.commands.run.address import own_address
+from plsc.cli.commands.run.agreement import DEAD, Agreement, Preflight
+from plsc.cli.commands.run.job import Job, Start, note_signals
+from plsc.cli.commands.run.options import Machines, Options
+from plsc.cli.commands.run.postmortem import Failure
+from plsc.cli.commands.run.reports import (
+    Cause,
+    Client,
+    Details,
+    Order,
+    Outcome,
+    Report,
+    Server,
+    StartOrder,
+    Stuck,
+)
+from plsc.distributed import environment, guard, lock
+from plsc.errors import UserError
+
+_POLL = 0.1  # seconds
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # else Gloo takes that of the host name
+_ANSWER = 1.0  # seconds for ranks to write where they are, before they are killed
+
+
+class Machine:
+    """One call of plsc-run on one of several machines."""
+
+    def __init__(self, options: Options):
+        self._options = options
+        self._machines: Machines = options.machines
+        self._id = uuid.uuid4().hex
+        self._host = os.uname().nodename
+        self._address, self._interface = own_address(self._machines.host, self._machines.port)
+        self._signals: list[int] = []
+        self._state = "ready"
+        self._generation = 0
+        self._start: Start | None = None
+        self._began = False
+        self._details = Details()
+        self._changes = 0  # of the details
+        self._known = 0  # the changes that the first machine knows
+        self._facts: dict | None = None
+        self._agreement = ""
+        self._seen = 0
+        self._warned = False
+
+    def run(self) -> int:
+        """Run; the exit codes are those of a single machine, and the same on all of them."""
+        note_signals(self._signals)
+        machines = self._machines
+        try:
+            self._job = Job(self._options, machines.number)
+            with contextlib.ExitStack() as stack:
+                if machines.number == 0:
+                    stack.enter_context(lock.hold(self._job.folder))
+                    return self._lead(stack)
+                return self._follow()
+        except UserError as error:
+            self._refuse(error)
+            raise
+
+    # -- the first machine, and the others ----------------------------------------------------------------------------------
+
+    def _lead(self, stack: contextlib.ExitStack) -> int:
+        compares = Preflight(preflight.compare, preflight.format_table)
+        agreement = Agreement(
+            self._machines, self._job, self._options.max_failures, compares, self._elastic_overrides()
+        )
+        server = Server(
+            self._machines.port, lambda report: agreement.report(report, time.monotonic(), time.time())
+        )
+        stack.callback(server.close)
+        self._prepare()
+        number = 0
+        while True:
+            number += 1
+            self._look()
+            report = self._report(number)
+            code = self._obey(agreement.report(report, time.monotonic(), time.time()))
+            if code is not None:
+                self._wait_for_others(agreement)
+                return code
+            time.sleep(_POLL)
+
+    def _wait_for_others(self, agreement: Agreement) -> None:
+        """Answer until all machines know that the run has ended, or are silent."""
+        end = time.monotonic() + DEAD + 1
+        while not agreement.is_over(time.monotonic()) and time.monotonic() < end:
+            time.sleep(_POLL)
+
+    def _follow(self) -> int:
+        client = Client(self._machines.host, self._machines.port)
+        self._prepare()
+        while True:
+            before = self._state, self._generation
+            self._look()
+            client.post(self._report(0), at_once=before != (self._state, self._generation))
+            code = self._without_contact(time.monotonic() - client.contact)
+            if code is None and client.order:
+                code = self._obey(client.order)
+            if code is not None:
+                return code
+            time.sleep(_POLL)
+
+    def _without_contact(self, seconds: float) -> int | None:
+        """Do what follows when the first machine has not answered for so long; return the exit code at the end."""
+        where = f"machine 0 ({self._machines.host}:{self._machines.port})"
+        if seconds <= DEAD:
+            self._warned = False
+            return None
+        if not self._warned:
+            self._warned = True
+            ended = "; the ranks of this machine were ended" if self._state == "running" else ""
+            self._end_start()
+            self._say(
+                f"WARNING {where} has not answered for {DEAD:g} s{ended}; asking again for {self._machines.wait:g} s"
+            )
+        if self._signals:
+            name = signal.Signals(self._signals[0]).name
+            self._say(f"INFO stopped on {name} while {where} does not answer; the same command goes on")
+            return guard.exit_code(signal.Signals[name])
+        if seconds > DEAD + self._machines.wait:
+            self._say(
+                f"ERROR {where} has not answered for {seconds:.0f} s: see that plsc-run is at work there and that its port "
+                "can be reached; the same command on all machines goes on"
+            )
+            return 1
+        return None
+
+    def _refuse(self, error: UserError) -> None:
+        """Tell the first machine of a mistake that keeps this one from taking part."""
+        if self._machines.number == 0:
+            return
+        text = "; ".join(str(error).splitlines())
+        self._enter("refused", Details(outcome=Outcome(code=2, cause=Cause(text=text, user=True))))
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            Client(self._machines.host, self._machines.port).send(self._report(0))
+
+    def _elastic_overrides(self) -> list[str]:
+        """Return what keeps the samples of a step the same on any number of machines."""
+        if not self._machines.elastic:
+            return []
+        train = self._job.cfg.DataLoader.Train
+        batch = train.global_batch or train.samples * self._job.ranks * self._machines.most
+        return [f"DataLoader.Train.global_batch={batch}", "DataLoader.Train.keep_global_batch=true"]
+
+    # -- reports and orders -------------------------------------------------------------------------------------------------
+
+    def _report(self, number: int) -> Report:
+        return Report(
+            machine=self._machines.number,
+            id=self._id,
+            number=number,
+            host=self._host,
+            address=self._address,
+            state=self._state,
+            generation=self._generation,
+            began=self._began,
+            signal=signal.Signals(self._signals[0]).name if self._signals else None,
+            seen=self._seen,
+            time=time.time(),
+            changes=self._changes,
+            details=None if self._known == self._changes else self._details,
+        )
+
+    def _obey(self, order: Order) -> int | None:
+        """Print the lines of an order and follow it; return the exit code at the end."""
+        if order.agreement != self._agreement:
+            if self._agreement:
+                self._end_start()  # plsc-run was started anew on machine 0, and knows of no start
+                self._generation = 0
+                self._prepare()
+            self._agreement = order.agreement
+            self._seen = self._known = 0
+            return None
+        for line in order.lines[self._seen - order.seen :]:
+            self._say(line)
+        self._seen = max(self._seen, order.seen + len(order.lines))
+        self._known = order.known
+        if order.action == "end":
+            self._end_start()
+            return order.code
+        if order.action == "prepare" and self._state == "ended":
+            self._prepare()
+        elif order.action == "start" and order.generation > self._generation and self._state == "ready":
+            self._begin(order.generation, order.start)
+        elif order.action == "stop" and order.generation == self._generation and self._state == "running":
+            self._stop()
+        return None
+
+    def _say(self, line: str) -> None:
+        self._job.say(line, logged=self._machines.number == 0)
+
+    # -- starts -------------------------------------------------------------------------------------------------------------
+
+    def _enter(self, state: str, details: Details) -> None:
+        self._state = state
+        self._details = details
+        self._changes += 1
+
+    def _prepare(self) -> None:
+        """Get ready for a start: look at this machine and at the checkpoints on its disk."""
+        facts = preflight.collect(
+            self._job.cfg,
+            ranks=self._job.ranks,
+            machines=self._machines.most,
+            address=self._address,
+            interface=self._interface or "",
+            earlier=self._facts,
+            say=self._say,
+        )
+        self._facts = facts
+        self._enter("ready", Details(facts=facts, survey=self._survey()))
+
+    def _survey(self) -> dict:
+        return pieces.survey(self._job.folder / "checkpoints")
+
+    def _begin(self, generation: int, start: StartOrder) -> None:
+        """Start the ranks of this machine."""
+        number = self._machines.number
+        env = {environment.MACHINES: str(len(start.machines))}
+        if number == 0:
+            env[guard.LOCKED] = str(self._job.folder.resolve())
+        if self._interface:
+            env.update({name: self._interface for name in _INTERFACES if name not in os.environ})
+        together = ["--nnodes", str(len(start.machines)), "--rank", str(start.machines.index(number))]
+        together += ["--master", start.master, "--host", self._address]
+        options = together if len(start.machines) > 1 else []
+        self._generation = generation
+        self._began = False
+        self._start = self._job.start(options, start.overrides, env)
+        self._enter("running", Details())
+
+    def _look(self) -> None:
+        """Look after the ranks of this machine; their end gives the outcome."""
+        if self._state != "running":
+            return
+        start = self._start
+        start.look(self._signals)
+        self._began = self._began or bool(start.watch.pids())
+        if start.code is None:
+            return
+        stopped = start.watch.stopped()
+        failed = None
+        if start.code != 0 and not stopped:
+            failed = (
+                start.watch.failure(abs(start.code), self._job.logs) if self._signals else start.failure()
+            )
+        self._enter_ended(Outcome(code=start.code, stopped=stopped, cause=_as_cause(failed)))
+
+    def _stop(self) -> None:
+        """End the ranks, because the start has ended elsewhere; note first which of them have failed, and where they are."""
+        watch = self._start.watch
+        watch.ask_for_stacks()
+        end = time.monotonic() + _ANSWER
+        while time.monotonic() < end:
+            self._look()
+            if self._state != "running":
+                return
+            time.sleep(_POLL)
+        failed = watch.so_far()
+        stuck = [Stuck(rank=w.rank, text=w.text, begun=w.begun, halted=w.halted) for w in watch.waiting()]
+        self._start.kill()
+        self._enter_ended(Outcome(code=1, cause=_as_cause(failed), stuck=stuck))
+
+    def _enter_ended(self, outcome: Outcome) -> None:
+        full = outcome.code != 0 and self._job.is_full(outcome.cause.text if outcome.cause else "")
+        outcome = outcome.model_copy(update={"full": full})
+        self._enter("ended", Details(survey=self._survey(), outcome=outcome))
+
+    def _end_start(self) -> None:
+        """Kill the ranks of this machine, if there are any, and get ready."""
+        if self._state == "running":
+            self._start.kill()
+            self._prepare()
+
+
+def _as_cause(failed: Failure | None) -> Cause | None:
+    if failed is None:
+        return None
+    age = max(0.0, time.time() - failed.time) if failed.time else 0.0
+    return Cause(
+        text=failed.text, user=failed.user, consequence=failed.consequence, rank=failed.rank, age=age
+    )
