@@ -9,10 +9,15 @@ import time
 
 import pytest
 
-from plsc.cli.commands.run.supervisor import Supervisor, main, newest_step, split_command
+from plsc.cli.commands.run.job import newest_step
+from plsc.cli.commands.run.options import read_options, split_command
+from plsc.cli.commands.run.postmortem import Watch
+from plsc.cli.commands.run.supervisor import Supervisor, main
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
 from tests.fake_launch import gone, supervise, write
+
+COMMAND = ["--nproc_per_node", "2", "program.py", "-o", "Global.output_dir=out"]
 
 
 @pytest.fixture
@@ -128,8 +133,8 @@ def test_what_a_rank_has_left_forges_no_line_of_the_log(folder, monkeypatch, cap
     monkeypatch.chdir(folder)
     (folder / "out").mkdir()
     (folder / "out/train.log").touch()
-    supervisor = Supervisor(["--nproc_per_node", "2"], ["program.py", "-o", "Global.output_dir=out"], 3)
-    supervisor._say("WARNING rank 0 failed: x\n2026-01-01 00:00:00 INFO all is well\x1b[2J")
+    supervisor = Supervisor(read_options(COMMAND))
+    supervisor._job.say("WARNING rank 0 failed: x\n2026-01-01 00:00:00 INFO all is well\x1b[2J")
     for said in ((folder / "out/train.log").read_text(), capsys.readouterr().err):
         assert said.count("\n") == 1 and "\x1b" not in said and "all is well" in said
 
@@ -170,22 +175,34 @@ def test_what_keeps_the_launcher_from_starting_is_shown(folder):
 def test_a_full_disk_is_named_and_waited_for(folder, monkeypatch, known):
     """A rank that cannot write why it ends has said nothing."""
     monkeypatch.chdir(folder)
-    supervisor = Supervisor(["--nproc_per_node", "2"], ["program.py", "-o", "Global.output_dir=out"], 3)
+    supervisor = Supervisor(read_options(COMMAND))
     pauses, said = [], []
     record = {"time": 1.0, "host": socket.gethostname(), "step": 3, "type": "OSError", "user": False}
 
-    def start(*_):
+    class Start:
+        """Of a launcher whose rank has failed."""
+
+        code = 1
+
+        def __init__(self, *_):
+            self.watch = Watch(folder / "out/errors")
+            write_record()
+
+        def failure(self):
+            failed = self.watch.failure(1, "out/log")
+            return failed if failed.rank is not None else supervisor._job.explain_full_disk()
+
+    def write_record():
         (folder / "out/errors").mkdir(parents=True, exist_ok=True)
         text = json.dumps({**record, "message": "[Errno 28] No space left on device"}) if known else ""
         (folder / "out/errors/rank0.json").write_text(text)
-        return 1
 
-    monkeypatch.setattr(supervisor, "_start", start)
+    monkeypatch.setattr(supervisor, "_start", Start)
     monkeypatch.setattr(supervisor, "_pause", pauses.append)
-    monkeypatch.setattr(supervisor, "_say", said.append)
+    monkeypatch.setattr(supervisor._job, "say", said.append)
     if not known:
         monkeypatch.setattr("plsc.utils.disk.free_bytes", lambda folder: 4096)
-    assert supervisor._run(True) == 1 and pauses == [60, 120]
+    assert supervisor._run() == 1 and pauses == [60, 120]
     why = (
         r"rank 0 failed at step 4: OSError: \[Errno 28\] No space"
         if known
