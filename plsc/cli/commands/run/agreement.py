@@ -45,11 +45,7 @@ class Local(Protocol):
     def stamp(self, step: int | None) -> object: ...
 
 
-class Preflight(NamedTuple):
-    """compare: facts of each machine -> lines about what differs. table: facts of each machine -> text."""
-
-    compare: Callable[[Mapping[int, dict]], list[str]]
-    table: Callable[[Mapping[int, dict]], str]
+Compare = Callable[[Mapping[int, dict]], list[str]]
 
 
 @dataclass
@@ -84,7 +80,7 @@ class Agreement:
     Args:
         machines: how many there are to be. job: the first machine's.
         max_failures: give up after so many in a row without a new checkpoint.
-        preflight: compares the machines before each start.
+        compare: is called before each start with the facts of each machine; returns a line for each problem.
         overrides: of the config, for every start.
     """
 
@@ -93,14 +89,14 @@ class Agreement:
         machines: Machines,
         job: Local,
         max_failures: int,
-        preflight: Preflight,
+        compare: Compare,
         overrides: Iterable[str] = (),
     ):
         self._id = uuid.uuid4().hex
         self._machines = machines
         self._job = job
         self._history = History(max_failures, job.stamp)
-        self._preflight = preflight
+        self._compare = compare
         self._overrides = list(overrides)
         self._lock = threading.Lock()
         self._members: dict[int, _Member] = {}
@@ -277,7 +273,7 @@ class Agreement:
     def _begin(self, ready: dict[int, _Member], now: float) -> None:
         """Start the ranks on these machines, unless they differ or the checkpoints cannot be read."""
         facts = {n: {**m.details.facts, "clock_offset": m.clock_offset} for n, m in ready.items()}
-        if problems := self._preflight.compare(facts):
+        if problems := self._compare(facts):
             self._end(2, *(f"ERROR {problem}" for problem in problems))
             return
         try:

@@ -10,13 +10,15 @@ import contextlib
 import http.client
 import os
 import signal
+import sys
 import time
 import uuid
+from collections.abc import Mapping
 
 from plsc.checkpoint import pieces
 from plsc.cli.commands.run import preflight
 from plsc.cli.commands.run.address import own_address
-from plsc.cli.commands.run.agreement import DEAD, Agreement, Preflight
+from plsc.cli.commands.run.agreement import DEAD, Agreement
 from plsc.cli.commands.run.job import Job, Start, note_signals
 from plsc.cli.commands.run.options import Machines, Options
 from plsc.cli.commands.run.postmortem import Failure
@@ -79,9 +81,8 @@ class Machine:
     # -- the first machine, and the others ----------------------------------------------------------------------------------
 
     def _lead(self, stack: contextlib.ExitStack) -> int:
-        compares = Preflight(preflight.compare, preflight.format_table)
         agreement = Agreement(
-            self._machines, self._job, self._options.max_failures, compares, self._elastic_overrides()
+            self._machines, self._job, self._options.max_failures, self._compare, self._elastic_overrides()
         )
         server = Server(
             self._machines.port, lambda report: agreement.report(report, time.monotonic(), time.time())
@@ -98,6 +99,13 @@ class Machine:
                 self._wait_for_others(agreement)
                 return code
             time.sleep(_POLL)
+
+    def _compare(self, facts: Mapping[int, dict]) -> list[str]:
+        """Compare the machines before a start; print their table before the first, and where they differ."""
+        problems = preflight.compare(facts)
+        if problems or not self._generation:
+            print(preflight.format_table(facts), file=sys.stderr, flush=True)
+        return problems
 
     def _wait_for_others(self, agreement: Agreement) -> None:
         """Answer until all machines know that the run has ended, or are silent."""
