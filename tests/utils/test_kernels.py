@@ -62,3 +62,10 @@ def test_threads_are_those_of_paddle(two_threads):  # noqa: F811
     assert kernels.library().plsc_threads() == 2
     paddle.base.core.set_num_threads(1)
     assert kernels.library().plsc_threads() == 1
+
+
+def test_rows_of_which_none_are_selected_have_an_address():
+    """A shard of a class or two may have no row in a step; Paddle calls its empty slice not contiguous."""
+    assert kernels.address(paddle.zeros([4, 3])[:0]) is not None
+    with pytest.raises(AssertionError):
+        kernels.address(paddle.zeros([4, 3])[:, :2])
