@@ -218,19 +218,26 @@ class Config(Section):
             raise kind(": ".join(part for part in parts if part)) from error
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError if a step on so many ranks takes another number of samples than Train.global_batch."""
+        """Raise UserError if so many ranks do not make Train.global_batch, or are too many to keep it."""
         train = self.DataLoader.Train
-        if train.global_batch is None or train.planned_ranks == ranks:
+        wanted, samples = train.global_batch, train.global_batch_on(ranks)
+        if wanted is None:
             return
-        samples = train.samples * ranks
-        accumulate = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
         places = (self._layers.source((*_TRAIN, "global_batch")).place, "DataLoader.Train.global_batch")
-        raise UserError(
-            f"{': '.join(filter(None, places))}: must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
-            f"{train.batch_size}{accumulate} = {samples} (got {train.global_batch}); start {train.planned_ranks} ranks, "
-            f"change batch_size or accumulate, or give this {samples} and scale LRScheduler.learning_rate, "
-            f"with SGD by {samples / train.global_batch:.3g}"
-        )
+        where = ": ".join(filter(None, places))
+        if samples != wanted:
+            accumulate = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
+            raise UserError(
+                f"{where}: must be the samples of a step, {ranks} rank{'s' * (ranks > 1)} x batch_size "
+                f"{train.batch_size}{accumulate} = {samples} (got {wanted}); start {train.planned_ranks} ranks, set "
+                f"keep_global_batch, change batch_size or accumulate, or give this {samples} and scale "
+                f"LRScheduler.learning_rate, with SGD by {samples / wanted:.3g}"
+            )
+        if train.keep_global_batch and wanted < 2 * ranks:
+            raise UserError(
+                f"{where}: must have 2 samples for each rank, as BatchNorm needs, {2 * ranks} on {ranks} ranks "
+                f"(got {wanted}); start {wanted // 2} or fewer"
+            )
 
     def check_data(self, training: bool = True, files: bool = True) -> None:
         """Check that the files of the data sets exist, by `check(**keywords)` of each class that defines it.

@@ -39,7 +39,7 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
             "name: ImagePairs (docs/data.md)"
         )
     lines += _hold_out_advice(cfg)
-    rate, batch = cfg.LRScheduler.learning_rate, cfg.DataLoader.Train.samples * ranks
+    rate, batch = cfg.LRScheduler.learning_rate, cfg.DataLoader.Train.global_batch_on(ranks)
     usual = usual_rate(cfg.Optimizer.name, batch)
     if usual and rate > TOO_HIGH * usual:
         lines.append(

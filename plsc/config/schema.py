@@ -28,6 +28,7 @@ from pydantic import (
 
 from plsc.config.messages import UNION_TAGS, takes
 from plsc.utils.registry import BACKBONES, DATASETS, MARGINS, Registry, did_you_mean
+from plsc.utils.sharding import count_micro_batches, split
 
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
 
@@ -742,8 +743,12 @@ class TrainCfg(Section):
     """A check only: refuse data with another number of samples. null takes what the data has. `--stand-in` makes so
     many."""
     global_batch: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
-    """A check only: refuse a number of ranks with which a step takes another number of samples, since the learning
-    rate is meant for this one (docs/recipes.md). `--dry-run` and `plsc-plan` plan for the ranks that it takes."""
+    """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
+    `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of samples.
+    `--dry-run` and `plsc-plan` plan for the ranks that it takes."""
+    keep_global_batch: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each rank's share
+    goes through the backbone in as few micro-batches of `batch_size` samples as it needs (docs/resume.md)."""
     num_workers: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
     """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
     by the data; the batches stay the same."""
@@ -794,11 +799,6 @@ class TrainCfg(Section):
             raise ValueError("needs a batch_size of at least 2, which BatchNorm takes")
         return value
 
-    @property
-    def samples(self) -> int:
-        """Samples of a rank in one step."""
-        return self.batch_size * self.accumulate
-
     @field_validator("global_batch")
     @classmethod
     def _whole_ranks(cls, value: Optional[int], info: ValidationInfo) -> Optional[int]:
@@ -809,6 +809,13 @@ class TrainCfg(Section):
             )
         return value
 
+    @field_validator("keep_global_batch")
+    @classmethod
+    def _of_a_global_batch(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("global_batch", 1) is None:
+            raise ValueError("needs the number of samples to keep; state global_batch")
+        return value
+
     @field_validator("num_workers")
     @classmethod
     def _few(cls, value: int) -> int:
@@ -817,7 +824,18 @@ class TrainCfg(Section):
     @property
     def planned_ranks(self) -> int:
         """The number of ranks that `global_batch` takes; 1 without it."""
-        return (self.global_batch or self.samples) // self.samples
+        of_rank = self.batch_size * self.accumulate
+        return (self.global_batch or of_rank) // of_rank
+
+    def global_batch_on(self, ranks: int) -> int:
+        """Return the samples of all of so many ranks in one step."""
+        return self.global_batch if self.keep_global_batch else self.batch_size * self.accumulate * ranks
+
+    def micro_batches_on(self, ranks: int) -> list[list[int]]:
+        """Return the samples of each micro-batch of a step, by rank: as many of them on each, the largest first."""
+        shares = [stop - start for start, stop in split(self.global_batch_on(ranks), ranks)]
+        count = count_micro_batches(shares, self.batch_size)
+        return [[stop - start for start, stop in split(share, count)] for share in shares]
 
 
 class EvalCfg(Section):

@@ -4,7 +4,7 @@ The order of an epoch, which a sampler gives, depends on (seed, epoch) alone and
 the batches are the same bit for bit with any number of workers. Without workers a thread prepares the next batches; with
 workers, processes do (workers.py). To see what it yields:
 
-    loader = Loader(Synthetic(), batch_size=4, rank=0, world_size=1, seed=0)
+    loader = Loader(Synthetic(), global_batch=4, rank=0, world_size=1, seed=0)
     images, labels, indices = next(loader.epoch(0))
 """
 
@@ -36,22 +36,25 @@ TURN = 2**33
 class Loader:
     """Yields the batches of one rank; over all ranks they have the sampler's whole order, a smaller last batch included.
 
-    `batch_size` counts one rank's samples. A last global batch of fewer than 2 samples per rank (BatchNorm
-    needs two) joins the one before it. Raises UserError for an epoch smaller than that. `max_corrupt`: share of
-    this rank's images of an epoch that may be replaced by others because they cannot be decoded; see corrupt.py.
-    `sampler`: gives the order of each epoch; None: every sample once, shuffled.
+    `global_batch` counts the samples of all ranks in one step; their shares differ by at most one. A last global
+    batch of fewer than 2 samples for each of `planned_ranks` (BatchNorm needs two; None: `world_size`) joins the one
+    before it, so the steps do not depend on how many ranks there are. Raises UserError if an epoch or its last step is
+    too small for `world_size`. `max_corrupt`: share of this rank's images of an epoch that may be replaced by others
+    because they cannot be decoded; see corrupt.py. `sampler`: gives the order of each epoch; None: every sample once,
+    shuffled.
     """
 
     def __init__(
         self,
         dataset: Dataset,
-        batch_size: int,
+        global_batch: int,
         rank: int,
         world_size: int,
         seed: int,
         num_workers: int = 0,
         max_corrupt: float = 0.0,
         sampler: Sampler | None = None,
+        planned_ranks: int | None = None,
     ):
         self._sampler = sampler or Shuffle(len(dataset), seed)
         count = len(self._sampler)
@@ -66,10 +69,15 @@ class Loader:
         self._workers: Workers | None = None
         self._running = False
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
-        global_batch = batch_size * world_size
+        self.global_batch = global_batch
         self._starts = np.arange(0, count, global_batch)  # of each global batch in the epoch's order
-        if len(self._starts) > 1 and count - self._starts[-1] < 2 * world_size:
+        if len(self._starts) > 1 and count - self._starts[-1] < 2 * (planned_ranks or world_size):
             self._starts = self._starts[:-1]
+        if (last := count - int(self._starts[-1])) < 2 * world_size:
+            raise UserError(
+                f"the last step of an epoch has {last} samples, {world_size} ranks need at least {2 * world_size} (two each); "
+                f"start {last // 2} or fewer"
+            )
 
     @property
     def steps_per_epoch(self) -> int:

@@ -120,7 +120,7 @@ class PK(Sampler):
         if self._batch_classes > len(self._classes):
             raise UserError(
                 f"samples: a global batch of {global_batch}, {samples} of each class, needs {self._batch_classes:,} "
-                f"classes, the data has {len(self._classes):,}; raise it, or lower DataLoader.Train.batch_size or accumulate"
+                f"classes, the data has {len(self._classes):,}; raise it, or lower DataLoader.Train.batch_size, accumulate or global_batch"
             )
         self._passes = max(1, round(len(labels) / (samples * len(self._classes))))
 

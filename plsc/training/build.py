@@ -130,15 +130,17 @@ def build_training_set(cfg: Config) -> Dataset:
 def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:
     """Build the loader of one rank. UserError if the sampler does not fit the data or the global batch."""
     train = cfg.DataLoader.Train
+    global_batch = train.global_batch_on(world_size)
     return Loader(
         dataset,
-        train.samples,
+        global_batch,
         rank,
         world_size,
         cfg.Global.seed,
         train.num_workers,
         train.max_corrupt,
-        _build_sampler(cfg, dataset, train.samples * world_size),
+        _build_sampler(cfg, dataset, global_batch),
+        planned_ranks=train.planned_ranks if train.keep_global_batch else None,
     )
 
 

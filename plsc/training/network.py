@@ -35,7 +35,7 @@ from plsc.training.loss_scaler import LossScaler
 from plsc.utils.device import Sender
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
-from plsc.utils.sharding import split
+from plsc.utils.sharding import count_micro_batches, split
 from plsc.utils.timing import timer
 
 
@@ -252,17 +252,6 @@ def check_amp(amp: AmpCfg | None) -> None:
             f"Global.amp.dtype: {amp.dtype} needs a GPU of compute capability {major}.{minor} ({first}) or later, this one has "
             f"{has[0]}.{has[1]}; set {' or '.join(others) or 'Global.amp to null'}"
         )
-
-
-def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
-    """Return how many micro-batches each rank runs, whose samples number `sizes`: the same on every rank, since
-    layers and data parallel call collectives.
-
-    As few as go with `batch_size` samples each; one or two samples that an epoch's last step has left over join the
-    others. At least two samples each, which BatchNorm needs.
-    """
-    full, left = divmod(max(sizes), batch_size)
-    return max(1, min(full + (left > 2), min(sizes) // 2))
 
 
 def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> list[paddle.nn.Layer]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 from plsc.config import Config, format_rows
-from plsc.config.schema import moments_of
+from plsc.config.schema import TrainCfg, moments_of
 from plsc.data.joined import Joined
 from plsc.errors import shown
 from plsc.training.build_head import build_rule, logits_budget
@@ -16,7 +19,6 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     """Format the plan of a run on `world_size` ranks, "plan: steps ..." and so on."""
     moments = build_rule(cfg.Optimizer).moments
     train = cfg.DataLoader.Train
-    at_once = f"{train.accumulate} x {train.batch_size}" if train.accumulate > 1 else f"{train.batch_size}"
     if cfg.Head.sharded:
         shards = split(dataset.num_classes, world_size)
     else:
@@ -31,7 +33,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)
     kept = 4 * parameters * (2 + moments_of(cfg.Optimizer.name)) / 2**20
     rows = {
-        "ranks": f"{world_size}, global batch {train.samples * world_size} ({at_once} each)",
+        "ranks": f"{world_size}, global batch {_global_batch(train, world_size)}",
         "data": f"{len(dataset):,} {samples} of {dataset.num_classes:,} classes, "
         f"shape {list(preprocessing.shape)}",
         **_sets(dataset),
@@ -46,6 +48,23 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     if optimizer.groups or optimizer.freeze_norms or optimizer.layer_decay is not None:
         rows["groups"] = describe(settings_of(optimizer, backbone), backbone)
     return [f"plan: {name:9}{text}" for name, text in rows.items()]
+
+
+def _global_batch(train: TrainCfg, ranks: int) -> str:
+    """Describe the samples of a step, and how the ranks share them."""
+    planned = f"{train.accumulate} x {train.batch_size}" if train.accumulate > 1 else f"{train.batch_size}"
+    samples = train.global_batch_on(ranks)
+    if not train.keep_global_batch:
+        return f"{samples} ({planned} each)"
+    parts = train.micro_batches_on(ranks)
+    shares = _either(sum(of_rank) for of_rank in parts)
+    count = len(parts[0])
+    cut = f" in {count} micro-batches of {_either(itertools.chain(*parts))}" if count > 1 else ""
+    return f"{samples}: {shares} samples each{cut} (planned: {train.planned_ranks} ranks x {planned})"
+
+
+def _either(sizes: Iterable[int]) -> str:
+    return " or ".join(map(str, sorted(set(sizes))))
 
 
 def _sets(dataset) -> dict[str, str]:

@@ -155,7 +155,8 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
     if theirs.global_batch != ours.global_batch:
         raise UserError(
             f"{where} was made with a global batch of {theirs.global_batch}, this run has {ours.global_batch}: set "
-            f"DataLoader.Train.batch_size and accumulate so that batch_size x accumulate x {world_size} ranks is the same"
+            f"DataLoader.Train.global_batch={theirs.global_batch} and keep_global_batch, or batch_size and accumulate so that "
+            f"batch_size x accumulate x {world_size} ranks is the same"
         )
     if wrong := misnumbered_class(saved.classes(), data, strangers=True):
         raise UserError(

@@ -146,10 +146,6 @@ class Trainer:
     def epochs(self) -> int:
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
-    @property
-    def global_batch(self) -> int:
-        return self.cfg.DataLoader.Train.samples * self.world_size
-
     # -- the loop -----------------------------------------------------------------------------------------------------------
 
     def train(self, metrics: Metrics | None) -> None:
@@ -166,7 +162,7 @@ class Trainer:
             self.total_steps,
             self.steps_per_epoch,
             self.epochs,
-            self.global_batch,
+            self.loader.global_batch,
             self.cfg.Global.log_every,
             self.step,
             data=lambda: self._data,
@@ -560,7 +556,7 @@ class Trainer:
         """Return the state of the run for a checkpoint of this step. Every rank calls it."""
         return TrainState(
             seed=self.cfg.Global.seed,
-            global_batch=self.global_batch,
+            global_batch=self.loader.global_batch,
             steps_per_epoch=self.steps_per_epoch,
             margin=self.head.margin.state() if self.head.margin else {},
             threshold=self.threshold,

@@ -1,4 +1,4 @@
-"""Split the classes over the ranks, in integers only.
+"""Split classes and samples over the ranks, in integers only.
 
 The split is balanced: sizes differ by at most one, and the first C mod W ranks hold one more. C < W is
 allowed: the last ranks hold no class and still take part in every collective. A checkpoint stores the ranges
@@ -7,6 +7,7 @@ themselves, so it does not depend on this formula.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -15,6 +16,17 @@ def split(total: int, parts: int) -> list[tuple[int, int]]:
     size, remainder = divmod(total, parts)
     stops = [size * (part + 1) + min(part + 1, remainder) for part in range(parts)]
     return list(zip([0, *stops[:-1]], stops))
+
+
+def count_micro_batches(sizes: Sequence[int], batch_size: int) -> int:
+    """Return how many micro-batches each rank runs, whose samples number `sizes`: the same on every rank, since
+    layers and data parallel call collectives.
+
+    As few as go with `batch_size` samples each; one or two samples that an epoch's last step has left over join the
+    others. At least two samples each, which BatchNorm needs.
+    """
+    full, left = divmod(max(sizes), batch_size)
+    return max(1, min(full + (left > 2), min(sizes) // 2))
 
 
 @dataclass(frozen=True)

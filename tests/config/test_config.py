@@ -231,12 +231,12 @@ def test_to_yaml_shows_sources_in_a_column(write):
     cfg = load(write("Head:\n  margin: 0.3\n"), ["DataLoader.Train.batch_size=8"])
     text = cfg.edit({"Global.seed": 3}, source="set_seed").to_yaml(sources=True)
     lines = text.splitlines()
-    assert "  margin: 0.3              # a.yaml:2" in lines
-    assert "    batch_size: 8          # -o" in lines
-    assert "  seed: 3                  # set_seed" in lines
-    assert "  scale: 64.0              # default" in lines
+    assert "  margin: 0.3                 # a.yaml:2" in lines
+    assert "    batch_size: 8             # -o" in lines
+    assert "  seed: 3                     # set_seed" in lines
+    assert "  scale: 64.0                 # default" in lines
     assert lines[lines.index("Head:") - 1] == ""
-    assert {line.index("#") for line in lines if "#" in line} == {27}
+    assert {line.index("#") for line in lines if "#" in line} == {30}
     assert "bias" not in text and "milestones" not in text
 
 
@@ -391,10 +391,33 @@ def test_a_number_of_ranks_that_does_not_make_the_global_batch_is_refused(tmp_pa
         cfg.check_ranks(2)
     assert str(error.value) == (
         f"{tmp_path}/a.yaml:4: DataLoader.Train.global_batch: must be the samples of a step, 2 ranks x batch_size 16 = 32 (got 64); "
-        "start 4 ranks, change batch_size or accumulate, or give this 32 and scale LRScheduler.learning_rate, with SGD by 0.5"
+        "start 4 ranks, set keep_global_batch, change batch_size or accumulate, or give this 32 and scale LRScheduler.learning_rate, with SGD by 0.5"
     )
     with pytest.raises(ConfigError, match="global_batch: must be a multiple of .* = 16 "):
         load(tmp_path / "a.yaml", ["DataLoader.Train.global_batch=60"])
+
+
+def test_a_global_batch_that_is_kept_takes_any_number_of_ranks():
+    keys = {"batch_size": 32, "accumulate": 2, "global_batch": 192, "keep_global_batch": "true"}
+    cfg = load(None, [f"DataLoader.Train.{key}={value}" for key, value in keys.items()])
+    train = cfg.DataLoader.Train
+    for ranks in (1, 2, 3, 7, 96):
+        cfg.check_ranks(ranks)
+        parts = train.micro_batches_on(ranks)
+        assert train.global_batch_on(ranks) == sum(map(sum, parts)) == 192 and len(parts) == ranks
+        assert len({len(of_rank) for of_rank in parts}) == 1 and max(map(max, parts)) <= 32
+    assert train.micro_batches_on(2) == [[32, 32, 32]] * 2 and train.planned_ranks == 3
+    assert train.micro_batches_on(7) == [[28]] * 3 + [[27]] * 4
+    with pytest.raises(UserError) as error:
+        cfg.check_ranks(97)
+    assert str(error.value) == (
+        "-o DataLoader.Train.global_batch=192: DataLoader.Train.global_batch: must have 2 samples for each rank, as BatchNorm needs, 194 on 97 ranks (got 192); "
+        "start 96 or fewer"
+    )
+    with pytest.raises(
+        ConfigError, match="keep_global_batch: needs the number of samples to keep; state global_batch"
+    ):
+        load(None, ["DataLoader.Train.keep_global_batch=true"])
 
 
 # ---- a list of data sets

@@ -66,9 +66,9 @@ def test_a_fifth_is_refused_before_the_first_batch(num_workers):
     """Whatever the size of a batch and the number of ranks, and by the same line on each rank."""
     data = Damaged(1000, tuple(range(0, 1000, 5)))
     lines = set()
-    for world_size, batch_size in ((1, 4), (2, 128), (4, 8)):
+    for world_size, global_batch in ((1, 4), (2, 256), (4, 32)):
         for rank in range(world_size):
-            loader = Loader(data, batch_size, rank, world_size, 3, num_workers, max_corrupt=0.01)
+            loader = Loader(data, global_batch, rank, world_size, 3, num_workers, max_corrupt=0.01)
             with pytest.raises(CorruptImageError) as raised:
                 loader.probe()
             lines.add(str(raised.value).partition(";")[0])
@@ -107,8 +107,7 @@ def test_the_same_samples_take_their_place_on_any_number_of_ranks():
 
     def flat(world_size, num_workers=0):
         loaders = [
-            Loader(data, 24 // world_size, rank, world_size, 9, num_workers, max_corrupt=0.1)
-            for rank in range(world_size)
+            Loader(data, 24, rank, world_size, 9, num_workers, max_corrupt=0.1) for rank in range(world_size)
         ]
         found = [
             index

@@ -24,16 +24,16 @@ class Counting(Dataset):
         return np.array([[[index, epoch]]], np.uint8)
 
 
-def epoch_of(data, batch_size, world_size, epoch=0, **kwargs):
+def epoch_of(data, global_batch, world_size, epoch=0, **kwargs):
     """The indices of each rank's batches: [rank][step] -> list."""
-    loaders = [Loader(data, batch_size, rank, world_size, seed=5, **kwargs) for rank in range(world_size)]
+    loaders = [Loader(data, global_batch, rank, world_size, seed=5, **kwargs) for rank in range(world_size)]
     return [[indices.tolist() for _, _, indices in loader.epoch(epoch)] for loader in loaders]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [8, 24, 25, 47, 50])
 def test_every_sample_once_and_enough_on_each_rank(size, world_size):
-    ranks = epoch_of(Counting(size), 4, world_size)
+    ranks = epoch_of(Counting(size), 4 * world_size, world_size)
     assert sorted(i for batches in ranks for batch in batches for i in batch) == list(range(size))
     assert len({len(batches) for batches in ranks}) == 1
     for step in zip(*ranks):
@@ -48,14 +48,55 @@ def test_the_global_order_does_not_depend_on_ranks():
         return [i for step in zip(*ranks) for batch in step for i in batch]
 
     one = flat(epoch_of(Counting(50), 12, 1))
-    assert one == flat(epoch_of(Counting(50), 6, 2)) == flat(epoch_of(Counting(50), 4, 3))
+    assert one == flat(epoch_of(Counting(50), 12, 2)) == flat(epoch_of(Counting(50), 12, 3))
     assert one != list(range(50)) and one != flat(epoch_of(Counting(50), 12, 1, epoch=1))
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "planned", "size"), [(96, 3, 195), (96, 3, 199), (10, 5, 43), (10, 2, 40), (10, 5, 10)]
+)
+def test_a_kept_global_batch_has_the_same_samples_on_any_number_of_ranks(global_batch, planned, size):
+    """Rests of 3 samples join the step before them, on one rank too, which would make a step of them."""
+
+    def steps(world_size):
+        ranks = epoch_of(Counting(size), global_batch, world_size, planned_ranks=planned)
+        for step in zip(*ranks):
+            lengths = [len(batch) for batch in step]
+            assert min(lengths) >= 2 and max(lengths) - min(lengths) <= 1
+        return [[i for batch in step for i in batch] for step in zip(*ranks)]
+
+    one = steps(1)
+    assert len(one) == max(1, size // global_batch + (size % global_batch >= 2 * planned))
+    assert all(len(step) == global_batch for step in one[:-1])
+    assert sorted(i for step in one for i in step) == list(range(size))
+    for world_size in (2, 3) if size == 199 else (2, 3, 4, 5):
+        assert steps(world_size) == one
+
+
+def test_more_ranks_than_planned_must_have_two_samples_in_the_last_step():
+    with pytest.raises(UserError) as raised:
+        Loader(Counting(199), 96, 0, 4, seed=0, planned_ranks=3)
+    assert str(raised.value) == (
+        "the last step of an epoch has 7 samples, 4 ranks need at least 8 (two each); start 3 or fewer"
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_workers_have_memory_for_uneven_shares(world_size):
+    """10 samples on three ranks, of which the last step has 13."""
+    for rank in range(world_size):
+        plain, by_worker = (
+            Loader(Counting(23), 10, rank, world_size, 0, workers, planned_ranks=5) for workers in (0, 1)
+        )
+        for one, other in zip(plain.epoch(0), by_worker.epoch(0), strict=True):
+            assert all(np.array_equal(*arrays) for arrays in zip(one, other))
+        by_worker.close()
 
 
 def test_a_short_rest_joins_the_batch_before_it():
     assert [len(batch) for batch in epoch_of(Counting(17), 8, 1)[0]] == [8, 9]
     assert [len(batch) for batch in epoch_of(Counting(18), 8, 1)[0]] == [8, 8, 2]
-    assert [[len(batch) for batch in rank] for rank in epoch_of(Counting(19), 4, 2)] == [[4, 6], [4, 5]]
+    assert [[len(batch) for batch in rank] for rank in epoch_of(Counting(19), 8, 2)] == [[4, 6], [4, 5]]
     assert Loader(Counting(17), 8, 0, 1, seed=0).steps_per_epoch == 2
 
 
@@ -90,7 +131,7 @@ def test_workers_change_no_bit():
     data = Synthetic(num_classes=9, images_per_class=7, image_shape=(3, 20, 24), seed=2)
 
     def batches(num_workers):
-        loader = Loader(data, 8, rank=1, world_size=2, seed=4, num_workers=num_workers)
+        loader = Loader(data, 16, rank=1, world_size=2, seed=4, num_workers=num_workers)
         return [batch for epoch in (0, 1) for batch in loader.epoch(epoch)]
 
     reference = batches(0)

@@ -40,7 +40,7 @@ def test_shuffle_has_the_order_of_runs_before_there_were_samplers():
 
 def test_the_loader_cuts_what_the_sampler_gives():
     def epoch_of(rank):
-        loader = Loader(Synthetic(5, 2), 4, rank, 2, seed=0, sampler=Fixed())
+        loader = Loader(Synthetic(5, 2), 8, rank, 2, seed=0, sampler=Fixed())
         assert loader.steps_per_epoch == 1  # the rest, 3 samples, is less than two on each rank
         return [indices.tolist() for _, _, indices in loader.epoch(1)]
 
@@ -125,7 +125,7 @@ def test_steps_are_the_same_on_any_number_of_ranks(make, num_workers):
     def steps(world_size, start_step=0):
         """The global batches: those of the ranks one after the other."""
         loaders = [
-            Loader(Labelled(), 24 // world_size, rank, world_size, 3, num_workers, sampler=make())
+            Loader(Labelled(), 24, rank, world_size, 3, num_workers, sampler=make())
             for rank in range(world_size)
         ]
         ranks = [[indices.tolist() for _, _, indices in loader.epoch(1, start_step)] for loader in loaders]
@@ -149,7 +149,7 @@ def test_impossible_batches_are_refused():
         PK(LABELS, 0, samples=3, global_batch=24)
     assert str(raised.value) == (
         "samples: a global batch of 24, 3 of each class, needs 8 classes, the data has 6; raise it, or lower "
-        "DataLoader.Train.batch_size or accumulate"
+        "DataLoader.Train.batch_size, accumulate or global_batch"
     )
 
 

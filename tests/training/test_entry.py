@@ -385,6 +385,23 @@ def test_a_launch_cannot_take_objects_along(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("ranks", "shares"),
+    [
+        (1, "96 samples each in 3 micro-batches of 32"),
+        (2, "48 samples each in 2 micro-batches of 24"),
+        (3, "32 samples each"),
+        (5, "19 or 20 samples each"),
+    ],
+)
+def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, shares):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
+    train = ["batch_size=32", "global_batch=96", "keep_global_batch=true"]
+    plan = entry(tmp_path, *(f"DataLoader.Train.{key}" for key in train)).dry_run().splitlines()[-6:]
+    assert plan[0] == f"plan: ranks    {ranks}, global batch 96: {shares} (planned: 3 ranks x 32)"
+    assert plan[2].startswith("plan: steps    12, 2 an epoch")
+
+
+@pytest.mark.parametrize(
     "name, ranks, classes", [("dist_arcface", 3, "8 or 7"), ("arcface", 3, "23"), ("dist_softmax", 1, "23")]
 )
 def test_the_plan_says_how_the_classes_are_spread(tmp_path, monkeypatch, name, ranks, classes):

@@ -16,7 +16,7 @@ from plsc.config.schema import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.loss_scaler import LossScaler
-from plsc.training.network import Network, check_amp, count_micro_batches, layers_to_recompute
+from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.utils import device
 from tests.tiny_runs import IMAGE_SHAPE, Linear
 
@@ -149,19 +149,6 @@ def test_the_second_pass_is_the_first_one_again():
             alone(PREPROCESSING(paddle.to_tensor(IMAGES[start : start + 4])))
     for name, value in state.items():
         assert value.tobytes() == alone.state_dict()[name].numpy().tobytes(), name
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-@pytest.mark.parametrize("batch_size", [2, 3, 16])
-def test_ranks_cut_alike_and_leave_no_sample_alone(batch_size, ranks):
-    for samples in range(2 * ranks, 40 * ranks):
-        sizes = [samples // ranks + (rank < samples % ranks) for rank in range(ranks)]
-        count = count_micro_batches(sizes, batch_size)
-        assert min(sizes) // count >= 2
-        assert -(-max(sizes) // count) <= batch_size + 2
-        if samples < (batch_size + 2) * ranks:
-            assert count == 1, "as without accumulation, an epoch's last step of a few samples more included"
-    assert count_micro_batches([8 * batch_size] * ranks, batch_size) == 8
 
 
 @pytest.mark.parametrize("batch_size", [12, 4])

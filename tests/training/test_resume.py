@@ -167,7 +167,15 @@ def test_older_checkpoints_have_one_update_a_step(saved):
 NOT_TRAINING = {
     "Checkpoint": None,
     "Export": None,
-    "DataLoader": {"Eval", "num_classes", "num_samples", "global_batch", "num_workers", "max_corrupt"},
+    "DataLoader": {
+        "Eval",
+        "num_classes",
+        "num_samples",
+        "global_batch",
+        "keep_global_batch",
+        "num_workers",
+        "max_corrupt",
+    },
     "Model": {"recompute"},
     "Head": {"bank_folder", "logits_budget_mb", "init_std"},
     "Global": {

@@ -37,7 +37,7 @@ def test_a_run_is_resumed_exactly_in_the_middle_of_an_epoch(tmp_path, sampler, s
             ["DataLoader.Train.sampler={name: pk, samples: 1}", "DataLoader.Train.batch_size=24"],
             (
                 "-o: DataLoader.Train.sampler.samples: a global batch of 24, 1 of each class, needs 24 classes, the data "
-                "has 23; raise it, or lower DataLoader.Train.batch_size or accumulate"
+                "has 23; raise it, or lower DataLoader.Train.batch_size, accumulate or global_batch"
             ),
         ),
     ],

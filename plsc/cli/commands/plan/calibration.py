@@ -49,7 +49,7 @@ class Case:
     @property
     def accumulate(self) -> int:
         """Batches of a rank in a step."""
-        return self.cfg.DataLoader.Train.accumulate
+        return len(self.cfg.DataLoader.Train.micro_batches_on(self.ranks)[0])
 
     @property
     def shard(self) -> int:
@@ -99,6 +99,7 @@ def calibrate(
             "classes": case.classes // case.ranks * ranks,
             "batch": case.samples // ranks,
             "backbone_batch": case.batch,
+            "accumulate": case.accumulate,
             "seconds": seconds,
             # As high as it must be for the step's classes to be among those that are made.
             "rate": min(
@@ -275,7 +276,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
         grad = paddle.randn([batch, cfg.Model.embedding_size])
 
         def step(images=images, grad=grad) -> None:
-            if cfg.DataLoader.Train.accumulate > 1:
+            if asked["accumulate"] > 1:
                 with paddle.no_grad():
                     backbone(images)
             with recomputing(recomputed):

@@ -1,0 +1,53 @@
+"""On W ranks: train from nothing, or go on from another run's checkpoint, with a global batch that is kept.
+
+Arguments: a folder for the runs; the name of these; their last step; the name of those to go on from ("" for none), and the step.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import paddle
+
+from plsc import distributed
+from plsc.backbones.layers import Dropout
+from plsc.backbones.small_resnet import SmallResNet
+from tests.tiny_runs import IMAGE_SHAPE, checkpoint, train
+
+BATCH = 24  # the last step of an epoch, of five, has 19
+KINDS = {
+    "linear": ["DataLoader.Train.batch_size=8"],
+    "norm": ["DataLoader.Train.batch_size=8"],
+    # A rank's share goes through the backbone at once, on two ranks and on three.
+    "sync": ["DataLoader.Train.batch_size=12", "Model.sync_batchnorm=true"],
+}
+KEYS = [
+    f"DataLoader.Train.global_batch={BATCH}",
+    "DataLoader.Train.keep_global_batch=true",
+    "DataLoader.Eval.dataset=null",
+    "LRScheduler.learning_rate=0.01",
+    "Head.sample_rate=0.3",
+    "Checkpoint.every_steps=3",
+    "Checkpoint.keep=9",
+]
+
+
+def net(kind: str) -> paddle.nn.Layer:
+    paddle.seed(0)
+    if kind == "linear":
+        return paddle.nn.Sequential(paddle.nn.Flatten(), Dropout(0.2), paddle.nn.Linear(120, 8))
+    return SmallResNet(8, IMAGE_SHAPE, [4, 6], [0, 1], dropout=0.2)
+
+
+def run(folder: Path, name: str, last: int, before: str, step: int) -> None:
+    for kind, keys in KINDS.items():
+        start = checkpoint(folder / f"{before}-{kind}", step) if before else None
+        keys = [*keys, *KEYS, f"Global.max_steps={last}"]
+        train(folder / f"{name}-{kind}", *keys, resume=start, backbone=net(kind))
+
+
+if __name__ == "__main__":
+    distributed.init("cpu", threads=1)
+    folder, name, last, before, step = sys.argv[1:]
+    run(Path(folder), name, int(last), before, int(step))
