@@ -79,6 +79,7 @@ class Entry(Setters):
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
         self._start(reads_data=False)
         from plsc import distributed
+        from plsc.distributed.network import measure_network
         from plsc.training import build, finetune
         from plsc.training.plan_lines import plan_lines
 
@@ -110,6 +111,9 @@ class Entry(Setters):
             replace_file(self.output_dir / "config.yaml", self.config.to_yaml(sources=True).encode())
             metrics = Metrics(self.output_dir, trainer.step, self.config.Global.loggers)
         distributed.barrier()
+        if (machines := environment.machines_from_env()) > 1:
+            network = measure_network()
+            get_logger().info(f"network: {distributed.world_size()} ranks on {machines} machines: {network}")
         trainer.train(metrics)
         if guarded.stopped:
             return self._stopped(guarded, metrics)
