@@ -27,6 +27,7 @@ from pathlib import Path
 from plsc.cli.commands.run.job import newest_step
 from tests.launch import ROOT
 from tests.tiny_runs import TINY, assert_equal_runs
+from tests.warm import Program, Warm
 
 RUN, TRAIN = ROOT / "tools/run.py", ROOT / "tools/train.py"
 STEPS, EVERY = 60, 5
@@ -36,17 +37,28 @@ PORT = 18470
 class Cluster:
     """Machines 0, 1, ... that share the folder `folder`; a context that ends them.
 
-    namespaces: each has a network of its own; needs root.
+    namespaces: each has a network of its own; needs root. warm: starts them by forks; None: as a user does.
+    local: each has a disk of its own.
     """
 
-    def __init__(self, folder: Path, machines: int, ranks: int = 1, namespaces: bool = True):
+    def __init__(
+        self,
+        folder: Path,
+        machines: int,
+        ranks: int = 1,
+        namespaces: bool = True,
+        warm: Warm | None = None,
+        local: bool = False,
+    ):
         self.folder = folder
+        self._warm = warm
+        self._local = local
         self.machines = machines
         self.ranks = ranks
         self.port = PORT if namespaces else _free_port()
         self._namespaces = namespaces
         self._key = f"p{os.getpid() % 10000}"
-        self._processes: dict[int, subprocess.Popen] = {}
+        self._processes: dict[int, subprocess.Popen | Program] = {}
 
     def __enter__(self):
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +81,7 @@ class Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
         for process in self._processes.values():
-            process.wait()
+            process.wait(30)
         if self._namespaces:
             time.sleep(0.2)
             for number in range(self.machines):
@@ -80,26 +92,43 @@ class Cluster:
     def out(self) -> Path:
         return self.folder / "out"
 
-    def start(self, number: int, *options: str, overrides: Sequence[str] = (), out: str = "out") -> None:
+    def disk(self, number: int) -> Path:
+        """The output folder of a machine."""
+        return self.folder / f"host{number}" / "out" if self._local else self.out
+
+    def start(self, number: int, *options: str, overrides: Sequence[str] = ()) -> None:
         """Start plsc-run on a machine; what it says is added to folder/said.NUMBER."""
+        home = self.folder / f"host{number}"
+        home.mkdir(exist_ok=True)
         host = "10.77.0.1" if self._namespaces else "127.0.0.1"
         nodes = () if "--nnodes" in options else ("--nnodes", str(self.machines))
         command = [
-            sys.executable,
             str(RUN),
             *nodes,
             *options,
             *("--rank", str(number), "--master", f"{host}:{self.port}", "--nproc_per_node", str(self.ranks)),
-            *(str(TRAIN), "-c", str(TINY), "-o", f"Global.output_dir={out}", f"Global.max_steps={STEPS}"),
+            *(
+                str(TRAIN),
+                "-c",
+                str(TINY),
+                "-o",
+                f"Global.output_dir={'out' if self._local else '../out'}",
+                f"Global.max_steps={STEPS}",
+            ),
             *(f"Checkpoint.every_steps={EVERY}", *overrides),
         ]
+        if self._warm:
+            self._keep_said(number)
+            self._processes[number] = self._warm.start(command, home)
+            return
+        command = [sys.executable, *command]
         if self._namespaces:
             named = ["sh", "-c", 'hostname "$0"; exec "$@"', f"host{number}"]
             command = ["ip", "netns", "exec", f"{self._key}n{number}", "unshare", "--uts", *named, *command]
         with open(self.folder / f"said.{number}", "ab") as said:
             self._processes[number] = subprocess.Popen(
                 command,
-                cwd=self.folder,
+                cwd=home,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.DEVNULL,
                 stderr=said,
@@ -121,9 +150,19 @@ class Cluster:
 
     def said(self, number: int) -> list[str]:
         """Lines of plsc-run on a machine, without the time."""
+        if self._warm:
+            self._keep_said(number)
         text = (self.folder / f"said.{number}").read_text(errors="replace")
         lines = [re.sub(r"^[-\d]+ [:\d]+ ", "", line) for line in text.splitlines()]
         return [line for line in lines if re.match("INFO|WARNING|ERROR", line)]
+
+    def _keep_said(self, number: int) -> None:
+        """Add what a forked machine has said to its file, which the next start would delete."""
+        said = self.folder / f"host{number}/stderr"
+        if said.exists():
+            with open(self.folder / f"said.{number}", "ab") as file:
+                file.write(said.read_bytes())
+            said.write_bytes(b"")
 
     def signal(self, number: int, what: str, which: int) -> None:
         """Send a signal to the supervisor, the launcher or the first rank of a machine."""

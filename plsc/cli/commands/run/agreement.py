@@ -56,9 +56,9 @@ class _Member:
     heard: float
     details: Details = field(default_factory=Details)
     known: int = 0  # the changes of the details
+    survey: dict = field(default_factory=dict)  # the last one: a machine that trains makes none
     clock_offset: float = 0.0  # seconds that its clock is ahead of ours
     leaves: bool = False  # asked to stop, it ends while the others go on
-    delivered: bool = False  # it has the order to end
 
     @property
     def state(self) -> tuple:
@@ -139,6 +139,7 @@ class Agreement:
                 if report.details is not None:
                     member.details = report.details
                     member.known = report.changes
+                    member.survey = report.details.survey or member.survey
             self._tick(now)
             return self._order(member)
 
@@ -148,10 +149,10 @@ class Agreement:
             self._tick(now)
 
     def is_over(self, now: float) -> bool:
-        """Say whether the run has ended and all other machines that answer know it."""
+        """Say whether the run has ended, on the other machines too, but for those that are silent."""
         with self._lock:
-            others = [m for number, m in self._members.items() if number and self._answers(m, now)]
-            return self._phase == "ended" and all(member.delivered for member in others)
+            others = [member for number, member in self._members.items() if number]
+            return self._phase == "ended" and not any(self._answers(member, now) for member in others)
 
     def _doubt(self, report: Report, member: _Member, now: float) -> Order | None:
         """Answer a further process with the number of a machine; None if it takes the place of one that is silent."""
@@ -175,29 +176,31 @@ class Agreement:
 
     def _order(self, member: _Member) -> Order:
         report = member.report
-        takes_part = self._ids.get(report.machine) == report.id
-        action, start, code = "wait", None, self._code
-        if self._phase == "ended":
-            action = "end"
-        elif member.leaves and not takes_part:
-            action, code = "end", guard.exit_code(signal.Signals[report.signal])
-        elif self._phase == "gathering":
-            action = "prepare" if report.state == "ended" else "wait"
-        elif self._phase == "stopping":
-            action = "stop" if takes_part else "wait"
-        elif takes_part and report.generation < self._generation:
-            action, start = "start", self._start
-        member.delivered = action == "end"
-        return Order(
+        takes_part = self._phase in ("running", "stopping") and self._ids.get(report.machine) == report.id
+        at_work = takes_part and self._phase == "running"
+        order = Order(
             agreement=self._id,
-            action=action,
+            action="wait",
             generation=self._generation,
             seen=report.seen,
             lines=self._lines[report.seen :],
-            start=start,
-            code=code,
             known=member.known,
         )
+        if self._phase == "ended":
+            order.action = "end"
+            order.code = self._code
+        elif member.leaves and not takes_part:
+            order.action = "end"
+            order.code = guard.exit_code(signal.Signals[report.signal])
+        elif report.state == "running" and not (at_work and report.generation == self._generation):
+            order.action = "stop"
+            order.generation = report.generation
+        elif report.state == "ended" and not takes_part:
+            order.action = "prepare"
+        elif report.state == "ready" and at_work and report.generation < self._generation:
+            order.action = "start"
+            order.start = self._start
+        return order
 
     # -- phases -------------------------------------------------------------------------------------------------------------
 
@@ -216,7 +219,7 @@ class Agreement:
         self._since = self._reminded = now
 
     def _answers(self, member: _Member, now: float) -> bool:
-        return now <= member.heard + DEAD
+        return member.report.state != "over" and now <= member.heard + DEAD
 
     def _end(self, code: int, *lines: str) -> None:
         self._lines += lines
@@ -277,7 +280,7 @@ class Agreement:
             self._end(2, *(f"ERROR {problem}" for problem in problems))
             return
         try:
-            newest = pieces.choose([member.details.survey for member in ready.values()])
+            newest = _choose(ready.values())
         except UserError as error:
             self._end(2, f"ERROR {error}")
             return
@@ -306,24 +309,26 @@ class Agreement:
 
     def _look(self, now: float) -> None:
         """Notice that the start has ended, or has to."""
-        outcomes = {}
-        for number, process in self._ids.items():
-            member = self._members[number]
-            report = member.report
-            if report.id != process:
-                self._note(number, "was started anew", member.heard)
-            elif not self._answers(member, now):
-                if number not in self._outcomes():
-                    self._note(number, f"has not been heard of for {DEAD:g} s", member.heard)
-            elif report.state == "ready" and report.generation == self._generation:
-                self._note(number, "had lost the connection to machine 0 and ended its ranks", now)
-            elif report.state == "running" and not report.began and now > self._since + _BEGIN:
-                self._note(number, f"has no rank that has begun within {_BEGIN:g} s", now)
         outcomes = self._outcomes()
+        for number in self._ids.keys() - outcomes.keys():
+            self._notice(number, now)
         if self._noted or any(outcome.code for outcome in outcomes.values()):
             self._enter("stopping", now)
         elif len(outcomes) == len(self._ids):
             self._finish(outcomes, now)
+
+    def _notice(self, number: int, now: float) -> None:
+        """Note why the ranks of a machine that has not reported their end are not at work."""
+        member = self._members[number]
+        report = member.report
+        if report.id != self._ids[number]:
+            self._note(number, "was started anew", member.heard)
+        elif not self._answers(member, now):
+            self._note(number, f"has not been heard of for {DEAD:g} s", member.heard)
+        elif report.state == "ready" and report.generation == self._generation:
+            self._note(number, "had lost the connection to machine 0 and ended its ranks", now)
+        elif report.state == "running" and not report.began and now > self._since + _BEGIN:
+            self._note(number, f"has no rank that has begun within {_BEGIN:g} s", now)
 
     def _outcomes(self) -> dict[int, Outcome]:
         """Return how the start has ended, of the machines where it has."""
@@ -343,15 +348,11 @@ class Agreement:
     def _collect(self, now: float) -> None:
         """Wait until the ranks of all machines have ended, then decide."""
         outcomes = self._outcomes()
-        for number, process in self._ids.items():
-            member = self._members[number]
-            if number in outcomes:
-                continue
-            if member.report.id == process and member.report.state == "running":
-                if self._answers(member, now):
-                    return
-                self._note(number, f"has not been heard of for {DEAD:g} s", member.heard)
-        self._finish(outcomes, now)
+        waiting = self._ids.keys() - outcomes.keys()
+        for number in waiting:
+            self._notice(number, now)
+        if waiting <= {noted.machine for noted in self._noted}:
+            self._finish(outcomes, now)
 
     def _finish(self, outcomes: dict[int, Outcome], now: float) -> None:
         """Decide what follows after a start that has ended on all machines."""
@@ -393,7 +394,7 @@ class Agreement:
     def _newest(self) -> int | None:
         """Return the step of the newest checkpoint on the disks of all machines, also of those that are silent now."""
         try:
-            return pieces.choose([member.details.survey for member in self._members.values()])
+            return _choose(self._members.values())
         except UserError:  # said before the next start, if that machine does not come back
             return None
 
@@ -422,6 +423,11 @@ class Agreement:
 
     def _of(self, number: int, cause: Cause) -> Cause:
         return cause.model_copy(update={"text": f"{self._members[number].name}: {cause.text}"})
+
+
+def _choose(members: Iterable[_Member]) -> int | None:
+    """Return the step of the newest checkpoint on the disks of these machines, see `pieces.choose`."""
+    return pieces.choose([member.survey for member in members if member.survey])
 
 
 class _Noted(NamedTuple):

@@ -7,7 +7,6 @@ the first machine has not answered for 10 s: by then the others go on without it
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from plsc.cli.commands.run.job import Job, Start, note_signals
 from plsc.cli.commands.run.options import Machines, Options
 from plsc.cli.commands.run.postmortem import Failure
 from plsc.cli.commands.run.reports import (
+    NO_ANSWER,
     Cause,
     Client,
     Details,
@@ -124,6 +124,9 @@ class Machine:
             if code is None and client.order:
                 code = self._obey(client.order)
             if code is not None:
+                self._state = "over"
+                with contextlib.suppress(*NO_ANSWER):
+                    client.send(self._report(0))
                 return code
             time.sleep(_POLL)
 
@@ -153,13 +156,16 @@ class Machine:
         return None
 
     def _refuse(self, error: UserError) -> None:
-        """Tell the first machine of a mistake that keeps this one from taking part."""
+        """Report a mistake that keeps this machine from taking part; the first machine may start a little later."""
         if self._machines.number == 0:
             return
         text = "; ".join(str(error).splitlines())
         self._enter("refused", Details(outcome=Outcome(code=2, cause=Cause(text=text, user=True))))
-        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            Client(self._machines.host, self._machines.port).send(self._report(0))
+        client = Client(self._machines.host, self._machines.port)
+        client.post(self._report(0), at_once=True)
+        end = time.monotonic() + DEAD
+        while client.order is None and time.monotonic() < end:
+            time.sleep(_POLL)
 
     def _elastic_overrides(self) -> list[str]:
         """Return what keeps the samples of a step the same on any number of machines."""

@@ -22,10 +22,14 @@ from plsc.errors import UserError
 EVERY = 0.5  # seconds between two reports
 _TIMEOUT = 3.0  # seconds for an answer
 _MOST_BYTES = 1 << 24  # of a report
+# What `Client.send` raises; ValueError where what answers is no plsc-run.
+NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(
+        strict=True, extra="ignore"
+    )  # another version may say more: versions are compared
 
 
 class Cause(_Message):
@@ -85,8 +89,9 @@ class Report(_Message):
     """Counts the reports of a process."""
     host: str
     address: str
-    state: Literal["ready", "running", "ended", "refused"]
-    """ready: could start. ended: the start of `generation` has. refused: there is a mistake, `outcome` has it."""
+    state: Literal["ready", "running", "ended", "refused", "over"]
+    """ready: could start. ended: the start of `generation` has. refused: there is a mistake, `outcome` has it.
+    over: plsc-run ends."""
     generation: NonNegativeInt
     """Of the start that it has made last."""
     began: bool = False
@@ -195,6 +200,7 @@ class Client:
         self._where = host, port
         self._report: Report | None = None
         self._changed = threading.Condition()
+        self._sending = threading.Lock()
         self._number = 0
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -206,7 +212,11 @@ class Client:
                 self._changed.notify()
 
     def send(self, report: Report) -> None:
-        """Report once, in this thread. Raises OSError or http.client.HTTPException."""
+        """Report once. Raises one of NO_ANSWER."""
+        with self._sending:
+            self._send(report)
+
+    def _send(self, report: Report) -> None:
         self._number += 1
         numbered = report.model_copy(update={"number": self._number, "time": time.time()})
         connection = http.client.HTTPConnection(*self._where, timeout=_TIMEOUT)
@@ -223,6 +233,5 @@ class Client:
                 report = self._report
             if report is None:
                 continue
-            # ValueError: what answers there is no plsc-run.
-            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            with contextlib.suppress(*NO_ANSWER):
                 self.send(report)

@@ -1,0 +1,113 @@
+"""Reports and orders over real sockets, and what else may come to that port."""
+
+import http.client
+import socket
+import threading
+import time
+
+import pytest
+
+from plsc.cli.commands.run.address import free_port, interface_of, own_address
+from plsc.cli.commands.run.reports import Client, Details, Order, Report, Server
+from plsc.errors import UserError
+
+REPORT = Report(machine=1, id="a", number=0, host="h", address="x", state="ready", generation=0)
+
+
+@pytest.fixture
+def served():
+    """A server's port, and what it was told."""
+    seen = []
+
+    def answer(report):
+        seen.append(report)
+        return Order(agreement="b", action="wait", lines=["hello"], seen=report.seen)
+
+    port = free_port()
+    server = Server(port, answer)
+    yield port, seen
+    server.close()
+
+
+def until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_report_arrives_as_it_was_and_its_order_comes_back(served):
+    port, seen = served
+    client = Client("127.0.0.1", port)
+    report = REPORT.model_copy(update={"details": Details(facts={"a": [1, None]}), "changes": 2})
+    client.post(report, at_once=True)
+    assert until(lambda: client.order) and client.order.lines == ["hello"]
+    assert seen[0].details.facts == {"a": [1, None]} and seen[0].changes == 2
+    assert until(lambda: len(seen) > 2)
+    assert [each.number for each in seen] == sorted({each.number for each in seen})
+
+
+@pytest.mark.parametrize(
+    "body, length",
+    [(b"{}", None), (b"\xff" * 10, None), (b"[" * 100_000, None), (b"", 1 << 60), (b"", -1)],
+)
+def test_what_is_no_report_is_refused_and_the_server_goes_on(served, body, length):
+    port, seen = served
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("POST", "/", body, {} if length is None else {"Content-Length": str(length)})
+    assert connection.getresponse().status == 400 and not seen
+    Client("127.0.0.1", port).send(REPORT)
+    assert len(seen) == 1
+
+
+def test_a_connection_that_says_nothing_keeps_no_other_from_being_heard(served):
+    port, seen = served
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    Client("127.0.0.1", port).send(REPORT)
+    assert len(seen) == 1
+    for each in idle:
+        each.close()
+
+
+def test_a_client_goes_on_asking_until_somebody_answers():
+    port = free_port()
+    client = Client("127.0.0.1", port)
+    client.post(REPORT, at_once=True)
+    began = client.contact
+    time.sleep(0.3)
+    assert client.order is None and client.contact == began
+    server = Server(port, lambda report: Order(agreement="b", action="wait"))
+    assert until(lambda: client.order) and client.contact > began
+    server.close()
+
+
+def test_an_answer_of_another_program_is_no_contact():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def talk():
+            connection, _ = other.accept()
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            connection.close()
+
+        threading.Thread(target=talk, daemon=True).start()
+        with pytest.raises(ValueError, match="agreement"):
+            Client("127.0.0.1", other.getsockname()[1]).send(REPORT)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            UserError, match=rf"^--master: cannot listen on port {port} of this machine, number 0"
+        ):
+            Server(port, lambda report: None)
+
+
+def test_the_address_is_that_on_the_way_to_the_first_machine():
+    assert own_address("127.0.0.1", 1) == ("127.0.0.1", "lo")
+    assert interface_of("203.0.113.7") is None
+    with pytest.raises(
+        UserError, match="^--master: no.such.host.invalid cannot be reached from this machine"
+    ):
+        own_address("no.such.host.invalid", 1)

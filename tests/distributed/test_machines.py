@@ -1,0 +1,105 @@
+"""plsc-run on several machines, which share the loopback interface: what happens when one of them fails.
+
+A run that went on must equal, bit for bit, one of as many ranks on a single machine that nothing happened to. Breaks of the network
+and many more faults, with a network for each machine: `python -m tests.cluster trials`.
+"""
+
+import os
+import re
+import signal
+
+import pytest
+
+from plsc.cli.commands.run.job import newest_step
+from tests.cluster import EVERY, STEPS, Cluster
+from tests.launch import ROOT, launch
+from tests.tiny_runs import TINY, assert_equal_runs
+from tests.warm import shared
+
+SETTINGS = [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={EVERY}", "Head.sample_rate=0.3"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run of two ranks on one machine."""
+    folder = tmp_path_factory.mktemp("whole").resolve()
+    launch(ROOT / "tools/train.py", 2, folder, "-c", TINY, "-o", "Global.output_dir=out", *SETTINGS)
+    return folder / "out"
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two machines, started and at work."""
+    with Cluster(tmp_path.resolve(), 2, namespaces=False, warm=shared()) as cluster:
+        cluster.start_all(overrides=["Head.sample_rate=0.3"])
+        cluster.wait_for_step(12)
+        yield cluster
+
+
+def restarts(cluster, number=0):
+    return [line for line in cluster.said(number) if "restart" in line]
+
+
+def test_a_killed_rank_restarts_all_machines_and_changes_nothing(two, whole):
+    two.signal(1, "rank", signal.SIGKILL)
+    assert two.wait() == [0, 0] and not two.left()
+    assert_equal_runs(two.out, whole)
+    (line,) = restarts(two)
+    assert re.match(
+        r"WARNING machine 1 \(.*\): rank 1 was killed \(signal 9\) at step \d+; restart 1 from step \d+$",
+        line,
+    )
+    assert restarts(two, 1) == [line]
+    logs = [sorted(path.name for path in (two.out / f"log/machine-{n}").glob("workerlog*")) for n in (0, 1)]
+    assert logs == [["workerlog.0"], ["workerlog.0"]]
+
+
+def test_a_killed_supervisor_takes_its_ranks_along_and_comes_back(two, whole):
+    two.signal(1, "supervisor", signal.SIGKILL)
+    two.wait(of=[1])
+    two.start(1, overrides=["Head.sample_rate=0.3"])
+    assert two.wait() == [0, 0] and not two.left()
+    assert_equal_runs(two.out, whole)
+    assert re.search(r"machine 1 \(.*\) was started anew; restart 1 from step \d+$", restarts(two)[0])
+
+
+def test_the_first_machine_is_killed_and_the_same_command_goes_on(two, whole):
+    two.signal(0, "supervisor", signal.SIGKILL)
+    two.wait(of=[0])
+    two.start(0, overrides=["Head.sample_rate=0.3"])
+    assert two.wait() == [0, 0] and not two.left()
+    assert_equal_runs(two.out, whole)
+    assert any("resuming from step" in line for line in two.said(0))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_signal_to_one_machine_saves_and_stops_all(two, whole, number):
+    two.signal(number, "supervisor", signal.SIGTERM)
+    assert two.wait() == [143, 143] and not two.left()
+    step = newest_step(two.out)
+    line = f"INFO stopped on SIGTERM at step {step}; resume with the same command"
+    assert [two.said(n)[-1] for n in (0, 1)] == [line, line]
+    two.start_all(overrides=["Head.sample_rate=0.3"])
+    assert two.wait() == [0, 0]
+    assert_equal_runs(two.out, whole)
+
+
+def test_a_mistake_on_one_machine_is_said_on_all(tmp_path):
+    with Cluster(tmp_path.resolve(), 2, namespaces=False, warm=shared()) as cluster:
+        cluster.start(0)
+        cluster.start(1, overrides=["Head.name=none"])
+        assert cluster.wait(60) == [2, 2]
+        for number in (0, 1):
+            assert any("Head.name" in line and "none" in line for line in cluster.said(number))
+        assert not (cluster.out / "checkpoints").exists()
+
+
+def test_machines_that_differ_are_refused_before_the_start(tmp_path):
+    with Cluster(tmp_path.resolve(), 2, namespaces=False, warm=shared()) as cluster:
+        cluster.start(0)
+        cluster.start(1, overrides=["Head.scale=20.0"])
+        assert cluster.wait(60) == [2, 2]
+        for number in (0, 1):
+            (line,) = [line for line in cluster.said(number) if line.startswith("ERROR")]
+            assert re.match("ERROR machine 1 .*Head.scale.*20", line)
+        assert os.listdir(cluster.out) == ["log"] or not (cluster.out / "checkpoints").exists()
