@@ -1,0 +1,142 @@
+"""Compute what a run takes of memory and disk, and how many classes fit: for `plsc-plan`.
+
+head_bytes(case, rate=0.1)        # of a rank, {"centres": ..., "gradient": ..., ...}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from plsc.cli.commands.plan.calibration import Case
+from plsc.config import Config
+from plsc.config.schema import moments_of
+from plsc.utils.disk import free_bytes, nearest_folder
+
+
+def along(points: Sequence[Sequence[float]], x: float) -> float:
+    """Interpolate points [x, y] at `x`; beyond the last point extrapolate the line from the first to it."""
+    xs, ys = (np.array([point[axis] for point in points], float) for axis in (0, 1))
+    if x <= xs[-1]:
+        return float(np.interp(x, xs, ys))
+    slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0]) if len(xs) > 1 else ys[-1] / xs[-1]
+    return float(ys[-1] + slope * (x - xs[-1]))
+
+
+def head_bytes(case: Case, rate: float) -> dict[str, int]:
+    """Compute the bytes of the head on a rank, by part."""
+    from plsc.cli.commands.plan.cost import memory
+
+    cfg = case.cfg
+    threads = max(1, (os.cpu_count() or 1) // case.ranks)
+    return memory(cfg, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples, threads)
+
+
+def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
+    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; on a GPU also the
+    copies by which a step is undone, and the buffers that samples are sent to."""
+    from plsc.utils.device import Sender, asynchronous  # here: it imports Paddle
+
+    if not measured["backbone"]:
+        return {}
+    trained, frozen = measured["parameters"], measured["frozen"]
+    weights = 4 * ((2 + moments_of(case.cfg.Optimizer.name)) * trained + frozen)
+    peak = _backbone_peak(case.batch, measured)
+    average = {"averaged weights": 4 * (trained + frozen)} if case.cfg.Global.ema else {}
+    activations = max(0, round(peak) - 4 * (2 * trained + frozen))
+    parts = {"backbone": weights, **average, "activations": activations}
+    if asynchronous():
+        parts["copies to undo a step"] = weights - 4 * (trained + frozen) + sum(average.values())
+        of_samples = measured.get("sample_bytes", 0) * case.batch * case.accumulate
+        parts["buffers of samples"] = Sender.BUFFERS * of_samples
+    return parts
+
+
+def _backbone_peak(batch: int, measured: dict) -> float:
+    """Predict the most bytes of a backbone with `batch` images at once.
+
+    Beyond the last measured batch each image adds what autograd keeps of it, and more where measured batches show
+    more. One point says nothing about growth: most of it may be weights.
+    """
+    points = [(images, peak) for images, _, peak in measured["backbone"]]
+    last, peak = points[-1]
+    counted = peak + measured["kept"] * (batch - last)
+    return counted if len(points) == 1 else max(counted, along(points, batch))
+
+
+def largest(case: Case, others: int, memory: float) -> int:
+    """Find the most classes whose head and `others` bytes fit `memory` bytes of a rank."""
+    from plsc.training.build_head import logits_budget
+
+    rate = case.cfg.Head.sample_rate
+    budget = logits_budget(case.cfg.Head)
+
+    def fits(more: Case) -> bool:
+        parts = head_bytes(more, rate)
+        # The whole budget, since more classes may need less: exponentials that do not fit it are not kept.
+        parts["blocks"] = max(parts["blocks"], budget)
+        return sum(parts.values()) + others <= memory
+
+    return most(case, fits)
+
+
+def most(case: Case, fits: Callable[[Case], bool]) -> int:
+    """Find the most classes with which a case fits, if fewer always do."""
+    low, high = 0, 2**40
+    while high - low > 1:
+        middle = (low + high) // 2
+        good = fits(Case(case.cfg, middle, case.ranks, case.batch))
+        low, high = (middle, high) if good else (low, middle)
+    return low
+
+
+def bank_bytes_of(case: Case, classes: int) -> int:
+    """Compute the bytes of so many centres and their optimizer's state."""
+    from plsc.cli.commands.plan.cost import bank_bytes
+
+    return bank_bytes(case.cfg, classes, case.cfg.Model.embedding_size)
+
+
+def on_this_machine(ranks: int) -> int:
+    """Return how many of the ranks run on this machine: at most one for each processor."""
+    return min(ranks, os.cpu_count() or 1)
+
+
+def disk_needs(case: Case, parameters: int, frozen: int = 0) -> dict:
+    """Compute the bytes that a run writes: banks, a checkpoint, and the most checkpoints at a time.
+
+    These are the ones that are kept, the best one, and the one that is being written.
+
+    Args:
+        parameters, frozen: numbers of the backbone that are trained, and others.
+    """
+    cfg = case.cfg
+    copies = 1 + (cfg.Global.ema is not None)
+    numbers = (copies + moments_of(cfg.Optimizer.name)) * parameters + copies * frozen
+    return {
+        "bank": bank_bytes_of(case, case.shard) * on_this_machine(case.ranks)
+        if cfg.Head.bank == "disk"
+        else 0,
+        "checkpoint": bank_bytes_of(case, case.classes) + 4 * numbers,
+        "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
+    }
+
+
+def disk_free(cfg: Config) -> dict:
+    """Return the free bytes for the bank and for the checkpoints, and whether they share a disk."""
+    bank = nearest_folder(cfg.Head.bank_folder or cfg.Global.output_dir)
+    output = nearest_folder(cfg.Global.output_dir)
+    return {
+        "bank": free_bytes(bank),
+        "checkpoints": free_bytes(output),
+        "one": bank.stat().st_dev == output.stat().st_dev,
+    }
+
+
+def fits_disk(needs: dict, free: dict) -> bool:
+    checkpoints = needs["checkpoint"] * needs["checkpoints"]
+    if free["one"]:
+        return needs["bank"] + checkpoints <= free["checkpoints"]
+    return needs["bank"] <= free["bank"] and checkpoints <= free["checkpoints"]
