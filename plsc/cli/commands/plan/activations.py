@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import paddle
 
+from plsc.backbones.count import count
 from plsc.config import Config
 from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import synchronise
@@ -60,7 +61,7 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
 def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
 
-    "base" is this process as it is, Paddle imported.
+    "base" is this process as it is, Paddle imported; "tensors" are the trained ones, "macs" of an image.
     """
     base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
@@ -69,7 +70,17 @@ def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     # A gradient is computed apart, and then added to that of the micro-batch before, or to zeros.
     largest = max((4 * p.size for p in backbone.parameters() if not p.stop_gradient), default=0)
     peak = kept + weights + largest
-    return {"base": base, "head": {}, "backbone": [[1, None, peak]], "kept": kept, **sizes}
+    tensors = sum(not p.stop_gradient for p in backbone.parameters())
+    macs = count(backbone, shape).macs
+    return {
+        "base": base,
+        "head": {},
+        "backbone": [[1, None, peak]],
+        "kept": kept,
+        "tensors": tensors,
+        "macs": macs,
+        **sizes,
+    }
 
 
 def build(cfg: Config, shape: tuple[int, ...]) -> tuple[paddle.nn.Layer, dict[str, int]]:

@@ -46,6 +46,11 @@ class Case:
     ranks: int
     batch: int
 
+    @classmethod
+    def on(cls, cfg: Config, classes: int, ranks: int) -> Case:
+        """Build the case of a run on so many ranks, with the batch that the config gives each."""
+        return cls(cfg, classes, ranks, cfg.DataLoader.Train.micro_batches_on(ranks)[0][0])
+
     @property
     def accumulate(self) -> int:
         """Batches of a rank in a step."""

@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from plsc.cli.commands.plan import on_paper
 from plsc.cli.commands.plan.calibration import Case, calibrate, work
+from plsc.cli.commands.plan.devices import DEVICES
 from plsc.cli.commands.plan.sizes import (
     along,
     backbone_bytes,
@@ -34,6 +36,7 @@ from plsc.cli.commands.plan.sizes import (
     on_this_machine,
 )
 from plsc.config import STAND_IN, Config, add_arguments, load
+from plsc.data.dataset import Dataset
 from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.training.stand_in import stand_in
@@ -42,6 +45,7 @@ from plsc.utils.text import table
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
 PAYS = 0.1  # share of a step's time that a lower rate must save to be proposed
+_SECONDS = 10.0  # of calibration
 _UNWRITTEN = 0.2  # share of the page cache that may wait to be written, Linux's vm.dirty_ratio
 
 
@@ -300,79 +304,72 @@ def config_of(args: argparse.Namespace) -> Config:
     return stand_in(cfg) if args.stand_in else cfg
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
-    add_arguments(parser)
-    parser.add_argument("--stand-in", action="store_true", help=STAND_IN)
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of `plsc-plan`."""
+    options = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
+    add_arguments(options)
+    options.add_argument("--stand-in", action="store_true", help=STAND_IN)
+    options.add_argument(
         "--classes", type=whole_number, help="such as 250000, 100k, 10M or 1.5e6; default: what the data has"
     )
-    parser.add_argument(
+    options.add_argument(
         "--ranks",
         type=whole_number,
         help="processes that train, on all machines; default: what DataLoader.Train.global_batch takes, else 1",
     )
-    parser.add_argument("--batch", type=whole_number, help="DataLoader.Train.batch_size, samples of a rank")
-    parser.add_argument("--rate", type=float, help="Head.sample_rate")
-    parser.add_argument("--bank", help="Head.bank")
-    parser.add_argument("--bank-dtype", help="Head.bank_dtype")
-    parser.add_argument("--dtype", help="Head.compute_dtype")
-    parser.add_argument(
+    options.add_argument("--batch", type=whole_number, help="DataLoader.Train.batch_size, samples of a rank")
+    options.add_argument("--rate", type=float, help="Head.sample_rate")
+    options.add_argument("--bank", help="Head.bank")
+    options.add_argument("--bank-dtype", help="Head.bank_dtype")
+    options.add_argument("--dtype", help="Head.compute_dtype")
+    options.add_argument(
         "--memory", type=float, help="GB for each rank; default: what this machine has free, shared out"
     )
-    parser.add_argument(
+    options.add_argument(
         "--disk", type=float, help="GB for bank and checkpoints together; default: what is free where they go"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of calibration, about; 0 plans memory and disk only"
+    options.add_argument(
+        "--seconds",
+        type=float,
+        help="of calibration, about; default: 10; 0 plans memory and disk only",
     )
-    parser.add_argument(
+    options.add_argument(
         "--device",
-        choices=["cpu", "gpu"],
+        choices=["cpu", "gpu", *DEVICES],
         default="cpu",
-        help="what to calibrate on and plan for; cpu: the processor, whatever Global.device says",
+        help="what to calibrate on and plan for; cpu: the processor, whatever Global.device says; the name of a GPU: planned on paper",
     )
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
-    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)  # the calibration in new processes
-    args = parser.parse_args(argv)
+    on_paper.add_arguments(options)
+    options.add_argument("--json", type=Path, help="also write the numbers there")
+    options.add_argument("--work", nargs=2, help=argparse.SUPPRESS)  # the calibration in new processes
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-plan ...`."""
+    args = parser().parse_args(argv)
     cfg = config_of(args)
     if args.work:
         measured = work(cfg, json.loads(args.work[0]))
         if environment.rank_from_env() == 0:
             Path(args.work[1]).write_text(json.dumps(measured))
         return 0
-    for key in ("classes", "ranks"):
-        if getattr(args, key) is not None and getattr(args, key) < 1:
-            raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
-    if args.device == "gpu" and not (args.seconds or args.memory):
-        raise UserError("--device gpu: with --seconds 0 no GPU is looked at; give its memory by --memory")
+    refuse(args)
     cfg.check_data()
     dataset = cfg.build_dataset("DataLoader.Train.dataset")
-    train = cfg.DataLoader.Train
-    ranks = args.ranks or train.planned_ranks
-    case = Case(cfg, args.classes or dataset.num_classes, ranks, train.micro_batches_on(ranks)[0][0])
-    free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
-    free = {**free, "one": True} if args.disk else disk_free(cfg)
     shape = dataset.preprocessing.shape
-    if args.device == "gpu":
+    if args.device != "cpu":
         os.environ["PLSC_KERNELS"] = "0"  # the memory of a head without kernels, in this process, too
-    if args.seconds:
-        measured = calibrate(case, args.seconds, shape, None, args.device)
+    if args.device in DEVICES:
+        planned, text = plan_on_paper(args, cfg, dataset)
     else:
-        environment.prepare(cfg.Global.threads)
-        from plsc.cli.commands.plan.activations import counted
-
-        measured = counted(cfg, shape)
-    pixel = 1 if dataset.preprocessing.dtype == "uint8" else 4
-    measured["sample_bytes"] = pixel * int(np.prod(shape))
-    planned = plan(case, measured, _memory(args, measured, ranks), free)
+        planned, text = plan_here(args, cfg, dataset)
     if args.config is None:
-        name, shape = cfg.Model.name, " x ".join(map(str, dataset.preprocessing.shape))
         print(
-            f"no config given (-c): planned are the defaults and what -o changes of them, the network {name} on images of {shape} from "
-            f"{' and '.join(section.name for section in cfg.DataLoader.Train.sets)}"
+            f"no config given (-c): planned are the defaults and what -o changes of them, the network {cfg.Model.name} on images of "
+            f"{' x '.join(map(str, shape))} from {' and '.join(section.name for section in cfg.DataLoader.Train.sets)}"
         )
-    print(show(planned))
+    print(text)
     if dataset.ranges and len(dataset.ranges) > 1:
         print(
             f"classes lie in {len(dataset.ranges)} ranges with a softmax each (head: own): memory is as planned; on a CPU the head takes "
@@ -381,6 +378,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         args.json.write_text(json.dumps(planned, indent=1) + "\n")
     return 0
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """Raise UserError for options out of range, or that make no sense together."""
+    for key in ("classes", "ranks"):
+        if getattr(args, key) is not None and getattr(args, key) < 1:
+            raise UserError(f"--{key}: must be 1 or more (got {getattr(args, key)})")
+    on_paper.refuse(args)
+    if args.device == "gpu" and args.seconds == 0 and not args.memory:
+        raise UserError("--device gpu: with --seconds 0 no GPU is looked at; give its memory by --memory")
+
+
+def plan_here(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[dict, str]:
+    """Plan for a machine like this one -> the numbers and their text."""
+    ranks = args.ranks or cfg.DataLoader.Train.planned_ranks
+    case = Case.on(cfg, args.classes or dataset.num_classes, ranks)
+    free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
+    free = {**free, "one": True} if args.disk else disk_free(cfg)
+    seconds = _SECONDS if args.seconds is None else args.seconds
+    if seconds:
+        measured = calibrate(case, seconds, dataset.preprocessing.shape, None, args.device)
+    else:
+        measured = _counted(cfg, dataset)
+    measured["sample_bytes"] = _sample_bytes(dataset)
+    planned = plan(case, measured, _memory(args, measured, ranks), free)
+    return planned, show(planned)
+
+
+def plan_on_paper(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[dict, str]:
+    """Plan for GPUs that are elsewhere -> the numbers and their text; draw them if asked."""
+    on_paper.refuse_for(args, cfg)
+    cluster = on_paper.cluster_of(args)
+    cfg.check_ranks(cluster.ranks)
+    case = Case.on(cfg, args.classes or dataset.num_classes, cluster.ranks)
+    measured = {**_counted(cfg, dataset), "sample_bytes": _sample_bytes(dataset)}
+    planned = on_paper.plan(case, measured, cluster, args.images or len(dataset), args)
+    if args.plot:
+        from plsc.cli.commands.plan.picture import draw  # here: matplotlib takes a second
+
+        args.plot.write_bytes(draw(planned))
+    return planned, on_paper.show(planned)
+
+
+def _counted(cfg: Config, dataset: Dataset) -> dict:
+    """Count the network of a config, in this process."""
+    environment.prepare(cfg.Global.threads)
+    from plsc.cli.commands.plan.activations import counted
+
+    return counted(cfg, dataset.preprocessing.shape)
+
+
+def _sample_bytes(dataset: Dataset) -> int:
+    """Return the bytes of a sample on its way to the device."""
+    pixel = 1 if dataset.preprocessing.dtype == "uint8" else 4
+    return pixel * int(np.prod(dataset.preprocessing.shape))
 
 
 def _memory(args: argparse.Namespace, measured: dict, ranks: int) -> float:

@@ -1,0 +1,129 @@
+"""plsc-plan with a GPU of the table: its memory is the plan's for a GPU, its scaling starts at one machine, and what it refuses."""
+
+import json
+
+import pytest
+
+from plsc.cli.commands.plan import plan
+from plsc.cli.commands.plan.devices import DEVICES
+from plsc.cli.commands.plan.on_paper import CONTEXT
+from plsc.errors import UserError
+from tests.tiny_runs import TINY
+
+GB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _kernels_as_before(monkeypatch, tmp_path):
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # the command sets it for its process
+    monkeypatch.chdir(tmp_path)
+
+
+def planned(*words):
+    assert plan.main(["-c", str(TINY), "--json", "plan.json", *words]) == 0
+    with open("plan.json") as file:
+        return json.load(file)
+
+
+def test_the_memory_is_that_of_the_plan_for_a_gpu():
+    asked = ["--classes", "100000", "--rate", "0.5"]
+    on_paper = planned(*asked, "--device", "a100", "--gpus", "1")
+    here = planned(*asked, "--device", "gpu", "--seconds", "0", "--memory", "80")
+    assert on_paper["bytes"].pop("CUDA and libraries") == CONTEXT
+    assert on_paper["bytes"] == here["bytes"]
+    assert on_paper["memory"] == 80 * GB == here["memory"]
+
+
+def test_the_scaling_starts_with_the_plan_of_one_machine(capsys):
+    many = planned("--device", "v100", "--nodes", "6", "--gpus", "4", "--network", "100", "--loader", "1e9")
+    assert [row["nodes"] for row in many["scaling"]] == [1, 2, 4, 6]
+    one = planned("--device", "v100", "--nodes", "1", "--gpus", "4", "--loader", "1e9")
+    assert many["scaling"][0] == one["scaling"][0]
+    assert one["scaling"][0]["efficiency"] == 1 > many["scaling"][-1]["efficiency"]
+    for row in many["scaling"]:
+        assert row["step_seconds"] == pytest.approx(sum(row["seconds"].values()))
+    said = capsys.readouterr().out
+    assert (
+        "23 classes on 6 x 4 v100, 12 samples each, rate 1, bank device, float32, network in float32" in said
+    )
+    assert DEVICES["v100"].source in said and "nothing was measured" in said
+
+
+def test_an_epoch_has_the_images_and_the_price_that_are_given():
+    epoch = planned("--device", "h100", "--images", "1000000", "--price", "2")["epoch"]
+    assert epoch["images"] == 10**6 and epoch["cost"] == pytest.approx(epoch["seconds"] / 3600 * 8 * 2)
+    epoch = planned("--device", "h100")["epoch"]
+    assert epoch["images"] == 115 and epoch["cost"] is None
+
+
+def test_slow_loading_is_waited_for():
+    (row,) = planned("--device", "a100", "--loader", "96")["scaling"]
+    assert row["step_seconds"] == pytest.approx(1.0) and row["images_per_second"] == pytest.approx(96)
+    assert row["seconds"]["data"] > 0.9
+
+
+def test_one_class_more_than_the_largest_does_not_fit():
+    asked = ["--device", "p100", "--gpus", "1", "-o", "Head.logits_budget_mb=64"]
+    most = planned(*asked)["largest_classes"]
+    for classes, fits in ((most - 1, True), (round(1.01 * most), False)):
+        (row,) = planned(*asked, "--classes", str(classes))["scaling"]
+        assert row["fits"] == fits
+
+
+def test_a_bank_in_the_machines_memory_takes_none_of_the_gpus(capsys):
+    asked = ["--device", "a100", "--classes", "10M", "--rate", "0.01"]
+    device, host, disk = (planned(*asked, "--bank", bank) for bank in ("device", "host", "disk"))
+    rows = 2 * 4 * 8 * 10**7  # centres and momentum of 8 numbers
+    assert device["machine_bytes"] == 0 and host["machine_bytes"] == rows and disk["machine_disk"] == rows
+    assert "centres" not in host["bytes"] and "momentum" not in disk["bytes"]
+    assert device["scaling"][0]["seconds"]["bank"] == 0 < host["scaling"][0]["seconds"]["bank"]
+    assert "of each machine 1 GB for the bank" in capsys.readouterr().out
+    little = planned(*asked, "--bank", "host", "--machine-memory", "1")["largest_classes"]
+    assert little == pytest.approx(GB / (2 * 4 * 8), rel=0.01)
+    assert little < host["largest_classes"]
+
+
+def test_mixed_precision_keeps_less_and_is_faster():
+    amp = ["-o", "Global.amp={dtype: bfloat16}"]
+    plain, mixed = (planned("--device", "a100", *keys) for keys in ([], amp))
+    assert mixed["bytes"]["activations"] == pytest.approx(0.6 * plain["bytes"]["activations"], abs=1)
+    assert mixed["scaling"][0]["step_seconds"] < plain["scaling"][0]["step_seconds"]
+    exact = planned("--device", "a100", "-o", "Global.tf32=false")
+    assert exact["scaling"][0]["seconds"]["forward"] > plain["scaling"][0]["seconds"]["forward"]
+
+
+def test_the_picture_is_a_png(tmp_path):
+    planned("--device", "a100", "--nodes", "2", "--network", "100", "--plot", "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+ON = ["--device", "a100"]
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        (["--nodes", "2"], r"^--nodes: plans on paper; name a GPU with it, --device p100 or v100-16gb or "),
+        (["--device", "gpu", "--price", "2"], r"^--price: plans on paper"),
+        ([*ON, "--nodes", "2"], r"^--network: give the Gbit/s of each machine's network, such as 100"),
+        ([*ON, "--network", "100"], r"^--network: one machine sends nothing over it"),
+        ([*ON, "--gpus", "0"], r"^--gpus: must be more than 0 \(got 0\)$"),
+        ([*ON, "--nodes", "2", "--network", "nan"], r"^--network: must be more than 0 \(got nan\)$"),
+        ([*ON, "--ranks", "8"], r"^--ranks: has no meaning with --device a100: they are --nodes x --gpus$"),
+        ([*ON, "--memory", "8"], r"^--memory: has no meaning with --device a100: it is that of the table$"),
+        ([*ON, "--seconds", "0"], r"^--seconds: has no meaning .* nothing is measured there$"),
+        ([*ON, "--machine-memory", "8"], r"^--machine-memory: has a meaning with Head.bank=host only"),
+        (
+            ["--device", "v100", "-o", "Global.amp={dtype: bfloat16}"],
+            r"^--device v100: computes no bfloat16; it has float32, float16$",
+        ),
+        (
+            [*ON, "-o", "DataLoader.Train.global_batch=24"],
+            r"global_batch: must be the samples of a step, 8 ranks",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(asked, said):
+    with pytest.raises(UserError, match=said) as refused:
+        plan.main(["-c", str(TINY), *asked])
+    assert "\n" not in str(refused.value)
