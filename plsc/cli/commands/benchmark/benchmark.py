@@ -1,4 +1,4 @@
-"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | save | step`.
+"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | published | save | step`.
 
 plsc/utils/measure.py describes the method.
 """
@@ -11,7 +11,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import backbone, collectives, end2end, head, loader, plan, save, step
+from plsc.cli.commands.benchmark import (
+    backbone,
+    collectives,
+    end2end,
+    head,
+    loader,
+    plan,
+    published,
+    save,
+    step,
+)
 from plsc.distributed import environment
 
 
@@ -26,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "collectives": (collectives, collectives.collectives),
         "end2end": (end2end, end2end.end2end),
         "plan": (plan, plan.check),
+        "published": (published, published.published),
         "save": (save, save.save),
         "step": (step, step.step),
     }
