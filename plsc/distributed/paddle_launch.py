@@ -2,7 +2,8 @@
 
 With -m Python looks for modules in the working folder first, and would run a paddle.py there. The launcher gives each
 rank one of the labels in CUDA_VISIBLE_DEVICES, whether there are such GPUs or not, and ends with an IndexError where
-labels are missing: the variable is set right here, or the launch refused. Imports nothing of plsc.
+labels are missing: the variable is set right here, or the launch refused. Variables that would override its arguments
+are dropped. Imports nothing of plsc.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from collections.abc import Sequence
 
 NAME = "CUDA_VISIBLE_DEVICES"
 
+# In these the launcher prefers the environment to its arguments. An operator on Kubernetes sets some.
+_OVERRIDES = (
+    *("PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_RANK", "PADDLE_TRAINER_ID", "POD_IP"),
+    *("PADDLE_NPROC_PER_NODE", "PADDLE_LOG_DIR", "PADDLE_JOB_ID"),
+)
+
 
 def prepare(argv: Sequence[str], gpus: int | None) -> str:
-    """Set CUDA_VISIBLE_DEVICES as Paddle's launcher needs it; return why it cannot start, "" if it can.
+    """Set the environment as Paddle's launcher needs it; return why it cannot start, "" if it can.
 
     Args:
-        argv: arguments of the launcher. With its --devices nothing is set or refused.
+        argv: arguments of the launcher. With its --devices the GPUs are not looked at.
         gpus: visible ones, of which a rank needs one each unless there are none; None: Paddle is built for CPUs.
     """
+    for name in _OVERRIDES:
+        os.environ.pop(name, None)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--nproc_per_node", type=int, default=1)
     parser.add_argument("--devices", "--gpus")

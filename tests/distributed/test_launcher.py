@@ -54,6 +54,20 @@ def test_each_rank_has_a_label_for_paddles_launcher(monkeypatch, visible, gpus, 
     assert os.environ.get(NAME) == labels
 
 
+def test_arguments_win_over_the_environment_of_an_operator(tmp_path, monkeypatch):
+    settings = {
+        "PADDLE_MASTER": "127.0.0.1:1",
+        "PADDLE_NNODES": "2",
+        "PADDLE_TRAINER_ID": "1",
+        "POD_IP": "10.0.0.9",
+    }
+    for name, value in {**settings, "PADDLE_NPROC_PER_NODE": "3", "PADDLE_LOG_DIR": "elsewhere"}.items():
+        monkeypatch.setenv(name, value)
+    arguments = ["train", "--dry-run", "-o", "DataLoader.Eval.dataset=null"]
+    assert launch(arguments, 1, tmp_path / "log", print) == 0
+    assert "PADDLE_MASTER" in os.environ and (tmp_path / "log/workerlog.0").exists()
+
+
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv(NAME, "0")
     assert "2 ranks on this machine, but 1 visible GPU:" in prepare(["--nproc_per_node=2", "train.py"], 1)
