@@ -25,7 +25,7 @@ from plsc.checkpoint.reshard import (
     rows_as_file,
     write_checkpoint,
 )
-from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import layout, write_synced
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write, replace_file
@@ -50,7 +50,7 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
     for path in (target, f"{target}.tmp", *([listed] if names else [])):
         if Path(path).exists():
             raise UserError(f"{path}: is there already, and nothing is overwritten; name another file")
-    saved = Checkpoint.open(folder)
+    saved = Checkpoint.open(folder, whole=True)
     classes = saved.classes()
     if names and classes is None:
         raise UserError(f"{folder}: has no names of classes; leave --names out, or give it some first")

@@ -18,7 +18,8 @@ import numpy as np
 from tqdm import tqdm
 
 from plsc.checkpoint.manifest import head_config
-from plsc.checkpoint.store import Checkpoint, latest
+from plsc.checkpoint.saved import Checkpoint
+from plsc.checkpoint.store import latest
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
@@ -225,11 +226,11 @@ def find_duplicates(
 def _checkpoint(run: str) -> Checkpoint:
     root = Path(run, "checkpoints")
     if not root.is_dir():
-        return Checkpoint.open(run)
+        return Checkpoint.open(run, whole=True)
     newest = latest(root, rename=False)
     if newest is None:
         raise MissingFileError(f"{root}: no checkpoint there; train first")
-    return Checkpoint.open(newest, verify=False)
+    return Checkpoint.open(newest, verify=False, whole=True)
 
 
 def _write(output: str, rows: list[tuple[str, str, float]]) -> None:

@@ -20,7 +20,7 @@ from plsc.checkpoint.class_names import format_names, pick_rows, refuse_duplicat
 from plsc.checkpoint.duplicates import HEADERS
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.reshard import Head, fields_of, head_of, others_of, write_checkpoint
-from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.saved import Checkpoint
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.sharding import split
 
@@ -52,7 +52,7 @@ def edit_identities(
 
     Raises UserError for unknown, repeated or missing names.
     """
-    saved = Checkpoint.open(folder)
+    saved = Checkpoint.open(folder, whole=True)
     classes = _names_of(saved, folder, names)
     new = _renamings(rename)
     pairs = _pairs(merge_list) if merge_list else []

@@ -240,6 +240,8 @@ def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
 def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
     """Open the checkpoint `path`: its manifest and tensor files by name, checked; with `verify` all bytes.
 
+    Head files that the manifest says are on other hosts may be absent.
+
     Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable now or by this
     user).
     """
@@ -269,9 +271,11 @@ def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFi
             f"{path}: is no checkpoint but has {len(below)} in it; name one of them, such as {below[-1]}"
         )
     manifest = read_manifest(path / "manifest.json")
-    for name, info in manifest.files.items():
-        _check_file(path / name, info, verify)
-    tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
+    may_be_elsewhere = manifest.hosts or {}
+    here = [name for name in manifest.files if name not in may_be_elsewhere or (path / name).exists()]
+    for name in here:
+        _check_file(path / name, manifest.files[name], verify)
+    tensors = {name: TensorFile(path / name) for name in here if name.endswith(".safetensors")}
     _check_heads(path, manifest, tensors)
     _check_ema(path, tensors)
     return manifest, tensors
@@ -290,14 +294,17 @@ def _check_file(path: Path, info: FileSum, verify: bool) -> None:
 
 
 def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile]) -> None:
-    """Check that each head file has the rows of the manifest and the same arrays as the first."""
-    first = tensors[manifest.heads[0].file].arrays
+    """Check that each head file that is here has the rows of the manifest and the same arrays as the first."""
+    here = [part for part in manifest.heads if part.file in tensors]
+    if not here:
+        return
+    first = tensors[here[0].file].arrays
     centres = first.get("centres")
     if centres is None or centres.shape[1:] != (manifest.embedding_size,):
         raise DamagedError(
             f"{path}: the head has no array 'centres' of embedding size {manifest.embedding_size}"
         )
-    for part in manifest.heads:
+    for part in here:
         arrays = tensors[part.file].arrays
         alike = arrays.keys() == first.keys() and all(
             arrays[name].dtype == first[name].dtype

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plsc.checkpoint.manifest import Manifest, format_of, seal
-from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import header_of, sync_folder, write_synced
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
@@ -145,7 +145,9 @@ def head_of(saved: Checkpoint) -> Head:
 def fields_of(saved: Checkpoint) -> dict[str, Any]:
     """Return the manifest fields that a rewritten checkpoint keeps: all but files, format and version."""
     fields = {**saved.manifest.to_json(), "state": saved.state.to_json()}
-    return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
+    return {
+        name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files", "hosts")
+    }
 
 
 def others_of(saved: Checkpoint) -> dict[str, FileBlocks]:

@@ -5,7 +5,8 @@
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
 
 A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
-and checksum. No pickle, no Paddle, no collective of its own.
+and checksum. Where the ranks have disks of their own, each disk gets the folder with the head files of its ranks,
+and the manifest says which host has which. No pickle, no Paddle, no collective of its own.
 
 Try it: `Checkpoint.open(latest("output/checkpoints")).head(0, 10)["centres"]`.
 """
@@ -16,8 +17,9 @@ import json
 import logging
 import os
 import re
+import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,23 +32,19 @@ from plsc.checkpoint.manifest import (
     EMA,
     Manifest,
     format_of,
-    open_folder,
-    read_json,
     seal,
     tiles,
 )
-from plsc.checkpoint.tensorfile import DamagedError, TensorFile, layout, sync_folder, write_synced
+from plsc.checkpoint.saved import Checkpoint
+from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_synced
 from plsc.checkpoint.train_state import TrainState
-from plsc.errors import MissingFileError, UserError
-from plsc.utils.atomic_write import remove, replace_file
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.atomic_write import remove
 from plsc.utils.disk import full_disk
 from plsc.utils.sharding import ClassShard
 from plsc.utils.version import __version__
 
 _log = logging.getLogger("plsc")
-_RESUME = (
-    "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
-)
 
 
 class SaveError(UserError):
@@ -55,7 +53,8 @@ class SaveError(UserError):
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a checkpoint on one rank; of all but `head` and `shard`, rank 0's is written.
+    """The content of a checkpoint on one rank; of all but `head` and `shard`, that of the first rank on a disk is
+    written, and of the numbers and the state rank 0's.
 
     head: this rank's rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
         and the arrays of their optimizer, such as "momentum" [S, D].
@@ -81,13 +80,24 @@ class Content:
 class Ranks:
     """The ranks that write a checkpoint together.
 
-    gather: the only collective, called three times: each rank's value -> the list of all, on every rank. It
-    must wait longer than Gloo's 30 s, since the disks of the ranks may differ in speed.
+    gather: the only collective, called three times, with several disks four times: each rank's value -> the
+        list of all, on every rank. It must wait longer than Gloo's 30 s, since the disks of the ranks may
+        differ in speed.
+    disks: of each rank the first rank on the same disk; None: all share one.
     """
 
     rank: int
     world_size: int
     gather: Callable[[Any], list]
+    disks: Sequence[int] | None = None
+
+    @property
+    def several_disks(self) -> bool:
+        return self.disks is not None and len(set(self.disks)) > 1
+
+    @property
+    def first_on_disk(self) -> bool:
+        return self.rank == (self.disks[self.rank] if self.disks else 0)
 
 
 ONE_RANK = Ranks(0, 1, lambda value: [value])
@@ -120,22 +130,31 @@ def save(
         "embedding_size": content.head["centres"].shape[1],
     }
     what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
-    rank = ranks.rank
-    mine = _files_of_rank_0(content) if rank == 0 else {}
+    first = ranks.first_on_disk
+    mine = _files_of_a_disk(content) if first else {}
     together = partial(_together, what, ranks.gather)
     try:
-        ranges = together(_begin, final, rank, (content.shard.start, content.shard.stop))
-        shards = _distinct(ranges, num_classes)
+        begun = together(_begin, final, first, (content.shard.start, content.shard.stop), fields)
+        shards = _distinct([shard for shard, _, _ in begun], num_classes)
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
-        if rank < len(names):
-            mine[names[rank]] = layout(content.head)
-        files = {name: info for written in together(_write, final, mine) for name, info in written.items()}
+        replicated = len(names) < ranks.world_size
+        if first or not replicated:
+            mine[names[0 if replicated else ranks.rank]] = layout(content.head)
+        hosts = [host for _, host, _ in begun]
+        files = _same_files(what, together(_write, final, mine), hosts)
         heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
-        together(_publish, final, rank, {**fields, "heads": heads, "files": files})
+        fields = {**begun[0][2], "heads": heads, "files": files}
+        if ranks.several_disks:
+            fields["hosts"] = {} if replicated else dict(zip(names, hosts))
+            together(_complete, final, first, fields)
+        else:
+            together(_publish, final, first, fields)
     except SaveError:
-        if rank == 0:
+        if first:
             _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
         raise
+    if ranks.several_disks:  # each has all of its files now, and a killed run finds them under either name
+        together(_rename, final, first)
     return final
 
 
@@ -150,7 +169,7 @@ def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
     return write()
 
 
-def _files_of_rank_0(content: Content) -> dict[str, list]:
+def _files_of_a_disk(content: Content) -> dict[str, list]:
     files = {
         BACKBONE: layout(content.backbone),
         "optimizer.safetensors": layout(content.optimizer),
@@ -182,12 +201,14 @@ def _together(what: str, gather: Callable, work: Callable, *args: Any) -> list:
     return [result for result, _ in answers]
 
 
-def _begin(final: Path, rank: int, shard: tuple[int, int]) -> tuple[int, int]:
-    if rank == 0:
+def _begin(
+    final: Path, first: bool, shard: tuple[int, int], fields: dict
+) -> tuple[tuple[int, int], str, dict]:
+    if first:
         final.parent.mkdir(parents=True, exist_ok=True)
         _tidy(final.parent)
         _beside(final, "tmp").mkdir()
-    return int(shard[0]), int(shard[1])
+    return (int(shard[0]), int(shard[1])), socket.gethostname(), fields
 
 
 def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int, int]]:
@@ -209,17 +230,44 @@ def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
         raise full_disk(tmp, need, error) or error from error
 
 
-def _publish(final: Path, rank: int, fields: dict) -> None:
-    if rank != 0:
+def _same_files(what: str, written: list[dict[str, dict]], hosts: list[str]) -> dict[str, dict]:
+    """Join what the ranks have written. SaveError if the copies of a file on two disks differ."""
+    files: dict[str, dict] = {}
+    writers: dict[str, int] = {}
+    for rank, infos in enumerate(written):
+        for name, info in infos.items():
+            other = writers.setdefault(name, rank)
+            if files.setdefault(name, info) != info:
+                raise SaveError(
+                    f"{what}: {name} of rank {rank} (host {shown(hosts[rank])}) is not that of rank {other} "
+                    f"(host {shown(hosts[other])}): the ranks no longer have the same weights; resume"
+                )
+    return files
+
+
+def _publish(final: Path, first: bool, fields: dict) -> None:
+    _complete(final, first, fields)
+    _rename(final, first)
+
+
+def _complete(final: Path, first: bool, fields: dict) -> None:
+    """Add the manifest to the folder beside `final`."""
+    if not first:
         return
     tmp = _beside(final, "tmp")
-    root = final.parent
-    manifest = Manifest(format=format_of(fields["files"]), plsc=__version__, **fields)
+    version = format_of(fields["files"], several_disks="hosts" in fields)
+    manifest = Manifest(format=version, plsc=__version__, **fields)
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
+
+
+def _rename(final: Path, first: bool) -> None:
+    if not first:
+        return
+    root = final.parent
     if final.exists():
         final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
-    tmp.rename(final)
+    _beside(final, "tmp").rename(final)
     sync_folder(root)
     _tidy(root, ignore_errors=True)  # the replaced one; the next save tries again
 
@@ -262,7 +310,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     damage.
     """
     root = Path(root)
-    complete = _complete(root)
+    complete = _completed(root)
     for path in reversed(complete):
         if before is not None and int(path.stem[5:]) >= before:
             continue
@@ -284,7 +332,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
         if rename and path.suffix:  # a replacement was killed halfway
             path = path.rename(path.with_suffix(""))
         return path
-    present = _complete(root)
+    present = _completed(root)
     if set(present) - set(complete):  # written since
         return latest(root, rename, before)
     bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
@@ -297,7 +345,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     return None
 
 
-def _complete(root: Path) -> list[Path]:
+def _completed(root: Path) -> list[Path]:
     """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
     folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if _may_be_folder(path)]
     return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))
@@ -367,192 +415,3 @@ def prune(
         sync_folder(tmp.parent)
         remove(tmp)
     return doomed
-
-
-_THRESHOLD = "threshold.json"  # in the folder but not in the manifest: it may be added or removed later
-
-
-def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path:
-    """Store the threshold of a later evaluation with a checkpoint; `state` has it when it is opened again.
-
-    Args:
-        cosine: two images with a higher one are of the same class.
-        of: title of the set.
-        flip: see DataLoader.Eval.flip.
-    """
-    file = saved.path / _THRESHOLD
-    content = {"threshold": cosine, "threshold_set": of, "threshold_step": saved.step, "flip": flip}
-    try:
-        replace_file(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-    except OSError as error:
-        raise UserError(
-            f"{file}: cannot be written: {error.strerror}; copy the checkpoint to a folder of yours"
-        ) from error
-    return file
-
-
-def _read_threshold(path: Path) -> dict[str, Any]:
-    """Read the fields that `set_threshold` stored with a checkpoint; {} if there are none."""
-    file = path / _THRESHOLD
-    if not file.is_file():
-        return {}
-    kinds = {"threshold": float, "threshold_set": str, "threshold_step": int, "flip": bool}
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError, OSError):
-        content = None
-    right = isinstance(content, dict) and all(type(content.get(key)) is kind for key, kind in kinds.items())
-    if not right or not -1 <= content["threshold"] <= 1:
-        raise UserError(f"{file}: is not what plsc-eval --set-threshold writes; delete it, or write it anew")
-    return {key: content[key] for key in kinds}
-
-
-class Checkpoint:
-    """A whole checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
-
-    Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
-    preprocessing, config_yaml.
-    """
-
-    def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
-        self.path = path
-        self.manifest = manifest
-        self._tensors = tensors
-        self.step, self.epoch = manifest.step, manifest.epoch
-        self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
-        self.state = manifest.state.model_copy(update=_read_threshold(path))
-        self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
-
-    @classmethod
-    def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
-        """Open the folder `path`.
-
-        Args:
-            verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
-                checked; right after `latest` has verified, that is enough.
-
-        Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (newer
-        format, no permission).
-        """
-        path = Path(path)
-        return cls(path, *open_folder(path, verify))
-
-    def require(self, section: str, *keys: str) -> None:
-        """Raise UserError unless `section`, "state" or "preprocessing", has all `keys`; imported centres lack some."""
-        known = self.state.to_json() if section == "state" else self.preprocessing
-        lacking = [key for key in keys if known.get(key) is None]
-        if lacking:
-            raise UserError(
-                f"{self.path}/manifest.json: {section}.{lacking[0]}: is missing, so this cannot be used as a run's "
-                "checkpoint; name one of a training, start from this one with Global.init_from, or import centres with --backbone"
-            )
-
-    def backbone(self) -> dict[str, np.ndarray]:
-        """Read all arrays of the backbone, parameters and buffers, as the training left them."""
-        return self._all(BACKBONE)
-
-    @property
-    def weights_file(self) -> str:
-        """The file of the weights to use, for everything but to train on: the averaged ones if there are any."""
-        return EMA if EMA in self._tensors else BACKBONE
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """Read all arrays of `weights_file`; the names are those of `backbone`."""
-        return self._all(self.weights_file)
-
-    def ema(self) -> dict[str, np.ndarray] | None:
-        """Read the averaged weights; None if the run had none."""
-        return self._all(EMA) if EMA in self._tensors else None
-
-    def optimizer(self) -> dict[str, np.ndarray]:
-        """Read all arrays of the backbone's optimizer."""
-        return self._all("optimizer.safetensors")
-
-    def _all(self, name: str) -> dict[str, np.ndarray]:
-        return {array: self._tensors[name].read(array) for array in self._tensors[name].arrays}
-
-    def classes(self) -> list[str] | None:
-        """Read the name of each class, or None if the run had none."""
-        if "classes.json" not in self.manifest.files:
-            return None
-        names = read_json(self.path / "classes.json")
-        if (
-            not isinstance(names, list)
-            or len(names) != self.num_classes
-            or not all(isinstance(n, str) for n in names)
-        ):
-            raise DamagedError(f"{self.path}/classes.json: is not a list of {self.num_classes} names")
-        return names
-
-    @property
-    def head_arrays(self) -> dict[str, Any]:
-        """The head's arrays by name, with `.dtype` and `.shape`; the first axis is that of the first file."""
-        return self._tensors[self.manifest.heads[0].file].arrays
-
-    def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Read only the rows of classes [start, stop) of the head's arrays, [stop - start, ...] each."""
-        return {name: self.rows(name, start, stop) for name in self.head_arrays}
-
-    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Read the rows of classes [start, stop) of one of the head's arrays."""
-        assert 0 <= start <= stop <= self.num_classes
-        entry = self.head_arrays[name]
-        out = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
-        for part in self.manifest.heads:
-            low, high = max(start, part.start), min(stop, part.stop)
-            if low < high:
-                self._tensors[part.file].read_rows(name, low - part.start, out[low - start : high - start])
-        return out
-
-    def check_matches(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        *,
-        backbone: Mapping[str, Any] | None = None,
-        optimizer: Mapping[str, Any] | None = None,
-        head: Mapping[str, Any] | None = None,
-        remedy: str = _RESUME,
-    ) -> None:
-        """Raise UserError for a checkpoint of another model or data, with each difference and `remedy`.
-
-        Args:
-            backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
-                the head's, all axes but the first). None = not compared.
-        """
-        differences = []
-        if self.num_classes != num_classes:
-            differences.append(f"has {self.num_classes} classes, this run has {num_classes}")
-        if self.embedding_size != embedding_size:
-            differences.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
-        files = {
-            "backbone": BACKBONE,
-            "optimizer": "optimizer.safetensors",
-            "head": self.manifest.heads[0].file,
-        }
-        for part, wanted in (("backbone", backbone), ("optimizer", optimizer), ("head", head)):
-            if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
-                differences += _differences(part, self._tensors[files[part]].arrays, wanted)
-        if differences:
-            raise UserError(f"checkpoint {self.path.name} {'; '.join(differences)}: {remedy}")
-
-
-def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """List at most one difference of each kind: missing names, extra names, other shapes."""
-    axes = slice(1 if part == "head" else 0, None)
-    lack, surplus = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
-    other = [
-        n
-        for n in sorted(set(saved) & set(wanted))
-        if list(saved[n].shape)[axes] != list(wanted[n].shape)[axes]
-    ]
-    differences = []
-    if lack:
-        differences.append(f"lacks {len(lack)} {part} arrays that this run has ({lack[0]})")
-    if surplus:
-        differences.append(f"has {len(surplus)} {part} arrays that this run lacks ({surplus[0]})")
-    if other:
-        name = other[0]
-        shapes = f"{list(saved[name].shape)[axes]}, this run has {list(wanted[name].shape)[axes]}"
-        differences.append(f"has {len(other)} {part} arrays of another shape ({name}: {shapes})")
-    return differences

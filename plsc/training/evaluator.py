@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint import store
+from plsc.checkpoint.saved import Checkpoint, set_threshold
 from plsc.config import Config
 from plsc.config.schema import EvalCfg
 from plsc.data.dataset import (
@@ -179,12 +179,12 @@ class Evaluator:
                 "DataLoader.Eval.dataset"
             )
 
-    def store_threshold(self, saved: store.Checkpoint) -> None:
+    def store_threshold(self, saved: Checkpoint) -> None:
         """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
         cosine = self.row["threshold"]
         if cosine is None:
             raise UserError(f"--set-threshold: '{self.main}' has too few pairs to choose a threshold")
-        file = store.set_threshold(saved, cosine, self.main, self._section.flip)
+        file = set_threshold(saved, cosine, self.main, self._section.flip)
         get_logger().info(
             f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
         )

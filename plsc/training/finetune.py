@@ -24,7 +24,7 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_duplicates
 from plsc.checkpoint.manifest import EMA, head_config
-from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
 from plsc.config.schema import GlobalCfg, is_softmax, kind_of_head
@@ -116,14 +116,14 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
 
 def _open(path: str) -> Checkpoint:
     """Open a checkpoint on every rank; rank 0 alone reads every byte."""
-    distributed.run_on_rank_0(lambda: Checkpoint.open(path).path)
+    distributed.run_on_rank_0(lambda: Checkpoint.open(path, whole=True).path)
     return Checkpoint.open(path, verify=False)
 
 
 def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
     """Describe in a line what `start_from` would load, without loading it. Reads every byte of the
     checkpoint."""
-    saved = Checkpoint.open(cfg.Global.init_from)
+    saved = Checkpoint.open(cfg.Global.init_from, whole=True)
     arrays, _, match = _what_fits(cfg, saved, backbone, data)
     kept = int((match.row_C >= 0).sum())
     line = f"{saved.path}: the {len(arrays)} tensors of the backbone; "

@@ -1,0 +1,232 @@
+"""Read a checkpoint: arrays, rows of any classes, and the threshold that a later evaluation stored with it.
+
+Rows are read from head files of any number of ranks. Of a checkpoint on several disks the folder of one machine can be opened
+too: what is on the disk of another machine is named when it is asked for.
+
+Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centres"]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder, read_json
+from plsc.checkpoint.tensorfile import DamagedError, TensorFile
+from plsc.errors import UserError, shown
+from plsc.utils.atomic_write import replace_file
+
+_RESUME = (
+    "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
+)
+
+_THRESHOLD = "threshold.json"  # in the folder but not in the manifest: it may be added or removed later
+
+
+def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path:
+    """Store the threshold of a later evaluation with a checkpoint; `state` has it when it is opened again.
+
+    Args:
+        cosine: two images with a higher one are of the same class.
+        of: title of the set.
+        flip: see DataLoader.Eval.flip.
+    """
+    file = saved.path / _THRESHOLD
+    content = {"threshold": cosine, "threshold_set": of, "threshold_step": saved.step, "flip": flip}
+    try:
+        replace_file(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot be written: {error.strerror}; copy the checkpoint to a folder of yours"
+        ) from error
+    return file
+
+
+def _read_threshold(path: Path) -> dict[str, Any]:
+    """Read the fields that `set_threshold` stored with a checkpoint; {} if there are none."""
+    file = path / _THRESHOLD
+    if not file.is_file():
+        return {}
+    kinds = {"threshold": float, "threshold_set": str, "threshold_step": int, "flip": bool}
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError, OSError):
+        content = None
+    right = isinstance(content, dict) and all(type(content.get(key)) is kind for key, kind in kinds.items())
+    if not right or not -1 <= content["threshold"] <= 1:
+        raise UserError(f"{file}: is not what plsc-eval --set-threshold writes; delete it, or write it anew")
+    return {key: content[key] for key in kinds}
+
+
+class Checkpoint:
+    """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
+
+    Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
+    preprocessing, config_yaml; elsewhere, for each head file that is not here the host that wrote it.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
+        self.path = path
+        self.manifest = manifest
+        self._tensors = tensors
+        hosts = manifest.hosts or {}
+        self.elsewhere = {name: host for name, host in hosts.items() if name not in tensors}
+        self.step, self.epoch = manifest.step, manifest.epoch
+        self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
+        self.state = manifest.state.model_copy(update=_read_threshold(path))
+        self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
+
+    @classmethod
+    def open(cls, path: str | os.PathLike, verify: bool = True, whole: bool = False) -> Checkpoint:
+        """Open the folder `path`.
+
+        Args:
+            verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
+                checked; right after `latest` has verified, that is enough.
+            whole: refuse a folder that lacks head files because they are on the disks of other machines.
+
+        Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (newer
+        format, no permission, not whole).
+        """
+        path = Path(path)
+        saved = cls(path, *open_folder(path, verify))
+        if whole and saved.elsewhere:
+            raise saved._not_here(*saved.elsewhere)
+        return saved
+
+    def _not_here(self, *names: str) -> UserError:
+        classes = {part.file: f"classes {part.start} to {part.stop - 1}" for part in self.manifest.heads}
+        files = ", ".join(f"{name} ({classes[name]}) on host {shown(self.elsewhere[name])}" for name in names)
+        return UserError(f"{self.path}: needs {files}; copy that folder's files into this one (cp -n)")
+
+    def require(self, section: str, *keys: str) -> None:
+        """Raise UserError unless `section`, "state" or "preprocessing", has all `keys`; imported centres lack some."""
+        known = self.state.to_json() if section == "state" else self.preprocessing
+        lacking = [key for key in keys if known.get(key) is None]
+        if lacking:
+            raise UserError(
+                f"{self.path}/manifest.json: {section}.{lacking[0]}: is missing, so this cannot be used as a run's "
+                "checkpoint; name one of a training, start from this one with Global.init_from, or import centres with --backbone"
+            )
+
+    def backbone(self) -> dict[str, np.ndarray]:
+        """Read all arrays of the backbone, parameters and buffers, as the training left them."""
+        return self._all(BACKBONE)
+
+    @property
+    def weights_file(self) -> str:
+        """The file of the weights to use, for everything but to train on: the averaged ones if there are any."""
+        return EMA if EMA in self._tensors else BACKBONE
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Read all arrays of `weights_file`; the names are those of `backbone`."""
+        return self._all(self.weights_file)
+
+    def ema(self) -> dict[str, np.ndarray] | None:
+        """Read the averaged weights; None if the run had none."""
+        return self._all(EMA) if EMA in self._tensors else None
+
+    def optimizer(self) -> dict[str, np.ndarray]:
+        """Read all arrays of the backbone's optimizer."""
+        return self._all("optimizer.safetensors")
+
+    def _all(self, name: str) -> dict[str, np.ndarray]:
+        return {array: self._tensors[name].read(array) for array in self._tensors[name].arrays}
+
+    def classes(self) -> list[str] | None:
+        """Read the name of each class, or None if the run had none."""
+        if "classes.json" not in self.manifest.files:
+            return None
+        names = read_json(self.path / "classes.json")
+        if (
+            not isinstance(names, list)
+            or len(names) != self.num_classes
+            or not all(isinstance(n, str) for n in names)
+        ):
+            raise DamagedError(f"{self.path}/classes.json: is not a list of {self.num_classes} names")
+        return names
+
+    @property
+    def head_arrays(self) -> dict[str, Any]:
+        """The head's arrays by name, with `.dtype` and `.shape`; the first axis is that of one file."""
+        return self._tensors[self._head_file].arrays
+
+    @property
+    def _head_file(self) -> str:
+        """The first head file that is here. Raises UserError if none is."""
+        here = [part.file for part in self.manifest.heads if part.file in self._tensors]
+        if not here:
+            raise self._not_here(*self.elsewhere)
+        return here[0]
+
+    def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Read only the rows of classes [start, stop) of the head's arrays, [stop - start, ...] each."""
+        return {name: self.rows(name, start, stop) for name in self.head_arrays}
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Read the rows of classes [start, stop) of one of the head's arrays. UserError if they are not here."""
+        assert 0 <= start <= stop <= self.num_classes
+        entry = self.head_arrays[name]
+        out = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
+        for part in self.manifest.heads:
+            low, high = max(start, part.start), min(stop, part.stop)
+            if low < high:
+                if part.file in self.elsewhere:
+                    raise self._not_here(part.file)
+                self._tensors[part.file].read_rows(name, low - part.start, out[low - start : high - start])
+        return out
+
+    def check_matches(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        backbone: Mapping[str, Any] | None = None,
+        optimizer: Mapping[str, Any] | None = None,
+        head: Mapping[str, Any] | None = None,
+        remedy: str = _RESUME,
+    ) -> None:
+        """Raise UserError for a checkpoint of another model or data, with each difference and `remedy`.
+
+        Args:
+            backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
+                the head's, all axes but the first). None = not compared.
+        """
+        differences = []
+        if self.num_classes != num_classes:
+            differences.append(f"has {self.num_classes} classes, this run has {num_classes}")
+        if self.embedding_size != embedding_size:
+            differences.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
+        files = {"backbone": BACKBONE, "optimizer": "optimizer.safetensors"}
+        for part, wanted in (("backbone", backbone), ("optimizer", optimizer), ("head", head)):
+            if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
+                arrays = self.head_arrays if part == "head" else self._tensors[files[part]].arrays
+                differences += _differences(part, arrays, wanted)
+        if differences:
+            raise UserError(f"checkpoint {self.path.name} {'; '.join(differences)}: {remedy}")
+
+
+def _differences(part: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """List at most one difference of each kind: missing names, extra names, other shapes."""
+    axes = slice(1 if part == "head" else 0, None)
+    lack, surplus = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
+    other = [
+        n
+        for n in sorted(set(saved) & set(wanted))
+        if list(saved[n].shape)[axes] != list(wanted[n].shape)[axes]
+    ]
+    differences = []
+    if lack:
+        differences.append(f"lacks {len(lack)} {part} arrays that this run has ({lack[0]})")
+    if surplus:
+        differences.append(f"has {len(surplus)} {part} arrays that this run lacks ({surplus[0]})")
+    if other:
+        name = other[0]
+        shapes = f"{list(saved[name].shape)[axes]}, this run has {list(wanted[name].shape)[axes]}"
+        differences.append(f"has {len(other)} {part} arrays of another shape ({name}: {shapes})")
+    return differences
