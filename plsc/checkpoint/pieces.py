@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plsc.checkpoint.manifest import Manifest, read_manifest
+from plsc.checkpoint.store import set_aside
 from plsc.checkpoint.tensorfile import DamagedError, crc32_of
 from plsc.errors import UserError, shown
 
@@ -45,6 +46,11 @@ class Pieces(NamedTuple):
     """The step of the best evaluation up to it."""
 
     @property
+    def folder(self) -> str:
+        """The final name of its folder."""
+        return f"step-{self.step:08d}"
+
+    @property
     def missing(self) -> list[str]:
         """The files that no disk has."""
         return [name for name, holders in self.holders.items() if not holders]
@@ -53,6 +59,12 @@ class Pieces(NamedTuple):
     def was_saved(self) -> bool:
         """Whether a disk has it under its final name; else it is the rest of a killed save."""
         return any(not name.endswith(".tmp") for name in self.names.values())
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in the name of a checkpoint's folder; None if it has another name."""
+    match = re.fullmatch(r"step-(\d{8,})", name)
+    return int(match[1]) if match else None
 
 
 def survey(root: str | os.PathLike) -> dict[str, Any]:
@@ -186,11 +198,10 @@ def _missing_line(pieces: Pieces, surveys: Sequence[dict[str, Any]]) -> str:
         classes = f" (classes {start} to {stop - 1})"
     wrote = f", written on host {shown(info['host'])}," if info["host"] else ""
     more = f", nor are {len(missing) - 1} others" if missing[1:] else ""
-    folder = f"step-{pieces.step:08d}"
     hosts = ", ".join(dict.fromkeys(shown(each["host"]) for each in surveys))
     return (
         f"checkpoint of step {pieces.step}: {shown(missing[0])}{classes}{wrote} is not on the disk of {hosts}{more}: "
-        f"start with that machine too, or copy its {folder} into that of another (cp -n)"
+        f"start with that machine too, or copy its {pieces.folder} into that of another (cp -n)"
     )
 
 
@@ -205,3 +216,45 @@ def _damaged_lines(surveys: Sequence[dict[str, Any]], step: int | None) -> list[
 
 def _places(surveys: Sequence[dict[str, Any]]) -> str:
     return ", ".join(dict.fromkeys(shown(each["folder"]) for each in surveys))
+
+
+def settle(root: str | os.PathLike, pieces: Pieces, number: int) -> None:
+    """Give the folder of `pieces` in `root`, which is the survey `number`, its final name.
+
+    Another checkpoint of that step is set aside: on the other disks it is not whole, or not the one that was chosen. Raises UserError.
+    """
+    final = Path(root, pieces.folder)
+    name = pieces.names.get(number)
+    if name == final.name:
+        return
+    try:
+        if final.exists():
+            _log.warning(
+                "%s: is another checkpoint of step %d; kept as %s", final, pieces.step, set_aside(final).name
+            )
+        if name:
+            final.with_name(name).rename(final)
+    except OSError as error:
+        raise UserError(
+            f"{final}: cannot get its name: {error.strerror}; see that it can be written"
+        ) from error
+
+
+def set_damaged_aside(root: str | os.PathLike, pieces: Pieces) -> list[str]:
+    """Set the files of `pieces` in `root` that fail their checksum aside as FILE.bad; return their names. Reads every byte.
+
+    Raises: UserError (not readable now).
+    """
+    folder = Path(root, pieces.folder)
+    damaged = []
+    try:
+        for name, info in pieces.files.items():
+            path = folder / name
+            if _has(path, info["bytes"]) and crc32_of(path) != info["crc32"]:
+                damaged.append(name)
+                _log.warning("%s: fails its checksum; kept as %s", path, set_aside(path).name)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or folder}: cannot be read now ({error.strerror or error}); see that its disk is there, and try again"
+        ) from error
+    return damaged

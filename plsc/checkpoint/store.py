@@ -321,7 +321,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
                 continue
             if not isinstance(error, DamagedError):
                 raise
-            aside = _set_aside(path) if rename else path
+            aside = set_aside(path) if rename else path
             _log.warning(
                 "checkpoint %s is unusable (%s); %s, trying the one before it",
                 path.name,
@@ -375,9 +375,11 @@ def best(root: str | os.PathLike) -> Path:
     return Checkpoint.open(Path(root) / f"step-{known.step:08d}").path
 
 
-def _set_aside(path: Path) -> Path:
+def set_aside(path: Path) -> Path:
+    """Rename the checkpoint, or the file of one, to `path`.bad, .bad2, ...; return the new path."""
+    name = path.with_name(path.name.removesuffix(".old"))
     number = 1
-    while (aside := _beside(path.with_suffix(""), "bad" if number == 1 else f"bad{number}")).exists():
+    while (aside := _beside(name, "bad" if number == 1 else f"bad{number}")).exists():
         number += 1
     return path.rename(aside)
 
@@ -386,7 +388,7 @@ def set_aside_after(root: str | os.PathLike, step: int) -> None:
     """Set the checkpoints of later steps aside, so that a run that has gone back is not resumed from them."""
     for path in _entries(Path(root), r"step-\d{8,}"):
         if int(path.name[5:]) > step:
-            _set_aside(path)
+            set_aside(path)
 
 
 def prune(

@@ -17,6 +17,7 @@ from plsc.data.folder import nested_hint
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
+from plsc.distributed.disks import find_disks
 from plsc.distributed.guard import Guard
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
@@ -102,6 +103,7 @@ def build_trainer(
         scaler=scaler,
         signals=signals,
         ema=ema,
+        disks=find_disks(cfg.Global.output_dir),
     )
 
 

@@ -86,16 +86,16 @@ class Entry(Setters):
         distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
         guarded.listen()
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
-        path = self._resume_from() if self.config.Global.resume else None
+        path = self._resume_from(trainer) if self.config.Global.resume else None
         start = finetune.Start([], {})
         if path is not None:
             trainer.resume(path)
         elif self.config.Global.init_from:
             start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
         metrics = None
+        if path is None and trainer.disks.is_first:
+            self._set_earlier_run_aside()
         if distributed.rank() == 0:
-            if path is None:
-                self._set_earlier_run_aside()
             setup(0, self.output_dir / "train.log")
             start.record(self.output_dir)
             for line in self._advice(distributed.world_size()):
@@ -365,9 +365,25 @@ class Entry(Setters):
             path.rename(aside / path.name)
         get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
 
-    def _resume_from(self) -> Path | None:
+    def _resume_from(self, trainer) -> Path | None:
         """Find the checkpoint to continue from; None, which is logged, if there is none yet."""
-        path = self._find_checkpoint(writes=True)
+        from plsc.checkpoint.pieces import step_of
+        from plsc.training.local_disks import find_checkpoint, is_spread
+
+        given = self.config.Global.checkpoint or "newest"
+        root, which = self.output_dir / "checkpoints", given
+        if given not in ("newest", "best"):
+            root, which = Path(given).parent, step_of(Path(given).name)
+        if which is not None and is_spread(root, trainer.disks):
+            path = find_checkpoint(root, trainer.disks, trainer.head.shard, which)
+            if path is None and given != "newest":
+                raise MissingFileError(
+                    f"{root}: there is no such checkpoint on any disk (Global.checkpoint={given})"
+                )
+            if path:
+                self._log_checkpoint(path)
+        else:
+            path = self._find_checkpoint(writes=True)
         if path is None:
             get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
         return path
@@ -395,9 +411,13 @@ class Entry(Setters):
 
         path = distributed.run_on_rank_0(find)
         if path:
-            how = given if given in ("newest", "best") else "as Global.checkpoint says"
-            get_logger().info(f"reading checkpoint {path} ({how})")
+            self._log_checkpoint(path)
         return path
+
+    def _log_checkpoint(self, path: Path) -> None:
+        given = self.config.Global.checkpoint or "newest"
+        how = given if given in ("newest", "best") else "as Global.checkpoint says"
+        get_logger().info(f"reading checkpoint {path} ({how})")
 
     def _checkpoint(self):
         from plsc.checkpoint.store import Checkpoint

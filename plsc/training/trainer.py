@@ -28,6 +28,7 @@ from plsc.checkpoint.train_state import Best, TrainState
 from plsc.config import Config
 from plsc.data.dataset import Dataset, IdentificationSet, class_names
 from plsc.data.loader import Loader
+from plsc.distributed.disks import Disks
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
@@ -38,6 +39,7 @@ from plsc.training.dump import DumpWriter, TakenStep, find_cause
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.flags import Flags, LateFlags
+from plsc.training.local_disks import with_rank_0s_statistics
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
 from plsc.training.per_set import PerSet
@@ -83,6 +85,7 @@ class Trainer:
         nonfinite: checks whether a step counts. dump: writes the batches of steps that do not.
         scaler: of the backbone's gradients in float16, the one that network and nonfinite have; None: there is
             none.
+        disks: which ranks share Global.output_dir.
         signals: notes signals that ask the run to stop; None: there are none.
 
     Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
@@ -103,6 +106,7 @@ class Trainer:
         evaluator: Evaluator,
         nonfinite: NonFiniteGuard,
         dump: DumpWriter,
+        disks: Disks,
         scaler: LossScaler | None = None,
         signals: Guard | None = None,
         ema: Ema | None = None,
@@ -119,6 +123,7 @@ class Trainer:
         self.evaluator = evaluator
         self.nonfinite = nonfinite
         self.dump = dump
+        self.disks = disks
         self.scaler = scaler
         self.signals = signals or Guard()
         self.ema = ema
@@ -196,13 +201,17 @@ class Trainer:
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
         numbers *= 2 if self.ema else 1
         numbers += self.optimizer.state_size
-        need = 4 * numbers + bank.itemsize * bank.numbers * self.head.shard.num_classes
+        classes = self.head.shard.num_classes
+        if self.disks.several:
+            sizes = zip(self.disks.of_ranks, distributed.gather_counts(self.head.shard.size))
+            classes = min(classes, sum(size for disk, size in sizes if disk == self.disks.mine))
+        need = 4 * numbers + bank.itemsize * bank.numbers * classes
         keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
         saves = saves_ahead(self.step, self.total_steps, *periods, most=keep + 1)
         what = "a checkpoint beside the class centres" if self.cfg.Head.bank == "disk" else "a checkpoint"
-        warning = check_space(Path(self.checkpoints), need, saves, keep, what)
-        if warning and self.rank == 0:
-            get_logger().warning(warning)
+        for warning in self.disks.run(partial(check_space, Path(self.checkpoints), need, saves, keep, what)):
+            if warning and self.rank == 0:
+                get_logger().warning(warning)
 
     def _train_epoch(self) -> None:
         """Train the remaining steps of the epoch, up to the run's end."""
@@ -448,6 +457,9 @@ class Trainer:
         best = best or self.best
         backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
         ema = self.ema.arrays() if self.ema else None
+        if self.disks.several:
+            backbone = with_rank_0s_statistics(self.backbone, backbone)
+            ema = with_rank_0s_statistics(self.backbone, ema) if ema else None
         of_head = [head[name] for name in self.head.bank.names]
         weights = [*backbone.values(), *(ema or {}).values(), *of_head]
         if not distributed.every(finite_arrays(weights)):
@@ -463,10 +475,10 @@ class Trainer:
             state=self._state(self._replaced_so_far(), best),
             config_yaml=self.cfg.to_yaml(),
             preprocessing=self.dataset.preprocessing.to_json(),
-            classes=class_names(self.dataset) if self.rank == 0 else None,
+            classes=class_names(self.dataset) if self.disks.is_first else None,
             ema=ema,
         )
-        ranks = store.Ranks(self.rank, self.world_size, distributed.gather_objects)
+        ranks = store.Ranks(self.rank, self.world_size, distributed.gather_objects, self.disks.of_ranks)
         last = self.step == self.total_steps
         try:
             write = partial(store.save, self.checkpoints, content, ranks)
@@ -483,13 +495,13 @@ class Trainer:
         self._failed_saves = 0
         self._saved = self.step
         self.best = best
-        if self.rank == 0:
+        if self.disks.is_first:
             # A rollback takes the newest checkpoint before the last step that was not skipped.
             last_good = self.step - self.nonfinite.since_good
             way_back = last_good if self.cfg.Global.rollbacks > self.rollbacks else None
             protect = [best.step] if best else []
             store.prune(self.checkpoints, self.cfg.Checkpoint.keep, protect, way_back)
-        distributed.barrier()  # so that no collective waits for rank 0's disk and times out
+        distributed.barrier()  # so that no collective waits for a disk and times out
         get_logger().info(f"checkpoint {path}")
 
     def resume(self, path) -> None:
@@ -538,7 +550,8 @@ class Trainer:
         if count > self.cfg.Global.rollbacks:
             raise error
         diverged = error.step
-        path = go_back(self.checkpoints, last_good=diverged - self.nonfinite.since_good)
+        last_good = diverged - self.nonfinite.since_good
+        path = go_back(Path(self.checkpoints), last_good, self.disks, self.head.shard)
         if path is None:
             raise error
         self.optimizer.clear_grad()

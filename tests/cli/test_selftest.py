@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.checkpoint import store
+from plsc.checkpoint import tensorfile
 from plsc.cli.commands.selftest.parts import PARTS, Worst, relative
 from plsc.cli.commands.selftest.selftest import Row, join_ranks, launch_parts, run_parts
 from plsc.heads import backends, step
@@ -57,9 +57,9 @@ def no_positives(monkeypatch):
 
 
 def rows_of_another_shard(monkeypatch):
-    read = store.TensorFile.read_rows
+    read = tensorfile.TensorFile.read_rows
     monkeypatch.setattr(
-        store.TensorFile, "read_rows", lambda self, name, start, out: read(self, name, 0, out)
+        tensorfile.TensorFile, "read_rows", lambda self, name, start, out: read(self, name, 0, out)
     )
 
 
