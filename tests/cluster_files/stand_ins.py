@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from plsc import config
-from plsc.cli.commands.run.supervisor import split_command
+from plsc.cli.commands.run.options import Options, read_options
 from tests.launch import ROOT
 
 FOLDER = ROOT / "tools/cluster"
@@ -91,16 +91,12 @@ def examples(text: str, program: str) -> list[str]:
     return re.findall(rf"^(?:#  )?   +((?:\w+=\S+ )*{program} .*)$", text, re.MULTILINE)
 
 
-def read_command(argv: list[str]) -> tuple[dict[str, str], config.Config]:
-    """The options of a plsc-run command, and its config; fails where plsc-run would refuse it."""
-    options, (script, *rest) = split_command(argv)
+def read_command(argv: list[str]) -> tuple[Options, config.Config]:
+    """What plsc-run reads from its arguments, and the config; fails where it would refuse them."""
+    options = read_options(argv)
+    script, *rest = options.program
     assert script == "tools/train.py" and (ROOT / script).is_file()
     parser = argparse.ArgumentParser(allow_abbrev=False)
     config.add_arguments(parser)
     given = parser.parse_args(rest)
-    words = iter(options)
-    named = {}
-    for word in words:
-        name, joined, value = word.partition("=")
-        named[name] = value if joined else next(words)
-    return named, config.load(ROOT / given.config, given.override)
+    return options, config.load(ROOT / given.config, given.override)

@@ -143,11 +143,10 @@ def test_each_pod_is_one_machine_of_the_run(resource, replicas):
     spec, _, container = pods(resource)
     for index in range(spec[replicas]):
         options, cfg = started(container, index)
-        assert options["--nnodes"] == str(spec[replicas]) and options["--rank"] == str(index)
-        ranks = int(options["--nproc_per_node"]) * spec[replicas]
-        assert int(options["--nproc_per_node"]) == container["resources"]["limits"]["nvidia.com/gpu"]
+        assert options.machines[:3] == (spec[replicas], spec[replicas], index)
+        assert options.ranks == container["resources"]["limits"]["nvidia.com/gpu"]
         train = cfg.DataLoader.Train
-        assert train.batch_size * train.accumulate * ranks == train.global_batch
+        assert train.batch_size * train.accumulate * options.ranks * spec[replicas] == train.global_batch
 
 
 @pytest.mark.parametrize("resource", [JOB, PADDLEJOB], ids=lambda resource: resource["kind"])

@@ -89,12 +89,12 @@ def test_the_commands_in_the_files_start_plsc_run_on_each_machine(stand_ins, clo
     assert done.returncode == 0, done.stderr
     started = calls(env)
     assert len(started) == nodes
-    options = [read_command(call["argv"])[0] for call in started]
-    assert [each["--rank"] for each in options] == [str(number) for number in range(nodes)]
-    wanted = {"--nnodes": "2:4", "--wait": "120"} if "2:4" in command else {"--nnodes": str(nodes)}
-    for each in options:
-        assert each["--master"] in ("10.0.0.1:8090", "a:8090", "node0:8090")
-        assert {name: each.get(name) for name in wanted} == wanted
+    for number, call in enumerate(started):
+        options, _ = read_command(call["argv"])
+        machines = options.machines
+        assert (machines.number, machines.most, options.ranks) == (number, nodes, 8)
+        assert (machines.least, machines.wait) == ((2, 120) if "2:4" in command else (nodes, 600))
+        assert (machines.host, machines.port) in [("10.0.0.1", 8090), ("a", 8090), ("node0", 8090)]
     assert done.stdout.count("done") == nodes
 
 
