@@ -7,6 +7,7 @@ checkpoint. The interface of a margin, the symbols and the plain margins are in 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import paddle
 
@@ -90,6 +91,9 @@ class AdaFace(Margin):
     def load_state(self, state):
         self.mean = state["mean"]
         self.deviation = state["deviation"]
+
+    def remember(self):
+        return partial(self.load_state, {"mean": self.mean, "deviation": self.deviation})
 
 
 class MagFace(Margin):
@@ -178,6 +182,9 @@ class CurricularFace(Margin):
 
     def load_state(self, state):
         self.t = state["t"]
+
+    def remember(self):
+        return partial(self.load_state, {"t": self.t})
 
 
 class InterClassFilter(Wrapped):

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import paddle
 
@@ -80,6 +82,11 @@ class Margin(ABC):
 
     def load_state(self, state: dict[str, float]) -> None:  # noqa: B027
         """Restore the numbers of `state()`."""
+
+    def remember(self) -> Callable[[], None]:
+        """Return a call that restores the numbers as they are now. Where they are on the device, override it to
+        keep references: `state()` would read them."""
+        return partial(self.load_state, self.state())
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -175,6 +182,7 @@ class Wrapped(Margin):
         self.penalty = inner.penalty
         self.state = inner.state
         self.load_state = inner.load_state
+        self.remember = inner.remember
 
     def __call__(self, cos_P, norm_P):
         return self.inner(cos_P, norm_P)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import paddle
@@ -21,7 +20,6 @@ from paddle import _C_ops
 from plsc.config.advice import usual_rate
 from plsc.errors import UserError
 from plsc.heads.kernels.rows import sum_of_squares
-from plsc.heads.margins import Margin
 from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training.copies import Copies
@@ -130,11 +128,8 @@ class NonFiniteGuard:
         """Copy what a forward pass of backbone and head changes; return calls that restore it. Call it before
         each."""
         undo = [Copies(self._statistics).restore]
-        margin = self.head.margin
-        if margin and asynchronous() and margin.settle.__func__ is not Margin.settle:
-            undo.append(lambda: margin.settle(paddle.zeros([], "bool")))  # its numbers are on the device
-        elif margin:
-            undo.append(partial(margin.load_state, margin.state()))
+        if self.head.margin:
+            undo.append(self.head.margin.remember())
         return undo
 
     def examine(
