@@ -12,12 +12,12 @@ None of the branches for a GPU has been run on one. Try it:
 
 from __future__ import annotations
 
-import os
 from collections import deque
 
 import numpy as np
 import paddle
 
+from plsc.utils import kernels
 from plsc.utils.tensors import tensor_of
 
 
@@ -26,7 +26,7 @@ def asynchronous() -> bool:
 
     With the kernels turned off a CPU takes the GPU's way in everything, so that it can be tested and counted there.
     """
-    return os.environ.get("PLSC_KERNELS") == "0" or on_gpu()
+    return kernels.turned_off() or on_gpu()
 
 
 def on_gpu() -> bool:

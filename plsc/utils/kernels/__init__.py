@@ -58,14 +58,19 @@ _ARGUMENTS = {
 }
 
 
+def turned_off() -> bool:
+    """Say whether the user has turned the kernels off."""
+    return os.environ.get("PLSC_KERNELS") == "0"
+
+
 def library() -> ctypes.CDLL | None:
     """Load the compiled kernels; None where they are turned off or cannot be loaded, which is logged once."""
-    return None if os.environ.get("PLSC_KERNELS") == "0" else _load()
+    return None if turned_off() else _load()
 
 
 def describe() -> str:
     """Describe the compiled kernels, without importing Paddle: "version 7", or "none" and why."""
-    if os.environ.get("PLSC_KERNELS") == "0":
+    if turned_off():
         return "none (PLSC_KERNELS=0)"
     native, why = _open()
     return f"version {_VERSION}" if native else f"none ({why})"
