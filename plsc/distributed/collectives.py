@@ -33,6 +33,7 @@ from plsc.distributed.device import decide, set_precision, why_no_gpu
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.errors import UserError
+from plsc.utils.device import on_gpu
 from plsc.utils.sharding import split
 from plsc.utils.timing import timer
 
@@ -131,7 +132,7 @@ def _groups_of_all_ranks_share_one():
 
 def finish() -> None:
     """Wait until the device has finished its work, to measure time; a CPU always has."""
-    if not paddle.get_device().startswith("cpu"):
+    if on_gpu():
         paddle.device.synchronize()
 
 

@@ -32,6 +32,7 @@ from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
+from plsc.utils.device import on_gpu
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 
 MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
@@ -55,7 +56,7 @@ def build_trainer(
     backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
-    if paddle.get_device().startswith("cpu"):
+    if not on_gpu():
         # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
         return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
     statistics = statistics_of(backbone)

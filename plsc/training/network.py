@@ -32,7 +32,7 @@ from plsc.training.copies import Copies
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
-from plsc.utils.device import Sender
+from plsc.utils.device import Sender, on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
@@ -213,7 +213,7 @@ class Network:
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         """Let Paddle choose the dtype of each op; on a CPU it would warn, and change nothing."""
-        if self._amp is None or paddle.get_device().startswith("cpu"):
+        if self._amp is None or not on_gpu():
             return contextlib.nullcontext()
         return paddle.amp.auto_cast(level=self._amp.level, dtype=self._amp.dtype)
 
@@ -239,7 +239,7 @@ def check_amp(amp: AmpCfg | None) -> None:
     """Refuse by UserError mixed precision that this GPU lacks; warn that on a CPU it does not mix."""
     if amp is None:
         return
-    if paddle.get_device().startswith("cpu"):
+    if not on_gpu():
         warn(
             f"Global.amp: a CPU computes the backbone in float32, so nothing is saved; only the head's products are rounded to {amp.dtype}"
         )
