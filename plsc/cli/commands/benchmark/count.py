@@ -23,7 +23,7 @@ from pathlib import Path
 from unittest import mock
 
 from plsc.cli.commands.benchmark import op_log
-from plsc.config import Config, load
+from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils.text import table
@@ -49,15 +49,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
     part.add_argument("--rate", type=float, default=1.0, help="with --count: Head.sample_rate")
     part.add_argument("--dtype", help="with --count: Head.compute_dtype")
     part.add_argument("-c", "--config", help="with --count: a whole step of this config")
-    part.add_argument(
-        "-o",
-        "--override",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="with --count: as in training",
-    )
+    add_overrides(part, "with --count: as in training")
     part.add_argument(
         "--listing", type=Path, help="with --count: write each kernel and wait with its line there"
     )
@@ -95,10 +87,10 @@ def _whole_step(args: argparse.Namespace, folder: Path) -> Counts:
     head = _in_new_processes(args, "head", folder)
     few, more = (_in_new_processes(args, str(images), folder) for images in _FEW)
     parts = {}
-    for name, found in more.items():
-        slope, rest = divmod(found["bytes"] - few[name]["bytes"], _FEW[1] - _FEW[0])
-        assert name in HEAD or (rest == 0 and found["kernels"] == few[name]["kernels"]), name
-        parts[name] = {**found, "bytes": found["bytes"] + slope * (args.batch - _FEW[1])}
+    for name, counted in more.items():
+        slope, rest = divmod(counted["bytes"] - few[name]["bytes"], _FEW[1] - _FEW[0])
+        assert name in HEAD or (rest == 0 and counted["kernels"] == few[name]["kernels"]), name
+        parts[name] = {**counted, "bytes": counted["bytes"] + slope * (args.batch - _FEW[1])}
     return {name: head[name] if name in head else parts[name] for name in parts}
 
 
@@ -267,11 +259,11 @@ def by_part(ops: Sequence[op_log.Op], waits: Sequence[op_log.Wait]) -> Counts:
 
 def listing(ops: Sequence[op_log.Op], waits: Sequence[op_log.Wait]) -> str:
     """List kernels by part and line, in the order in which they first ran, then the waits."""
-    found: dict[tuple[str, str], list[op_log.Op]] = collections.defaultdict(list)
+    of_line: dict[tuple[str, str], list[op_log.Op]] = collections.defaultdict(list)
     for op in ops:
-        found[op.part, op.line].append(op)
+        of_line[op.part, op.line].append(op)
     lines = []
-    for (part, line), here in found.items():
+    for (part, line), here in of_line.items():
         names = collections.Counter(f"{op.name}:{op.dtype}" for op in here)
         what = ", ".join(f"{times} x {name}" if times > 1 else name for name, times in names.items())
         lines.append([part, line, len(here), sum(op.bytes for op in here) / 1e6, what])
@@ -282,5 +274,5 @@ def listing(ops: Sequence[op_log.Op], waits: Sequence[op_log.Wait]) -> str:
 
 def show(result: dict) -> str:
     named = [*result["parts"].items(), ("head", result["head"]), ("step", result["step"])]
-    rows = [[name, found["kernels"], found["waits"], found["bytes"] / 1e9] for name, found in named]
+    rows = [[name, counted["kernels"], counted["waits"], counted["bytes"] / 1e9] for name, counted in named]
     return table(rows, ["part", "kernels", "waits", "GB"])
