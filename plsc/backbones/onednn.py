@@ -252,12 +252,12 @@ def kept(make: Callable) -> Callable:
     @functools.wraps(make)
     def get(*arguments: Hashable):
         key = (make, library().threads(), *arguments)
-        found = _thread.kept.get(key)
-        if found is None:
+        made = _thread.kept.get(key)
+        if made is None:
             if len(_thread.kept) >= _MOST:  # pictures of ever other sizes
                 _thread.kept.clear()
-            found = _thread.kept[key] = make(*arguments)
-        return found
+            made = _thread.kept[key] = make(*arguments)
+        return made
 
     return get
 

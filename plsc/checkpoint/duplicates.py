@@ -118,7 +118,7 @@ def pairs_above(
 
     `done`: called with the number of pairs compared since the last call.
     """
-    found = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
+    pairs = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
     count = 0
     for start in range(0, centres.count, _HELD):
         stop = min(start + _HELD, centres.count)
@@ -131,14 +131,14 @@ def pairs_above(
                 near = cosines[one, other]
                 half = one + begin < other + first  # each pair once, and no class with itself
                 if half.any():
-                    found.append(Pairs(one[half] + begin, other[half] + first, near[half]))
-                    count += len(found[-1].cosine)
+                    pairs.append(Pairs(one[half] + begin, other[half] + first, near[half]))
+                    count += len(pairs[-1].cosine)
                 if count > 2 * most:
-                    found = [_nearest(found, most)]
+                    pairs = [_nearest(pairs, most)]
                     count = most
-                    threshold = float(found[0].cosine[-1])
+                    threshold = float(pairs[0].cosine[-1])
                 done(cosines.size)
-    return _nearest(found, most)
+    return _nearest(pairs, most)
 
 
 def nearest_of_both(pairs: Pairs) -> Pairs:

@@ -77,7 +77,7 @@ def survey(root: str | os.PathLike) -> dict[str, Any]:
     root = Path(root)
     try:
         folders = sorted(path for path in root.glob("step-*") if path.is_dir())
-        found = [_describe(path) for path in folders if _FOLDER.fullmatch(path.name)]
+        entries = [_describe(path) for path in folders if _FOLDER.fullmatch(path.name)]
     except OSError as error:
         if isinstance(error, UserError):
             raise
@@ -89,7 +89,7 @@ def survey(root: str | os.PathLike) -> dict[str, Any]:
         "host": socket.gethostname(),
         "folder": str(root),
         "set_aside": sum(1 for path in folders if re.fullmatch(r"\.bad\d*", path.suffix)),
-        "checkpoints": [entry for entry in found if entry],
+        "checkpoints": [entry for entry in entries if entry],
     }
 
 

@@ -92,8 +92,8 @@ def nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
     groups: dict[object, list[paddle.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
-    found = [unscale(group, 1.0) for group in groups.values()]
-    return paddle.stack(found).any(axis=0) if found else paddle.zeros([1], "bool")
+    of_groups = [unscale(group, 1.0) for group in groups.values()]
+    return paddle.stack(of_groups).any(axis=0) if of_groups else paddle.zeros([1], "bool")
 
 
 @paddle.no_grad()

@@ -111,13 +111,13 @@ def _group_of_each(groups: list[GroupCfg], parameters: dict[str, paddle.Tensor])
     group_of: dict[str, GroupCfg] = {}
     for number, group in enumerate(groups):
         key = f"Optimizer.groups.{number}.match: {shown(group.match)}"
-        found = [name for name in parameters if re.search(group.match, name)]
-        if not found:
+        fitting = [name for name in parameters if re.search(group.match, name)]
+        if not fitting:
             near = difflib.get_close_matches(group.match, parameters, n=3, cutoff=0.3) or [*parameters][:3]
             raise UserError(
                 f"{key} fits none of the names of the backbone's {len(parameters)} parameters (near ones: {', '.join(near)})"
             )
-        own = [name for name in found if name not in group_of]
+        own = [name for name in fitting if name not in group_of]
         if not own:
             raise UserError(f"{key} fits only names that groups before it fit; move it up, or leave it out")
         of_decay_alone = group.lr_scale is None and not group.freeze

@@ -265,7 +265,7 @@ def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> l
         )
     names = backbone.recomputed if asked is True else asked or []
     known = dict(backbone.named_sublayers())
-    found = []
+    layers = []
     for name in names:
         if name not in known:
             children = ", ".join(child for child, _ in backbone.named_children())
@@ -274,5 +274,5 @@ def layers_to_recompute(asked: bool | list[str], backbone: paddle.nn.Layer) -> l
                 f"{did_you_mean(name, list(known))}"
             )
         layer = known[name]
-        found += list(layer) if isinstance(layer, paddle.nn.LayerList) else [layer]
-    return found
+        layers += list(layer) if isinstance(layer, paddle.nn.LayerList) else [layer]
+    return layers

@@ -126,8 +126,8 @@ class MLflow:
         self.continues = kept.is_file()
         if not self.continues:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "plsc")
-            found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            earlier = self._client.get_experiment_by_name(name)
+            experiment = earlier.experiment_id if earlier else self._client.create_experiment(name)
             run = self._client.create_run(experiment, run_name=folder.resolve().name)
             place.mkdir(parents=True, exist_ok=True)
             replace_file(kept, run.info.run_id.encode())

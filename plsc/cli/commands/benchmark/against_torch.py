@@ -97,13 +97,13 @@ def _row(name: str, network: Network, threads: int, runs: int) -> dict:
                         time.sleep(PAUSE)
                         turns[framework].append(worker.ask("measure"))
     row = {"name": name, **network._asdict(), "threads": threads, **difference}
-    for framework, found in turns.items():
-        seconds = statistics.median(one for turn in found for one in turn["seconds"])
+    for framework, measured in turns.items():
+        seconds = statistics.median(one for turn in measured for one in turn["seconds"])
         row[framework] = {
             "seconds": seconds,
-            "cpu_seconds": statistics.median(one for turn in found for one in turn["cpu_seconds"]),
+            "cpu_seconds": statistics.median(one for turn in measured for one in turn["cpu_seconds"]),
             "images_per_second": network.batch / seconds,
-            "peak_bytes": max(turn["peak_bytes"] for turn in found),
+            "peak_bytes": max(turn["peak_bytes"] for turn in measured),
         }
     for key, field in (("over_torch", "seconds"), ("cpu_over_torch", "cpu_seconds")):
         row[key] = row["paddle"][field] / row["torch"][field]

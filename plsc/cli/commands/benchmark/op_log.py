@@ -338,10 +338,10 @@ def _tensors(message: str) -> tuple[list[int], list[int]]:
 
 
 def _sizes(message: str) -> list[int]:
-    found = (match.groups() for match in _TENSOR.finditer(message))
+    tensors = (match.groups() for match in _TENSOR.finditer(message))
     return [
         _ITEMSIZES[old_dtype or dtype] * math.prod(map(int, re.findall(r"\d+", old_shape or shape or "")))
-        for old_dtype, old_shape, dtype, shape in found
+        for old_dtype, old_shape, dtype, shape in tensors
     ]
 
 

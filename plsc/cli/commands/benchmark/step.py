@@ -88,13 +88,13 @@ def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     case = Case(cfg, args.classes, args.ranks, batch)
     shape = tuple(_shape(args))
     if args.seconds:
-        found = calibrate(case, args.seconds, shape, args.threads, args.device)
+        measured = calibrate(case, args.seconds, shape, args.threads, args.device)
     else:
         environment.prepare(args.threads)
         from plsc.cli.commands.plan.activations import counted
 
-        found = counted(cfg, shape)
-    return sum(backbone_bytes(case, found).values()) + sum(head_bytes(case, cfg.Head.sample_rate).values())
+        measured = counted(cfg, shape)
+    return sum(backbone_bytes(case, measured).values()) + sum(head_bytes(case, cfg.Head.sample_rate).values())
 
 
 def _shape(args: argparse.Namespace) -> list[int]:

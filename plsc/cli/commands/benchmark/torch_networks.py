@@ -266,5 +266,5 @@ def copy_weights(net: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
 
 def gradients(net: nn.Module) -> dict[str, np.ndarray]:
     """Return the gradients by Paddle's names, in Paddle's form."""
-    found = {name: each.grad for name, each in net.named_parameters() if each.grad is not None}
-    return {name: grad.numpy() for name, grad in in_paddles_form(net, found).items()}
+    grads = {name: each.grad for name, each in net.named_parameters() if each.grad is not None}
+    return {name: grad.numpy() for name, grad in in_paddles_form(net, grads).items()}
