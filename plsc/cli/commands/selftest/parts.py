@@ -242,7 +242,7 @@ def check_head(name: str, **options) -> Worst:
 
 def check_every_class_sampled() -> Worst:
     """Compare Partial FC when every class is a positive with a head that does not sample: bit for bit but where
-    sampled rows are selected on the device, with room for more, so that products round otherwise."""
+    sampled rows are selected on the device, with spare slots, so that products round otherwise."""
     counts, own = _uneven(30)
     ends = []
     for rate in (1.0, 0.9):
