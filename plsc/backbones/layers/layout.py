@@ -31,12 +31,12 @@ def by_onednn(x: paddle.Tensor) -> bool:
 
 def enter(images_BCHW: paddle.Tensor) -> paddle.Tensor:
     """Turn images into the layout of the layers that follow."""
-    return run(_ToLast, images_BCHW) if by_onednn(images_BCHW) else images_BCHW
+    return run(_Turned, images_BCHW, True) if by_onednn(images_BCHW) else images_BCHW
 
 
 def leave(x: paddle.Tensor) -> paddle.Tensor:
     """Turn pictures from the layout of layers back to [N, C, H, W]."""
-    return run(_ToFirst, x) if by_onednn(x) else x
+    return run(_Turned, x, False) if by_onednn(x) else x
 
 
 def empty(shape: list[int]) -> paddle.Tensor:
@@ -67,38 +67,26 @@ def _turn(samples: int, channels: int, height: int, width: int, last: bool) -> o
     return onednn.Operation("reorder", [first, other] if last else [other, first], [onednn.SRC, onednn.DST])
 
 
-def _to_last(x_BCHW: paddle.Tensor) -> paddle.Tensor:
-    samples, channels, height, width = x_BCHW.shape
-    out = empty([samples, height, width, channels])
-    _turn(samples, channels, height, width, True)(dense(x_BCHW).data_ptr(), out.data_ptr())
+def _turned(x: paddle.Tensor, last: bool) -> paddle.Tensor:
+    """Turn [N, C, H, W] to [N, H, W, C] if `last`, else back."""
+    if last:
+        samples, channels, height, width = x.shape
+    else:
+        samples, height, width, channels = x.shape
+    out = empty([samples, height, width, channels] if last else [samples, channels, height, width])
+    _turn(samples, channels, height, width, last)(dense(x).data_ptr(), out.data_ptr())
     return out
 
 
-def _to_first(x_BHWC: paddle.Tensor) -> paddle.Tensor:
-    samples, height, width, channels = x_BHWC.shape
-    out = empty([samples, channels, height, width])
-    _turn(samples, channels, height, width, False)(dense(x_BHWC).data_ptr(), out.data_ptr())
-    return out
-
-
-class _ToLast(PyLayer):
+class _Turned(PyLayer):
     @staticmethod
-    def forward(ctx, x):
-        return _to_last(x)
+    def forward(ctx, x, last):
+        ctx.last = last
+        return _turned(x, last)
 
     @staticmethod
     def backward(ctx, grad):
-        return _to_first(grad)
-
-
-class _ToFirst(PyLayer):
-    @staticmethod
-    def forward(ctx, x):
-        return _to_first(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return _to_last(grad)
+        return _turned(grad, not ctx.last)
 
 
 def dense(x: paddle.Tensor) -> paddle.Tensor:
