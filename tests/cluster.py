@@ -195,6 +195,12 @@ class Cluster:
             assert self.running(), self.said(0)
             time.sleep(0.005)
 
+    def wait_for_line(self, number: int, pattern: str, timeout: float = 120) -> None:
+        end = time.monotonic() + timeout
+        while not any(re.search(pattern, line) for line in self.said(number)):
+            assert time.monotonic() < end, self.said(number)
+            time.sleep(0.05)
+
     def left(self) -> list[int]:
         """Processes that are at work in the folder."""
         pids = []

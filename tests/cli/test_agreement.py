@@ -61,12 +61,14 @@ class Run:
         )
         self.machines = {}
         self.lines = {}
+        self.seen = {}
         self.orders = {}
 
     def up(self, *numbers, id="x"):
         for number in numbers:
             self.machines[number] = {"id": f"{number}{id}", "state": "ready", "generation": 0, "changes": 1}
             self.lines[number] = []
+            self.seen[number] = 0
         return self
 
     def down(self, number):
@@ -106,13 +108,14 @@ class Run:
             number=machine["number"],
             host=f"host{number}",
             address=f"10.0.0.{number}",
-            seen=len(self.lines[number]),
+            seen=self.seen[number],
             details=details,
             **fields,
         )
         order = self.agreement.report(report, self.now)
         self.orders[number] = order
-        self.lines[number] += order.lines
+        self.lines[number] += order.lines[max(0, self.seen[number] - order.seen) :]
+        self.seen[number] = max(self.seen[number], order.seen + len(order.lines))
         if order.action == "start":
             self.set(number, "running", generation=order.generation, began=True)
         elif order.action == "stop" and machine["state"] == "running":
@@ -250,6 +253,7 @@ def test_with_fewer_machines_the_run_goes_on_and_takes_one_back_at_the_next_rest
     assert "a=1" in run.agreement._start.overrides
     run.up(1, id="y").go(5)
     assert run.states[1] == "ready"
+    assert run.lines[1] == ["INFO machine 1 (host1) has come; it takes part from the next start on"]
     run.ends(2, 1, cause={"text": "killed", "rank": 1}).go(3)
     assert run.agreement._start.machines == [0, 1, 2] and set(run.states.values()) == {"running"}
     for number in run.machines:

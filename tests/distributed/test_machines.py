@@ -8,12 +8,13 @@ import os
 import re
 import signal
 
+import numpy as np
 import pytest
 
 from plsc.cli.commands.run.job import newest_step
 from tests.cluster import EVERY, STEPS, Cluster
 from tests.launch import ROOT, launch
-from tests.tiny_runs import TINY, assert_equal_runs
+from tests.tiny_runs import TINY, assert_equal_runs, rows, steps
 from tests.warm import shared
 
 SETTINGS = [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={EVERY}", "Head.sample_rate=0.3"]
@@ -103,3 +104,29 @@ def test_machines_that_differ_are_refused_before_the_start(tmp_path):
             (line,) = [line for line in cluster.said(number) if line.startswith("ERROR")]
             assert re.match("ERROR machine 1 .*Head.scale.*20", line)
         assert os.listdir(cluster.out) == ["log"] or not (cluster.out / "checkpoints").exists()
+
+
+def test_a_machine_that_is_lost_is_left_out_and_taken_back_at_the_next_restart(tmp_path):
+    """The global batch stays, so the losses of a network without BatchNorm do, but for rounding."""
+    elastic = ["--nnodes", "2:3", "--wait", "3"]
+    network = ["Model={name: 'tests.tiny_runs:Linear', embedding_size: 8}"]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    settings = [f"Global.max_steps={STEPS}", f"Checkpoint.every_steps={EVERY}", *network]
+    launch(ROOT / "tools/train.py", 3, whole, "-c", TINY, "-o", "Global.output_dir=out", *settings)
+    with Cluster(tmp_path.resolve(), 3, namespaces=False, warm=shared()) as cluster:
+        cluster.start_all(*elastic, overrides=network)
+        cluster.wait_for_step(7)
+        cluster.signal(2, "supervisor", signal.SIGKILL)
+        cluster.wait(of=[2])
+        cluster.wait_for_line(0, "start 2 on 2 machines: .* without machine 2$")
+        cluster.wait_for_step(12)
+        cluster.start(2, *elastic, overrides=network)
+        cluster.wait_for_line(2, "has come; it takes part from the next start on$")
+        cluster.signal(1, "rank", signal.SIGKILL)
+        assert cluster.wait() == [0, 0, 0] and not cluster.left()
+        for number in range(3):
+            assert re.search("start 3 on 3 machines", cluster.said(number)[-1])
+        assert steps(rows(cluster.out)) == steps(rows(whole / "out"))
+        losses = [[row["loss"] for row in rows(output)] for output in (cluster.out, whole / "out")]
+        np.testing.assert_allclose(*losses, rtol=1e-6)

@@ -58,6 +58,7 @@ class _Member:
     known: int = 0  # the changes of the details
     survey: dict = field(default_factory=dict)  # the last one: a machine that trains makes none
     clock_offset: float = 0.0  # seconds that its clock is ahead of ours
+    first_line: int = 0  # of the agreement's, after those that are older than its process
     leaves: bool = False  # asked to stop, it ends while the others go on
 
     @property
@@ -131,7 +132,9 @@ class Agreement:
                     return order
                 member = None
             if member is None or member.report.id != report.id:
-                member = self._members[report.machine] = _Member(report, now)
+                member = self._members[report.machine] = _Member(report, now, first_line=len(self._lines))
+                if self._phase in ("running", "stopping"):
+                    self._lines.append(f"INFO {member.name} has come; it takes part from the next start on")
             if report.number >= member.report.number:  # else it was delayed on its way
                 member.report = report
                 member.heard = now
@@ -178,12 +181,13 @@ class Agreement:
         report = member.report
         takes_part = self._phase in ("running", "stopping") and self._ids.get(report.machine) == report.id
         at_work = takes_part and self._phase == "running"
+        seen = max(report.seen, member.first_line)
         order = Order(
             agreement=self._id,
             action="wait",
             generation=self._generation,
-            seen=report.seen,
-            lines=self._lines[report.seen :],
+            seen=seen,
+            lines=self._lines[seen:],
             known=member.known,
         )
         if self._phase == "ended":

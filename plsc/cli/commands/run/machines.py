@@ -172,7 +172,7 @@ class Machine:
         if not self._machines.elastic:
             return []
         train = self._job.cfg.DataLoader.Train
-        batch = train.global_batch or train.samples * self._job.ranks * self._machines.most
+        batch = train.global_batch or train.global_batch_on(self._job.ranks * self._machines.most)
         return [f"DataLoader.Train.global_batch={batch}", "DataLoader.Train.keep_global_batch=true"]
 
     # -- reports and orders -------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class Machine:
             self._agreement = order.agreement
             self._seen = self._known = 0
             return None
-        for line in order.lines[self._seen - order.seen :]:
+        for line in order.lines[max(0, self._seen - order.seen) :]:
             self._say(line)
         self._seen = max(self._seen, order.seen + len(order.lines))
         self._known = order.known

@@ -128,9 +128,9 @@ class Order(_Message):
     """wait: go on as you are. prepare: get ready for a start. stop: end the ranks at once. end: end plsc-run."""
     generation: NonNegativeInt = 0
     seen: NonNegativeInt = 0
-    """Of the report that this answers."""
+    """Lines before these `lines`."""
     lines: list[str] = []
-    """To print, those after the ones that were seen."""
+    """To print."""
     start: Optional[StartOrder] = None
     code: int = 0
     """Exit code of plsc-run."""
