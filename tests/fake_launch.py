@@ -19,7 +19,7 @@ import os, signal, subprocess, sys, time
 options = sys.argv[1:]
 ranks = int(options[options.index("--nproc_per_node") + 1])
 os.makedirs("out/log", exist_ok=True)
-for name in ("default.abcdef.log", "workerlog.0"):
+for name in ("default.abcdef.log", "envlog.0", "backup_env.0.json", "workerlog.0"):
     open(f"out/log/{name}", "w").write(str(os.environ))
 cut = 0
 while options[cut].startswith("-"):

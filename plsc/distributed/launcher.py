@@ -63,6 +63,7 @@ def launch(
     for line in process.stdout:
         say(line)
     code = process.wait()
+    forget_environments(logs)
     if why := refusal(logs, log_start):
         raise UserError(why)
     if code not in (0, 2) and not stopped_on(code):  # 2: a rank has printed why
@@ -78,6 +79,16 @@ def open_log(logs: str | Path) -> IO[bytes]:
         return open(Path(logs) / LOG, "ab")
     except OSError:
         return open(os.devnull, "ab")
+
+
+def forget_environments(logs: str | Path, job: str = "default") -> None:
+    """Delete the files in which the launcher keeps all of its environment, passwords among it, for each start.
+
+    job: its --job_id.
+    """
+    for pattern in (f"{job}.{6 * '[a-z]'}.log", "envlog.*", "backup_env.*.json"):
+        for path in Path(logs).glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def refusal(logs: str | Path, start: int) -> str:

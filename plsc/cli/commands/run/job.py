@@ -128,10 +128,8 @@ class Job:
         return Failure(f"the disk of {self.folder} is full ({free:,} bytes free)") if free < _FULL else None
 
     def forget_environments(self) -> None:
-        """Delete the launcher's JOB.abcdef.log of each start, which contains its environment only."""
-        name = value(self._options, "--job_id") or "default"
-        for path in Path(self.logs).glob(f"{name}.{6 * '[a-z]'}.log"):
-            path.unlink(missing_ok=True)
+        """Delete what the launcher has written of its environment."""
+        launcher.forget_environments(self.logs, value(self._options, "--job_id") or "default")
 
     def say(self, text: str, logged: bool = True) -> None:
         """Print a line on stderr, and append it to the run's log if that exists and `logged`."""
