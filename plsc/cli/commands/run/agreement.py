@@ -249,7 +249,9 @@ class Agreement:
         ready = {
             n: m for n, m in sorted(here.items()) if m.report.state == "ready" and m.is_known and not m.leaves
         }
-        if now < self._not_before:
+        if 0 not in ready:
+            self._since = now  # the wait begins when this machine could start itself
+        if 0 not in ready or now < self._not_before:
             return
         expected = self._machines.most - sum(member.leaves for member in self._members.values())
         if len(ready) < expected and now < self._since + self._machines.wait:

@@ -37,6 +37,7 @@ from plsc.distributed import environment, guard, lock
 from plsc.errors import UserError
 
 _POLL = 0.1  # seconds
+_RETRY = 1.0  # seconds between two questions for an address
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # else Gloo takes that of the host name
 _ANSWER = 1.0  # seconds for ranks to write where they are, before they are killed
 
@@ -49,7 +50,8 @@ class Machine:
         self._machines: Machines = options.machines
         self._id = uuid.uuid4().hex
         self._host = os.uname().nodename
-        self._address, self._interface = own_address(self._machines.host, self._machines.port)
+        self._address = ""
+        self._interface: str | None = None
         self._signals: list[int] = []
         self._state = "ready"
         self._generation = 0
@@ -69,6 +71,7 @@ class Machine:
         machines = self._machines
         try:
             self._job = Job(self._options, machines.number)
+            self._find_address()
             with contextlib.ExitStack() as stack:
                 if machines.number == 0:
                     stack.enter_context(lock.hold(self._job.folder))
@@ -77,6 +80,18 @@ class Machine:
         except UserError as error:
             self._refuse(error)
             raise
+
+    def _find_address(self) -> None:
+        """Find this machine's address; the name of the first one may get its own only when that begins."""
+        end = time.monotonic() + self._machines.wait
+        while True:
+            try:
+                self._address, self._interface = own_address(self._machines.host, self._machines.port)
+                return
+            except UserError:
+                if time.monotonic() > end or self._signals:
+                    raise
+            time.sleep(_RETRY)
 
     # -- the first machine, and the others ----------------------------------------------------------------------------------
 
