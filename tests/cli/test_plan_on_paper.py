@@ -108,6 +108,7 @@ ON = ["--device", "a100"]
         ([*ON, "--nodes", "2"], r"^--network: give the Gbit/s of each machine's network, such as 100"),
         ([*ON, "--network", "100"], r"^--network: one machine sends nothing over it"),
         ([*ON, "--gpus", "0"], r"^--gpus: must be more than 0 \(got 0\)$"),
+        ([*ON, "--nodes", "20000"], r"^--nodes x --gpus: must be at most 100,000 \(got 160,000\)$"),
         ([*ON, "--nodes", "2", "--network", "nan"], r"^--network: must be more than 0 \(got nan\)$"),
         ([*ON, "--ranks", "8"], r"^--ranks: has no meaning with --device a100: they are --nodes x --gpus$"),
         ([*ON, "--memory", "8"], r"^--memory: has no meaning with --device a100: it is that of the table$"),

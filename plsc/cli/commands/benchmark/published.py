@@ -261,7 +261,7 @@ def published(args: argparse.Namespace) -> dict[str, Any]:
             **figure._asdict(),
             "run": figure.run._asdict(),
             "cluster": [figure.cluster.nodes, figure.cluster.gpus],
-            "device": next(name for name, device in DEVICES.items() if device is figure.cluster.device),
+            "device": figure.cluster.device.name,
             "predicted": predict(figure),
             "off": off(figure),
             "reason": reason(figure),

@@ -19,8 +19,9 @@ _PCIE_5 = 64 * GB
 class Device(NamedTuple):
     """A GPU as its data sheet describes it."""
 
+    name: str
     memory: int
-    """Bytes."""
+    """Bytes; the data sheets' GB are 2^30."""
     bandwidth: float
     """Of the memory, bytes/s."""
     flops: dict[str, float]
@@ -33,6 +34,7 @@ class Device(NamedTuple):
 
 
 def _device(
+    name: str,
     memory_gib: int,
     bandwidth_gb: float,
     float32: float,
@@ -46,23 +48,24 @@ def _device(
     flops = {"float32": float32 * _TERA, "float16": float16 * _TERA}
     if tf32:
         flops |= {"tf32": tf32 * _TERA, "bfloat16": float16 * _TERA}
-    return Device(memory_gib * 2**30, bandwidth_gb * GB, flops, nvlink_gb * GB, pcie, f"NVIDIA, {source}")
+    return Device(
+        name, memory_gib * 2**30, bandwidth_gb * GB, flops, nvlink_gb * GB, pcie, f"NVIDIA, {source}"
+    )
 
 
 _V100 = "Tesla V100 GPU Accelerator data sheet, 2018: V100 SXM2"
 _A100 = "A100 Tensor Core GPU data sheet, 2021"
+_H100 = "H100 Tensor Core GPU data sheet, 2023"
+_H200 = "H200 Tensor Core GPU data sheet, 2024"
 
-DEVICES: dict[str, Device] = {
-    "p100": _device(16, 732, 10.6, 21.2, 80, _PCIE_3, "Tesla P100 data sheet, 2016: P100 for NVLink"),
-    "v100-16gb": _device(16, 900, 15.7, 125, 150, _PCIE_3, _V100),
-    "v100": _device(32, 900, 15.7, 125, 150, _PCIE_3, _V100),
-    "a100-40gb": _device(40, 1555, 19.5, 312, 300, _PCIE_4, f"{_A100}: A100 40GB SXM", tf32=156),
-    "a100": _device(80, 2039, 19.5, 312, 300, _PCIE_4, f"{_A100}: A100 80GB SXM", tf32=156),
-    "a100-pcie": _device(80, 1935, 19.5, 312, 0, _PCIE_4, f"{_A100}: A100 80GB PCIe", tf32=156),
-    "h100": _device(
-        80, 3350, 67, 989, 450, _PCIE_5, "H100 Tensor Core GPU data sheet, 2023: H100 SXM", tf32=494
-    ),
-    "h200": _device(
-        141, 4800, 67, 989, 450, _PCIE_5, "H200 Tensor Core GPU data sheet, 2024: H200 SXM", tf32=494
-    ),
-}
+_TABLE = (
+    _device("p100", 16, 732, 10.6, 21.2, 80, _PCIE_3, "Tesla P100 data sheet, 2016: P100 for NVLink"),
+    _device("v100-16gb", 16, 900, 15.7, 125, 150, _PCIE_3, _V100),
+    _device("v100", 32, 900, 15.7, 125, 150, _PCIE_3, _V100),
+    _device("a100-40gb", 40, 1555, 19.5, 312, 300, _PCIE_4, f"{_A100}: A100 40GB SXM", tf32=156),
+    _device("a100", 80, 2039, 19.5, 312, 300, _PCIE_4, f"{_A100}: A100 80GB SXM", tf32=156),
+    _device("a100-pcie", 80, 1935, 19.5, 312, 0, _PCIE_4, f"{_A100}: A100 80GB PCIe", tf32=156),
+    _device("h100", 80, 3350, 67, 989, 450, _PCIE_5, f"{_H100}: H100 SXM", tf32=494),
+    _device("h200", 141, 4800, 67, 989, 450, _PCIE_5, f"{_H200}: H200 SXM", tf32=494),
+)
+DEVICES = {device.name: device for device in _TABLE}

@@ -30,13 +30,11 @@ AMP_KEPT = 0.6
 # (`tools/benchmark.py step --count`).
 KERNELS_OF_TENSOR = 1.6
 KERNELS = 115
-_ON_HOST = (
-    "centres",
-    "buffers",
-    "rows in transit",
-)  # of a bank that is not on the device, beside the moments
+# Of a bank that is not on the device, beside the moments.
+_ON_HOST = ("centres", "buffers", "rows in transit")
 _OPTIONS = ("nodes", "gpus", "network", "price", "images", "loader", "machine_memory", "plot")
-_HOURS = 3600.0
+_MOST_RANKS = 100_000  # more take long to list, and nobody has them
+_HOUR = 3600.0  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,16 +61,23 @@ def refuse(args: argparse.Namespace) -> None:
             raise UserError(f"{option}: must be more than 0 (got {value:g})")
     if args.device not in DEVICES:
         return
-    measured = {"ranks": "they are --nodes x --gpus", "memory": "it is that of the table"}
-    measured |= {"seconds": "nothing is measured there", "disk": "a machine's is not looked at"}
-    for name, why in measured.items():
+    without_meaning = {
+        "ranks": "they are --nodes x --gpus",
+        "memory": "it is that of the table",
+        "seconds": "nothing is measured there",
+        "disk": "a machine's is not looked at",
+    }
+    for name, why in without_meaning.items():
         if getattr(args, name) is not None:
             raise UserError(f"--{name}: has no meaning with --device {args.device}: {why}")
-    if (args.nodes or 1) > 1 and args.network is None:
+    cluster = cluster_of(args)
+    if cluster.ranks > _MOST_RANKS:
+        raise UserError(f"--nodes x --gpus: must be at most {_MOST_RANKS:,} (got {cluster.ranks:,})")
+    if cluster.nodes > 1 and args.network is None:
         raise UserError(
             "--network: give the Gbit/s of each machine's network, such as 100 (--nodes is above 1)"
         )
-    if (args.nodes or 1) == 1 and args.network is not None:
+    if cluster.nodes == 1 and args.network is not None:
         raise UserError("--network: one machine sends nothing over it; give --nodes too, or leave it out")
 
 
@@ -101,7 +106,7 @@ def gpu_bytes(case: Case, measured: dict) -> dict[str, int]:
     return {
         "CUDA and libraries": CONTEXT,
         **network,
-        **{k: v for k, v in head.items() if k not in _host(case)},
+        **{name: size for name, size in head.items() if name not in _host(case)},
     }
 
 
@@ -119,7 +124,6 @@ def _host(case: Case) -> tuple[str, ...]:
 
 def largest_classes(case: Case, measured: dict, cluster: Cluster, machine_memory: float) -> int:
     """Find the most classes that fit the GPUs and, with Head.bank=host, the machines' memory."""
-
     from plsc.training.build_head import logits_budget  # here: it imports Paddle
 
     budget = logits_budget(case.cfg.Head)
@@ -136,16 +140,16 @@ def largest_classes(case: Case, measured: dict, cluster: Cluster, machine_memory
 # ---- time
 
 
-def dtype_of(cfg: Config, device: Device, name: str, wanted: str) -> str:
+def dtype_of(cfg: Config, device: Device, wanted: str) -> str:
     """Return the dtype in which a GPU computes products: TensorFloat-32 for float32 where it has it."""
     if wanted == "float32":
         return "tf32" if cfg.Global.tf32 and "tf32" in device.flops else "float32"
     if wanted not in device.flops:
-        raise UserError(f"--device {name}: computes no {wanted}; it has {', '.join(device.flops)}")
+        raise UserError(f"--device {device.name}: computes no {wanted}; it has {', '.join(device.flops)}")
     return wanted
 
 
-def work_of(case: Case, measured: dict, cluster: Cluster, name: str) -> Work:
+def work_of(case: Case, measured: dict, device: Device) -> Work:
     """Count what a rank does in a step. measured: the result of activations.counted."""
     from plsc.heads.blocks import plan_blocks  # here: it imports Paddle
     from plsc.training.build_head import logits_budget
@@ -168,11 +172,11 @@ def work_of(case: Case, measured: dict, cluster: Cluster, name: str) -> Work:
         kept=measured["kept"] * (AMP_KEPT if amp else 1),
         parameters=measured["parameters"],
         kernels=KERNELS + KERNELS_OF_TENSOR * measured["tensors"] * case.accumulate * (1 + forwards) / 2,
-        dtype=dtype_of(cfg, cluster.device, name, amp.dtype if amp else "float32"),
+        dtype=dtype_of(cfg, device, amp.dtype if amp else "float32"),
         classes=classes,
         shard=case.shard,
         width=width,
-        head_dtype=dtype_of(cfg, cluster.device, name, rounded),
+        head_dtype=dtype_of(cfg, device, rounded),
         head=model.IN_BLOCKS if kept else model.RECOMPUTED,
         head_products=3 if kept else 4,
         sharded=cfg.Head.sharded,
@@ -182,10 +186,10 @@ def work_of(case: Case, measured: dict, cluster: Cluster, name: str) -> Work:
     )
 
 
-def step_of(case: Case, measured: dict, cluster: Cluster, args: argparse.Namespace) -> dict[str, float]:
-    """Predict the seconds of a step by part, waiting for data included."""
-    parts = model.seconds(work_of(case, measured, cluster, args.device), cluster)
-    loaded = case.batch * case.accumulate * cluster.gpus / args.loader if args.loader else 0.0
+def step_of(case: Case, measured: dict, cluster: Cluster, loader: float) -> dict[str, float]:
+    """Predict the seconds of a step by part. loader: images/s that a machine prepares."""
+    parts = model.seconds(work_of(case, measured, cluster.device), cluster)
+    loaded = case.batch * case.accumulate * cluster.gpus / loader
     return {**parts, "data": max(0.0, loaded - sum(parts.values()))}
 
 
@@ -198,13 +202,13 @@ def _sizes(nodes: int) -> Iterator[int]:
     yield nodes
 
 
-def scaling(case: Case, measured: dict, cluster: Cluster, args: argparse.Namespace) -> list[dict[str, Any]]:
+def scaling(case: Case, measured: dict, cluster: Cluster, loader: float) -> list[dict[str, Any]]:
     """Plan the same run on 1 machine to all of them, with the same batch of a rank unless the config keeps the global one."""
     rows = []
     for nodes in _sizes(cluster.nodes):
         part = Cluster(cluster.device, nodes, cluster.gpus, cluster.network)
         here = Case.on(case.cfg, case.classes, part.ranks)
-        parts = step_of(here, measured, part, args)
+        parts = step_of(here, measured, part, loader)
         step = sum(parts.values())
         speed = here.batch * here.accumulate * part.ranks / step
         size = sum(gpu_bytes(here, measured).values())
@@ -228,16 +232,15 @@ def scaling(case: Case, measured: dict, cluster: Cluster, args: argparse.Namespa
 # ---- the plan and its text
 
 
-def plan(
-    case: Case, measured: dict, cluster: Cluster, images: int, args: argparse.Namespace
-) -> dict[str, Any]:
-    """Plan a case on a cluster. measured: the result of activations.counted. images: of an epoch."""
-    rows = scaling(case, measured, cluster, args)
+def plan(case: Case, measured: dict, images: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Plan a case on the cluster of the options. measured: the result of activations.counted. images: of an epoch."""
+    cfg = case.cfg
+    cluster = cluster_of(args)
+    rows = scaling(case, measured, cluster, args.loader or math.inf)
     epoch = images / rows[-1]["images_per_second"]
     machine_memory = args.machine_memory * 2**30 if args.machine_memory else math.inf
-    cfg = case.cfg
     return {
-        "device": args.device,
+        "device": cluster.device.name,
         "source": cluster.device.source,
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
@@ -258,7 +261,7 @@ def plan(
         "epoch": {
             "images": images,
             "seconds": epoch,
-            "cost": epoch / _HOURS * cluster.ranks * args.price if args.price else None,
+            "cost": epoch / _HOUR * cluster.ranks * args.price if args.price else None,
         },
     }
 

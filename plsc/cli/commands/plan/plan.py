@@ -5,6 +5,10 @@
 Memory of the head and disk space are computed; the backbone's memory and all times come from about ten
 seconds of measurement in new processes on this machine (calibration.py), extrapolated along straight lines.
 The output names what is not measured. For the accuracy see docs/performance.md and `tools/benchmark.py plan`.
+
+    plsc-plan -c configs/ --device a100 --nodes 8 --network 200
+
+plans for GPUs that are elsewhere and measures nothing (on_paper.py, docs/planning.md).
 """
 
 from __future__ import annotations
@@ -409,11 +413,11 @@ def plan_here(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[
 def plan_on_paper(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[dict, str]:
     """Plan for GPUs that are elsewhere -> the numbers and their text; draw them if asked."""
     on_paper.refuse_for(args, cfg)
-    cluster = on_paper.cluster_of(args)
-    cfg.check_ranks(cluster.ranks)
-    case = Case.on(cfg, args.classes or dataset.num_classes, cluster.ranks)
+    ranks = on_paper.cluster_of(args).ranks
+    cfg.check_ranks(ranks)
+    case = Case.on(cfg, args.classes or dataset.num_classes, ranks)
     measured = {**_counted(cfg, dataset), "sample_bytes": _sample_bytes(dataset)}
-    planned = on_paper.plan(case, measured, cluster, args.images or len(dataset), args)
+    planned = on_paper.plan(case, measured, args.images or len(dataset), args)
     if args.plot:
         from plsc.cli.commands.plan.picture import draw  # here: matplotlib takes a second
 
