@@ -256,6 +256,7 @@ class Machine:
             say=self._say,
         )
         self._facts = facts
+        note_signals(self._signals)  # again: a data set may have imported Paddle, which takes SIGTERM
         self._enter("ready", Details(facts=facts, survey=self._survey()))
 
     def _survey(self) -> dict:
