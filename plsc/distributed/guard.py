@@ -41,6 +41,8 @@ _GRACE = 2.0  # seconds for the KeyboardInterrupt of a second Ctrl-C to end the 
 _WIDTH = 200  # of the text in rank{r}.alive, which is overwritten in place
 _RESERVED = 16384  # bytes of each file that a rank may leave, taken before the disk is full
 _PR_SET_PDEATHSIG = 1
+# Looked up here: after a fork of a process with threads, one of them may have held the lock that looking up takes.
+_prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
 
 
 class Guard:
@@ -257,9 +259,9 @@ def die_with_parent() -> None:
 
     Otherwise the ranks of a killed launcher, each in a session of its own, would run on.
     """
-    if not sys.platform.startswith("linux"):
+    if _prctl is None:
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor and not Path(f"/proc/{supervisor}").exists():
         sys.exit("ERROR plsc-run has ended before this rank began")  # before the call above
