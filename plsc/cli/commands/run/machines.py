@@ -131,10 +131,11 @@ class Machine:
     def _follow(self) -> int:
         client = Client(self._machines.host, self._machines.port)
         self._prepare()
+        posted = 0
         while True:
-            before = self._state, self._generation
             self._look()
-            client.post(self._report(0), at_once=before != (self._state, self._generation))
+            client.post(self._report(0), at_once=posted != self._changes)
+            posted = self._changes
             code = self._without_contact(time.monotonic() - client.contact)
             if code is None and client.order:
                 code = self._obey(client.order)
