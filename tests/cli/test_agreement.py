@@ -153,7 +153,9 @@ def test_all_machines_start_together_with_the_same_order():
     assert run.states == {0: "ready", 2: "ready"}
     run.up(1).go(1)
     assert set(run.states.values()) == {"running"}
-    assert run.says("^INFO start 1 on 3 machines: 0 host0 10.0.0.0, 1 host1 10.0.0.1, 2 host2 10.0.0.2$")
+    assert run.says(
+        "^INFO start 1 from the beginning on 3 machines: 0 host0 10.0.0.0, 1 host1 10.0.0.1, 2 host2 10.0.0.2$"
+    )
     for number in run.machines:
         run.ends(number)
     run.go(2)
@@ -353,6 +355,27 @@ def test_pieces_on_two_disks_make_a_checkpoint():
     run.machines[1]["survey"] = survey(10, lacks=["a"])
     run.go(1)
     assert run.says("resuming the unfinished run from step 10") and set(run.states.values()) == {"running"}
+
+
+def test_a_machine_that_comes_back_with_its_disk_completes_the_checkpoint():
+    run = Run(2, wait=30).up(0, 1).start()
+    run.machines[0]["survey"] = survey(10, lacks=["b"])
+    run.down(1)
+    run.go(DEAD + 3)
+    assert run.says("restart 1 from step 10$")
+    run.up(1, id="y")
+    run.machines[1]["survey"] = survey(10, lacks=["a"])
+    run.go(2)
+    assert run.lines[0][-1].startswith("INFO start 2 from step 10 on 2 machines")
+    assert "Global.resume=true" in run.agreement._start.overrides
+
+
+def test_a_piece_that_is_lost_with_its_machine_ends_the_run_and_nothing_begins_anew():
+    run = Run(1, 2, wait=5).up(0, 1).start()
+    run.machines[0]["survey"] = survey(10, lacks=["b"])
+    run.down(1)
+    run.go(DEAD + 10)
+    assert run.codes == {0: 2} and run.says(r"^ERROR .*step 10: b \(classes 0 to 4\)")
 
 
 def test_a_new_run_that_dies_while_it_starts_does_not_go_on_from_an_older_one():

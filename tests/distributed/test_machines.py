@@ -119,14 +119,14 @@ def test_a_machine_that_is_lost_is_left_out_and_taken_back_at_the_next_restart(t
         cluster.wait_for_step(7)
         cluster.signal(2, "supervisor", signal.SIGKILL)
         cluster.wait(of=[2])
-        cluster.wait_for_line(0, "start 2 on 2 machines: .* without machine 2$")
+        cluster.wait_for_line(0, r"start 2 from step \d+ on 2 machines: .* without machine 2$")
         cluster.wait_for_step(12)
         cluster.start(2, *elastic, overrides=network)
         cluster.wait_for_line(2, "has come; it takes part from the next start on$")
         cluster.signal(1, "rank", signal.SIGKILL)
         assert cluster.wait() == [0, 0, 0] and not cluster.left()
         for number in range(3):
-            assert re.search("start 3 on 3 machines", cluster.said(number)[-1])
+            assert re.search(r"start 3 from step \d+ on 3 machines", cluster.said(number)[-1])
         assert steps(rows(cluster.out)) == steps(rows(whole / "out"))
         losses = [[row["loss"] for row in rows(output)] for output in (cluster.out, whole / "out")]
         np.testing.assert_allclose(*losses, rtol=1e-6)

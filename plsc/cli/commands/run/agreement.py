@@ -310,7 +310,11 @@ class Agreement:
             f"{number} {shown(m.report.host)} {m.report.address}" for number, m in ready.items()
         )
         without = f", without {self._missing(ready)}" if len(ready) < self._machines.most else ""
-        self._lines.append(f"INFO start {self._generation} on {len(ready)} machines: {names}{without}")
+        step = self._history.step
+        where = "the beginning" if step is None else f"step {step}"
+        self._lines.append(
+            f"INFO start {self._generation} from {where} on {len(ready)} machines: {names}{without}"
+        )
         self._enter("running", now)
 
     def _look(self, now: float) -> None:
@@ -398,11 +402,15 @@ class Agreement:
         self._enter("gathering", now)
 
     def _newest(self) -> int | None:
-        """Return the step of the newest checkpoint on the disks of all machines, also of those that are silent now."""
+        """Return the step of the newest checkpoint, also if some of it is on the disk of a machine that is silent.
+
+        Before the next start it is chosen by what there is then.
+        """
         try:
             return _choose(self._members.values())
-        except UserError:  # said before the next start, if that machine does not come back
-            return None
+        except UserError:
+            saved = [entry for m in self._members.values() for entry in m.survey.get("checkpoints", [])]
+            return max((entry["step"] for entry in saved), default=None)
 
     def _cause(self, outcomes: dict[int, Outcome]) -> Cause:
         """Return the first cause of the failure.
