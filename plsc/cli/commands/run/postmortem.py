@@ -151,6 +151,8 @@ class Watch:
         times = {rank: record["time"] for rank, record in raised.items()}
         times.update({rank: self._seen.get(rank, time.time()) for rank in vanished})
         first = self._first(times, raised, vanished)
+        if first in raised and self._halted and _LOST_PEER.search(raised[first]["message"]):
+            return self._of_waited_for(self._halted, raised[first]["time"])
         if first in raised:
             return self._of_raised(first, raised)
         return self._of_killed(first, vanished[first]["step"] + 1, times[first])
@@ -190,14 +192,16 @@ class Watch:
         if waited_for and _LOST_PEER.search(
             error["message"]
         ):  # the others waited for it until the launcher killed it
-            stuck = min(
-                self._behind(waited_for), key=lambda rank: (waited_for[rank]["step"], self._seen.get(rank, 0))
-            )
-            record = waited_for[stuck]
-            text = self._of_stuck(stuck, error["time"] - record["since"], record["step"] + 1)
-            # On several machines the rank that all wait for may be elsewhere.
-            return Failure(text, rank=stuck, time=times[first], consequence=not self._halted)
+            return self._of_waited_for(waited_for, error["time"])
         return self._of_raised(first, raised)
+
+    def _of_waited_for(self, ranks: dict[int, Any], when: float) -> Failure:
+        """Describe the one of these ranks that the others have waited for until they failed."""
+        stuck = min(self._behind(ranks), key=lambda rank: (ranks[rank]["step"], self._seen.get(rank, 0)))
+        record = ranks[stuck]
+        text = self._of_stuck(stuck, when - record["since"], record["step"] + 1)
+        # On several machines the rank that all wait for may be elsewhere, unless one here was stopped.
+        return Failure(text, rank=stuck, time=when, consequence=not self._halted)
 
     def _of_raised(self, rank: int, raised: dict[int, Any]) -> Failure:
         """Describe the exception that a rank has recorded."""
