@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from plsc.cli.commands.plan import plan
+from plsc.cli.commands.plan import on_paper, plan
+from plsc.cli.commands.plan.activations import counted
 from plsc.cli.commands.plan.devices import DEVICES
 from plsc.cli.commands.plan.on_paper import CONTEXT
+from plsc.config import load
 from plsc.errors import UserError
-from tests.tiny_runs import TINY
+from tests.tiny_runs import IMAGE_SHAPE, TINY
 
 GB = 2**30
 
@@ -63,7 +65,7 @@ def test_slow_loading_is_waited_for():
 
 
 def test_one_class_more_than_the_largest_does_not_fit():
-    asked = ["--device", "p100", "--gpus", "1", "-o", "Head.logits_budget_mb=64"]
+    asked = ["--device", "v100-16gb", "--gpus", "1", "-o", "Head.logits_budget_mb=64"]
     most = planned(*asked)["largest_classes"]
     for classes, fits in ((most - 1, True), (round(1.01 * most), False)):
         (row,) = planned(*asked, "--classes", str(classes))["scaling"]
@@ -92,6 +94,37 @@ def test_mixed_precision_keeps_less_and_is_faster():
     assert exact["scaling"][0]["seconds"]["forward"] > plain["scaling"][0]["seconds"]["forward"]
 
 
+def test_accumulated_batches_take_the_memory_of_one():
+    once, often = (
+        planned("--device", "a100", "-o", f"DataLoader.Train.accumulate={count}") for count in (1, 4)
+    )
+    assert often["bytes"]["activations"] == once["bytes"]["activations"]
+    (short,), (long,) = once["scaling"], often["scaling"]
+    assert long["seconds"]["forward"] == pytest.approx(4 * short["seconds"]["forward"])
+    assert long["seconds"]["backward"] > 4 * short["seconds"]["backward"]
+
+
+def test_the_global_batch_can_stay_on_any_number_of_machines():
+    keys = ["DataLoader.Train.global_batch=96", "DataLoader.Train.keep_global_batch=true"]
+    many = planned("--device", "a100", "--nodes", "2", "--network", "100", "-o", *keys)
+    assert [row["images_per_second"] * row["step_seconds"] for row in many["scaling"]] == pytest.approx(
+        [96, 96]
+    )
+
+
+def test_replicated_centres_are_summed():
+    (row,) = planned("--device", "a100", "-o", "Head.name=arcface")["scaling"]
+    assert row["seconds"]["gather"] == 0 < row["seconds"]["reduce"]
+
+
+def test_transformers_move_more_than_they_keep():
+    measured = {"attention": True}
+    assert on_paper.kind_of(measured).passes > on_paper.kind_of({"attention": False}).passes
+    vit = load(None, ["Model.name=FaceViT_tiny", "Model.embedding_size=8"])
+    assert counted(vit, (3, 112, 112))["attention"]
+    assert not counted(load(TINY), IMAGE_SHAPE)["attention"]
+
+
 def test_the_picture_is_a_png(tmp_path):
     planned("--device", "a100", "--nodes", "2", "--network", "100", "--plot", "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
@@ -103,7 +136,7 @@ ON = ["--device", "a100"]
 @pytest.mark.parametrize(
     "asked, said",
     [
-        (["--nodes", "2"], r"^--nodes: plans on paper; name a GPU with it, --device p100 or v100-16gb or "),
+        (["--nodes", "2"], r"^--nodes: plans on paper; name a GPU with it, --device v100-16gb or v100 or "),
         (["--device", "gpu", "--price", "2"], r"^--price: plans on paper"),
         ([*ON, "--nodes", "2"], r"^--network: give the Gbit/s of each machine's network, such as 100"),
         ([*ON, "--network", "100"], r"^--network: one machine sends nothing over it"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from plsc.cli.commands.plan.cluster import Cluster, HeadStyle, Work, seconds
-from plsc.cli.commands.plan.on_paper import CONTEXT
+from plsc.cli.commands.plan.on_paper import CONTEXT, CONVOLUTIONAL
 
 WIDTH = 512  # D of every published figure
 
@@ -46,7 +46,8 @@ class Program(NamedTuple):
 
     head: HeadStyle
     kernels: int
-    """Launches for each tensor of the network: PyTorch 1.9 sums, unscales, clips and updates each by itself."""
+    """Launches for each tensor of the network. PyTorch 1.9 sums, unscales, clips and updates each by itself; its number was
+    found with a published figure, the others' is that of plsc's and a few more."""
     rows: float = 8.8
     """Arrays as large as the step's rows that are there at the peak. Found with published figures."""
     logits: float = 10.0
@@ -111,6 +112,7 @@ def _work(run: Run, cluster: Cluster) -> Work:
         samples=run.batch,
         macs=network.macs,
         kept=_kept(run),
+        passes=CONVOLUTIONAL.passes,
         parameters=network.parameters,
         kernels=program.kernels * network.tensors,
         dtype=run.dtype,

@@ -43,7 +43,7 @@ REASONS = {
         "PLSC",
         "images/s",
         "PLSC 2.2, static",
-    ): "a compiled graph on images [N, H, W, C]; the model is one of eager ops",
+    ): "a compiled graph; the model is one of eager ops",
     ("PLSC", "images/s", "PLSC 0.x"): "its first mixed precision, 1.4 times its float32",
 }
 

@@ -61,7 +61,8 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
 def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
 
-    "base" is this process as it is, Paddle imported; "tensors" are the trained ones, "macs" of an image.
+    "base" is this process as it is, Paddle imported; "tensors" are the trained ones, "macs" of an image, "attention" says
+    whether the network has it.
     """
     base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
@@ -71,14 +72,15 @@ def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     largest = max((4 * p.size for p in backbone.parameters() if not p.stop_gradient), default=0)
     peak = kept + weights + largest
     tensors = sum(not p.stop_gradient for p in backbone.parameters())
-    macs = count(backbone, shape).macs
+    attention = any(hasattr(layer, "products") for layer in backbone.sublayers())
     return {
         "base": base,
         "head": {},
         "backbone": [[1, None, peak]],
         "kept": kept,
         "tensors": tensors,
-        "macs": macs,
+        "macs": count(backbone, shape).macs,
+        "attention": attention,
         **sizes,
     }
 

@@ -31,11 +31,8 @@ STEP_BETWEEN = 20e-6  # and between machines
 HOST_BANDWIDTH = 20e9  # bytes/s of the machine's memory for each GPU; assumed, not checked
 DISK_BANDWIDTH = 3e9  # bytes/s of a machine's disk; assumed, not checked
 
-# Passes of a network through memory, forward and backward, of what autograd keeps of an image: 6.2 for IResNet50, 6.3 for
-# IResNet100, 5.5 for MobileFaceNet; two fifths of them forward (`tools/benchmark.py step --count`).
-PASSES = 6.2
-FORWARD = 0.4
-# Bytes moved for each trained number of the network: update, check, and the copies by which a step is undone. Counted alike.
+FORWARD = 0.4  # share of a network's passes through memory; counted (`tools/benchmark.py step --count`)
+# Bytes moved for each trained number of the network: update, check, and the copies by which a step is undone; counted.
 OPTIMIZER_BYTES = 44
 
 
@@ -91,6 +88,8 @@ class Work:
     """Multiply-accumulates of the network for an image."""
     kept: float
     """Bytes of an image that autograd keeps."""
+    passes: float
+    """How often the network moves as many bytes through memory, forward and backward."""
     parameters: int
     """Numbers of the network that are trained."""
     kernels: float
@@ -123,8 +122,8 @@ def seconds(work: Work, cluster: Cluster) -> dict[str, float]:
     device = cluster.device
     memory = MEMORY * device.bandwidth
     speed = CONVOLUTIONS[work.dtype] * device.flops[work.dtype]
-    forward = work.samples * (2 * work.macs / speed + FORWARD * PASSES * work.kept / memory)
-    backward = work.samples * (4 * work.macs / speed + (1 - FORWARD) * PASSES * work.kept / memory)
+    forward = work.samples * (2 * work.macs / speed + FORWARD * work.passes * work.kept / memory)
+    backward = work.samples * (4 * work.macs / speed + (1 - FORWARD) * work.passes * work.kept / memory)
     backward += (work.forwards - 1) * forward
     parts = {
         "forward": forward,

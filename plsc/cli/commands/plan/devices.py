@@ -59,7 +59,6 @@ _H100 = "H100 Tensor Core GPU data sheet, 2023"
 _H200 = "H200 Tensor Core GPU data sheet, 2024"
 
 _TABLE = (
-    _device("p100", 16, 732, 10.6, 21.2, 80, _PCIE_3, "Tesla P100 data sheet, 2016: P100 for NVLink"),
     _device("v100-16gb", 16, 900, 15.7, 125, 150, _PCIE_3, _V100),
     _device("v100", 32, 900, 15.7, 125, 150, _PCIE_3, _V100),
     _device("a100-40gb", 40, 1555, 19.5, 312, 300, _PCIE_4, f"{_A100}: A100 40GB SXM", tf32=156),

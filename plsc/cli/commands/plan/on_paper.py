@@ -9,7 +9,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from plsc.cli.commands.plan import cluster as model
 from plsc.cli.commands.plan.calibration import Case
@@ -24,12 +24,26 @@ from plsc.utils.text import duration, table
 # CUDA's context, NCCL's buffers, workspaces of cuDNN and freed blocks, as PyTorch programs of 2021 had them; found with the
 # memory of published figures (programs.py).
 CONTEXT = 1886 * 2**20
-# Of what autograd keeps in float32: of five tensors of a block of IResNet one, the PReLU's input, stays float32.
-AMP_KEPT = 0.6
-# Kernels of a step of IResNet50: 373 of forward and backward for 237 trained tensors, 115 others; of IResNet100 723 for 462
-# (`tools/benchmark.py step --count`).
-KERNELS_OF_TENSOR = 1.6
+# Kernels of a step beside those of forward and backward.
 KERNELS = 115
+
+
+class Kind(NamedTuple):
+    """What networks of a kind have alike; counted (`tools/benchmark.py step --count`) but for `amp_kept`."""
+
+    passes: float
+    """Bytes moved forward and backward, in multiples of what autograd keeps."""
+    kernels: float
+    """Of forward and backward, for each trained tensor."""
+    amp_kept: float
+    """With Global.amp, of what autograd keeps in float32."""
+
+
+# 6.2 for IResNet50 and ResNet50, 6.3 for IResNet100, 5.5 for MobileFaceNet. Of the five tensors that autograd keeps of a
+# block of IResNet one, the input of PReLU, stays float32.
+CONVOLUTIONAL = Kind(passes=6.2, kernels=1.6, amp_kept=0.6)
+# 14.8 for FaceViT_tiny, 13.8 for FaceViT_small, 13.7 for FaceViT_base. Norms, biases and tokens stay float32: an estimate.
+TRANSFORMER = Kind(passes=14.0, kernels=5.8, amp_kept=0.8)
 # Of a bank that is not on the device, beside the moments.
 _ON_HOST = ("centres", "buffers", "rows in transit")
 _OPTIONS = ("nodes", "gpus", "network", "price", "images", "loader", "machine_memory", "plot")
@@ -93,6 +107,11 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     return Cluster(DEVICES[args.device], args.nodes or 1, args.gpus or 8, network)
 
 
+def kind_of(measured: dict) -> Kind:
+    """Return the kind of a network. measured: the result of activations.counted."""
+    return TRANSFORMER if measured["attention"] else CONVOLUTIONAL
+
+
 # ---- memory
 
 
@@ -101,7 +120,7 @@ def gpu_bytes(case: Case, measured: dict) -> dict[str, int]:
     cfg = case.cfg
     network = backbone_bytes(case, measured)
     if cfg.Global.amp and "activations" in network:
-        network["activations"] = round(AMP_KEPT * network["activations"])
+        network["activations"] = round(kind_of(measured).amp_kept * network["activations"])
     head = head_bytes(case, cfg.Head.sample_rate)
     return {
         "CUDA and libraries": CONTEXT,
@@ -156,6 +175,7 @@ def work_of(case: Case, measured: dict, device: Device) -> Work:
 
     cfg = case.cfg
     amp = cfg.Global.amp
+    kind = kind_of(measured)
     forwards = 2 if case.accumulate > 1 or cfg.Model.recompute else 1
     classes = case.selected(cfg.Head.sample_rate)
     width = cfg.Model.embedding_size * cfg.Head.sub_centres
@@ -169,9 +189,10 @@ def work_of(case: Case, measured: dict, device: Device) -> Work:
     return Work(
         samples=case.batch * case.accumulate,
         macs=measured["macs"],
-        kept=measured["kept"] * (AMP_KEPT if amp else 1),
+        kept=measured["kept"] * (kind.amp_kept if amp else 1),
+        passes=kind.passes,
         parameters=measured["parameters"],
-        kernels=KERNELS + KERNELS_OF_TENSOR * measured["tensors"] * case.accumulate * (1 + forwards) / 2,
+        kernels=KERNELS + kind.kernels * measured["tensors"] * case.accumulate * (1 + forwards) / 2,
         dtype=dtype_of(cfg, device, amp.dtype if amp else "float32"),
         classes=classes,
         shard=case.shard,
