@@ -231,8 +231,9 @@ def broadcast_bytes(
             piece = paddle.to_tensor(np.frombuffer(read(start, stop), np.uint8))
         else:
             piece = paddle.empty([stop - start], "uint8")
-        calls.count()
-        dist.broadcast(piece, src=source)
+        if world_size() > 1:
+            calls.count()
+            dist.broadcast(piece, src=source)
         yield piece.numpy()
 
 

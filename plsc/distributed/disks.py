@@ -8,6 +8,7 @@ Try it: `python -m paddle.distributed.launch --nproc_per_node 3 tests/distribute
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import uuid
@@ -31,6 +32,10 @@ class Disks:
     """
 
     of_ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        ranks = [[str(r) for r, disk in enumerate(self.of_ranks) if disk == first] for first in self.firsts]
+        return f"{len(ranks)} disks, of the ranks {'; '.join(', '.join(each) for each in ranks)}"
 
     @property
     def firsts(self) -> list[int]:
@@ -94,7 +99,8 @@ def find_disks(folder: str | os.PathLike) -> Disks:
         names = collectives.run_on_ranks(everyone, write)
         seen = collectives.gather_objects([(folder / name).exists() for name in names])
     finally:
-        token.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what kept it from being written is the error to be seen
+            token.unlink()
     return Disks(_group(seen))
 
 

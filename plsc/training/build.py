@@ -68,6 +68,7 @@ def build_trainer(
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
     sizes = dataset.num_classes, cfg.Model.embedding_size
     amp = cfg.Global.amp
+    disks = find_disks(cfg.Global.output_dir)  # it makes the folder, in which a head's bank may have its file
     head = build_head(
         cfg.Head,
         cfg.Optimizer,
@@ -104,7 +105,7 @@ def build_trainer(
         scaler=scaler,
         signals=signals,
         ema=ema,
-        disks=find_disks(cfg.Global.output_dir),
+        disks=disks,
     )
 
 

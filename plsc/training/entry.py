@@ -98,6 +98,10 @@ class Entry(Setters):
         if distributed.rank() == 0:
             setup(0, self.output_dir / "train.log")
             start.record(self.output_dir)
+            if trainer.disks.several:
+                get_logger().info(
+                    f"{self.output_dir} is on {trainer.disks}: a checkpoint is spread over them"
+                )
             for line in self._advice(distributed.world_size()):
                 get_logger().warning(line)
             for line in plan_lines(

@@ -8,6 +8,7 @@ Try it: `pytest tests/distributed/test_local_disks.py`; what a user sees is in d
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Sequence
@@ -57,8 +58,8 @@ def is_spread(root: Path, disks: Disks) -> bool:
     """Say whether checkpoints in `root` may lie on several disks, of this run or of an earlier one. Every rank calls it."""
     if disks.several:
         return True
-    (found,) = disks.run(partial(survey, root))
-    hosts = (info["host"] for entry in found["checkpoints"] for info in entry["files"].values())
+    (here,) = disks.run(partial(survey, root))
+    hosts = (info["host"] for entry in here["checkpoints"] for info in entry["files"].values())
     return any(host is not None for host in hosts)
 
 
@@ -199,8 +200,8 @@ def _send(handover: Handover, source: Path, target: Path, info: dict[str, Any]) 
             problems.append(f"{_here(beside)}: cannot be written: {error.strerror}; make space there")
     for _ in parts:
         pass
-    if found := [problem for each in distributed.gather_objects(problems) for problem in each]:
-        raise UserError(f"{found[0]}; start again")
+    for problem in itertools.chain(*distributed.gather_objects(problems)):
+        raise UserError(f"{problem}; start again")
 
 
 def _read(path: Path) -> bytes:

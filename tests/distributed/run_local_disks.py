@@ -11,9 +11,11 @@ from pathlib import Path
 import paddle
 
 from plsc import Entry, distributed
+from plsc.distributed.disks import find_disks
 from plsc.errors import UserError
 from plsc.training.local_disks import find_checkpoint
-from tests.distributed.run_pairs import STOP, overrides
+from plsc.training.rollback import go_back
+from tests.distributed.run_pairs import END, STOP, overrides
 from tests.tiny_runs import TINY, Linear, arrays, make_trainer, train
 
 EMA = [
@@ -30,13 +32,29 @@ def disk(folder: Path, name: str) -> Path:
 def save(folder: Path) -> None:
     ranks = distributed.world_size()
     stopped = [*overrides(ranks), f"Global.max_steps={STOP}"]
+    tokens(folder)
     paddle.seed(0)
     train(folder / "undisturbed", *overrides(ranks), backbone=Linear())
     paddle.seed(0)
     train(disk(folder, "saved"), *stopped, backbone=Linear())
     paddle.seed(0)
     run(folder / "norm-undisturbed", [*norm(ranks), "Global.max_steps=6"])
-    run(disk(folder, "norm"), [*norm(ranks), "Global.max_steps=3"])
+    for steps in (1, 3):  # the second run sets the first one aside, on each disk
+        run(disk(folder, "norm"), [*norm(ranks), f"Global.max_steps={steps}"])
+
+
+def tokens(folder: Path) -> None:
+    """Ranks 0 and 1 share a disk; rank 2 has its own; a folder that one rank cannot write is every rank's error."""
+    rank = distributed.rank()
+    assert find_disks(folder / "mixed" / str(rank // 2)).of_ranks == (0, 0, 2)
+    (folder / "file").touch()
+    try:
+        find_disks(folder / "file" / "below" if rank == 1 else folder / "mixed")
+        raise AssertionError("rank 1 cannot write there")
+    except UserError as error:
+        assert f"cannot write to {folder}/file/below on host node1" in str(error), error
+    distributed.barrier()
+    assert not list((folder / "mixed").rglob(".disk-*"))
 
 
 def norm(ranks: int) -> list[str]:
@@ -58,13 +76,22 @@ def load(folder: Path, name: str) -> None:
     for array, rows in trainer.head.bank.state().items():
         assert rows.tobytes() == saved[f"head: {array}"][shard.start : shard.stop].tobytes(), array
     before = sorted(file.name for file in path.iterdir())
-    train(output, *overrides(ranks), resume=path, backbone=Linear())
+    last = train(output, *overrides(ranks), resume=path, backbone=Linear())
+    if name.endswith("-back"):
+        assert go_back(output / "checkpoints", END, last.disks, last.head.shard) == path
+        assert [path.name for path in path.parent.iterdir() if path.suffix] == [f"step-{END:08d}.bad"]
+        assert go_back(output / "checkpoints", STOP, last.disks, last.head.shard) is None
     print(f"rank {distributed.rank()} of {name} had {' '.join(before)}")
 
 
-def refused(folder: Path, name: str) -> None:
+def resume(folder: Path, name: str) -> None:
+    """Go on as a user does, from the newest; then from the best and from a path."""
+    output = disk(folder, name)
+    resumed = [*norm(distributed.world_size()), "Global.max_steps=6", "Global.resume=true"]
     try:
-        run(disk(folder, name), [*norm(distributed.world_size()), "Global.max_steps=6", "Global.resume=true"])
+        run(output, resumed)
+        run(output, [*resumed, "Global.checkpoint=best"])
+        run(output, [*resumed, f"Global.checkpoint={output}/checkpoints/step-00000003"])
     except UserError as error:
         print(f"ERROR {error}")
 
@@ -74,4 +101,4 @@ if __name__ == "__main__":
     socket.gethostname = f"node{distributed.rank()}".__str__
     at = Path(sys.argv[1])
     for word in sys.argv[2:]:
-        {"save": save}.get(word, lambda at, word=word: (refused if "norm" in word else load)(at, word))(at)
+        {"save": save}.get(word, lambda at, word=word: (resume if "norm" in word else load)(at, word))(at)
