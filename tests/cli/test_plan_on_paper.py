@@ -104,6 +104,14 @@ def test_accumulated_batches_take_the_memory_of_one():
     assert long["seconds"]["backward"] > 4 * short["seconds"]["backward"]
 
 
+def test_what_is_recomputed_is_not_kept_and_yet_moved():
+    plain, again = (
+        counted(load(None, ["Model.name=IResNet18", f"Model.recompute={flag}"]), (3, 32, 32))
+        for flag in ("false", "true")
+    )
+    assert again["kept"] < plain["kept"] == plain["made"] == again["made"]
+
+
 def test_the_global_batch_can_stay_on_any_number_of_machines():
     keys = ["DataLoader.Train.global_batch=96", "DataLoader.Train.keep_global_batch=true"]
     many = planned("--device", "a100", "--nodes", "2", "--network", "100", "-o", *keys)

@@ -61,12 +61,13 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
 def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
 
-    "base" is this process as it is, Paddle imported; "tensors" are the trained ones, "macs" of an image, "attention" says
-    whether the network has it.
+    "base" is this process as it is, Paddle imported; "made" is what it would keep without recomputation, "tensors" are
+    the trained ones, "macs" of an image, "attention" says whether the network has it.
     """
     base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
-    kept = kept_bytes(backbone, shape, layers_to_recompute(cfg.Model.recompute, backbone))
+    recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
+    kept = kept_bytes(backbone, shape, recomputed)
     weights = 4 * (2 * sizes["parameters"] + sizes["frozen"])
     # A gradient is computed apart, and then added to that of the micro-batch before, or to zeros.
     largest = max((4 * p.size for p in backbone.parameters() if not p.stop_gradient), default=0)
@@ -78,6 +79,7 @@ def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
         "head": {},
         "backbone": [[1, None, peak]],
         "kept": kept,
+        "made": kept_bytes(backbone, shape) if recomputed else kept,
         "tensors": tensors,
         "macs": count(backbone, shape).macs,
         "attention": attention,

@@ -87,7 +87,7 @@ class Work:
     macs: float
     """Multiply-accumulates of the network for an image."""
     kept: float
-    """Bytes of an image that autograd keeps."""
+    """Bytes of an image that autograd keeps where nothing is recomputed."""
     passes: float
     """How often the network moves as many bytes through memory, forward and backward."""
     parameters: int

@@ -189,7 +189,7 @@ def work_of(case: Case, measured: dict, device: Device) -> Work:
     return Work(
         samples=case.batch * case.accumulate,
         macs=measured["macs"],
-        kept=measured["kept"] * (kind.amp_kept if amp else 1),
+        kept=measured["made"] * (kind.amp_kept if amp else 1),
         passes=kind.passes,
         parameters=measured["parameters"],
         kernels=KERNELS + kind.kernels * measured["tensors"] * case.accumulate * (1 + forwards) / 2,
