@@ -210,7 +210,10 @@ def import_weights(argv: Sequence[str] | None = None) -> int:
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-selftest`; exit code 1 if a part failed."""
+    """Run `plsc-selftest`; exit code 1 if a part failed, 2 if machines differ."""
+    given = sys.argv[1:] if argv is None else argv
+    if any(word.partition("=")[0] == "--nnodes" for word in given):
+        return _module("selftest.machines", argv)
     return _module("selftest.selftest", argv, prepare=True)
 
 
@@ -270,7 +273,7 @@ COMMANDS = {
     "ckpt": Command("look at, check, and cut checkpoints", ckpt),
     "convert": Command("a set of images to another format", convert),
     "doctor": Command("what is wrong with a set of images", doctor),
-    "selftest": Command("check this machine", selftest),
+    "selftest": Command("check this machine, or several", selftest),
     "plan": Command("what a run will take: memory, time, how many classes fit", plan),
     "benchmark": Command("speed and memory of the parts", benchmark),
 }

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from plsc.cli.commands.selftest import parts
 from plsc.cli.commands.selftest.parts import Worst, different_bytes, relative
+from plsc.distributed.disks import Disks
 
 
 def test_relative_is_in_units_of_the_largest_wanted_number():
@@ -25,3 +27,12 @@ def test_the_worst_stays_and_what_is_no_number_is_worse():
     assert worst == {"loss": 1e-1}
     worst.note("loss", float("nan"))
     assert worst["loss"] == math.inf
+
+
+@pytest.mark.parametrize("of_ranks", [(0, 0), (0, 1)])
+def test_a_checkpoint_is_read_back_from_one_disk_and_from_each_of_several(of_ranks, monkeypatch, tmp_path):
+    monkeypatch.setattr(parts, "find_disks", lambda folder: Disks(of_ranks))
+    monkeypatch.setattr(parts.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "checkpoints"))
+    worst = parts.check_reshard()
+    assert not any(worst.values()) and "centres bytes, 8 ranks" in worst
+    assert not (tmp_path / "checkpoints").exists()

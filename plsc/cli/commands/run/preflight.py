@@ -83,7 +83,7 @@ _ARRAYS = (
 
 
 def collect(
-    cfg: Config | None,
+    cfg: Config,
     *,
     ranks: int,
     machines: int,
@@ -95,13 +95,12 @@ def collect(
     """Collect the facts of this machine; what it has not, such as a GPU, is None.
 
     Args:
-        cfg: None: config and data are not compared.
         ranks: of this machine. machines: of the run.
         address, interface: by which the others reach this machine.
         earlier: facts of an earlier start by the same config; the data are not read again.
         say: is called with a line if a data set takes long to read.
     """
-    gpus, driver = _gpus() if cfg is None or cfg.Global.device != "cpu" else ([], None)
+    gpus, driver = _gpus() if cfg.Global.device != "cpu" else ([], None)
     facts = {
         "host": socket.gethostname(),
         "address": address,
@@ -118,11 +117,9 @@ def collect(
         "ranks": ranks,
         "processors": len(os.sched_getaffinity(0)),
         "free memory": available_bytes(),
-        "free disk": free_bytes(cfg.Global.output_dir if cfg else "."),
+        "free disk": free_bytes(cfg.Global.output_dir),
         "time": time.time(),
     }
-    if cfg is None:
-        return facts
     data = earlier["data"] if earlier else {key: _data_facts(cfg, key, say) for key in cfg.dataset_keys()}
     return {**facts, "config": _config_facts(cfg), "data": data, **_needs(cfg, data, ranks, machines)}
 

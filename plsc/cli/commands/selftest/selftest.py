@@ -2,6 +2,7 @@
 
     plsc-selftest                 on this process and, launched, on 2 ranks
     plsc-selftest --ranks 4       on 4 ranks too; --ranks 1: on this process only
+    plsc-selftest --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8    on several machines: machines.py
     python -m paddle.distributed.launch --nproc_per_node 4 tools/selftest.py          in a launch of yours
 
 A part that raises on one of several ranks ends that rank, because the others may be waiting for it; the
@@ -25,8 +26,10 @@ from pathlib import Path
 import paddle
 
 from plsc import distributed
+from plsc.cli.commands.selftest.machines import make_parser
 from plsc.cli.commands.selftest.parts import PARTS
-from plsc.distributed import launcher
+from plsc.distributed import environment, launcher
+from plsc.distributed.network import measure_network
 from plsc.utils.text import table
 
 PART_SECONDS = 60  # a part that takes longer on several ranks is ended: a rank is probably waiting for ever
@@ -146,16 +149,13 @@ def _show(where: str, rows: list[Row]) -> list[str]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("plsc-selftest", description="check this machine against dense numpy")
-    parser.add_argument(
-        "--ranks", type=int, default=2, metavar="N", help="1: this process only; above 2: 2 and N"
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART")
-    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
+    parser = make_parser(list(PARTS))
     args = parser.parse_args(argv)
     if args.ranks < 1:
         parser.error(f"--ranks must be at least 1 (got {args.ranks})")
+    if (args.config or args.override) and "PADDLE_TRAINER_ID" not in os.environ:
+        parser.error("-c and -o are compared between machines, give --nnodes too")
+    args.parts = args.parts or list(PARTS)
     return args
 
 
@@ -172,6 +172,8 @@ def main(argv: Sequence[str] | None, threads: int) -> int:
     failed = _show(f"{ranks} rank{'s' if ranks > 1 else ''} on {device}, Paddle {paddle.__version__}", rows)
     if "PADDLE_TRAINER_ID" in os.environ:
         if len(rows) == len(args.parts) and not rows[-1].failure:
+            if environment.machines_from_env() > 1:
+                print(f"\nnetwork: {measure_network()}")
             distributed.barrier()  # the launcher ends the other ranks once one exits with 1
         return int(bool(failed))
     if args.ranks > 1:
