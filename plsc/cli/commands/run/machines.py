@@ -294,7 +294,8 @@ class Machine:
             failed = (
                 start.watch.failure(abs(start.code), self._job.logs) if self._signals else start.failure()
             )
-        self._enter_ended(Outcome(code=start.code, stopped=stopped, cause=_as_cause(failed)))
+        code = 0 if stopped else start.code  # Slurm signals all processes, and the launcher then fails
+        self._enter_ended(Outcome(code=code, stopped=stopped, cause=_as_cause(failed)))
 
     def _stop(self) -> None:
         """End the ranks, because the start has ended elsewhere; note first which of them have failed, and where they are."""
