@@ -96,6 +96,16 @@ class Cluster:
         """The output folder of a machine."""
         return self.folder / f"host{number}" / "out" if self._local else self.out
 
+    def whole_output(self) -> Path:
+        """Machine 0's output folder with the pieces of checkpoints on the other machines' disks copied into it."""
+        for number in range(1, self.machines):
+            for path in self.disk(number).glob("checkpoints/step-*/*"):
+                target = self.disk(0) / path.relative_to(self.disk(number))
+                if not target.exists():
+                    target.parent.mkdir(exist_ok=True)
+                    shutil.copy(path, target)
+        return self.disk(0)
+
     def start(self, number: int, *options: str, overrides: Sequence[str] = ()) -> None:
         """Start plsc-run on a machine; what it says is added to folder/said.NUMBER."""
         home = self.folder / f"host{number}"
@@ -183,7 +193,7 @@ class Cluster:
     def step(self, rank: int = 0) -> int:
         """Steps that a rank of the present start has done; -1 if it does not run."""
         try:
-            record = json.loads((self.out / f"errors/rank{rank}.alive").read_bytes())
+            record = json.loads((self.disk(0) / f"errors/rank{rank}.alive").read_bytes())
         except (OSError, ValueError):
             return -1
         return record["step"]

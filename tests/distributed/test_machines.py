@@ -6,6 +6,7 @@ and many more faults, with a network for each machine: `python -m tests.cluster 
 
 import os
 import re
+import shutil
 import signal
 
 import numpy as np
@@ -130,3 +131,36 @@ def test_a_machine_that_is_lost_is_left_out_and_taken_back_at_the_next_restart(t
         assert steps(rows(cluster.out)) == steps(rows(whole / "out"))
         losses = [[row["loss"] for row in rows(output)] for output in (cluster.out, whole / "out")]
         np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def test_each_machine_has_a_disk_of_its_own(tmp_path, whole):
+    """The run goes on from the pieces of both; a folder that is gone is named before anything starts."""
+    settings = ["Head.sample_rate=0.3"]
+    with Cluster(tmp_path.resolve(), 2, namespaces=False, warm=shared(), local=True) as cluster:
+        cluster.start_all(overrides=settings)
+        cluster.wait_for_step(12)
+        cluster.signal(1, "supervisor", signal.SIGKILL)
+        cluster.wait(of=[1])
+        cluster.start(1, overrides=settings)
+        cluster.wait_for_line(1, "start 2 from step 10 on 2 machines")
+        cluster.wait_for_step(22)
+        cluster.signal(0, "supervisor", signal.SIGTERM)
+        assert cluster.wait() == [143, 143]
+        step = newest_step(cluster.disk(0))
+        heads = [
+            sorted(path.name for path in cluster.disk(n).glob(f"checkpoints/*{step}/head*")) for n in (0, 1)
+        ]
+        assert heads == [["head-00000-of-00002.safetensors"], ["head-00001-of-00002.safetensors"]]
+        cluster.disk(1).rename(tmp_path / "away")
+        cluster.start_all(overrides=settings)
+        assert cluster.wait() == [2, 2]
+        for number in (0, 1):
+            assert re.match(
+                rf"ERROR .*step {step}: head-00001-of-00002.safetensors \(classes 12 to 22\), written on host",
+                cluster.said(number)[-1],
+            )
+        shutil.rmtree(cluster.disk(1), ignore_errors=True)
+        (tmp_path / "away").rename(cluster.disk(1))
+        cluster.start_all(overrides=settings)
+        assert cluster.wait() == [0, 0]
+        assert_equal_runs(cluster.whole_output(), whole)
