@@ -110,7 +110,7 @@ class Work:
     sharded: bool = True
     """False: every rank has all classes, compares its own samples with them, and their gradients are summed."""
     forwards: int = 1
-    """Forward passes; 2 with accumulation or recomputation."""
+    """Forward passes; accumulation and recomputation add one each."""
     fetched: float = 0.0
     """Bytes that the rank fetches from the machine's memory and writes back."""
     from_disk: float = 0.0

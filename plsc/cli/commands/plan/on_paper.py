@@ -17,7 +17,7 @@ from plsc.cli.commands.plan.cluster import Cluster, Work
 from plsc.cli.commands.plan.devices import DEVICES, Device
 from plsc.cli.commands.plan.sizes import backbone_bytes, bank_bytes_of, disk_needs, head_bytes, most
 from plsc.config import Config
-from plsc.config.schema import head_dtype, moments_of
+from plsc.config.schema import head_dtype
 from plsc.errors import UserError
 from plsc.utils.text import duration, table
 
@@ -171,19 +171,21 @@ def dtype_of(cfg: Config, device: Device, wanted: str) -> str:
 def work_of(case: Case, measured: dict, device: Device) -> Work:
     """Count what a rank does in a step. measured: the result of activations.counted."""
     from plsc.heads.blocks import plan_blocks  # here: it imports Paddle
-    from plsc.training.build_head import logits_budget
+    from plsc.training.build_head import build_rule, logits_budget
 
     cfg = case.cfg
     amp = cfg.Global.amp
     kind = kind_of(measured)
-    forwards = 2 if case.accumulate > 1 or cfg.Model.recompute else 1
+    forwards = 1 + (case.accumulate > 1) + bool(cfg.Model.recompute)
     classes = case.selected(cfg.Head.sample_rate)
     width = cfg.Model.embedding_size * cfg.Head.sub_centres
     rounded = head_dtype(cfg.Head, amp)
     _, kept = plan_blocks(
         case.samples, classes, width, cfg.Head.sub_centres, logits_budget(cfg.Head), rounded
     )
-    row = (1 + moments_of(cfg.Optimizer.name)) * (2 if cfg.Head.bank_dtype == "bfloat16" else 4) * width
+    row = (
+        (1 + len(build_rule(cfg.Optimizer).moments)) * (2 if cfg.Head.bank_dtype == "bfloat16" else 4) * width
+    )
     moved = 2 * row * classes * (cfg.Head.bank != "device")
     passed = 3 * 4 * width * classes * (cfg.Head.bank != "device")  # rows twice, and their gradient
     return Work(
@@ -231,7 +233,7 @@ def scaling(case: Case, measured: dict, cluster: Cluster, loader: float) -> list
         here = Case.on(case.cfg, case.classes, part.ranks)
         parts = step_of(here, measured, part, loader)
         step = sum(parts.values())
-        speed = here.batch * here.accumulate * part.ranks / step
+        speed = case.cfg.DataLoader.Train.global_batch_on(part.ranks) / step
         size = sum(gpu_bytes(here, measured).values())
         rows.append(
             {
