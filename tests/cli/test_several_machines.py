@@ -3,6 +3,7 @@
 The machines are processes that share the loopback interface.
 """
 
+import os
 import re
 import socket
 import subprocess
@@ -11,16 +12,29 @@ import sys
 import pytest
 
 from plsc import cli
+from tests.image_files import write_folder
 from tests.launch import ROOT
 from tests.tiny_runs import TINY
 from tests.warm import lines, shared
 
+OTHER_MACHINE = """
+import socket
+import time
+
+import plsc.utils.version
+
+right = time.time
+time.time = lambda: right() + 60
+socket.gethostname = lambda: "other"
+plsc.utils.version.__version__ = "0.0.9"
+"""
+
 
 @pytest.fixture
 def on_two_machines(tmp_path):
-    """Runs a command on two machines, each with words of its own -> exit code, the lines, and all that was said, of each."""
+    """Runs a tool on two machines, each with words of its own -> exit code, the lines, and all that was said, of each."""
 
-    def run(start, tool, *words_of):
+    def run(start, tool, *words_of, **env_of_second):
         with socket.socket() as any_socket:
             any_socket.bind(("127.0.0.1", 0))
             port = any_socket.getsockname()[1]
@@ -29,7 +43,8 @@ def on_two_machines(tmp_path):
             folder = tmp_path / f"machine{number}"
             folder.mkdir()
             where = ["--nnodes", "2", "--rank", str(number), "--master", f"127.0.0.1:{port}", "--wait", "60"]
-            started.append((start([ROOT / "tools" / tool, *where, *words], folder), folder))
+            env = env_of_second if number else {}
+            started.append((start([ROOT / "tools" / tool, *where, *words], folder, **env), folder))
         return [
             (process.wait(timeout=120), lines(folder), (folder / "stdout").read_text())
             for process, folder in started
@@ -38,12 +53,13 @@ def on_two_machines(tmp_path):
     return run
 
 
-def start_cold(command, folder):
+def start_cold(command, folder, **env):
     """Start it as a user does. It ends before Paddle is needed."""
     with open(folder / "stdout", "w") as stdout, open(folder / "stderr", "w") as stderr:
         return subprocess.Popen(
             [sys.executable, *command],
             cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
             stdout=stdout,
             stderr=stderr,
         )
@@ -53,21 +69,52 @@ def start_warm(command, folder):
     return shared().start(command, folder, str(folder / "stdout"))
 
 
-def test_machines_that_differ_are_named_on_both_and_nothing_starts(on_two_machines, tmp_path):
-    train = [ROOT / "tools/train.py", "-c", TINY, "-o", "Global.device=cpu"]
-    images = "DataLoader.Train.dataset.images_per_class=4"
+@pytest.fixture
+def other_machine(tmp_path, monkeypatch):
+    """The environment of a machine with another host name, clock, plsc, Paddle and driver; both have a GPU by nvidia-smi."""
+    folder = tmp_path / "other"
+    (folder / "paddlepaddle_gpu-9.9.dist-info").mkdir(parents=True)
+    (folder / "paddlepaddle_gpu-9.9.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: paddlepaddle-gpu\nVersion: 9.9\n"
+    )
+    (folder / "sitecustomize.py").write_text(OTHER_MACHINE)
+    (folder / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA A100, ${DRIVER:-550.1}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "DRIVER": "535.2"}
+
+
+def test_eight_differences_are_named_on_both_machines_and_nothing_starts(
+    on_two_machines, other_machine, tmp_path
+):
+    write_folder(tmp_path / "images", {"ada": 3, "bob": 2})
+    text = "".join(f"images/{name}_{n:04}.png\t0\n" for name, n in (("ada/ada", 1), ("ada/ada", 2)))
+    text += "images/ada/ada_0003.png\t0\nimages/bob/bob_0001.png\t1\nimages/bob/bob_0002.png\t1\n"
+    (tmp_path / "first.txt").write_text(text)
+    (tmp_path / "second.txt").write_text(text.replace("ada_0003.png\t0", "ada_0003.png\t1"))
+    words = [
+        [
+            *("--nproc_per_node", str(ranks), ROOT / "tools/train.py", "-c", TINY),
+            *("-o", f"Head.scale={scale}"),
+            f"DataLoader.Train.dataset={{name: ImageList, list: {tmp_path / name}, size: [12, 10]}}",
+            f"DataLoader.Eval.dataset={{name: ImageFolder, folder: {tmp_path / 'images'}, size: [12, 10], classes: [{part}]}}",
+        ]
+        for ranks, scale, name, part in ((1, 10, "first.txt", "0, 2"), (2, 11, "second.txt", "0, 1"))
+    ]
     (code, said, _), (other_code, other_said, _) = on_two_machines(
-        start_cold,
-        "run.py",
-        ["--nproc_per_node", "1", *train],
-        ["--nproc_per_node", "2", *train, images],
+        start_cold, "run.py", *words, **other_machine
     )
     assert code == other_code == 2 and said == other_said
-    named = [re.fullmatch(r"ERROR machine 1 \(\S+\): (.*)", line)[1] for line in said]
-    assert [text.partition(";")[0].rpartition(", machine 0 (")[0] for text in named] == [
+    named = [re.fullmatch(r"ERROR machine 1 \(other\): (.*)", line)[1] for line in said]
+    assert [re.split(r", machine 0 \(|, checksum| the others'", text)[0] for text in named] == [
+        "plsc 0.0.9",
+        "Paddle 9.9 (paddlepaddle-gpu)",
+        "driver 535.2",
         "ranks 2",
-        "the config differs: DataLoader.Train.dataset.images_per_class is 4",
-        "DataLoader.Train.dataset: number of samples 92",
+        "the config differs: Head.scale is 11.0",
+        "DataLoader.Train.dataset: labels",
+        "DataLoader.Eval.dataset: number of samples 3",
+        "clock 60 s ahead of",
     ]
     table = (tmp_path / "machine0/stderr").read_text()
     assert re.search(r"^ranks +1 +2 \*$", table, re.MULTILINE)
