@@ -11,6 +11,7 @@ import pytest
 
 from plsc.cli.commands.run import preflight
 from plsc.config import load
+from plsc.data.synthetic import Synthetic
 from plsc.utils import kernels, version
 from tests.image_files import write_folder
 
@@ -100,6 +101,8 @@ def test_kernels_that_are_missing(machines, images, monkeypatch):
 
 
 def test_another_driver_and_a_gpu_that_is_missing(images, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
     def facts(number, driver, gpus):
         said = f"NVIDIA A100, {driver}\n" * gpus
         monkeypatch.setattr(
@@ -113,6 +116,9 @@ def test_another_driver_and_a_gpu_that_is_missing(images, monkeypatch):
     )
     machines[1] = facts(1, "550.1", 7)
     assert "GPUs 7, machine 0 (node0) has 8" in only_line(machines)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6")
+    machines[0] = facts(0, "550.1", 8)
+    assert preflight.compare(machines) == []
 
 
 def test_a_machine_without_nvidia_smi_has_no_gpus(images, monkeypatch):
@@ -166,6 +172,21 @@ def test_data_that_cannot_be_read_is_a_problem_of_its_machine(machines, images):
     (images / "images/bob/bob_0001.png").unlink()
     machines[1] = collect(cfg, 1)
     assert "images/bob/bob_0001.png does not exist" in only_line(machines)
+
+
+class Broken(Synthetic):
+    """A user's own class with a mistake."""
+
+    def __init__(self):
+        raise ValueError("no such\ncolumn")
+
+
+def test_a_data_set_that_raises_is_a_problem_of_its_machine(machines, images, capsys):
+    own = "DataLoader.Train.dataset={name: 'tests.cli.test_preflight:Broken'}"
+    broken = collect(load(None, [own, "Global.device=cpu", f"Global.output_dir={images}"]), 1)
+    machines[1]["data"] = broken["data"]
+    assert only_line(machines).endswith(": DataLoader.Train.dataset: ValueError: no such column")
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_each_of_several_sets_is_compared(images):

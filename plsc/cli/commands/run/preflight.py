@@ -19,6 +19,7 @@ import socket
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -45,7 +46,7 @@ _NAMES = 1000  # of a data set, evenly spaced, that are compared
 _KEYS = 3  # of the config that a line names
 _SLOW = 5.0  # seconds of reading after which a line says what is read
 
-# Fact -> what to do if a machine has another than most. Of versions the first two numbers count, see `_counts`.
+# Fact -> what to do if a machine has another than most. Of some versions the first two numbers count, see `_comparison_of`.
 _EQUAL = {
     "Python": "use the same minor version on all machines",
     "plsc": "install the same version on all machines",
@@ -68,15 +69,8 @@ _OF_MACHINE = (
 # Folders that a machine may have elsewhere: the last part of the path counts.
 _FOLDERS = ("Global.init_from", "Global.checkpoint")
 
-_ARRAYS = (
-    "pairs",
-    "same",
-    "template",
-    "media",
-    "gallery",
-    "probe",
-    "identities",
-)  # of sets that are evaluated
+# What sets for verification and search have in the place of labels.
+_ARRAYS = ("pairs", "same", "template", "media", "gallery", "probe", "identities")
 
 
 # -- this machine -------------------------------------------------------------------------------------------------------------
@@ -135,14 +129,18 @@ def _version(*packages: str) -> str | None:
 
 
 def _gpus() -> tuple[list[str], str | None]:
-    """Return the names of the GPUs and the version of their driver, by nvidia-smi; [], None without."""
+    """Return the names of the visible GPUs and the version of their driver, by nvidia-smi; [], None without."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(query, check=True, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return [], None
     rows = [row for row in csv.reader(said.splitlines(), skipinitialspace=True) if len(row) == 2]
-    return [name for name, _ in rows], rows[0][1] if rows else None
+    labels = os.environ.get("CUDA_VISIBLE_DEVICES")  # which nvidia-smi does not heed
+    count = (
+        len(rows) if labels is None else sum(label.strip() not in ("", "-1") for label in labels.split(","))
+    )
+    return [name for name, _ in rows[:count]], rows[0][1] if rows else None
 
 
 def _config_facts(cfg: Config) -> dict[str, Any]:
@@ -153,7 +151,7 @@ def _config_facts(cfg: Config) -> dict[str, Any]:
         if key in _OF_MACHINE or key.startswith(sets) and isinstance(value, str) and os.path.exists(value):
             continue
         values[key] = os.path.basename(value) if key in _FOLDERS and value else value
-    return values
+    return json.loads(json.dumps(values))  # as the others' come
 
 
 def _data_facts(cfg: Config, key: str, say: Callable[[str], object]) -> dict[str, Any]:
@@ -164,13 +162,16 @@ def _data_facts(cfg: Config, key: str, say: Callable[[str], object]) -> dict[str
     try:
         data = cfg.build_dataset(key)
         return {
-            "samples": count_of(data),
-            "classes": data.num_classes if isinstance(data, Dataset) else None,
+            "samples": int(count_of(data)),
+            "classes": int(data.num_classes) if isinstance(data, Dataset) else None,
             "labels": _checksum(_arrays(data)),
             "names": _checksum([np.array(_some_names(data))]),
         }
     except UserError as error:
-        return {"error": str(error)}
+        return {"error": " ".join(str(error).split())}
+    except Exception as error:  # noqa: BLE001 (a user's own class may raise anything: the other machines must learn of it)
+        traceback.print_exc()
+        return {"error": f"{key}: {type(error).__name__}: {' '.join(str(error).split())}"}
     finally:
         slow.cancel()
 
@@ -246,7 +247,7 @@ def _same(first: Any, second: Any) -> bool:
     return first == second
 
 
-def _counts(fact: str) -> Callable[[Any, Any], bool]:
+def _comparison_of(fact: str) -> Callable[[Any, Any], bool]:
     """Return how values of a fact are compared: of Python's and numpy's versions by their first two numbers."""
     if fact not in ("Python", "numpy"):
         return _same
@@ -259,7 +260,7 @@ def _minor(version: object) -> list[str]:
 
 def _differences(facts: Mapping[int, Facts], values: Mapping[int, Any], fact: str, remedy: str) -> list[str]:
     """Format a line for each machine whose value is not the usual one."""
-    same = _counts(fact)
+    same = _comparison_of(fact)
     usual = _usual(values, same)
     return [
         f"{_title(facts, machine)}: {fact} {_text(value)}, {_others(facts, values, usual, same)}; {remedy}"
@@ -400,7 +401,7 @@ def format_table(facts: Mapping[int, Facts]) -> str:
         rows[key] = {machine: _describe(of.get("data", {}).get(key)) for machine, of in facts.items()}
     cells = []
     for fact, values in rows.items():
-        same = _counts(fact)
+        same = _comparison_of(fact)
         usual = values[_usual(values, same)]
         marked = [fact not in _OWN and not same(value, usual) for value in values.values()]
         texts = [_text(value) + " *" * mark for value, mark in zip(values.values(), marked)]
