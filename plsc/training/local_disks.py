@@ -58,7 +58,10 @@ def is_spread(root: Path, disks: Disks) -> bool:
     """Say whether checkpoints in `root` may lie on several disks, of this run or of an earlier one. Every rank calls it."""
     if disks.several:
         return True
-    (here,) = disks.run(partial(survey, root))
+    try:
+        (here,) = disks.run(partial(survey, root))
+    except UserError:  # whoever reads the newest one says what is wrong with it
+        return False
     hosts = (info["host"] for entry in here["checkpoints"] for info in entry["files"].values())
     return any(host is not None for host in hosts)
 

@@ -1,18 +1,24 @@
 """On W ranks, each a machine with a disk of its own: train and save, or go on from what the disks have.
 
 Arguments: a folder; "save", or the folders in it that a launch of so many ranks goes on from, a name each. The output folder of rank r is
-FOLDER/NAME/r, its host is called node{r}.
+FOLDER/NAME/r (of NAME-mixed r // 2: ranks 0 and 1 share a disk), its host is called node{r}.
 """
 
+import errno
+import os
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import paddle
 
 from plsc import Entry, distributed
 from plsc.distributed.disks import find_disks
 from plsc.errors import UserError
+from plsc.training import local_disks
 from plsc.training.local_disks import find_checkpoint
 from plsc.training.rollback import go_back
 from tests.distributed.run_pairs import END, STOP, overrides
@@ -26,7 +32,8 @@ EMA = [
 
 
 def disk(folder: Path, name: str) -> Path:
-    return folder / name / str(distributed.rank())
+    ranks_of_a_disk = 2 if name.endswith("-mixed") else 1
+    return folder / name / str(distributed.rank() // ranks_of_a_disk)
 
 
 def save(folder: Path) -> None:
@@ -69,8 +76,11 @@ def load(folder: Path, name: str) -> None:
     """Go on by the trainer alone; that the bank has what was saved, bit for bit, is asserted by every rank."""
     output, ranks = disk(folder, name), distributed.world_size()
     trainer = make_trainer(output, *overrides(ranks), backbone=Linear())
-    assert trainer.disks.of_ranks == tuple(range(ranks))
-    path = find_checkpoint(output / "checkpoints", trainer.disks, trainer.head.shard)
+    assert trainer.disks.of_ranks == ((0, 0, 2) if name.endswith("-mixed") else tuple(range(ranks)))
+    find = partial(find_checkpoint, output / "checkpoints", trainer.disks, trainer.head.shard)
+    if name.endswith("-new"):
+        assert_full_disk_ends_all(find)
+    path = find()
     trainer.resume(path)
     saved, shard = arrays(folder / "together" / path.name), trainer.head.shard
     for array, rows in trainer.head.bank.state().items():
@@ -82,6 +92,21 @@ def load(folder: Path, name: str) -> None:
         assert [path.name for path in path.parent.iterdir() if path.suffix] == [f"step-{END:08d}.bad"]
         assert go_back(output / "checkpoints", STOP, last.disks, last.head.shard) is None
     print(f"rank {distributed.rank()} of {name} had {' '.join(before)}")
+
+
+def assert_full_disk_ends_all(find: Callable) -> None:
+    """Rank 2, which is to get files, cannot write one of them: all ranks end with that line, and can start again."""
+
+    def write_nothing(path, parts):
+        next(parts)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with mock.patch.object(local_disks, "write_synced", write_nothing):
+        try:
+            find()
+            raise AssertionError("rank 2 has written nothing")
+        except UserError as error:
+            assert "host node2: " in str(error) and "No space left on device" in str(error), error
 
 
 def resume(folder: Path, name: str) -> None:
