@@ -40,7 +40,7 @@ if [[ $1 == show ]]; then printf 'node%s\\n' 0 1 2 3; else echo "scontrol $*"; f
     "srun": """#!/usr/bin/env bash
 while [[ $1 == -* ]]; do
     case $1 in
-    --kill-on-bad-exit=0 | --wait=0 | --cpus-per-task=* | --label) shift ;;
+    --kill-on-bad-exit=0 | --no-kill | --wait=0 | --cpus-per-task=* | --label) shift ;;
     *) echo "srun: unrecognized option $1" >&2; exit 1 ;;
     esac
 done
