@@ -211,7 +211,7 @@ def test_data_are_read_once_and_a_long_reading_is_said(machines, images, monkeyp
     assert again["data"] == machines[1]["data"]
     with pytest.raises(pytest.fail.Exception):
         collect(config(images), 1, say=said.append)
-    assert said == ["reading DataLoader.Train.dataset to compare it with the other machines' ..."]
+    assert said == ["INFO reading DataLoader.Train.dataset to compare it with the other machines' ..."]
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -156,7 +156,7 @@ def _config_facts(cfg: Config) -> dict[str, Any]:
 
 def _data_facts(cfg: Config, key: str, say: Callable[[str], object]) -> dict[str, Any]:
     """Describe a data set: numbers of samples and classes, checksums of its labels and of some names."""
-    slow = threading.Timer(_SLOW, say, [f"reading {key} to compare it with the other machines' ..."])
+    slow = threading.Timer(_SLOW, say, [f"INFO reading {key} to compare it with the other machines' ..."])
     slow.daemon = True
     slow.start()
     try:
@@ -395,7 +395,9 @@ def format_table(facts: Mapping[int, Facts]) -> str:
     rows = {fact: {machine: of.get(fact) for machine, of in facts.items()} for fact in order}
     for fact in ("free memory", "free disk"):
         rows[fact] = {machine: _gigabytes(of.get(fact, 0)) for machine, of in facts.items()}
-    rows["clock"] = {machine: f"{of.get('clock_offset', 0.0):+.1f} s" for machine, of in facts.items()}
+    rows["clock"] = {
+        machine: f"{round(of.get('clock_offset', 0.0), 1) + 0.0:+.1f} s" for machine, of in facts.items()
+    }
     rows["config"] = {machine: _short(of.get("config")) for machine, of in facts.items()}
     for key in dict.fromkeys(key for of in facts.values() for key in of.get("data", {})):
         rows[key] = {machine: _describe(of.get("data", {}).get(key)) for machine, of in facts.items()}
