@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from plsc.cli.commands.run.address import free_port
 from tests.cluster_files.stand_ins import FOLDER, calls, examples, put_stand_ins, read_command, run
+from tests.launch import ROOT
 
 SCRIPTS = ["ssh.sh", "slurm.sbatch"]
 LIST = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
@@ -144,3 +146,19 @@ def test_slurm_starts_a_stopped_job_again(stand_ins, clone, code, again):
     done = run("sbatch tools/cluster/slurm.sbatch t.py", stand_ins(CODE=code))
     assert done.returncode == int(code)
     assert (again in done.stdout) if again else ("requeue" not in done.stdout)
+
+
+@pytest.mark.slow
+def test_two_machines_train_over_ssh(stand_ins, clone):
+    program = clone / "plsc-run"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tools/run.py "$@"\n')
+    program.chmod(0o755)
+    env = stand_ins(PLSC_RUN=str(program), PORT=str(free_port()), PYTHONPATH=str(ROOT))
+    train = [ROOT / "tools/train.py", "-c", ROOT / "tests/tiny.yaml", "-o", "Global.max_steps=4"]
+    command = [FOLDER / "ssh.sh", "127.0.0.1", "127.0.0.2", "--", "--nproc_per_node", "1", *train]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout
+    for address in ("127.0.0.1", "127.0.0.2"):
+        assert re.search(rf"^{address}: .* INFO start 1 .* on 2 machines", done.stdout, re.MULTILINE)
+    assert (clone / "output/checkpoints/step-00000004/manifest.json").exists()
+    assert {path.name for path in (clone / "output/log").iterdir()} == {"machine-0", "machine-1"}
