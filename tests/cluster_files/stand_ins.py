@@ -99,4 +99,12 @@ def read_command(argv: list[str]) -> tuple[Options, config.Config]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     config.add_arguments(parser)
     given = parser.parse_args(rest)
-    return options, config.load(ROOT / given.config, given.override)
+    cfg = config.load(ROOT / given.config, given.override)
+    assert options.machines.elastic or cfg.DataLoader.Train.global_batch in (None, batch_of(options, cfg))
+    return options, cfg
+
+
+def batch_of(options: Options, cfg: config.Config) -> int:
+    """The samples that the ranks of all machines take in a step."""
+    train = cfg.DataLoader.Train
+    return train.batch_size * train.accumulate * options.ranks * options.machines.most

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on two or more machines that ssh reaches without a password; what follows -- are plsc-run's arguments:
 #
-#     tools/cluster/ssh.sh 10.0.0.1 10.0.0.2 -- --nproc_per_node 8 tools/train.py -c configs/recipes/ms1mv3_r50.yaml
+#     tools/cluster/ssh.sh 10.0.0.1 10.0.0.2 -- --nproc_per_node 8 tools/train.py -c configs/
 #     NNODES=2:4 tools/cluster/ssh.sh a b c d -- --wait 120 --nproc_per_node 8 tools/train.py -c configs/
 #
 # The first machine is --rank 0, and --master by the name given here, which all others must be able to reach. Each
