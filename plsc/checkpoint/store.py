@@ -132,7 +132,7 @@ def save(
     what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
     first = ranks.first_on_disk
     mine = _files_of_a_disk(content) if first else {}
-    together = partial(_together, what, ranks.gather)
+    together = partial(_together, what, ranks)
     try:
         begun = together(_begin, final, first, (content.shard.start, content.shard.stop), fields)
         shards = _distinct([shard for shard, _, _ in begun], num_classes)
@@ -181,23 +181,24 @@ def _files_of_a_disk(content: Content) -> dict[str, list]:
     return files
 
 
-def _together(what: str, gather: Callable, work: Callable, *args: Any) -> list:
+def _together(what: str, ranks: Ranks, work: Callable, *args: Any) -> list:
     """Call work(*args) on every rank; return all results, or raise SaveError on every rank.
 
     An error on one rank alone would leave the others waiting.
     """
     result = None
     failure = None
-    cause = ""
+    problem = ""
     try:
         result = work(*args)
     except Exception as error:  # noqa: BLE001 (see above)
         failure = error
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-    answers = gather((result, cause))
-    for number, (_, cause) in enumerate(answers):
-        if cause:
-            raise SaveError(f"{what}: rank {number}: {cause}") from failure
+        host = f" on host {shown(socket.gethostname())}" if ranks.several_disks else ""
+        problem = " ".join(f"rank {ranks.rank}{host}: {type(error).__name__}: {error}".split())
+    answers = ranks.gather((result, problem))
+    for _, problem in answers:
+        if problem:
+            raise SaveError(f"{what}: {problem}") from failure
     return [result for result, _ in answers]
 
 

@@ -3,7 +3,7 @@
 Each rank writes an empty file with a name that never was before, and looks for those of the others. So it depends on no setting
 and no launcher; a network file system has no old answer for such a name.
 
-Try it: `python -m paddle.distributed.launch --nproc_per_node 3 tests/distributed/run_disks.py FOLDER`.
+Try it: `pytest tests/distributed/test_local_disks.py`.
 """
 
 from __future__ import annotations

@@ -500,6 +500,21 @@ def test_a_replicated_head_is_on_every_disk(disks):
         assert_holds(path, everything)
 
 
+def test_a_full_disk_is_named_by_its_host(disks, monkeypatch):
+    roots, _ = disks(4, content(4))
+
+    def full(path, buffers):
+        if "disk1" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, buffers)
+
+    write = plsc.checkpoint.store.write_synced
+    monkeypatch.setattr(plsc.checkpoint.store, "write_synced", full)
+    _, results = disks(8, content(8))
+    assert all("rank 1 on host node1: OSError: " in str(error) for error in results)
+    assert [path.name for root in roots for path in root.iterdir()] == ["step-00000004"] * 3
+
+
 def test_copies_that_differ_are_refused(disks, tmp_path):
     """Each disk gets its rank's copy of the backbone, and no rank may have another than the first."""
     everything = content(0)
