@@ -310,11 +310,10 @@ class Agreement:
             f"{number} {shown(m.report.host)} {m.report.address}" for number, m in ready.items()
         )
         without = f", without {self._missing(ready)}" if len(ready) < self._machines.most else ""
+        count = f"{len(ready)} machine{'s' * (len(ready) > 1)}"
         step = self._history.step
         where = "the beginning" if step is None else f"step {step}"
-        self._lines.append(
-            f"INFO start {self._generation} from {where} on {len(ready)} machines: {names}{without}"
-        )
+        self._lines.append(f"INFO start {self._generation} from {where} on {count}: {names}{without}")
         self._enter("running", now)
 
     def _look(self, now: float) -> None:
