@@ -83,14 +83,18 @@ class Machine:
 
     def _find_address(self) -> None:
         """Find this machine's address; the name of the first one may get its own only when that begins."""
-        end = time.monotonic() + self._machines.wait
+        began = time.monotonic()
+        waits = False
         while True:
             try:
                 self._address, self._interface = own_address(self._machines.host, self._machines.port)
                 return
-            except UserError:
-                if time.monotonic() > end or self._signals:
+            except UserError as error:
+                if time.monotonic() > began + self._machines.wait or self._signals:
                     raise
+                if not waits:
+                    self._say(f"INFO {error}; asking again for {self._machines.wait:g} s")
+            waits = True
             time.sleep(_RETRY)
 
     # -- the first machine, and the others ----------------------------------------------------------------------------------
