@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -32,6 +33,9 @@ from tests.warm import Program, Warm
 RUN, TRAIN = ROOT / "tools/run.py", ROOT / "tools/train.py"
 STEPS, EVERY = 60, 5
 PORT = 18470
+
+
+_networks = itertools.count()
 
 
 class Cluster:
@@ -57,7 +61,7 @@ class Cluster:
         self.ranks = ranks
         self.port = PORT if namespaces else _free_port()
         self._namespaces = namespaces
-        self._key = f"p{os.getpid() % 10000}"
+        self._key = f"p{os.getpid() % 10000}x{next(_networks)}"  # names of links have 15 characters at most
         self._processes: dict[int, subprocess.Popen | Program] = {}
 
     def __enter__(self):
@@ -85,6 +89,7 @@ class Cluster:
         if self._namespaces:
             time.sleep(0.2)
             for number in range(self.machines):
+                subprocess.run(["ip", "link", "del", f"{self._key}v{number}"], check=False)
                 subprocess.run(["ip", "netns", "del", f"{self._key}n{number}"], check=False)
             subprocess.run(["ip", "link", "del", f"{self._key}b"], check=False)
 

@@ -71,6 +71,9 @@ class Machine:
         machines = self._machines
         try:
             self._job = Job(self._options, machines.number)
+            note_signals(
+                self._signals
+            )  # again: a class that the config names may have imported Paddle, which takes SIGTERM
             self._find_address()
             with contextlib.ExitStack() as stack:
                 if machines.number == 0:
@@ -261,7 +264,7 @@ class Machine:
             say=self._say,
         )
         self._facts = facts
-        note_signals(self._signals)  # again: a data set may have imported Paddle, which takes SIGTERM
+        note_signals(self._signals)  # likewise a data set
         self._enter("ready", Details(facts=facts, survey=self._survey()))
 
     def _survey(self) -> dict:
