@@ -193,13 +193,14 @@ def sample(pid: int, folder: Path) -> dict[str, int]:
     """What must not grow: of a process, and of a run's folder."""
     files = [path for path in (folder / "out").rglob("*") if path.is_file()]
     saved = [path for path in files if "checkpoints" in path.parts]
+    once = [path for path in files if path.name == "logged.json"]  # from the first resume on that drops rows
     return {
         "fds": len(os.listdir(f"/proc/{pid}/fd")),
         "rss_kb": int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]),
         "shm": len(os.listdir("/dev/shm")),
         "checkpoints": len(list((folder / "out/checkpoints").glob("step-*"))),
         "checkpoint_bytes": sum(path.stat().st_size for path in saved if path.exists()),
-        "other_files": len(files) - len(saved),
+        "other_files": len(files) - len(saved) - len(once),
     }
 
 
