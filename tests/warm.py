@@ -3,7 +3,7 @@ second and not eight.
 
 Popen is replaced, reports have no pictures, plsc-run does not pause and the launcher looks at its ranks five times a second, not
 once; who starts, kills and waits for whom stays. The fork is sound: that process has computed nothing and has no thread at work.
-tests/distributed/test_restart.py shows that its runs have the bits of a real launch.
+tests/distributed/test_restart.py shows that its runs have the bits of real starts.
 
     with Warm() as warm: code = warm.start(["tools/run.py", "--nproc_per_node", "2", ...], folder).wait(60)
 """

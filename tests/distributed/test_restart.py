@@ -1,7 +1,7 @@
 """Launches that are killed, stopped and started again: what is left must equal, bit for bit, a run that was not.
 
-What happens, and to whom, is the plan of tests/faults.py. But for two tests all starts are forks of a warm process (tests/warm.py);
-the run that they are compared with is a real launch. Partial FC throughout.
+What happens, and to whom, is the plan of tests/faults.py. But for the starts of two tests all are forks of a warm process
+(tests/warm.py); those two show that real ones have the same bits. Partial FC throughout.
 """
 
 import os
@@ -45,7 +45,7 @@ def warm():
 def whole(tmp_path_factory):
     """The run that nothing happens to, under the plain launcher."""
     folder = tmp_path_factory.mktemp("whole").resolve()
-    launch(*[TRAIN, 2, folder, *training(folder)[1:]], real=True)
+    launch(*[TRAIN, 2, folder, *training(folder)[1:]])
     return folder / "out"
 
 
@@ -72,7 +72,8 @@ def run(warm, tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_and_ctrl_c_by_real_starts(slow, whole, tmp_path):
+def test_kill_and_ctrl_c_by_real_starts(slow, warm, whole, tmp_path):
+    """As a user starts them, with one signal to all processes of the terminal; the end is as by any other start."""
     plan = ["1:3:SIGKILL", "0:4:terminal SIGINT"]
     assert soak.real(command(tmp_path, *plan), tmp_path).wait(timeout=120) == 128 + signal.SIGINT
     killed, stopped = lines(tmp_path)
@@ -81,15 +82,18 @@ def test_kill_and_ctrl_c_by_real_starts(slow, whole, tmp_path):
     )
     step = newest_step(tmp_path / "out")
     assert stopped == f"INFO stopped on SIGINT at step {step}; resume with the same command" and step < 12
-    assert soak.real(command(tmp_path, *plan), tmp_path).wait(timeout=120) == 0
+    assert warm.start(command(tmp_path, *plan), tmp_path).wait(120) == 0
     assert lines(tmp_path) == [f"INFO resuming the unfinished run from step {step}"]
     assert_equal_runs(tmp_path / "out", whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks, rate, seed", [(2, 1.0, 1), (4, 0.3, 2)])
-def test_kills_of_random_ranks_at_random_moments_change_nothing(warm, tmp_path, ranks, rate, seed):
-    """Two of them. `python -m tests.soak kills 20` has more, by real starts."""
+def test_kills_of_random_ranks_at_random_moments_change_nothing(
+    warm, tmp_path, monkeypatch, ranks, rate, seed
+):
+    """Two of them. `python -m tests.soak kills 20` has more, in longer runs by real starts."""
+    monkeypatch.setattr(soak, "STEPS", 24)
     expected = soak.whole(warm.start, tmp_path / "whole", ranks, rate)
     killed = soak.kill_run(warm.start, tmp_path / "killed", ranks, rate, 2, random.Random(seed))
     assert len(killed) == 2
