@@ -64,9 +64,11 @@ from plsc.backbones.count import count
 from plsc.cli.commands.benchmark.programs import NETWORKS
 from plsc.cli.commands.plan.activations import kept_bytes
 from plsc.config import load
+from tests.undrawn import undrawn
 
 for name, known in NETWORKS.items():
-    net = load(None, [f"Model.name={name}"]).Model.build(embedding_size=512, image_shape=(3, 112, 112))
+    with undrawn():
+        net = load(None, [f"Model.name={name}"]).Model.build(embedding_size=512, image_shape=(3, 112, 112))
     found = count(net, (3, 112, 112))
     tensors = sum(not p.stop_gradient for p in net.parameters())
     assert (found.macs, kept_bytes(net, (3, 112, 112)), found.parameters, tensors) == known, name

@@ -10,6 +10,7 @@ from plsc.errors import UserError
 from plsc.training.entry import Entry
 from plsc.training.stand_in import stand_in
 from tests.launch import ROOT
+from tests.undrawn import undrawn
 
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
 IMAGES = {"name": "RecImages", "path": "nowhere/train.rec", "size": [24, 16], "channels": "BGR"}
@@ -22,9 +23,10 @@ STATED = {
 
 @functools.cache
 def backbone(**section):
-    """Build a network of the recipes once: IResNet100 takes seconds."""
+    """Build a network of the recipes once."""
     cfg = load().edit({"Model": section}).Model
-    return cfg.build(embedding_size=cfg.embedding_size, image_shape=(3, 112, 112))
+    with undrawn():
+        return cfg.build(embedding_size=cfg.embedding_size, image_shape=(3, 112, 112))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
