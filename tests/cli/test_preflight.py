@@ -80,7 +80,7 @@ def test_another_version_of_paddle(machines, images, monkeypatch):
 
 @pytest.mark.parametrize(
     "fact, other, problem",
-    [("Python", "3.9.7", True), ("numpy", "1.20.3", True), ("Python", None, False), ("numpy", None, False)],
+    [("Python", "3.5.9", True), ("numpy", "1.20.3", True), ("Python", None, False), ("numpy", None, False)],
 )
 def test_of_versions_of_python_and_numpy_the_first_two_numbers_count(machines, fact, other, problem):
     bugfix = ".".join([*machines[1][fact].split(".")[:2], "99"])
