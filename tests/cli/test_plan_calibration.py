@@ -23,6 +23,11 @@ def test_a_spread_head_and_one_on_every_rank():
     assert case(8, 2).selected(0.1) == 4  # no more than there are
     more = case(1001, 2, 8, "DataLoader.Train.accumulate=3")
     assert (more.batch, more.samples, more.selected(0.5)) == (8, 48, 250 + 12)
+    keep = (
+        f"DataLoader.Train.{key}" for key in ("batch_size=32", "global_batch=96", "keep_global_batch=true")
+    )
+    kept = case(1001, 2, 24, *keep)
+    assert (kept.accumulate, kept.samples) == (2, 96)
 
 
 def test_the_sizes_that_are_measured_do_not_depend_on_how_busy_the_machine_is():
