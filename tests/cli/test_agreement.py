@@ -6,7 +6,9 @@ import pytest
 
 from plsc.cli.commands.run.agreement import DEAD, TAKEN_OVER, Agreement
 from plsc.cli.commands.run.options import Machines
-from plsc.cli.commands.run.reports import Cause, Details, Outcome, Report, Stuck
+from plsc.cli.commands.run.reports import HUNG, Cause, Details, Outcome, Report, Stuck
+
+OF_MACHINE_0 = {"host": "host0", "address": "10.0.0.0", "state": "running", "generation": 1}
 
 
 class Job:
@@ -85,14 +87,12 @@ class Run:
         cause = Cause(**cause) if cause else None
         return self.set(number, "ended", Outcome(code=code, cause=cause, **fields))
 
-    def go(self, seconds=0.0, reports=True):
+    def go(self, seconds=0.0):
         """Let so many seconds pass, in which all machines that are up report and obey."""
         end = self.now + seconds
         while True:
             for number, machine in list(self.machines.items()):
-                if reports:
-                    self.report(number, machine)
-            self.agreement.tick(self.now)
+                self.report(number, machine)
             if self.now >= end:
                 return self
             self.now = min(end, self.now + 0.5)
@@ -114,6 +114,7 @@ class Run:
         )
         order = self.agreement.report(report, self.now)
         self.orders[number] = order
+        machine["agreement"] = order.agreement
         self.lines[number] += order.lines[max(0, self.seen[number] - order.seen) :]
         self.seen[number] = max(self.seen[number], order.seen + len(order.lines))
         if order.action == "start":
@@ -165,8 +166,7 @@ def test_all_machines_start_together_with_the_same_order():
 def test_the_order_to_start_names_ranks_address_and_what_to_resume():
     run = Run(2).up(0, 1)
     run.steps = [5, 10]
-    run.go(0)
-    run.go(0)
+    run.go(1)
     start = run.agreement._start
     assert start.machines == [0, 1] and start.master.startswith("10.0.0.0:")
     assert start.overrides == ["Global.resume=true", "Global.checkpoint=newest"]
@@ -441,3 +441,123 @@ def test_names_from_other_machines_forge_no_line():
     run.down(1)
     run.go(DEAD + 1)
     assert all("\n" not in line and "\x1b" not in line for line in run.lines[0])
+
+
+def test_the_cause_is_what_happened_first_though_its_machine_has_reported_since():
+    run = Run(2).up(0, 1).start()
+    run.ends(1, 1, cause={"text": "early", "rank": 1, "age": 3.0})
+    run.report(1, run.machines[1])
+    run.now += 2.5
+    run.report(1, run.machines[1])
+    run.ends(0, 1, cause={"text": "late", "rank": 0, "age": 4.0}).go(1)
+    assert run.says(r"^WARNING machine 1 \(host1\): early; restart 1")
+
+
+def test_a_start_that_fails_before_another_machine_has_begun_keeps_nobody_waiting():
+    run = Run(2).up(0, 1)
+    while run.states[0] == "ready":
+        run.report(1, run.machines[1])  # machine 1 has asked just before the start
+        run.report(0, run.machines[0])
+    run.ends(0, 1, cause={"text": "killed", "rank": 0})
+    run.report(0, run.machines[0])
+    run.go(5)
+    assert run.says("killed; restart 1") and run.states == {0: "running", 1: "running"}
+
+
+def test_a_report_from_before_the_last_start_does_not_count_for_the_next_one():
+    """Machine 1 has begun the start, and is silent; then an old report of it arrives."""
+    run = Run(2).up(0, 1).start()
+    run.ends(1, 1, cause={"text": "killed", "rank": 1}).go(0.5)
+    run.go(3)
+    machine = run.machines.pop(1)
+    run.go(DEAD + 2)
+    run.machines[1] = machine
+    run.set(1, "ready", generation=1).report(1, machine)
+    run.set(1, "running", generation=2)
+    run.go(5)
+    assert run.states == {0: "running", 1: "running"}
+    assert {each["generation"] for each in run.machines.values()} == {run.agreement._generation}
+
+
+def test_what_an_earlier_process_of_the_first_machine_has_ordered_does_not_count():
+    run = Run(2).up(0, 1)
+    run.machines[1].update(generation=1, agreement="earlier")
+    run.seen[1] = 7
+    order = run.agreement.report(
+        Report(machine=1, id="1x", number=0, host="h", address="x", state="ready", generation=1, seen=7), 0.0
+    )
+    assert (order.action, order.seen) == ("wait", 0)
+    run.seen[1] = 0
+    run.machines[1].update(generation=0, agreement=order.agreement)
+    run.go(2)
+    assert set(run.states.values()) == {"running"} and run.says("^INFO start 1")
+    assert not run.says("restart")
+
+
+def test_a_mistake_that_one_machine_finds_while_it_takes_part_ends_all_of_them():
+    run = Run(2).up(0, 1).start()
+    run.set(1, "refused", Outcome(code=2, cause=Cause(text="out: cannot be read now", user=True)))
+    run.report(1, run.machines[1])
+    run.down(1)
+    run.go(3)
+    assert run.codes == {0: 2} and run.says(
+        r"^ERROR machine 1 \(host1\): out: cannot be read now; not restarted"
+    )
+    assert run.agreement.is_over(run.now)
+
+
+def test_a_mistake_on_a_machine_that_comes_later_does_not_end_the_others_where_they_are_enough():
+    run = Run(1, 2, wait=5).up(0).go(7)
+    run.up(1).set(1, "refused", Outcome(code=2, cause=Cause(text="Head.name: no such", user=True))).go(1)
+    assert run.states[0] == "running"
+    run.ends(0, 1, cause={"text": "killed", "rank": 0}).go(8)
+    assert run.states[0] == "running" and run.codes[1] == 2
+    assert r"INFO machine 1 (host1) takes no part: Head.name: no such; the others go on" in run.lines[0]
+
+
+def test_a_machine_that_waits_to_take_part_can_be_stopped():
+    run = Run(1, 2, wait=5).up(0).go(7)
+    run.up(1).go(1)
+    run.machines[1]["signal"] = "SIGINT"
+    run.go(2)
+    assert run.codes == {1: 130} and run.states == {0: "running"}
+
+
+def test_machines_are_not_silent_while_the_first_one_itself_stands_still():
+    run = Run(2).up(0, 1).start()
+    run.now += 15
+    run.agreement.report(Report(machine=0, id="0x", number=10**6, **OF_MACHINE_0), run.now)
+    run.go(5)
+    assert set(run.states.values()) == {"running"} and not run.says("restart")
+
+
+def test_a_disk_on_which_the_first_machine_waits_for_some_seconds_ends_nothing():
+    run = Run(2).up(0, 1).start()
+    first = run.machines.pop(0)
+    run.go(DEAD + 10)
+    run.machines[0] = first
+    run.go(2)
+    assert set(run.states.values()) == {"running"} and not run.says("restart")
+    run.machines.pop(0)
+    run.go(HUNG + 2)
+    assert run.states == {1: "ready"}
+
+
+def test_the_newest_checkpoint_is_that_of_which_a_silent_machine_has_not_told():
+    """It has last told of its disk before the start, and so of step 10."""
+    run = Run(2, wait=50).up(0, 1)
+    run.steps = [10]
+    run.start()
+    run.machines[0]["survey"] = survey(10, 20, lacks=["b"])
+    run.down(1)
+    run.go(DEAD + 3)
+    assert run.says("restart 1 from step 20$")
+
+
+def test_the_first_line_says_where_a_config_that_resumes_goes_on():
+    job = Job()
+    job.chosen = job.resumes = True
+    run = Run(2, job=job).up(0, 1)
+    run.steps = [10]
+    run.start()
+    assert run.says("^INFO start 1 from the checkpoint that the config names on 2 machines")

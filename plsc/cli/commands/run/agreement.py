@@ -1,9 +1,8 @@
 """Decide for all machines of a run: when to start and with which of them, to restart, from which step, to end.
 
-The first machine has an Agreement, to which all report. It knows no sockets, processes and clocks:
+The first machine has an Agreement, to which all report, itself too. It knows no sockets, processes and clocks:
 
     order = agreement.report(report, now)       # what that machine has to do
-    agreement.tick(now)                         # several times a second
 
 A start has a number, its generation. It ends on all machines as soon as it has ended on one otherwise than well, or when
 one is silent for DEAD seconds; then the earliest cause is said, with the same line on all machines.
@@ -11,6 +10,7 @@ one is silent for DEAD seconds; then the earliest cause is said, with the same l
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import uuid
@@ -23,12 +23,14 @@ from plsc.cli.commands.run.address import free_port
 from plsc.cli.commands.run.history import History
 from plsc.cli.commands.run.job import resuming
 from plsc.cli.commands.run.options import Machines
-from plsc.cli.commands.run.reports import Cause, Details, Order, Outcome, Report, StartOrder
+from plsc.cli.commands.run.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder
 from plsc.distributed import guard
 from plsc.errors import UserError, shown
 
 DEAD = 10.0  # seconds without a report; also without an answer, after which a machine ends its ranks itself
 TAKEN_OVER = 3.0  # seconds after which a further process with the number of a silent one takes its place
+_STOOD = 3.0  # seconds without any report, its own included: this machine stood still, and could hear none
+_AGAIN = 4.0  # seconds for the others to be heard again after that
 _REMIND = 30.0  # seconds between two lines about machines that are waited for
 _BEGIN = 600.0  # seconds for the first rank of a machine to begin
 
@@ -56,14 +58,11 @@ class _Member:
     heard: float
     details: Details = field(default_factory=Details)
     known: int = 0  # the changes of the details
+    changed: float = 0.0  # when the details came
     survey: dict = field(default_factory=dict)  # the last one: a machine that trains makes none
     clock_offset: float = 0.0  # seconds that its clock is ahead of ours
     first_line: int = 0  # of the agreement's, after those that are older than its process
-    leaves: bool = False  # asked to stop, it ends while the others go on
-
-    @property
-    def state(self) -> tuple:
-        return self.report.id, self.report.state, self.report.generation
+    leaves: bool = False  # asked to stop, or with a mistake, it ends while the others go on
 
     @property
     def is_known(self) -> bool:
@@ -104,6 +103,7 @@ class Agreement:
         self._rivals: dict[int, tuple[str, float]] = {}  # a second process with a number, and when it came
         self._phase = "gathering"  # running, stopping, gathering again, ...; ended
         self._since: float | None = None  # the phase
+        self._ticked = 0.0
         self._not_before = 0.0  # a start
         self._reminded = 0.0
         self._generation = 0
@@ -139,22 +139,24 @@ class Agreement:
                 member.report = report
                 member.heard = now
                 member.clock_offset = report.time - clock if clock else 0.0
-                if report.details is not None:
+                if report.details is not None and report.changes != member.known:
                     member.details = report.details
                     member.known = report.changes
+                    member.changed = now
                     member.survey = report.details.survey or member.survey
             self._tick(now)
             return self._order(member)
 
-    def tick(self, now: float) -> None:
-        """Note the time: machines may be silent."""
+    def end(self, code: int, line: str) -> None:
+        """End the run on all machines, unless it has ended."""
         with self._lock:
-            self._tick(now)
+            if self._phase != "ended":
+                self._end(code, line)
 
     def is_over(self, now: float) -> bool:
         """Say whether the run has ended, on the other machines too, but for those that are silent."""
         with self._lock:
-            others = [member for number, member in self._members.items() if number]
+            others = [m for number, m in self._members.items() if number and m.report.state != "refused"]
             return self._phase == "ended" and not any(self._answers(member, now) for member in others)
 
     def _doubt(self, report: Report, member: _Member, now: float) -> Order | None:
@@ -180,8 +182,9 @@ class Agreement:
     def _order(self, member: _Member) -> Order:
         report = member.report
         takes_part = self._phase in ("running", "stopping") and self._ids.get(report.machine) == report.id
-        at_work = takes_part and self._phase == "running"
-        seen = max(report.seen, member.first_line)
+        is_behind = report.generation < self._generation
+        follows = report.agreement == self._id  # else it first has to end what an earlier process ordered
+        seen = max(report.seen if follows else 0, member.first_line)
         order = Order(
             agreement=self._id,
             action="wait",
@@ -193,16 +196,18 @@ class Agreement:
         if self._phase == "ended":
             order.action = "end"
             order.code = self._code
+        elif not follows:
+            pass
         elif member.leaves and not takes_part:
             order.action = "end"
-            order.code = guard.exit_code(signal.Signals[report.signal])
-        elif report.state == "running" and not (at_work and report.generation == self._generation):
+            order.code = guard.exit_code(signal.Signals[report.signal]) if report.signal else 2
+        elif report.state == "running" and (is_behind or not takes_part or self._phase == "stopping"):
             order.action = "stop"
             order.generation = report.generation
-        elif report.state == "ended" and not takes_part:
+        elif report.state == "ended" and (is_behind or not takes_part):
             order.action = "prepare"
-        elif report.state == "ready" and at_work and report.generation < self._generation:
-            order.action = "start"
+        elif report.state == "ready" and is_behind and takes_part:
+            order.action = "start"  # also while it is stopping: each has to say how it ended
             order.start = self._start
         return order
 
@@ -210,7 +215,11 @@ class Agreement:
 
     def _tick(self, now: float) -> None:
         if self._since is None:
-            self._since = self._reminded = now
+            self._since = self._reminded = self._ticked = now
+        if now > self._ticked + _STOOD:
+            self._listen_again(now)
+        self._ticked = max(now, self._ticked)
+        self._release(now)
         if self._phase == "gathering":
             self._gather(now)
         elif self._phase == "running":
@@ -223,7 +232,30 @@ class Agreement:
         self._since = self._reminded = now
 
     def _answers(self, member: _Member, now: float) -> bool:
-        return member.report.state != "over" and now <= member.heard + DEAD
+        return member.report.state != "over" and now <= member.heard + _patience(member)
+
+    def _listen_again(self, now: float) -> None:
+        """Give machines time to be heard after this one stood still; their last reports may be as old as that."""
+        for member in self._members.values():
+            if self._answers(member, self._ticked):
+                member.heard = max(member.heard, now + _AGAIN - _patience(member))
+        self._not_before = max(self._not_before, now + _AGAIN + 1)
+
+    def _release(self, now: float) -> None:
+        """Let machines go that take no part and were asked to stop; without one that is needed the run ends."""
+        if self._phase == "ended":
+            return
+        for number, member in self._members.items():
+            asked = member.report.signal and not member.leaves and self._answers(member, now)
+            if not asked or self._ids.get(number) == member.report.id:
+                continue
+            name = member.report.signal
+            if number and self._machines.elastic:
+                self._let_go(member, f"leaves on {name}")
+            elif self._phase == "gathering":
+                code = guard.exit_code(signal.Signals[name])
+                self._end(code, f"INFO stopped on {name} before a start; the same command goes on")
+                return
 
     def _end(self, code: int, *lines: str) -> None:
         self._lines += lines
@@ -232,23 +264,14 @@ class Agreement:
 
     def _gather(self, now: float) -> None:
         """Wait for the machines, and start when all are ready, or after a time when enough are."""
-        here = {number: m for number, m in self._members.items() if self._answers(m, now)}
+        here = {n: m for n, m in sorted(self._members.items()) if self._answers(m, now) and not m.leaves}
         if refusing := [m for m in here.values() if m.report.state == "refused" and m.is_known]:
-            self._end(2, *(f"ERROR {m.name}: {m.details.outcome.cause.text}" for m in refusing))
-            return
-        for number, member in here.items():
-            if member.report.signal and not member.leaves:
-                if number == 0 or not self._machines.elastic:
-                    code = guard.exit_code(signal.Signals[member.report.signal])
-                    self._end(
-                        code,
-                        f"INFO stopped on {member.report.signal} before a start; the same command goes on",
-                    )
-                    return
-                self._let_go(member)
-        ready = {
-            n: m for n, m in sorted(here.items()) if m.report.state == "ready" and m.is_known and not m.leaves
-        }
+            if not (self._machines.elastic and self._generation):
+                self._end(2, *(f"ERROR {m.name}: {m.details.outcome.cause.text}" for m in refusing))
+                return
+            for member in refusing:
+                self._let_go(member, f"takes no part: {member.details.outcome.cause.text}")
+        ready = {n: m for n, m in here.items() if m.report.state == "ready" and self._is_understood(m)}
         if 0 not in ready:
             self._since = now  # the wait begins when this machine could start itself
         if 0 not in ready or now < self._not_before:
@@ -275,9 +298,12 @@ class Agreement:
         missing = [str(number) for number in range(self._machines.most) if number not in ready]
         return f"machine{'s' * (len(missing) > 1)} {', '.join(missing)}"
 
-    def _let_go(self, member: _Member) -> None:
+    def _is_understood(self, member: _Member) -> bool:
+        return member.is_known and member.report.agreement == self._id
+
+    def _let_go(self, member: _Member, why: str) -> None:
         member.leaves = True
-        self._lines.append(f"INFO {member.name} leaves on {member.report.signal}; the others go on")
+        self._lines.append(f"INFO {member.name} {why}; the others go on")
 
     def _begin(self, ready: dict[int, _Member], now: float) -> None:
         """Start the ranks on these machines, unless they differ or the checkpoints cannot be read."""
@@ -296,7 +322,7 @@ class Agreement:
             if resumes:
                 self._lines.append(self._job.describe_resume(newest))
         elif self._history.step is not None:
-            self._history.step = newest
+            self._history.go_on_from(newest)
         self._generation += 1
         first = next(iter(ready.values()))
         self._start = StartOrder(
@@ -313,6 +339,8 @@ class Agreement:
         count = f"{len(ready)} machine{'s' * (len(ready) > 1)}"
         step = self._history.step
         where = "the beginning" if step is None else f"step {step}"
+        if step is None and newest is not None and self._job.resumes:
+            where = "the checkpoint that the config names"
         self._lines.append(f"INFO start {self._generation} from {where} on {count}: {names}{without}")
         self._enter("running", now)
 
@@ -333,7 +361,7 @@ class Agreement:
         if report.id != self._ids[number]:
             self._note(number, "was started anew", member.heard)
         elif not self._answers(member, now):
-            self._note(number, f"has not been heard of for {DEAD:g} s", member.heard)
+            self._note(number, f"has not been heard of for {_patience(member):g} s", member.heard)
         elif report.state == "ready" and report.generation == self._generation:
             self._note(number, "had lost the connection to machine 0 and ended its ranks", now)
         elif report.state == "running" and not report.began and now > self._since + _BEGIN:
@@ -345,7 +373,9 @@ class Agreement:
         return {
             number: member.details.outcome
             for number, member in members.items()
-            if member.state == (self._ids[number], "ended", self._generation) and member.is_known
+            if member.report.state in ("ended", "refused")
+            and (member.report.id, member.report.generation) == (self._ids[number], self._generation)
+            and member.is_known
         }
 
     def _note(self, number: int, what: str, when: float) -> None:
@@ -369,13 +399,13 @@ class Agreement:
         stopped = [outcome.stopped for outcome in outcomes.values() if outcome.stopped]
         asking = {n: m.report.signal for n, m in self._members.items() if m.report.signal and n in outcomes}
         self._ids = {}
-        newest = self._newest()
+        newest = self._newest(whole)
         leaving = self._machines.elastic and asking and 0 not in asking
         if whole and stopped and all(outcome.code == 0 for outcome in outcomes.values()):
             if leaving:
-                for number in asking:
-                    self._let_go(self._members[number])
-                self._history.step = newest
+                for number, name in asking.items():
+                    self._let_go(self._members[number], f"leaves on {name}")
+                self._history.go_on_from(newest)
                 self._enter("gathering", now)
                 return
             code = guard.exit_code(signal.Signals[stopped[0]])
@@ -400,16 +430,17 @@ class Agreement:
         self._not_before = now + verdict.pause
         self._enter("gathering", now)
 
-    def _newest(self) -> int | None:
+    def _newest(self, whole: bool) -> int | None:
         """Return the step of the newest checkpoint, also if some of it is on the disk of a machine that is silent.
 
-        Before the next start it is chosen by what there is then.
+        Before the next start it is chosen by what there is then. whole: each machine has said what its disk has now.
         """
-        try:
-            return _choose(self._members.values())
-        except UserError:
-            saved = [entry for m in self._members.values() for entry in m.survey.get("checkpoints", [])]
-            return max((entry["step"] for entry in saved), default=None)
+        members = [self._members[number] for number in self._start.machines]
+        with contextlib.suppress(UserError):
+            if whole:
+                return _choose(members)
+        saved = [entry for member in members for entry in member.survey.get("checkpoints", [])]
+        return max((entry["step"] for entry in saved if entry["manifest"]), default=None)
 
     def _cause(self, outcomes: dict[int, Outcome]) -> Cause:
         """Return the first cause of the failure.
@@ -418,7 +449,9 @@ class Agreement:
         that hangs: one that was stopped, or has begun the fewest collectives.
         """
         reported = [
-            (self._members[n].heard - o.cause.age, n, o.cause) for n, o in sorted(outcomes.items()) if o.cause
+            (self._members[number].changed - outcome.cause.age, number, self._of(number, outcome.cause))
+            for number, outcome in outcomes.items()
+            if outcome.cause
         ]
         causes = [each for each in reported if not each[2].consequence]
         if mistakes := [each for each in causes if each[2].user]:
@@ -431,11 +464,15 @@ class Agreement:
             return self._of(number, Cause(text=rank.text))
         if not (causes or reported):
             return Cause(text="the ranks have ended, and none says why")
-        _, number, cause = min(causes or reported, key=lambda each: each[0])
-        return cause if cause.text.startswith("machine ") else self._of(number, cause)
+        return min(causes or reported, key=lambda each: each[:2])[2]
 
     def _of(self, number: int, cause: Cause) -> Cause:
         return cause.model_copy(update={"text": f"{self._members[number].name}: {cause.text}"})
+
+
+def _patience(member: _Member) -> float:
+    """Return the seconds after which a machine counts as silent; no network can keep this one from being heard."""
+    return DEAD if member.report.machine else HUNG
 
 
 def _choose(members: Iterable[_Member]) -> int | None:

@@ -49,6 +49,10 @@ class History:
         # A start that fails early leaves the checkpoints of a former run.
         self._others = None if resumes or keeps else self._stamp(newest)
 
+    def go_on_from(self, step: int | None) -> None:
+        """Choose the step from which the next start goes on; None: from the beginning."""
+        self.step = step
+
     def after_failure(
         self,
         text: str,

@@ -34,7 +34,7 @@ from plsc.cli.commands.run.reports import (
     Stuck,
 )
 from plsc.distributed import environment, guard, lock
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 
 _POLL = 0.1  # seconds
 _RETRY = 1.0  # seconds between two questions for an address
@@ -63,6 +63,7 @@ class Machine:
         self._facts: dict | None = None
         self._agreement = ""
         self._seen = 0
+        self._client: Client | None = None  # not on the first machine
         self._warned = False
 
     def run(self) -> int:
@@ -110,6 +111,19 @@ class Machine:
             self._machines.port, lambda report: agreement.report(report, time.monotonic(), time.time())
         )
         stack.callback(server.close)
+        try:
+            code = self._take_part(agreement)
+        except Exception as error:  # whatever it is, the others must not wait for this machine
+            self._kill()
+            code = 2 if isinstance(error, UserError) else 1
+            agreement.end(code, f"ERROR machine 0 ({shown(self._host)}): {_on_one_line(error)}")
+            self._wait_for_others(agreement)
+            raise
+        self._wait_for_others(agreement)
+        return code
+
+    def _take_part(self, agreement: Agreement) -> int:
+        """Do what the agreement orders this machine, the first one, until the end; return the exit code."""
         self._prepare()
         number = 0
         while True:
@@ -118,7 +132,6 @@ class Machine:
             report = self._report(number)
             code = self._obey(agreement.report(report, time.monotonic(), time.time()))
             if code is not None:
-                self._wait_for_others(agreement)
                 return code
             time.sleep(_POLL)
 
@@ -136,16 +149,14 @@ class Machine:
             time.sleep(_POLL)
 
     def _follow(self) -> int:
-        client = Client(self._machines.host, self._machines.port)
         self._prepare()
+        client = self._client = Client(self._machines.host, self._machines.port)
         posted = 0
         while True:
             self._look()
             client.post(self._report(0), at_once=posted != self._changes)
             posted = self._changes
-            code = self._without_contact(time.monotonic() - client.contact)
-            if code is None and client.order:
-                code = self._obey(client.order)
+            code = self._turn(client.order, time.monotonic() - client.contact)
             if code is not None:
                 self._state = "over"
                 with contextlib.suppress(*NO_ANSWER):
@@ -153,19 +164,24 @@ class Machine:
                 return code
             time.sleep(_POLL)
 
+    def _turn(self, order: Order | None, silence: float) -> int | None:
+        """Follow the last order, unless it is older than DEAD seconds; return the exit code at the end."""
+        if silence > DEAD:
+            return self._without_contact(silence)
+        self._warned = False
+        return self._obey(order) if order else None
+
     def _without_contact(self, seconds: float) -> int | None:
         """Do what follows when the first machine has not answered for so long; return the exit code at the end."""
         where = f"machine 0 ({self._machines.host}:{self._machines.port})"
-        if seconds <= DEAD:
-            self._warned = False
-            return None
         if not self._warned:
             self._warned = True
             ended = "; the ranks of this machine were ended" if self._state == "running" else ""
-            self._end_start()
             self._say(
                 f"WARNING {where} has not answered for {DEAD:g} s{ended}; asking again for {self._machines.wait:g} s"
             )
+        if self._kill():
+            self._prepare()
         if self._signals:
             name = signal.Signals(self._signals[0]).name
             self._say(f"INFO stopped on {name} while {where} does not answer; the same command goes on")
@@ -182,12 +198,15 @@ class Machine:
         """Report a mistake that keeps this machine from taking part; the first machine may start a little later."""
         if self._machines.number == 0:
             return
-        text = "; ".join(str(error).splitlines())
-        self._enter("refused", Details(outcome=Outcome(code=2, cause=Cause(text=text, user=True))))
-        client = Client(self._machines.host, self._machines.port)
-        client.post(self._report(0), at_once=True)
+        cause = Cause(text=_on_one_line(error), user=True)
+        self._enter("refused", Details(outcome=Outcome(code=2, cause=cause)))
+        client = self._client or Client(self._machines.host, self._machines.port)
         end = time.monotonic() + DEAD
-        while client.order is None and time.monotonic() < end:
+        while time.monotonic() < end:
+            with contextlib.suppress(*NO_ANSWER):
+                client.send(self._report(0))
+                if client.order.action == "end" or client.order.known == self._changes:
+                    return
             time.sleep(_POLL)
 
     def _elastic_overrides(self) -> list[str]:
@@ -211,6 +230,7 @@ class Machine:
             generation=self._generation,
             began=self._began,
             signal=signal.Signals(self._signals[0]).name if self._signals else None,
+            agreement=self._agreement,
             seen=self._seen,
             time=time.time(),
             changes=self._changes,
@@ -220,19 +240,17 @@ class Machine:
     def _obey(self, order: Order) -> int | None:
         """Print the lines of an order and follow it; return the exit code at the end."""
         if order.agreement != self._agreement:
+            self._kill()  # plsc-run was started anew on machine 0, and knows of no start
             if self._agreement:
-                self._end_start()  # plsc-run was started anew on machine 0, and knows of no start
-                self._generation = 0
                 self._prepare()
             self._agreement = order.agreement
-            self._seen = self._known = 0
-            return None
+            self._generation = self._seen = self._known = 0
         for line in order.lines[max(0, self._seen - order.seen) :]:
             self._say(line)
         self._seen = max(self._seen, order.seen + len(order.lines))
         self._known = order.known
         if order.action == "end":
-            self._end_start()
+            self._kill()
             return order.code
         if order.action == "prepare" and self._state == "ended":
             self._prepare()
@@ -324,11 +342,17 @@ class Machine:
         outcome = outcome.model_copy(update={"full": full})
         self._enter("ended", Details(survey=self._survey(), outcome=outcome))
 
-    def _end_start(self) -> None:
-        """Kill the ranks of this machine, if there are any, and get ready."""
-        if self._state == "running":
-            self._start.kill()
-            self._prepare()
+    def _kill(self) -> bool:
+        """Kill the ranks of this machine; return whether there were any."""
+        if self._state != "running":
+            return False
+        self._start.kill()
+        return True
+
+
+def _on_one_line(error: Exception) -> str:
+    text = "; ".join(str(error).splitlines())
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
 
 
 def _as_cause(failed: Failure | None) -> Cause | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from plsc.errors import UserError
 
 EVERY = 0.5  # seconds between two reports
+HUNG = 30.0  # seconds after which a machine that does nothing, though its process lives, counts as silent
 _TIMEOUT = 3.0  # seconds for an answer
 _MOST_BYTES = 1 << 24  # of a report
 # What `Client.send` raises; ValueError where what answers is no plsc-run.
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
+
+Signal = Literal["SIGTERM", "SIGINT", "SIGHUP"]
 
 
 class _Message(BaseModel):
@@ -62,7 +66,7 @@ class Outcome(_Message):
 
     code: int
     """Exit code of the launcher; that of an ordered stop means nothing."""
-    stopped: Optional[str] = None
+    stopped: Optional[Signal] = None
     """The signal on which the ranks have saved and stopped."""
     cause: Optional[Cause] = None
     stuck: list[Stuck] = []
@@ -96,10 +100,12 @@ class Report(_Message):
     """Of the start that it has made last."""
     began: bool = False
     """A rank of that start has begun."""
-    signal: Optional[str] = None
+    signal: Optional[Signal] = None
     """By which it was asked to stop."""
+    agreement: str = ""
+    """That of the last order."""
     seen: NonNegativeInt = 0
-    """Lines of the agreement that it has printed."""
+    """Lines of that agreement that it has printed."""
     time: float = 0.0
     """Its clock."""
     changes: NonNegativeInt = 0
@@ -171,8 +177,9 @@ class Server:
             daemon_threads = True
             request_queue_size = 128
 
-            def handle_error(self, *_: object) -> None:
-                pass  # whoever asked has gone; it asks again
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                if not isinstance(sys.exc_info()[1], OSError):  # else whoever asked has gone; it asks again
+                    super().handle_error(request, client_address)
 
         try:
             self._server = Listener(("", port), Handler)
@@ -189,7 +196,7 @@ class Server:
 
 
 class Client:
-    """Posts this machine's report to the first machine twice a second, in a thread.
+    """Posts this machine's report to the first machine twice a second, in a thread, while `post` is called.
 
     Attributes: `order`, the last one; `contact`, when it came (time.monotonic), at first when this was made.
     """
@@ -199,6 +206,7 @@ class Client:
         self.contact = time.monotonic()
         self._where = host, port
         self._report: Report | None = None
+        self._posted = 0.0
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._number = 0
@@ -208,17 +216,19 @@ class Client:
         """Set what is reported from now on."""
         with self._changed:
             self._report = report
+            self._posted = time.monotonic()
             if at_once:
                 self._changed.notify()
 
     def send(self, report: Report) -> None:
-        """Report once. Raises one of NO_ANSWER."""
+        """Report once, and again from now on. Raises one of NO_ANSWER."""
+        self.post(report, at_once=False)
         with self._sending:
-            self._send(report)
+            self._send()
 
-    def _send(self, report: Report) -> None:
+    def _send(self) -> None:
         self._number += 1
-        numbered = report.model_copy(update={"number": self._number, "time": time.time()})
+        numbered = self._report.model_copy(update={"number": self._number, "time": time.time()})
         connection = http.client.HTTPConnection(*self._where, timeout=_TIMEOUT)
         with contextlib.closing(connection):
             connection.request("POST", "/", numbered.model_dump_json(), {"Content-Type": "application/json"})
@@ -230,8 +240,7 @@ class Client:
         while True:
             with self._changed:
                 self._changed.wait(EVERY)
-                report = self._report
-            if report is None:
-                continue
-            with contextlib.suppress(*NO_ANSWER):
-                self.send(report)
+            if self._report is None or time.monotonic() > self._posted + HUNG:
+                continue  # the main thread hangs, perhaps with its disk
+            with contextlib.suppress(*NO_ANSWER), self._sending:
+                self._send()
