@@ -18,7 +18,6 @@ import re
 import socket
 import subprocess
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -91,10 +90,12 @@ def collect(
     Args:
         ranks: of this machine. machines: of the run.
         address, interface: by which the others reach this machine.
-        earlier: facts of an earlier start by the same config; the data are not read again.
+        earlier: facts of an earlier start by the same config; the data are not read again, nor free memory and
+            disk: ranks that were just ended may hold some yet.
         say: is called with a line if a data set takes long to read.
     """
     gpus, driver = _gpus() if cfg.Global.device != "cpu" else ([], None)
+    space = {"free memory": available_bytes(), "free disk": free_bytes(cfg.Global.output_dir)}
     facts = {
         "host": socket.gethostname(),
         "address": address,
@@ -110,9 +111,7 @@ def collect(
         "GPU": ", ".join(sorted(set(gpus))) or None,
         "ranks": ranks,
         "processors": len(os.sched_getaffinity(0)),
-        "free memory": available_bytes(),
-        "free disk": free_bytes(cfg.Global.output_dir),
-        "time": time.time(),
+        **{kind: earlier[kind] if earlier else free for kind, free in space.items()},
     }
     data = earlier["data"] if earlier else {key: _data_facts(cfg, key, say) for key in cfg.dataset_keys()}
     return {**facts, "config": _config_facts(cfg), "data": data, **_needs(cfg, data, ranks, machines)}
