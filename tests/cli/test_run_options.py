@@ -37,8 +37,15 @@ def test_machines_are_read_and_kept_from_the_launcher():
         (["--nnodes", "2", "--rank", "1", "--master", "etcd://a:1"], r"--master: .*\(got etcd://a:1\)"),
         (["--nnodes", "2", *MACHINES, "--wait", "-1"], r"--wait: .*\(got -1\)"),
         (["--max_failures", "0"], r"--max_failures: .*\(got 0\)"),
+        (["--max_failures", "²"], r"--max_failures: .*\(got ²\)"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(given, line):
     with pytest.raises(UserError, match=f"^{line}$"):
         read_options([*given, *REST])
+
+
+def test_each_of_several_machines_says_how_many_ranks_it_has():
+    with pytest.raises(UserError, match=r"^--nproc_per_node: must be a number of 1 or more \(got none\)$"):
+        read_options(["--nnodes", "2", *MACHINES, *REST[2:]])
+    assert read_options(REST[2:]).ranks == 1

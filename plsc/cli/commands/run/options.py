@@ -49,7 +49,7 @@ class Options(NamedTuple):
     def ranks(self) -> int:
         """Ranks on this machine."""
         given = value(self.launcher, "--nproc_per_node") or "1"
-        return int(given) if given.isdigit() else 1
+        return int(given) if given.isdecimal() else 1
 
 
 def read_options(argv: Sequence[str]) -> Options:
@@ -58,7 +58,10 @@ def read_options(argv: Sequence[str]) -> Options:
     given = {name: value(launcher, name) for name in _OWN}
     launcher = without(launcher, _OWN)
     failures = _positive("--max_failures", given["--max_failures"] or "3")
-    return Options(launcher, program, failures, _machines(given))
+    machines = _machines(given)
+    if machines:  # which compare their ranks, and compute the batch of a step from them
+        _positive("--nproc_per_node", value(launcher, "--nproc_per_node") or "none")
+    return Options(launcher, program, failures, machines)
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -94,7 +97,7 @@ def without(options: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _positive(name: str, text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UserError(f"{name}: must be a number of 1 or more (got {text})")
     return int(text)
 
@@ -112,13 +115,13 @@ def _machines(given: dict[str, str | None]) -> Machines | None:
     if most == 1:
         return None
     rank = given["--rank"]
-    if rank is None or not rank.isdigit() or int(rank) >= most:
+    if rank is None or not rank.isdecimal() or int(rank) >= most:
         raise UserError(
             f"--rank: with --nnodes {text} each machine needs its number, 0 to {most - 1}, and keeps it "
             f"(got {rank or 'none'})"
         )
     host, _, port = (given["--master"] or "").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
         raise UserError(
             f"--master: with --nnodes {text} give host:port of machine 0, such as 10.0.0.1:8090, the same on all "
             f"machines (got {given['--master'] or 'none'})"

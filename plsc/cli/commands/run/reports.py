@@ -156,7 +156,7 @@ class Server:
 
             def do_POST(self) -> None:
                 length = self.headers.get("Content-Length", "")
-                if not length.isdigit() or int(length) > _MOST_BYTES:
+                if not length.isdecimal() or int(length) > _MOST_BYTES:
                     self.send_error(400)
                     return
                 try:
