@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from plsc.checkpoint import pieces
 from plsc.cli.commands.run.address import free_port
-from plsc.cli.commands.run.history import History
+from plsc.cli.commands.run.history import History, describe_saved, describe_unsaved
 from plsc.cli.commands.run.job import resuming
 from plsc.cli.commands.run.options import Machines
 from plsc.cli.commands.run.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder
@@ -408,8 +408,8 @@ class Agreement:
                 self._history.go_on_from(newest)
                 self._enter("gathering", now)
                 return
-            code = guard.exit_code(signal.Signals[stopped[0]])
-            self._end(code, f"INFO stopped on {stopped[0]} at step {newest}; resume with the same command")
+            verdict = describe_saved(stopped[0], newest)
+            self._end(verdict.code, verdict.line)
             return
         if whole and not any(outcome.code for outcome in outcomes.values()):
             self._end(0)
@@ -417,7 +417,8 @@ class Agreement:
         cause = self._cause(outcomes)
         if asking and not leaving:
             name = next(iter(asking.values()))
-            self._end(*describe_unsaved(name, cause, newest))
+            verdict = describe_unsaved(name, cause, newest)
+            self._end(verdict.code, verdict.line)
             return
         full = any(outcome.full for outcome in outcomes.values())
         verdict = self._history.after_failure(
@@ -486,15 +487,3 @@ class _Noted(NamedTuple):
     machine: int
     text: str
     when: float
-
-
-def describe_unsaved(name: str, cause: Cause, step: int | None) -> tuple[int, str]:
-    """Return exit code and line after the signal `name` has ended a start that was not saved.
-
-    step: of the newest checkpoint.
-    """
-    if cause.rank is None:
-        code = guard.exit_code(signal.Signals[name])
-        return code, f"INFO stopped on {name} before the training began; nothing is lost"
-    since = "" if step is None else f"; the same command resumes from step {step}"
-    return 2 if cause.user else 1, f"ERROR not saved on {name}: {cause.text}{since}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from plsc.distributed import guard
 
 _PAUSE = 1.0  # seconds before a restart
 _PAUSE_FULL = 60.0  # before the first restart on a full disk, twice that before the second, ...
@@ -15,6 +18,29 @@ class Verdict(NamedTuple):
     line: str
     code: int | None = None
     pause: float = 0.0
+
+
+class Failed(Protocol):
+    """Who failed and why: a Failure of the postmortem, or a Cause in a report."""
+
+    text: str
+    user: bool
+    rank: int | None
+
+
+def describe_saved(name: str, step: int | None) -> Verdict:
+    """Describe the end of a run that has saved on the signal `name`, at this step."""
+    line = f"INFO stopped on {name} at step {step}; resume with the same command"
+    return Verdict(line, guard.exit_code(signal.Signals[name]))
+
+
+def describe_unsaved(name: str, failed: Failed, step: int | None) -> Verdict:
+    """Describe the end of a run that has failed on the signal `name`; step: of the newest checkpoint."""
+    if failed.rank is None:
+        line = f"INFO stopped on {name} before the training began; nothing is lost"
+        return Verdict(line, guard.exit_code(signal.Signals[name]))
+    since = "" if step is None else f"; the same command resumes from step {step}"
+    return Verdict(f"ERROR not saved on {name}: {failed.text}{since}", 2 if failed.user else 1)
 
 
 class History:

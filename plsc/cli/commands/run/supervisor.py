@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from plsc.cli.commands.run.history import History
+from plsc.cli.commands.run.history import History, Verdict, describe_saved, describe_unsaved
 from plsc.cli.commands.run.job import Job, Start, newest_step, note_signals, resuming
 from plsc.cli.commands.run.machines import Machine
 from plsc.cli.commands.run.options import USAGE, Options, read_options
@@ -89,28 +89,23 @@ class Supervisor:
     def _ended_on_request(self, start: Start) -> int:
         name = start.watch.stopped() or signal.Signals(self._signals[0]).name
         step = newest_step(self._job.folder)
-        line, code = describe_stop(start, name, step, self._job.logs)
-        if line:
-            self._job.say(line)
-        return code
+        verdict = describe_stop(start, name, step, self._job.logs)
+        if verdict.line:
+            self._job.say(verdict.line)
+        return verdict.code
 
 
-def describe_stop(start: Start, name: str, step: int | None, logs: str) -> tuple[str, int]:
-    """Return what to say, "" for nothing, and the exit code, after the signal `name` has ended a start.
+def describe_stop(start: Start, name: str, step: int | None, logs: str) -> Verdict:
+    """Describe the end of a run whose start the signal `name` has ended; its line is "" if there is nothing to say.
 
     Args:
         step: of the newest checkpoint. logs: the folder of the logs.
     """
-    code = guard.exit_code(signal.Signals[name])
     if start.watch.stopped():
-        return f"INFO stopped on {name} at step {step}; resume with the same command", code
+        return describe_saved(name, step)
     if start.code == 0:
-        return "", 0  # the run was at its end
-    failed = start.watch.failure(abs(start.code), logs)
-    if failed.rank is None:
-        return f"INFO stopped on {name} before the training began; nothing is lost", code
-    since = "" if step is None else f"; the same command resumes from step {step}"
-    return f"ERROR not saved on {name}: {failed.text}{since}", 2 if failed.user else 1
+        return Verdict("", 0)  # the run was at its end
+    return describe_unsaved(name, start.watch.failure(abs(start.code), logs), step)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
