@@ -561,3 +561,24 @@ def test_the_first_line_says_where_a_config_that_resumes_goes_on():
     run.steps = [10]
     run.start()
     assert run.says("^INFO start 1 from the checkpoint that the config names on 2 machines")
+
+
+def test_a_new_run_that_a_machine_leaves_does_not_go_on_from_an_older_one():
+    job = Job()
+    job.unfinished = False
+    run = Run(1, 2, job=job).up(0, 1)
+    run.steps = [9]
+    run.start()
+    run.machines[1]["signal"] = "SIGTERM"
+    for each in (0, 1):
+        run.ends(each, 0, stopped="SIGTERM")
+    run.go(2)
+    assert run.states == {0: "running"} and run.agreement._start.overrides == ["a=1"]
+
+
+def test_a_machine_that_comes_after_the_end_is_told_how_it_was():
+    run = Run(2, max_failures=1).up(0, 1).start()
+    run.ends(1, 1, cause={"text": "killed", "rank": 1}).go(1)
+    assert run.codes == {0: 1, 1: 1}
+    run.up(1, id="y").go(1)
+    assert run.codes[1] == 1 and len(run.lines[1]) == 1 and "giving up after 1 failure" in run.lines[1][0]

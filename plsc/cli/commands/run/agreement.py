@@ -111,6 +111,7 @@ class Agreement:
         self._ids: dict[int, str] = {}  # of the processes that take part
         self._noted: list[_Noted] = []  # causes that no machine has reported itself
         self._lines: list[str] = []
+        self._last = 0  # number of the lines before those of the end
         self._code = 0
 
     # -- reports and orders -------------------------------------------------------------------------------------------------
@@ -127,12 +128,14 @@ class Agreement:
                     f"--rank {report.machine}: the run has {self._machines.most} machines, numbered from 0; change --nnodes or --rank",
                 )
             member = self._members.get(report.machine)
-            if member and member.report.id != report.id and not member.leaves:
+            has_gone = member and (member.leaves or member.report.state == "over")
+            if member and member.report.id != report.id and not has_gone:
                 if order := self._doubt(report, member, now):
                     return order
                 member = None
             if member is None or member.report.id != report.id:
-                member = self._members[report.machine] = _Member(report, now, first_line=len(self._lines))
+                first = self._last if self._phase == "ended" else len(self._lines)
+                member = self._members[report.machine] = _Member(report, now, first_line=first)
                 if self._phase in ("running", "stopping"):
                     self._lines.append(f"INFO {member.name} has come; it takes part from the next start on")
             if report.number >= member.report.number:  # else it was delayed on its way
@@ -258,6 +261,7 @@ class Agreement:
                 return
 
     def _end(self, code: int, *lines: str) -> None:
+        self._last = len(self._lines)
         self._lines += lines
         self._code = code
         self._phase = "ended"
@@ -424,10 +428,10 @@ class Agreement:
         verdict = self._history.after_failure(
             cause.text, newest, user=cause.user, full=full, logs=self._job.logs
         )
-        self._lines.append(verdict.line)
         if verdict.code is not None:
-            self._end(verdict.code)
+            self._end(verdict.code, verdict.line)
             return
+        self._lines.append(verdict.line)
         self._not_before = now + verdict.pause
         self._enter("gathering", now)
 

@@ -75,9 +75,12 @@ class History:
         # A start that fails early leaves the checkpoints of a former run.
         self._others = None if resumes or keeps else self._stamp(newest)
 
-    def go_on_from(self, step: int | None) -> None:
-        """Choose the step from which the next start goes on; None: from the beginning."""
-        self.step = step
+    def go_on_from(self, newest: int | None) -> None:
+        """Have the next start go on from the newest checkpoint, of this step, unless a former run left it."""
+        self.step = None if self._is_of_former(newest) else newest
+
+    def _is_of_former(self, newest: int | None) -> bool:
+        return self._others is not None and self._others == self._stamp(newest)
 
     def after_failure(
         self,
@@ -97,7 +100,7 @@ class History:
         """
         if user:
             return Verdict(f"ERROR {text}; not restarted, the logs are in {logs}", 2)
-        if self._others and self._others == self._stamp(newest):
+        if self._is_of_former(newest):
             self._best = newest = None
         progress = newest is not None and (self._best is None or newest > self._best)
         self._failures = 0 if progress else self._failures + 1
