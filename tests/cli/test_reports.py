@@ -8,7 +8,7 @@ import time
 import pytest
 
 from plsc.cli.commands.run.address import free_port, interface_of, own_address
-from plsc.cli.commands.run.reports import Client, Details, Order, Report, Server
+from plsc.cli.commands.run.reports import Cause, Client, Details, Order, Outcome, Report, Server
 from plsc.errors import UserError
 
 REPORT = Report(machine=1, id="a", number=0, host="h", address="x", state="ready", generation=0)
@@ -21,7 +21,7 @@ def served():
 
     def answer(report):
         seen.append(report)
-        return Order(agreement="b", action="wait", lines=["hello"], seen=report.seen)
+        return Order(agreement="b", action="wait", lines=["hello\udce9"], seen=report.seen)
 
     port = free_port()
     server = Server(port, answer)
@@ -41,10 +41,19 @@ def test_a_report_arrives_as_it_was_and_its_order_comes_back(served):
     client = Client("127.0.0.1", port)
     report = REPORT.model_copy(update={"details": Details(facts={"a": [1, None]}), "changes": 2})
     client.post(report, at_once=True)
-    assert until(lambda: client.order) and client.order.lines == ["hello"]
+    assert until(lambda: client.order) and client.order.lines == ["hello\\xe9"]
     assert seen[0].details.facts == {"a": [1, None]} and seen[0].changes == 2
     assert until(lambda: len(seen) > 2)
     assert [each.number for each in seen] == sorted({each.number for each in seen})
+
+
+def test_text_and_numbers_that_json_has_not_arrive_and_are_the_same_on_both_sides(served):
+    port, seen = served
+    outcome = Outcome(code=1, cause=Cause(text="no such file: caf\udce9.jpg"))
+    details = Details(facts={"a": ["\udce9", float("inf")]}, survey={"folder": "\udce9"}, outcome=outcome)
+    Client("127.0.0.1", port).send(REPORT.model_copy(update={"details": details}))
+    assert seen[0].details == details and seen[0].details.facts == {"a": ["\\xe9", "inf"]}
+    assert seen[0].details.outcome.cause.text == "no such file: caf\\xe9.jpg"
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,14 @@ class Machine:
     def _without_contact(self, seconds: float) -> int | None:
         """Do what follows when the first machine has not answered for so long; return the exit code at the end."""
         where = f"machine 0 ({self._machines.host}:{self._machines.port})"
+        killed = self._kill()
         if not self._warned:
             self._warned = True
-            ended = "; the ranks of this machine were ended" if self._state == "running" else ""
+            ended = "; the ranks of this machine were ended" if killed else ""
             self._say(
                 f"WARNING {where} has not answered for {DEAD:g} s{ended}; asking again for {self._machines.wait:g} s"
             )
-        if self._kill():
+        if killed:
             self._prepare()
         if self._signals:
             name = signal.Signals(self._signals[0]).name

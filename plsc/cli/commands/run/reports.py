@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 
 EVERY = 0.5  # seconds between two reports
 HUNG = 30.0  # seconds after which a machine that does nothing, though its process lives, counts as silent
@@ -27,6 +28,20 @@ _MOST_BYTES = 1 << 24  # of a report
 # What `Client.send` raises; ValueError where what answers is no plsc-run.
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
+
+def _as_sent(value: Any) -> Any:
+    """Return data as they arrive: text that UTF-8 cannot hold, as of file names, escaped, and infinity as text."""
+    if isinstance(value, dict):
+        return {shown(key): _as_sent(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_sent(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return shown(value) if isinstance(value, str) else value
+
+
+_Text = Annotated[str, AfterValidator(shown)]
+_Data = Annotated[dict[str, Any], AfterValidator(_as_sent)]
 Signal = Literal["SIGTERM", "SIGINT", "SIGHUP"]
 
 
@@ -39,7 +54,7 @@ class _Message(BaseModel):
 class Cause(_Message):
     """Why a start has ended on a machine."""
 
-    text: str
+    text: _Text
     user: bool = False
     """A mistake of the user."""
     consequence: bool = False
@@ -54,7 +69,7 @@ class Stuck(_Message):
     """A rank that was still there when its machine was ordered to stop."""
 
     rank: NonNegativeInt
-    text: str
+    text: _Text
     begun: Optional[NonNegativeInt] = None
     """Collectives that it has begun; None if unknown."""
     halted: bool = False
@@ -77,8 +92,8 @@ class Outcome(_Message):
 class Details(_Message):
     """What changes with the state only."""
 
-    facts: dict[str, Any] = {}
-    survey: dict[str, Any] = {}
+    facts: _Data = {}
+    survey: _Data = {}
     """The checkpoints on this machine's disk, see plsc.checkpoint.pieces."""
     outcome: Optional[Outcome] = None
 
@@ -91,7 +106,7 @@ class Report(_Message):
     """Of the process of plsc-run: another one for each call."""
     number: NonNegativeInt
     """Counts the reports of a process."""
-    host: str
+    host: _Text
     address: str
     state: Literal["ready", "running", "ended", "refused", "over"]
     """ready: could start. ended: the start of `generation` has. refused: there is a mistake, `outcome` has it.
@@ -135,7 +150,7 @@ class Order(_Message):
     generation: NonNegativeInt = 0
     seen: NonNegativeInt = 0
     """Lines before these `lines`."""
-    lines: list[str] = []
+    lines: list[_Text] = []
     """To print."""
     start: Optional[StartOrder] = None
     code: int = 0
