@@ -20,7 +20,7 @@ from plsc.cli.commands.run.agreement import Agreement
 from plsc.cli.commands.run.machines import Machine
 from plsc.cli.commands.run.options import Machines, Options
 from plsc.cli.commands.run.postmortem import Failure
-from plsc.cli.commands.run.reports import Client, Order, Report
+from plsc.cli.commands.run.reports import Client, Order, Report, Server
 from plsc.errors import UserError
 from tests.cli.test_agreement import Job, survey
 
@@ -344,3 +344,24 @@ def test_an_error_on_the_first_machine_ends_the_others(monkeypatch, error, code)
         machine._lead(stack)
     assert (orders[-1].action, orders[-1].code) == ("end", code)
     assert orders[-1].lines[-1].startswith("ERROR machine 0 (") and str(error) in orders[-1].lines[-1]
+
+
+def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
+    """The first machine may take the process for a second one with the number of a silent one, for seconds."""
+    port = free_port()
+    seen = []
+
+    def answer(report):
+        seen.append(report)
+        return Order(agreement="a", action="wait", known=report.changes if len(seen) > 4 else 0)
+
+    server = Server(port, answer)
+    machine = Machine(Options([], [], 100, Machines(2, 2, 1, "127.0.0.1", port, 60.0)))
+    machine._client = Client("127.0.0.1", port)
+    for _ in range(3):
+        machine._client.send(machine._report(0))
+    machine._refuse(UserError("out: cannot be read"))
+    server.close()
+    numbers = [report.number for report in seen]
+    assert numbers == sorted(set(numbers)) and seen[-1].state == "refused"
+    assert seen[-1].details.outcome.cause.text == "out: cannot be read"
