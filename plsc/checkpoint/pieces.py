@@ -13,6 +13,7 @@ No Paddle, no collective. Try it: `choose([survey("output/checkpoints")])`.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ from plsc.checkpoint.tensorfile import DamagedError, crc32_of
 from plsc.errors import UserError, shown
 
 _log = logging.getLogger("plsc")
+_GONE = (errno.ENOENT, errno.ESTALE)  # of what was deleted while it was read, on a network disk too
 _FOLDER = re.compile(r"step-(\d{8,})(\.tmp|\.old)?")
 
 
@@ -77,7 +79,7 @@ def survey(root: str | os.PathLike) -> dict[str, Any]:
     root = Path(root)
     try:
         folders = sorted(path for path in root.glob("step-*") if path.is_dir())
-        entries = [_describe(path) for path in folders if _FOLDER.fullmatch(path.name)]
+        entries = [_describe_if_there(path) for path in folders if _FOLDER.fullmatch(path.name)]
     except OSError as error:
         if isinstance(error, UserError):
             raise
@@ -91,6 +93,17 @@ def survey(root: str | os.PathLike) -> dict[str, Any]:
         "set_aside": sum(1 for path in folders if re.fullmatch(r"\.bad\d*", path.suffix)),
         "checkpoints": [entry for entry in entries if entry],
     }
+
+
+def _describe_if_there(path: Path) -> dict[str, Any] | None:
+    """Describe a checkpoint's folder; None for one that the ranks of another machine delete or rename just now."""
+    try:
+        entry = _describe(path)
+        return entry if path.exists() else None
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return None
 
 
 def _describe(path: Path) -> dict[str, Any] | None:

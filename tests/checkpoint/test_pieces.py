@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 
@@ -138,3 +139,27 @@ def test_names_of_a_hostile_manifest_stay_on_one_line(disks):
     with pytest.raises(UserError) as error:
         choose(surveys(roots[:1]))
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE])
+def test_a_folder_that_is_deleted_while_it_is_read_is_left_out(disks, monkeypatch, number):
+    """The ranks of another machine may still save and delete on a shared disk."""
+    first = disks(4, 8)[0]
+
+    def crc32_of(path):
+        if path.parent.name == "step-00000004":
+            raise OSError(number, "gone", str(path))
+        return "0"
+
+    monkeypatch.setattr("plsc.checkpoint.pieces.crc32_of", crc32_of)
+    assert [entry["name"] for entry in survey(first)["checkpoints"]] == ["step-00000008"]
+
+
+def test_a_disk_that_is_gone_is_not_taken_for_a_deleted_folder(disks, monkeypatch):
+    def crc32_of(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    first = disks(4)[0]
+    monkeypatch.setattr("plsc.checkpoint.pieces.crc32_of", crc32_of)
+    with pytest.raises(UserError, match="cannot be read now"):
+        survey(first)
