@@ -480,15 +480,15 @@ def test_a_report_from_before_the_last_start_does_not_count_for_the_next_one():
 
 
 def test_what_an_earlier_process_of_the_first_machine_has_ordered_does_not_count():
-    run = Run(2).up(0, 1)
+    run = Run(2).up(0).go(1).up(1)
     run.machines[1].update(generation=1, agreement="earlier")
     run.seen[1] = 7
-    order = run.agreement.report(
-        Report(machine=1, id="1x", number=0, host="h", address="x", state="ready", generation=1, seen=7), 0.0
-    )
-    assert (order.action, order.seen) == ("wait", 0)
+    run.report(1, run.machines[1])
+    assert (run.orders[1].action, run.orders[1].seen) == ("wait", 0)
+    run.report(0, run.machines[0])
+    assert run.states == {0: "ready", 1: "ready"}
     run.seen[1] = 0
-    run.machines[1].update(generation=0, agreement=order.agreement)
+    run.machines[1].update(generation=0)
     run.go(2)
     assert set(run.states.values()) == {"running"} and run.says("^INFO start 1")
     assert not run.says("restart")

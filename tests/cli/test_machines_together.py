@@ -16,11 +16,11 @@ import pytest
 from plsc.cli.commands.run import agreement as agreement_module
 from plsc.cli.commands.run import machines as machines_module
 from plsc.cli.commands.run.address import free_port
-from plsc.cli.commands.run.agreement import Agreement
+from plsc.cli.commands.run.agreement import DEAD, Agreement
 from plsc.cli.commands.run.machines import Machine
 from plsc.cli.commands.run.options import Machines, Options
 from plsc.cli.commands.run.postmortem import Failure
-from plsc.cli.commands.run.reports import Client, Order, Report, Server
+from plsc.cli.commands.run.reports import Client, Order, Report, Server, StartOrder
 from plsc.errors import UserError
 from tests.cli.test_agreement import Job, survey
 
@@ -365,3 +365,15 @@ def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
     numbers = [report.number for report in seen]
     assert numbers == sorted(set(numbers)) and seen[-1].state == "refused"
     assert seen[-1].details.outcome.cause.text == "out: cannot be read"
+
+
+def test_an_order_that_is_older_than_the_others_wait_is_not_followed():
+    """The process was stopped between the order and its turn."""
+    machine = Machine(Options([], [], 100, Machines(2, 2, 1, "127.0.0.1", 1, 60.0)))
+    said = []
+    machine._job = SimpleNamespace(start=pytest.fail, say=lambda line, logged: said.append(line))
+    machine._agreement = "a"
+    start = StartOrder(machines=[0, 1], master="10.0.0.1:1", overrides=[])
+    order = Order(agreement="a", action="start", generation=1, start=start)
+    assert machine._turn(order, DEAD + 1) is None
+    assert machine._state == "ready" and "has not answered for 10 s; asking again" in said[0]
