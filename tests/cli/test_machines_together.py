@@ -333,6 +333,7 @@ def test_an_error_on_the_first_machine_ends_the_others(monkeypatch, error, code)
                 client.send(report)
                 orders.append(client.order)
             client.send(report.model_copy(update={"state": "over"}))
+            client.close()
 
         threading.Thread(target=ask, daemon=True).start()
         while not orders:
@@ -362,6 +363,7 @@ def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
         machine._client.send(machine._report(0))
     machine._refuse(UserError("out: cannot be read"))
     server.close()
+    machine._client.close()
     numbers = [report.number for report in seen]
     assert numbers == sorted(set(numbers)) and seen[-1].state == "refused"
     assert seen[-1].details.outcome.cause.text == "out: cannot be read"

@@ -72,9 +72,8 @@ class Machine:
         machines = self._machines
         try:
             self._job = Job(self._options, machines.number)
-            note_signals(
-                self._signals
-            )  # again: a class that the config names may have imported Paddle, which takes SIGTERM
+            # Again: a class that the config names may have imported Paddle, which takes SIGTERM.
+            note_signals(self._signals)
             self._find_address()
             with contextlib.ExitStack() as stack:
                 if machines.number == 0:
@@ -84,6 +83,9 @@ class Machine:
         except UserError as error:
             self._refuse(error)
             raise
+        finally:
+            if self._client:
+                self._client.close()
 
     def _find_address(self) -> None:
         """Find this machine's address; the name of the first one may get its own only when that begins."""
@@ -201,7 +203,7 @@ class Machine:
             return
         cause = Cause(text=_on_one_line(error), user=True)
         self._enter("refused", Details(outcome=Outcome(code=2, cause=cause)))
-        client = self._client or Client(self._machines.host, self._machines.port)
+        client = self._client = self._client or Client(self._machines.host, self._machines.port)
         end = time.monotonic() + DEAD
         while time.monotonic() < end:
             with contextlib.suppress(*NO_ANSWER):

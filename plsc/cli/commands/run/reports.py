@@ -225,7 +225,14 @@ class Client:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._number = 0
+        self._closed = False
         threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        """Report no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     def post(self, report: Report, at_once: bool) -> None:
         """Set what is reported from now on."""
@@ -252,10 +259,10 @@ class Client:
         self.contact = time.monotonic()
 
     def _run(self) -> None:
-        while True:
+        while not self._closed:
             with self._changed:
                 self._changed.wait(EVERY)
-            if self._report is None or time.monotonic() > self._posted + HUNG:
+            if self._closed or self._report is None or time.monotonic() > self._posted + HUNG:
                 continue  # the main thread hangs, perhaps with its disk
             with contextlib.suppress(*NO_ANSWER), self._sending:
                 self._send()
