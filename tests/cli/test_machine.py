@@ -21,7 +21,11 @@ def handlers():
 
 
 def a_machine(folder):
-    machine = Machine(read_options(["--nnodes", "2", "--rank", "1", "--master", "127.0.0.1:9", "train.py"]))
+    machine = Machine(
+        read_options(
+            ["--nnodes", "2", "--rank", "1", "--master", "127.0.0.1:9", "--nproc_per_node", "1", "train.py"]
+        )
+    )
     machine._job = SimpleNamespace(cfg=None, ranks=1, folder=folder, is_full=lambda text: False)
     machine._find_address()
     return machine
