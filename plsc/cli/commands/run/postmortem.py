@@ -151,11 +151,15 @@ class Watch:
         times = {rank: record["time"] for rank, record in raised.items()}
         times.update({rank: self._seen.get(rank, time.time()) for rank in vanished})
         first = self._first(times, raised, vanished)
-        if first in raised and self._halted and _LOST_PEER.search(raised[first]["message"]):
-            return self._of_waited_for(self._halted, raised[first]["time"])
         if first in raised:
-            return self._of_raised(first, raised)
-        return self._of_killed(first, vanished[first]["step"] + 1, times[first])
+            return self._prefer_halted(self._of_raised(first, raised))
+        return self._prefer_halted(self._of_killed(first, vanished[first]["step"] + 1, times[first]))
+
+    def _prefer_halted(self, failed: Failure) -> Failure:
+        """Describe a rank that was stopped in place of one that lost it, or was aborted then."""
+        if not (self._halted and failed.consequence):
+            return failed
+        return self._of_waited_for(self._halted, failed.time)
 
     def stopped(self) -> str | None:
         """Return the signal on which the ranks have saved and stopped, or None."""
@@ -184,7 +188,7 @@ class Watch:
             waits = bool(timed_out and _COLLECTIVE.search(_main_thread(self._trace(cause))))
             if cause == first or timed_out:
                 failed = self._of_killed(cause, step, times[cause])
-                return replace(failed, consequence=failed.consequence or waits)
+                return self._prefer_halted(replace(failed, consequence=failed.consequence or waits))
             text = self._of_stuck(cause, _seconds(self._trace(first)), step)
             return Failure(text, rank=cause, time=times[cause], consequence=waits)
         error = raised[first]
