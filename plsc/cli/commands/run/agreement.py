@@ -384,9 +384,7 @@ class Agreement:
 
     def _note(self, number: int, what: str, when: float) -> None:
         if number not in [each.machine for each in self._noted]:
-            self._noted.append(
-                _Noted(number, f"machine {number} ({shown(self._members[number].report.host)}) {what}", when)
-            )
+            self._noted.append(_Noted(number, f"{self._members[number].name} {what}", when))
 
     def _collect(self, now: float) -> None:
         """Wait until the ranks of all machines have ended, then decide."""

@@ -161,7 +161,7 @@ class Start:
                 env=env,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C must reach the ranks through us only, once
-                preexec_fn=guard.die_with_parent,  # noqa: PLW1509 (glibc's fork of our threads is sound: it calls no Python lock)
+                preexec_fn=guard.die_with_parent,  # noqa: PLW1509 (it takes no lock that another thread may hold)
             )
 
     def look(self, signals: Sequence[int]) -> None:

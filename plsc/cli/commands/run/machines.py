@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -49,7 +50,7 @@ class Machine:
         self._options = options
         self._machines: Machines = options.machines
         self._id = uuid.uuid4().hex
-        self._host = os.uname().nodename
+        self._host = socket.gethostname()
         self._address = ""
         self._interface: str | None = None
         self._signals: list[int] = []
@@ -285,7 +286,7 @@ class Machine:
             say=self._say,
         )
         self._facts = facts
-        note_signals(self._signals)  # likewise a data set
+        note_signals(self._signals)  # again: a data set may have imported Paddle, too
         self._enter("ready", Details(facts=facts, survey=self._survey()))
 
     def _survey(self) -> dict:
