@@ -154,6 +154,13 @@ class Cluster:
         for number in range(self.machines):
             self.start(number, *options, **more)
 
+    def restart(self, number: int, after: float = 0, overrides: Sequence[str] = ()) -> None:
+        """Kill plsc-run on a machine, and start it again after so many seconds."""
+        self.signal(number, "supervisor", signal.SIGKILL)
+        self.wait(of=[number])
+        time.sleep(after)
+        self.start(number, overrides=overrides)
+
     def wait(self, timeout: float = 180, of: Sequence[int] | None = None) -> list[int]:
         """Exit codes of plsc-run on these machines, all by default."""
         end = time.monotonic() + timeout
@@ -274,13 +281,10 @@ def kill(what: str, number: int) -> Trial:
 
 
 def restarted(number: int, after: float) -> Trial:
-    def act(c: Cluster) -> None:
-        c.signal(number, "supervisor", signal.SIGKILL)
-        c.wait(of=[number])
-        time.sleep(after)
-        c.start(number)
-
-    return Trial(f"kill -9 of machine {number}'s supervisor, started again after {after:g} s", act)
+    return Trial(
+        f"kill -9 of machine {number}'s supervisor, started again after {after:g} s",
+        lambda c: c.restart(number, after),
+    )
 
 
 def lost(number: int) -> Trial:
