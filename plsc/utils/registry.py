@@ -16,9 +16,11 @@ import difflib
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar, overload
 
 from plsc.errors import UserError, shown
+
+Class = TypeVar("Class", bound=type)
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -45,7 +47,13 @@ class Registry:
         self.builtin = dict(builtin)
         self._classes: dict[str, type] = {}
 
-    def register(self, cls: type | None = None, *, name: str | None = None) -> type | Callable[[type], type]:
+    @overload
+    def register(self, cls: Class, *, name: str | None = None) -> Class: ...
+
+    @overload
+    def register(self, cls: None = None, *, name: str | None = None) -> Callable[[Class], Class]: ...
+
+    def register(self, cls=None, *, name=None):
         """Register a class, as a decorator: `@DATASETS.register` or `@DATASETS.register(name="Short")`.
 
         Raises UserError when another class has the name. The same class defined once more (a notebook's cell
