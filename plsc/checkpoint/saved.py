@@ -8,6 +8,8 @@ Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centre
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -126,6 +128,20 @@ class Checkpoint:
     def weights(self) -> dict[str, np.ndarray]:
         """Read all arrays of `weights_file`; the names are those of `backbone`."""
         return self._all(self.weights_file)
+
+    @functools.cached_property
+    def network(self) -> str:
+        """The identity of the network that makes the embeddings: a SHA-256, 64 hex digits.
+
+        It is over the arrays of `weights` (name, dtype, shape and bytes of each, sorted by name) and the preprocessing.
+        Embeddings of networks with another one cannot be compared.
+        """
+        digest = hashlib.sha256(json.dumps(self.preprocessing, sort_keys=True).encode())
+        file = self._tensors[self.weights_file]
+        for name, entry in sorted(file.arrays.items()):
+            digest.update(json.dumps([name, entry.dtype.name, entry.shape]).encode())
+            digest.update(np.ascontiguousarray(file.read(name)))
+        return digest.hexdigest()
 
     def ema(self) -> dict[str, np.ndarray] | None:
         """Read the averaged weights; None if the run had none."""

@@ -224,22 +224,28 @@ class Entry(Setters):
             print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
         return emb, names
 
+    def load_network(self) -> tuple[Any, Any]:
+        """Build the backbone with the weights of a checkpoint; return it and the `Checkpoint`."""
+        self._start(reads_data=False)
+        from plsc.training import resume
+
+        saved = self._checkpoint()
+        return resume.build_saved_backbone(self.config, saved, self._model), saved
+
     def export(self) -> dict[str, Any]:
         """Write a checkpoint's backbone to output_dir/export for Paddle Inference and ONNX, and compare each.
 
         Returns the facts of plsc.backbones.export.export: files and largest differences.
         """
-        self._start(reads_data=False)
+        backbone, saved = self.load_network()
         from plsc import distributed
         from plsc.backbones.export import export
-        from plsc.training import resume
 
-        saved = self._checkpoint()
         folder = self.output_dir / "export"
 
         def write() -> dict[str, Any]:
             facts = export(
-                resume.build_saved_backbone(self.config, saved, self._model),
+                backbone,
                 folder,
                 formats=self.config.Export.formats,
                 opset=self.config.Export.opset,
@@ -248,6 +254,7 @@ class Entry(Setters):
                 flip=saved.state.flip,
                 threshold_set=saved.state.threshold_set,
                 threshold_step=saved.state.threshold_step,
+                network=saved.network,
             )
             print(f"done: exported {saved.path} to {folder}")
             return facts

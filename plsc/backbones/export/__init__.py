@@ -46,6 +46,7 @@ def export(
     flip: bool = False,
     threshold_set: str | None = None,
     threshold_step: int | None = None,
+    network: str | None = None,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -60,6 +61,7 @@ def export(
         threshold: cosine above which two images are of the same class; None = not known.
         flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
         threshold_set, threshold_step: the set it was computed on, and at which step.
+        network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
 
     Returns: what preprocessing.json has (see make_card), and "folder".
     Raises: UserError (missing packages, before anything is written; a model that does not export truly).
@@ -82,7 +84,8 @@ def export(
             for name in files.pop("paddle")["files"]:
                 (tmp / name).unlink()
         card = make_card(preprocessing, examples[0][1].shape[1], threshold, flip)
-        card.update(threshold_set=threshold_set, threshold_step=threshold_step, files=files, checks=checks)
+        card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
+        card.update(files=files, checks=checks)
         (tmp / "README.txt").write_text(readme_text(card, self_check))
         card["self_check"] = self_check
         (tmp / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
