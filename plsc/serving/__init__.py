@@ -1,0 +1,1 @@
+"""Answer questions with a trained network: who is this, and are these the same?"""

@@ -1,0 +1,241 @@
+"""Embed pictures with a trained network: a run's checkpoint by Paddle, or its export by ONNX Runtime or Paddle Inference.
+
+Both give the same embeddings. With mirror images these are sums of two of length 1, since an export gives no others.
+
+    embedder = from_run("output/config.yaml")
+    embedder.embed(pixels) @ embedder.embed(others).T  # the cosines
+
+The engines are imported when an embedder is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plsc.data.preprocessing import Preprocessing
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.calibration import Calibration
+from plsc.utils.logging import get_logger
+
+_BATCH = 64  # samples in one call of an exported graph
+
+
+class Embedder(ABC):
+    """Turns samples into embeddings of length 1.
+
+    Args:
+        network: the identity of weights and preprocessing, see `Checkpoint.network`; an export has its checkpoint's.
+        described: where the network is from, for messages.
+        flip: embeddings are of an image and its mirror image together.
+        threshold: cosine above which two samples are of the same class; None: not known.
+        calibration: what a cosine means; None: not known.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        described: str,
+        preprocessing: Preprocessing,
+        embedding_size: int,
+        flip: bool = False,
+        threshold: float | None = None,
+        calibration: Calibration | None = None,
+    ):
+        self.network = network
+        self.described = described
+        self.preprocessing = preprocessing
+        self.embedding_size = embedding_size
+        self.flip = flip
+        self.threshold = threshold
+        self.calibration = calibration
+
+    def embed(self, samples: np.ndarray) -> np.ndarray:
+        """Embed samples [B, *shape] of the preprocessing's dtype: float32 [B, D] of length 1, for any B.
+
+        One call at a time. An embedding of zeros stays zeros. Raises UserError for another shape or dtype.
+        """
+        wanted = self.preprocessing
+        if samples.dtype != wanted.dtype or samples.shape[1:] != wanted.shape:
+            raise UserError(
+                f"embed: samples must be {wanted.dtype} [n, {', '.join(map(str, wanted.shape))}], "
+                f"got {samples.dtype} {list(samples.shape)}"
+            )
+        if not len(samples):
+            return np.empty((0, self.embedding_size), np.float32)
+        embeddings = _of_length_1(self._embed(samples))
+        if self.flip:
+            mirrored = self._embed(np.ascontiguousarray(samples[..., ::-1]))
+            embeddings = _of_length_1(embeddings + _of_length_1(mirrored))
+        return embeddings
+
+    @abstractmethod
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        """Compute embeddings float32 [B, D] of any length, of the samples alone; B is at least 1."""
+
+
+def _of_length_1(embeddings: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return embeddings / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
+def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
+    """Make an embedder of a run's checkpoint: Global.checkpoint, by default the newest in Global.output_dir.
+
+    Args:
+        config: the run's config.yaml, or what else `Entry` takes. overrides: as `-o` takes them.
+
+    Where the checkpoint has a threshold, images are mirrored as for that threshold, else as DataLoader.Eval.flip says.
+    """
+    from plsc.training.entry import Entry
+
+    entry = Entry(config, overrides)
+    return _OfRun(*entry.load_network(), entry.config.DataLoader.Eval)
+
+
+class _OfRun(Embedder):
+    def __init__(self, backbone: Any, saved: Any, evaluation: Any):
+        state = saved.state
+        flip = evaluation.flip if state.threshold is None else state.flip
+        if flip != evaluation.flip:
+            get_logger().warning(
+                f"DataLoader.Eval.flip is {evaluation.flip}; embeddings are made with {flip}, as for the threshold of {saved.path.name}"
+            )
+        super().__init__(
+            saved.network,
+            f"{saved.path.parent.parent}, step {saved.step}",
+            Preprocessing.from_json(saved.preprocessing),
+            saved.embedding_size,
+            flip,
+            state.threshold,
+        )
+        self._backbone = backbone
+        self._batch_size = evaluation.batch_size
+
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        from plsc.training.embed import embed
+
+        def images(start: int, stop: int) -> np.ndarray:
+            return samples[start:stop]
+
+        return embed(self._backbone, images, len(samples), self.preprocessing, self._batch_size)
+
+
+def from_export(folder: str | os.PathLike) -> Embedder:
+    """Make an embedder of an export: by ONNX Runtime if it and model.onnx are there, else by Paddle Inference."""
+    folder = Path(folder)
+    file = folder / "preprocessing.json"
+    try:
+        card = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise MissingFileError(f"{file}: is not there; name the folder that plsc-export wrote") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as JSON; export again with plsc-export") from error
+    if isinstance(card, dict) and "plsc" in card and "network" not in card:
+        raise UserError(f"{file}: network: is missing, an older plsc wrote it; export again with plsc-export")
+    try:
+        fields = {
+            "network": str(card["network"]),
+            "described": shown(folder),
+            "preprocessing": _preprocessing_of(card),
+            "embedding_size": int(card["embedding_size"]),
+            "flip": "mirror" in card["threshold_of"],
+            "threshold": None if card["threshold"] is None else float(card["threshold"]),
+            "calibration": _calibration_of(card, file),
+        }
+        files = card["files"]
+        onnx = "onnx" in files and find_spec("onnxruntime") is not None
+        names = files["onnx"] if onnx else files.get("paddle")
+        run = _onnx_runtime(folder, names) if onnx else _paddle_inference(folder, names)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file}: is not what plsc-export writes ({error!r}); export again") from error
+    return _OfExport(run, **fields)
+
+
+def _preprocessing_of(card: dict) -> Preprocessing:
+    """Build the preprocessing of a whole network, inside the graph and outside, from preprocessing.json."""
+    left, inside = card["preprocessing"], card["inside_the_graph"]
+    return Preprocessing(
+        tuple(card["input"]["shape"][1:]),
+        left.get("dtype", "uint8"),
+        left.get("channels"),
+        float(inside["mean"]),
+        float(inside["scale"]),
+    )
+
+
+def _calibration_of(card: dict, file: Path) -> Calibration | None:
+    given = card.get("calibration")
+    return None if given is None else Calibration.from_json(given, f"{file}: calibration")
+
+
+class _OfExport(Embedder):
+    def __init__(self, run: Any, **fields: Any):
+        super().__init__(**fields)
+        self._run = run
+
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        parts = [samples[start : start + _BATCH] for start in range(0, len(samples), _BATCH)]
+        return np.concatenate([self._run(part.astype(np.float32)) for part in parts])
+
+
+def _calibration_of(card: dict, file: Path) -> Calibration | None:
+    given = card.get("calibration")
+    return None if given is None else Calibration.from_json(given, f"{file}: calibration")
+
+
+class _OfExport(Embedder):
+    def __init__(self, run: Any, **fields: Any):
+        super().__init__(**fields)
+        self._run = run
+
+    def _embed(self, samples: np.ndarray) -> np.ndarray:
+        starts = range(0, len(samples), _BATCH)
+        return np.concatenate([self._batch(samples[start : start + _BATCH]) for start in starts])
+
+    def _batch(self, samples: np.ndarray) -> np.ndarray:
+        samples = samples.astype(np.float32)
+        embeddings = self._run(samples)
+        if self.flip:
+            embeddings = embeddings + self._run(np.ascontiguousarray(samples[..., ::-1]))
+        return embeddings
+
+
+def _onnx_runtime(folder: Path, names: dict):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors; it warns of each constant that it removes
+    session = onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda samples: session.run([names["output"]], {names["input"]: samples})[0]
+
+
+def _paddle_inference(folder: Path, names: dict | None):
+    if names is None:
+        raise UserError(
+            f"{folder}: has a graph for ONNX Runtime only, which is not installed: pip install onnxruntime, "
+            "or export with -o Export.formats=[paddle]"
+        )
+    from paddle import inference
+
+    config = inference.Config(str(folder / names["model"]), str(folder / names["params"]))
+    config.disable_glog_info()
+    predictor = inference.create_predictor(config)
+
+    def run(samples: np.ndarray) -> np.ndarray:
+        predictor.get_input_handle(names["input"]).copy_from_cpu(samples)
+        predictor.run()
+        return predictor.get_output_handle(names["output"]).copy_to_cpu()
+
+    return run

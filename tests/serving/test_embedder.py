@@ -1,0 +1,118 @@
+"""Embedders: a run's and its export's give what plsc-predict gives, and say that they are the same network."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import shutil
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.checkpoint.saved import set_threshold
+from plsc.checkpoint.store import Checkpoint
+from plsc.errors import UserError
+from plsc.serving import embedder as module
+from plsc.serving.embedder import from_export, from_run
+from plsc.training.entry import Entry
+from tests.tiny_runs import TINY
+
+SHAPE = (1, 12, 10)
+PIXELS = np.random.default_rng(0).integers(0, 256, (5, *SHAPE), np.uint8)
+CAN_ONNX = paddle.__version__.startswith("3") and all(
+    importlib.util.find_spec(name) for name in ("paddle2onnx", "onnx", "onnxruntime")
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a trained run and its export."""
+    folder = tmp_path_factory.mktemp("run") / "output"
+    formats = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        entry = Entry(TINY, [f"Global.output_dir={folder}", f"Export.formats={formats}"])
+        entry.train()
+        entry.export()
+    return folder
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "output")
+
+
+def of(folder, *overrides):
+    return from_run(folder / "config.yaml", [f"Global.output_dir={folder}", *overrides])
+
+
+def test_of_a_run_it_embeds_as_predict_does(run):
+    embedder = of(run)
+    expected, _ = Entry(run / "config.yaml").predict(PIXELS)
+    assert np.allclose(embedder.embed(PIXELS), expected, atol=1e-6)
+    assert embedder.embed(PIXELS[:0]).shape == (0, embedder.embedding_size) == (0, 8)
+    saved = Checkpoint.open(run / "checkpoints" / "step-00000012")
+    assert (embedder.network, embedder.threshold) == (saved.network, saved.state.threshold)
+    assert embedder.described.endswith("output, step 12") and embedder.preprocessing.shape == SHAPE
+
+
+@pytest.mark.parametrize("engine", ["paddle", "onnx"])
+def test_an_export_is_the_same_network(run, engine, monkeypatch):
+    if engine == "onnx" and not CAN_ONNX:
+        pytest.skip("ONNX export needs Paddle 3 and the extra export")
+    if engine == "paddle":
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
+    exported, original = from_export(run / "export"), of(run)
+    for name in ("network", "threshold", "flip", "embedding_size", "preprocessing"):
+        assert getattr(exported, name) == getattr(original, name), name
+    many = np.random.default_rng(1).integers(0, 256, (70, *SHAPE), np.uint8)
+    assert np.allclose(exported.embed(many), original.embed(many), atol=1e-4)
+
+
+def test_images_are_mirrored_as_for_the_threshold(copied):
+    saved = Checkpoint.open(copied / "checkpoints" / "step-00000012")
+    set_threshold(saved, 0.5, "others", flip=True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        Entry(copied / "config.yaml", [f"Global.output_dir={copied}", "Export.formats=[paddle]"]).export()
+    embedder = of(copied)
+    assert embedder.flip and np.allclose(
+        embedder.embed(PIXELS), embedder.embed(PIXELS[..., ::-1].copy()), atol=1e-6
+    )
+    exported = from_export(copied / "export")
+    assert exported.flip and np.allclose(exported.embed(PIXELS), embedder.embed(PIXELS), atol=1e-4)
+
+
+def test_the_identity_is_of_weights_and_preprocessing(copied):
+    steps = [Checkpoint.open(copied / "checkpoints" / f"step-{step:08}") for step in (10, 12)]
+    assert steps[0].network != steps[1].network and len(steps[1].network) == 64
+    again = Checkpoint.open(steps[1].path)
+    again.preprocessing = {**again.preprocessing, "mean": 0.0}
+    assert again.network != steps[1].network
+
+
+def test_other_samples_are_refused(run):
+    with pytest.raises(
+        UserError, match=r"samples must be uint8 \[n, 1, 12, 10\], got float32 \[5, 1, 12, 10\]"
+    ):
+        of(run).embed(PIXELS.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda card: card.pop("network"), "network: is missing, an older plsc wrote it; export again"),
+        (lambda card: card.update(threshold="high"), "is not what plsc-export writes"),
+        (lambda card: card.pop("input"), "is not what plsc-export writes"),
+        (lambda card: card.update(calibration=[]), "calibration: is not what plsc-eval --calibrate writes"),
+    ],
+)
+def test_an_export_that_is_none_is_refused(copied, change, message):
+    file = copied / "export" / "preprocessing.json"
+    card = json.loads(file.read_text())
+    change(card)
+    file.write_text(json.dumps(card))
+    with pytest.raises(UserError, match=message):
+        from_export(file.parent)
+    file.unlink()
+    with pytest.raises(UserError, match="preprocessing.json: is not there; name the folder"):
+        from_export(file.parent)
