@@ -188,28 +188,6 @@ class _OfExport(Embedder):
         return np.concatenate([self._run(part.astype(np.float32)) for part in parts])
 
 
-def _calibration_of(card: dict, file: Path) -> Calibration | None:
-    given = card.get("calibration")
-    return None if given is None else Calibration.from_json(given, f"{file}: calibration")
-
-
-class _OfExport(Embedder):
-    def __init__(self, run: Any, **fields: Any):
-        super().__init__(**fields)
-        self._run = run
-
-    def _embed(self, samples: np.ndarray) -> np.ndarray:
-        starts = range(0, len(samples), _BATCH)
-        return np.concatenate([self._batch(samples[start : start + _BATCH]) for start in starts])
-
-    def _batch(self, samples: np.ndarray) -> np.ndarray:
-        samples = samples.astype(np.float32)
-        embeddings = self._run(samples)
-        if self.flip:
-            embeddings = embeddings + self._run(np.ascontiguousarray(samples[..., ::-1]))
-        return embeddings
-
-
 def _onnx_runtime(folder: Path, names: dict):
     import onnxruntime
 
