@@ -1,0 +1,34 @@
+"""Add the pages of the repository's root to the site of mkdocs.yml: README.md as its first page, and the others.
+
+mkdocs reads docs/ only. Links of these pages into docs/ are changed to where the pages are in the site, and headings get the anchors
+that they have on GitHub, so the same files are right in both places.
+"""
+
+from pathlib import Path
+
+from mkdocs.structure.files import File
+from pymdownx.slugs import slugify
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {path.name: path for path in [*ROOT.glob("*.md"), ROOT / "LICENSE"]}
+PAGES["index.md"] = PAGES.pop("README.md")
+
+
+def on_config(config):
+    """Make anchors as GitHub does."""
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
+    return config
+
+
+def on_files(files, config):
+    """Add the pages of the root."""
+    for name, path in PAGES.items():
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Change the links of the root's pages."""
+    if page.file.src_uri not in PAGES:
+        return markdown
+    return markdown.replace("](docs/", "](").replace("](README.md", "](index.md")
