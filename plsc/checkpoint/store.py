@@ -376,6 +376,25 @@ def best(root: str | os.PathLike) -> Path:
     return Checkpoint.open(Path(root) / f"step-{known.step:08d}").path
 
 
+def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -> Path | None:
+    """Find the checkpoint that Global.checkpoint names, every checksum verified.
+
+    Args:
+        which: "newest" or "best" of those in `root`, or the folder of one.
+        rename: set damaged newer ones aside, see `latest`.
+
+    Returns None if the newest is asked for and there is none. Raises UserError, also where it cannot be read now.
+    """
+    try:
+        if which == "newest":
+            return latest(root, rename)
+        return best(root) if which == "best" else Checkpoint.open(which).path
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{root}: cannot be read now ({error}); try again") from error
+
+
 def set_aside(path: Path) -> Path:
     """Rename the checkpoint, or the file of one, to `path`.bad, .bad2, ...; return the new path."""
     name = path.with_name(path.name.removesuffix(".old"))

@@ -410,17 +410,8 @@ class Entry(Setters):
         given = self.config.Global.checkpoint or "newest"
         folder = self.output_dir / "checkpoints"
 
-        def find() -> Path | None:  # it verifies every byte and sets damaged ones aside: once is enough
-            newest = partial(store.latest, rename=writes)
-            search = {"newest": newest, "best": store.best}.get(given)
-            try:
-                return search(folder) if search else store.Checkpoint.open(given).path
-            except UserError:
-                raise
-            except OSError as error:
-                raise UserError(f"{folder}: cannot be read now ({error}); try again") from error
-
-        path = distributed.run_on_rank_0(find)
+        # It verifies every byte and sets damaged ones aside: once is enough.
+        path = distributed.run_on_rank_0(lambda: store.find(folder, given, rename=writes))
         if path:
             self._log_checkpoint(path)
         return path
