@@ -232,8 +232,11 @@ class Entry(Setters):
         saved = self._checkpoint()
         return resume.build_saved_backbone(self.config, saved, self._model), saved
 
-    def export(self) -> dict[str, Any]:
-        """Write a checkpoint's backbone to output_dir/export for Paddle Inference and ONNX, and compare each.
+    def export(self, output: str | os.PathLike | None = None) -> dict[str, Any]:
+        """Write a checkpoint's backbone to a folder for Paddle Inference and ONNX, and compare each.
+
+        Args:
+            output: the folder; None: output_dir/export.
 
         Returns the facts of plsc.backbones.export.export: files and largest differences.
         """
@@ -241,7 +244,7 @@ class Entry(Setters):
         from plsc import distributed
         from plsc.backbones.export import export
 
-        folder = self.output_dir / "export"
+        folder = Path(output) if output else self.output_dir / "export"
 
         def write() -> dict[str, Any]:
             facts = export(
