@@ -98,6 +98,7 @@ setup(
             "plsc-import = plsc.cli:import_weights",
             "plsc-selftest = plsc.cli:selftest",
             "plsc-convert = plsc.cli:convert",
+            "plsc-align = plsc.cli:align",
             "plsc-doctor = plsc.cli:doctor",
             "plsc-ckpt = plsc.cli:ckpt",
             "plsc-plan = plsc.cli:plan",

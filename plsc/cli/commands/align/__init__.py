@@ -1,0 +1,1 @@
+"""Align photos of faces for training: `plsc-align`."""
