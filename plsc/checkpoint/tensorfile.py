@@ -256,6 +256,16 @@ class TensorFile:
         self._read_into(out, self.arrays[name].start)
         return out
 
+    def map(self, name: str) -> np.ndarray:
+        """Map the array `name` into memory; changes are private and not written.
+
+        The file may be removed or replaced while it is mapped, but not be made shorter.
+        """
+        entry = self.arrays[name]
+        if not _size(entry):
+            return self.read(name)
+        return np.asarray(np.memmap(self.path, entry.dtype, "c", self._data + entry.start, entry.shape))
+
     def read_rows(self, name: str, start: int, out: np.ndarray) -> None:
         """Fill `out` (contiguous, same dtype) with the rows [start, start + len(out)) of the array `name`."""
         entry = self.arrays[name]
