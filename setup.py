@@ -95,6 +95,7 @@ setup(
             "plsc-eval = plsc.cli:evaluate",
             "plsc-predict = plsc.cli:predict",
             "plsc-export = plsc.cli:export",
+            "plsc-gallery = plsc.cli:gallery",
             "plsc-import = plsc.cli:import_weights",
             "plsc-selftest = plsc.cli:selftest",
             "plsc-convert = plsc.cli:convert",

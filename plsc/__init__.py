@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from plsc.utils.version import __version__
 
 if TYPE_CHECKING:
+    from plsc.serving.gallery import Gallery
     from plsc.training.entry import Entry
     from plsc.utils.registry import BACKBONES, DATASETS, MARGINS
 
-__all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "__version__"]
+__all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "Gallery", "__version__"]
 
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other
@@ -23,6 +24,10 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
             from plsc.training.entry import Entry
 
             return Entry
+        if name == "Gallery":
+            from plsc.serving.gallery import Gallery
+
+            return Gallery
         if name in ("BACKBONES", "DATASETS", "MARGINS"):
             from plsc.utils import registry
 

@@ -249,6 +249,11 @@ def align(argv: Sequence[str] | None = None) -> int:
     return _module("align.align", argv)
 
 
+def gallery(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-gallery`; exit code 1 where pictures were left out, or nobody was accepted."""
+    return _module("gallery", argv)
+
+
 def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
     """Run the main() of plsc.cli.commands.name.
 
@@ -275,6 +280,7 @@ COMMANDS = {
     "eval": Command("evaluate a checkpoint on the sets of DataLoader.Eval", evaluate),
     "predict": Command("embeddings of images, as .npy", predict),
     "export": Command("write the backbone for Paddle Inference and ONNX", export),
+    "gallery": Command("known people: build, add, search, verify", gallery),
     "run": Command("train on several ranks, and restart what died", supervise),
     "import": Command("weights and training configs of other programs", import_weights),
     "ckpt": Command("look at, check, and cut checkpoints", ckpt),

@@ -37,6 +37,7 @@ class Embedder(ABC):
         flip: embeddings are of an image and its mirror image together.
         threshold: cosine above which two samples are of the same class; None: not known.
         calibration: what a cosine means; None: not known.
+        origin: how `from_origin` makes it again, as plain values; None: not known.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Embedder(ABC):
         flip: bool = False,
         threshold: float | None = None,
         calibration: Calibration | None = None,
+        origin: dict[str, Any] | None = None,
     ):
         self.network = network
         self.described = described
@@ -56,6 +58,7 @@ class Embedder(ABC):
         self.flip = flip
         self.threshold = threshold
         self.calibration = calibration
+        self.origin = origin
 
     def embed(self, samples: np.ndarray) -> np.ndarray:
         """Embed samples [B, *shape] of the preprocessing's dtype: float32 [B, D] of length 1, for any B.
@@ -96,12 +99,25 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
     """
     from plsc.training.entry import Entry
 
+    overrides = [*overrides]
     entry = Entry(config, overrides)
-    return _OfRun(*entry.load_network(), entry.config.DataLoader.Eval)
+    backbone, saved = entry.load_network()
+    origin = None
+    if isinstance(config, (str, os.PathLike)):
+        checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(saved.path))}"
+        origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
+    return _OfRun(backbone, saved, entry.config.DataLoader.Eval, origin)
+
+
+def from_origin(origin: dict[str, Any]) -> Embedder:
+    """Make an embedder again from its `origin`."""
+    if "export" in origin:
+        return from_export(origin["export"])
+    return from_run(origin["config"], origin["overrides"])
 
 
 class _OfRun(Embedder):
-    def __init__(self, backbone: Any, saved: Any, evaluation: Any):
+    def __init__(self, backbone: Any, saved: Any, evaluation: Any, origin: dict[str, Any] | None):
         state = saved.state
         flip = evaluation.flip if state.threshold is None else state.flip
         if flip != evaluation.flip:
@@ -115,6 +131,7 @@ class _OfRun(Embedder):
             saved.embedding_size,
             flip,
             state.threshold,
+            origin=origin,
         )
         self._backbone = backbone
         self._batch_size = evaluation.batch_size
@@ -149,6 +166,7 @@ def from_export(folder: str | os.PathLike) -> Embedder:
             "flip": "mirror" in card["threshold_of"],
             "threshold": None if card["threshold"] is None else float(card["threshold"]),
             "calibration": _calibration_of(card, file),
+            "origin": {"export": os.path.abspath(folder)},
         }
         files = card["files"]
         onnx = "onnx" in files and find_spec("onnxruntime") is not None

@@ -1,0 +1,238 @@
+"""plsc-gallery: keep the embeddings of known people, and find out whom a picture shows.
+
+plsc-gallery build faces.gallery -c output/config.yaml people/
+plsc-gallery search faces.gallery picture.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from plsc.distributed import environment
+from plsc.errors import UserError, shown
+from plsc.serving.gallery import Gallery, Match
+from plsc.serving.gallery.pictures import embed_pictures, people_of
+from plsc.utils.text import table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "plsc-gallery", description="Keep the embeddings of known people, and find out whom a picture shows."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=help, description=f"plsc-gallery {name}: {help}.")
+        made.add_argument("gallery", help="the gallery's folder")
+        made.add_argument("--json", action="store_true", help="print JSON")
+        if network:
+            given = made.add_mutually_exclusive_group(required=network == "required")
+            given.add_argument(
+                "-c", "--config", metavar="CONFIG", help="config.yaml of the run whose network embeds"
+            )
+            given.add_argument("--export", metavar="FOLDER", help="what plsc-export wrote, in place of -c")
+            made.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+        return made
+
+    def threshold(made: argparse.ArgumentParser) -> None:
+        given = made.add_mutually_exclusive_group()
+        given.add_argument(
+            "--threshold", type=float, metavar="COSINE", help="accept above it; default: the gallery's"
+        )
+        given.add_argument(
+            "--far",
+            type=float,
+            metavar="SHARE",
+            help="the threshold that accepts this share of different pairs",
+        )
+
+    build = verb("build", "make a gallery of a folder with a folder for each person", "required")
+    build.add_argument("people", help="people/Ann/1.jpg, people/Ann/2.jpg, people/Bob/1.jpg, ...")
+    build.add_argument(
+        "--template",
+        choices=("mean", "images"),
+        default="mean",
+        help="a row for each person, or each picture",
+    )
+    add = verb("add", "add pictures of a person", "optional")
+    add.add_argument("name")
+    add.add_argument("pictures", nargs="+")
+    verb("remove", "remove a person").add_argument("name")
+    verb("list", "show what is in a gallery")
+    search = verb("search", "find the most similar people", "optional")
+    search.add_argument("pictures", nargs="+")
+    search.add_argument("--top", type=int, default=5, metavar="N", help="people to show (default: 5)")
+    threshold(search)
+    verify = verb("verify", "say whether pictures show a person", "optional")
+    verify.add_argument("name")
+    verify.add_argument("pictures", nargs="+", help="of one person")
+    threshold(verify)
+    upgrade = verb("upgrade", "embed all people again by another network", "required")
+    upgrade.add_argument(
+        "people", nargs="?", help="folder of their pictures; default: those that were recorded"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises UserError."""
+    args = _parser().parse_args(argv)
+    with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
+        said, answer, code = _VERBS[args.verb](args)
+    print(json.dumps(answer, ensure_ascii=False) if args.json else said)
+    return code
+
+
+Answer = tuple[str, Any, int]
+"""Text, the same for JSON, and the exit code."""
+
+
+def _build(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.build(args.gallery, _embedder(args), people_of(args.people), args.template)
+    return _made(gallery, "built")
+
+
+def _upgrade(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    gallery.upgrade(_embedder(args), people_of(args.people) if args.people else None)
+    return _made(gallery, "upgraded")
+
+
+def _made(gallery: Gallery, what: str) -> Answer:
+    others = gallery.left_out
+    text = f"{shown(gallery.folder)}: {what}, {len(gallery):,} people, {gallery.rows:,} rows"
+    text += "".join(f"\nleft out, {shown(each.name)}: {each.reason}" for each in others)
+    return text, {**_facts(gallery), "left_out": [each._asdict() for each in others]}, int(bool(others))
+
+
+def _add(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    gallery.add(args.name, _embed(args, gallery), [*map(os.path.abspath, args.pictures)])
+    text = f"{shown(args.name)}: {len(args.pictures):,} pictures added; {len(gallery):,} people"
+    return text, {"name": args.name, "pictures": len(args.pictures), "people": len(gallery)}, 0
+
+
+def _remove(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    gallery.remove(args.name)
+    return (
+        f"{shown(args.name)}: removed; {len(gallery):,} people",
+        {"name": args.name, "people": len(gallery)},
+        0,
+    )
+
+
+def _list(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    facts = _facts(gallery)
+    people = [{"name": name, "pictures": gallery.sources(name)} for name in gallery.names()]
+    lines = [f"{key:12}{'-' if value is None else shown(value)}" for key, value in facts.items()]
+    names = table([[shown(each["name"]), len(each["pictures"])] for each in people], ["name", "pictures"])
+    return "\n".join([*lines, "", names]), {**facts, "people": people}, 0
+
+
+def _search(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    limit = _threshold(args, gallery)
+    matches = gallery.search(_embed(args, gallery), args.top, limit)
+    blocks = [
+        f"{shown(picture)}: {_verdict(found)}\n{_table(found)}"
+        for picture, found in zip(args.pictures, matches)
+    ]
+    answer = [
+        {"picture": picture, "threshold": limit, "matches": [match._asdict() for match in found]}
+        for picture, found in zip(args.pictures, matches)
+    ]
+    return "\n\n".join(blocks), answer, 0 if all(found and found[0].accepted for found in matches) else 1
+
+
+def _verify(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    limit = _threshold(args, gallery)
+    match = gallery.verify(args.name, _embed(args, gallery), limit)
+    said = "yes" if match.accepted else "no"
+    return f"{said}\n{_table([match])}", {"threshold": limit, **match._asdict()}, int(not match.accepted)
+
+
+_VERBS = {
+    "build": _build,
+    "add": _add,
+    "remove": _remove,
+    "list": _list,
+    "search": _search,
+    "verify": _verify,
+    "upgrade": _upgrade,
+}
+
+
+def _embedder(args: argparse.Namespace, gallery: Gallery | None = None) -> Any:
+    """Make the embedder that the arguments name, or else the one that the gallery was built with."""
+    environment.prepare()
+    from plsc.serving import embedder
+
+    if args.export:
+        return embedder.from_export(args.export)
+    if args.config:
+        return embedder.from_run(args.config, args.override)
+    origin = gallery and gallery.header.origin
+    if not origin:
+        raise UserError(
+            f"{shown(args.gallery)}: does not say where its network is; name its run with -c, or --export"
+        )
+    try:
+        return embedder.from_origin(origin)
+    except UserError as error:
+        raise UserError(
+            f"{error}; it is the network of {shown(args.gallery)}: name where it is now with -c, or --export"
+        ) from None
+
+
+def _embed(args: argparse.Namespace, gallery: Gallery) -> Any:
+    """Embed the pictures of the arguments, all of which must be usable, by the gallery's network."""
+    embedder = _embedder(args, gallery)
+    gallery.check(embedder)
+    embeddings, _, unusable = embed_pictures(embedder, args.pictures, args.pictures)
+    if unusable:
+        raise UserError("\n".join(each.reason for each in unusable))
+    return embeddings
+
+
+def _threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
+    """Return the threshold that the arguments ask for, else the gallery's."""
+    if args.far is None:
+        return gallery.threshold if args.threshold is None else args.threshold
+    if gallery.calibration is None:
+        raise UserError(
+            f"--far: {shown(args.gallery)} has no calibration; store one with plsc-eval --calibrate, and run plsc-gallery upgrade"
+        )
+    return gallery.calibration.threshold(args.far)
+
+
+def _facts(gallery: Gallery) -> dict[str, Any]:
+    header = gallery.header
+    return {
+        "people": len(gallery),
+        "rows": gallery.rows,
+        "template": header.template,
+        "network": f"{header.described} ({header.network})",
+        "threshold": header.threshold,
+        "mirrored": header.flip,
+    }
+
+
+def _verdict(found: Sequence[Match]) -> str:
+    return shown(found[0].name) if found and found[0].accepted else "nobody in the gallery"
+
+
+def _table(found: Sequence[Match]) -> str:
+    rows = [
+        [shown(match.name), match.similarity, match.probability, "yes" if match.accepted else "no"]
+        for match in found
+    ]
+    return table(rows, ["name", "similarity", "P(same)", "accepted"])

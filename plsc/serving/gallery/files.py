@@ -1,0 +1,248 @@
+"""Read and write a gallery's folder: gallery.json names the files of its present generation.
+
+    gallery.json             the network, the threshold and the other facts; lists the next two with their checksums
+    rows-1.safetensors       "embeddings" float32 [N, D], "owners" int64 [N], "lengths" float32 [N]
+    people-1.json            names, and the paths of each one's pictures
+    log-1                    what was added and removed since, see log.py
+    .lock                    held while a process writes
+
+A new generation is written beside the old one, and becomes the gallery's when gallery.json is replaced.
+"""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Optional
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+
+from plsc.checkpoint.manifest import FileSum, seal
+from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
+from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of, layout, sync_folder, write_synced
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.calibration import Calibration
+from plsc.utils.version import __version__
+
+FORMAT = 1
+HEADER = "gallery.json"
+_OTHER = "restore the gallery, or build it again"
+
+
+class Header(BaseModel):
+    """The fields of gallery.json after "crc32"."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    format: Literal[1] = FORMAT
+    plsc: str = __version__
+    """Version of plsc that wrote it."""
+    generation: PositiveInt
+    network: str
+    """Identity of the network, see `Checkpoint.network`."""
+    described: str
+    """Where the network was from, for messages."""
+    origin: Optional[dict[str, Any]] = None
+    """How to open the network again, see plsc.serving.embedder.from_origin; null: not known."""
+    flip: bool
+    preprocessing: PreprocessingFields
+    embedding_size: PositiveInt
+    template: Literal["mean", "images"]
+    """One row for each person, or one for each picture."""
+    threshold: Optional[FiniteFloat] = None
+    calibration: Optional[dict[str, Any]] = None
+    people: NonNegativeInt = 0
+    """When the generation was written."""
+    files: dict[str, FileSum] = {}
+
+    @property
+    def rows_file(self) -> str:
+        return f"rows-{self.generation}.safetensors"
+
+    @property
+    def people_file(self) -> str:
+        return f"people-{self.generation}.json"
+
+    @property
+    def log_file(self) -> str:
+        return f"log-{self.generation}"
+
+
+class Content(NamedTuple):
+    """The people of a gallery and their rows."""
+
+    names: list[str]
+    sources: list[list[str]]
+    """Of each person the paths of the pictures; [] where they came as arrays."""
+    embeddings: Any
+    """float32 [N, D] of length 1; an array, or what gives its rows by slice."""
+    owners: np.ndarray
+    """int64 [N]: the number of the person of each row."""
+    lengths: np.ndarray
+    """float32 [N]: of the sum of the pictures' embeddings that a row is made of."""
+
+
+def write(folder: Path, header: Header, content: Content) -> Header:
+    """Write a generation, and make it the gallery's; return its header. The caller holds the lock.
+
+    Raises OSError; the generation before is then untouched.
+    """
+    people = {"names": content.names, "sources": content.sources}
+    arrays = {"embeddings": content.embeddings, "owners": content.owners, "lengths": content.lengths}
+    buffers = {
+        header.rows_file: layout(arrays),
+        header.people_file: [json.dumps(people).encode()],
+        header.log_file: [],
+    }
+    sums = {}
+    for name, parts in buffers.items():
+        (folder / name).unlink(missing_ok=True)  # of a process that was killed
+        sums[name] = write_synced(folder / name, parts)
+    del sums[header.log_file]  # it grows
+    header = header.model_copy(
+        update={"files": {name: FileSum(**each) for name, each in sums.items()}, "people": len(content.names)}
+    )
+    beside = folder / f"{HEADER}.tmp"
+    beside.unlink(missing_ok=True)
+    write_synced(beside, [seal(json.dumps(header.model_dump()).encode()[1:])])
+    sync_folder(folder)
+    os.replace(beside, folder / HEADER)
+    sync_folder(folder)
+    return header
+
+
+def remove_others(folder: Path, header: Header) -> None:
+    """Remove the files of other generations than the header's."""
+    kept = {header.rows_file, header.people_file, header.log_file}
+    for pattern in ("rows-*.safetensors", "people-*.json", "log-*"):
+        for path in folder.glob(pattern):
+            if path.name not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def read_header(folder: Path) -> Header:
+    """Read gallery.json. Raises MissingFileError, DamagedError, UserError (a newer format, not readable)."""
+    file = folder / HEADER
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingFileError(
+            f"{shown(folder)}: is no gallery, it has no {HEADER}; make one with plsc-gallery build"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{shown(file)}: cannot be read: {error.strerror}") from error
+    if data != seal(data[len(seal(b"")) :]):
+        raise DamagedError(f"{shown(file)}: fails its checksum; {_OTHER}")
+    fields = json.loads(data)
+    if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
+        raise UserError(
+            f"{shown(file)}: has format {fields['format']}, this plsc reads up to {FORMAT}; install a newer plsc"
+        )
+    del fields["crc32"]
+    try:
+        header = Header.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DamagedError(f"{shown(file)}: {shown(key)}: {shown(first['msg'])}; {_OTHER}") from error
+    if header.calibration is not None:
+        Calibration.from_json(header.calibration, f"{shown(file)}: calibration")
+    return header
+
+
+def read(folder: Path, header: Header) -> Content:
+    """Read a generation: every checksum is compared, and the embeddings are mapped into memory.
+
+    Raises FileNotFoundError where another process has just replaced it; DamagedError, OSError.
+    """
+    for name in (header.rows_file, header.people_file):
+        path = folder / name
+        if name not in header.files or path.stat().st_size != header.files[name].bytes:
+            raise DamagedError(f"{shown(path)}: has another size than {HEADER} says; {_OTHER}")
+        if crc32_of(path) != header.files[name].crc32:
+            raise DamagedError(f"{shown(path)}: fails its checksum; {_OTHER}")
+    tensors = TensorFile(folder / header.rows_file)
+    people = json.loads((folder / header.people_file).read_bytes())
+    embeddings, owners = tensors.map("embeddings"), tensors.read("owners")
+    content = Content(people["names"], people["sources"], embeddings, owners, tensors.read("lengths"))
+    _check(content, header, folder / header.rows_file)
+    return content
+
+
+def _check(content: Content, header: Header, path: Path) -> None:
+    """Refuse rows that do not fit each other; only a program that can compute checksums makes such."""
+    rows, people = len(content.owners), len(content.names)
+    fits = (
+        content.embeddings.shape == (rows, header.embedding_size)
+        and content.embeddings.dtype == content.lengths.dtype == np.float32
+        and content.owners.dtype == np.int64
+        and content.lengths.shape == (rows,)
+        and len(content.sources) == people == len(set(content.names))
+        and (rows == 0 or (content.owners.min() >= 0 and content.owners.max() < people))
+    )
+    if not fits:
+        raise DamagedError(f"{shown(path)}: its arrays do not fit each other; {_OTHER}")
+
+
+def make_folder(folder: Path, header: Header, content: Content) -> Header:
+    """Write the first generation of a new gallery; the folder appears when all of it is on the disk."""
+    beside = folder.with_name(f"{folder.name}.tmp")
+    try:
+        beside.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(
+            f"{shown(beside)}: exists already; another build is at work, or was killed: remove it"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{shown(beside)}: cannot be made: {error.strerror}; name another folder") from error
+    try:
+        header = write(beside, header, content)
+        os.rename(beside, folder)  # onto an empty folder, or none
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise UserError(
+            f"{shown(folder)}: cannot be written: {error.strerror}; name another folder"
+        ) from error
+    finally:
+        if beside.exists():
+            for path in beside.iterdir():
+                path.unlink()
+            beside.rmdir()
+    return header
+
+
+def refuse_existing(folder: Path) -> None:
+    """Refuse by UserError to build where something is already."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if os.path.lexists(folder):
+        raise UserError(f"{shown(folder)}: exists already; remove it, or name another folder")
+
+
+def concatenated(parts: Sequence[np.ndarray]) -> Any:
+    """Join arrays [n, D] without a copy, for `write`, which reads rows by slice."""
+    return _Joined(parts)
+
+
+class _Joined:
+    def __init__(self, parts: Sequence[np.ndarray]):
+        self._parts = parts
+        self.dtype = parts[0].dtype
+        self.shape = (sum(map(len, parts)), *parts[0].shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        cut = []
+        first = 0
+        for part in self._parts:
+            cut.append(part[max(0, start - first) : max(0, stop - first)])
+            first += len(part)
+        return np.concatenate(cut)

@@ -1,0 +1,128 @@
+"""Hold the rows of a gallery, and find the people that are most similar to a query, exactly.
+
+The rows of the gallery's file are mapped into memory, those added since are in an array that grows. There is no other
+copy. A row that is removed is overwritten by the last one, in the private pages of the mapping.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+
+from plsc.evaluation.search import search
+
+FAISS_FROM = 100_000
+"""Rows from which on faiss is used if it is installed."""
+_MORE = 8  # candidates more than needed, since products of other blocks differ in the last digit
+
+
+class Rows:
+    """The rows of a gallery.
+
+    Args:
+        embeddings: float32 [N, D] of length 1; owners: int64 [N]; lengths: float32 [N], see files.Content.
+    """
+
+    def __init__(self, embeddings: np.ndarray, owners: np.ndarray, lengths: np.ndarray):
+        width = embeddings.shape[1]
+        empty = np.empty((0, width), np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
+        self.parts = [_Part(embeddings, owners, lengths), _Part(*empty)]
+        counts = np.bincount(owners) if len(owners) else np.zeros(1, np.int64)
+        self._most = int(counts.max())  # rows of one person, or more
+
+    def __len__(self) -> int:
+        return sum(part.count for part in self.parts)
+
+    def of(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return copies of a person's embeddings [n, D] and lengths [n]."""
+        found = [(part, part.find(owner)) for part in self.parts]
+        return (
+            np.concatenate([part.embeddings[at] for part, at in found]),
+            np.concatenate([part.lengths[at] for part, at in found]),
+        )
+
+    def add(self, owner: int, embeddings: np.ndarray, lengths: np.ndarray) -> None:
+        """Add rows of a person."""
+        self.parts[1].append(embeddings, np.full(len(embeddings), owner), lengths)
+        self._most = max(self._most, len(self.of(owner)[1]))
+
+    def remove(self, owner: int) -> None:
+        """Remove all rows of a person."""
+        for part in self.parts:
+            part.remove(part.find(owner))
+
+    def nearest(self, queries: np.ndarray, people: int) -> list[dict[int, float]]:
+        """Find for each query the most similar people: person -> similarity of the nearest row, best first.
+
+        queries: float32 [Q, D] of length 1. Exact: the cosines are computed once more in float64, so that they do not
+        depend on the number of queries or the library.
+        """
+        most = min(len(self), (people - 1) * self._most + 1 + _MORE)
+        found: list[dict[int, float]] = [{} for _ in queries]
+        for part in self.parts:
+            if not part.count:
+                continue
+            indices = _candidates(queries, part.embeddings[: part.count], most)
+            for query, row, nearest in zip(queries, indices, found):
+                cosines = part.embeddings[row].astype(np.float64) @ query
+                for owner, cosine in zip(part.owners[row].tolist(), cosines.tolist()):
+                    nearest[owner] = max(cosine, nearest.get(owner, -np.inf))
+        return [dict(sorted(each.items(), key=lambda item: (-item[1], item[0]))[:people]) for each in found]
+
+
+def _candidates(queries: np.ndarray, embeddings: np.ndarray, count: int) -> np.ndarray:
+    """Find the rows [Q, count] that are most similar, by faiss or by blocks of NumPy's products."""
+    count = min(count, len(embeddings))
+    if len(embeddings) >= FAISS_FROM and find_spec("faiss") is not None:
+        import faiss
+
+        return faiss.knn(queries, embeddings, count, metric=faiss.METRIC_INNER_PRODUCT)[1]  # without a copy
+    return search(queries, embeddings, count)[1]
+
+
+class _Part:
+    """Rows that lie one after the other: the first `count` of the arrays."""
+
+    def __init__(self, embeddings: np.ndarray, owners: np.ndarray, lengths: np.ndarray):
+        self.embeddings = embeddings
+        self.owners = owners
+        self.lengths = lengths
+        self.count = len(owners)
+
+    def find(self, owner: int) -> np.ndarray:
+        return np.flatnonzero(self.owners[: self.count] == owner)
+
+    def append(self, embeddings: np.ndarray, owners: np.ndarray, lengths: np.ndarray) -> None:
+        stop = self.count + len(embeddings)
+        if stop > len(self.owners):
+            room = max(2 * len(self.owners), stop, 64) - self.count
+            self.embeddings = _grown(self.embeddings[: self.count], room)
+            self.owners = _grown(self.owners[: self.count], room)
+            self.lengths = _grown(self.lengths[: self.count], room)
+        rows = slice(self.count, stop)
+        self.embeddings[rows], self.owners[rows], self.lengths[rows] = embeddings, owners, lengths
+        self.count = stop
+
+    def remove(self, at: np.ndarray) -> None:
+        for row in at[::-1].tolist():  # from the end, so that the last row is never one to remove
+            self.count -= 1
+            for array in (self.embeddings, self.owners, self.lengths):
+                array[row] = array[self.count]
+
+
+def _grown(array: np.ndarray, more: int) -> np.ndarray:
+    return np.concatenate([array, np.empty((more, *array.shape[1:]), array.dtype)])
+
+
+def sums(embeddings: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sum the embeddings of each person: the sums at length 1 [P, D], and the lengths that they had [P], float32.
+
+    embeddings: float32 [N, D] of length 1; a person's begin at `starts` [P], increasing, and end where the next begin.
+    """
+    if len(starts) == len(embeddings):
+        return embeddings, np.ones(len(embeddings), np.float32)
+    total = np.add.reduceat(embeddings, starts, axis=0)
+    lengths = np.linalg.norm(total, axis=1)
+    total /= np.maximum(lengths, np.finfo(np.float32).tiny)[:, None]
+    return total, lengths

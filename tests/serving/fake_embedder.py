@@ -1,0 +1,30 @@
+"""An embedder without a network: a random matrix over the pixels. The tests of galleries need no Paddle."""
+
+import numpy as np
+
+from plsc.data.preprocessing import Preprocessing
+from plsc.serving.embedder import Embedder
+
+SHAPE = (1, 6, 5)
+
+
+class FakeEmbedder(Embedder):
+    def __init__(self, seed=0, size=8, threshold=0.5, **fields):
+        super().__init__(
+            f"{seed:064x}", f"run {seed}", Preprocessing.of_images(SHAPE), size, threshold=threshold, **fields
+        )
+        self._matrix = np.random.default_rng(seed).normal(size=(np.prod(SHAPE), size)).astype(np.float32)
+
+    def _embed(self, samples):
+        return (samples.reshape(len(samples), -1).astype(np.float32) / 255) @ self._matrix
+
+
+def pictures(count, seed=0):
+    """Noise, uint8 [count, *SHAPE]."""
+    return np.random.default_rng(seed).integers(0, 256, (count, *SHAPE), np.uint8)
+
+
+def units(count, size=8, seed=0):
+    """Random embeddings of length 1."""
+    made = np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
+    return made / np.linalg.norm(made, axis=1, keepdims=True)

@@ -1,0 +1,275 @@
+"""Galleries: what they answer, what they refuse, and what two objects of one folder see of each other."""
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from plsc import Gallery
+from plsc.errors import MissingFileError, UserError
+from plsc.serving.gallery.pictures import people_of
+from plsc.utils.calibration import Calibration
+from tests.serving.fake_embedder import FakeEmbedder, pictures, units
+
+CALIBRATION = Calibration(
+    method="logistic", set="demo", step=1, pairs=9, prior=0.5, cosine=[-1.0, 1.0], log_odds=[-4.0, 4.0]
+)
+
+
+def names_of(matches):
+    return [match.name for match in matches]
+
+
+@pytest.fixture
+def embedder():
+    return FakeEmbedder(calibration=CALIBRATION)
+
+
+@pytest.fixture
+def gallery(tmp_path, embedder):
+    shown = pictures(6)
+    return Gallery.build(tmp_path / "g", embedder, {"Ann": shown[:2], "Bob": shown[2:3], "Cy": shown[3:6]})
+
+
+def test_a_picture_finds_its_person(gallery, embedder):
+    (found,) = gallery.search(embedder.embed(pictures(6)[2:3]), top=2)
+    assert found[0].name == "Bob" and found[0].similarity == pytest.approx(1, abs=1e-6) and found[0].accepted
+    assert found[0].probability == pytest.approx(1 / (1 + np.exp(-4)), abs=1e-6)
+    assert len(found) == 2 and found[1].similarity < found[0].similarity
+    assert len(gallery) == gallery.rows == 3 and gallery.names() == ["Ann", "Bob", "Cy"]
+
+
+def test_a_template_is_the_sum_of_the_embeddings(gallery, embedder):
+    expected = embedder.embed(pictures(6)[:2]).sum(axis=0)
+    match = gallery.verify("Ann", expected)
+    assert match.name == "Ann" and match.similarity == pytest.approx(1, abs=1e-6)
+
+
+def test_adding_to_a_template_is_as_if_all_pictures_had_been_there(gallery, embedder, tmp_path):
+    more = embedder.embed(pictures(4, seed=1))
+    gallery.add("Ann", more[:3])
+    gallery.add("Ann", more[3:])
+    total = embedder.embed(pictures(6)[:2]).sum(axis=0) + more.sum(axis=0)
+    for each in (gallery, Gallery.open(tmp_path / "g")):
+        assert each.verify("Ann", total).similarity == pytest.approx(1, abs=1e-6) and each.rows == 3
+
+
+def test_with_a_row_for_each_picture_a_person_is_listed_once(tmp_path, embedder):
+    shown = pictures(9)
+    people = {"Ann": shown[:4], "Bob": shown[4:6], "Cy": shown[6:]}
+    gallery = Gallery.build(tmp_path / "g", embedder, people, template="images")
+    matches = gallery.search(embedder.embed(shown), top=3)
+    assert [names_of(found)[0] for found in matches] == ["Ann"] * 4 + ["Bob"] * 2 + ["Cy"] * 3
+    assert all(sorted(names_of(found)) == ["Ann", "Bob", "Cy"] for found in matches) and gallery.rows == 9
+
+
+def test_strangers_are_not_accepted_at_the_threshold(gallery, embedder):
+    (found,) = gallery.search(embedder.embed(pictures(1, seed=9)), top=1, threshold=0.9999)
+    assert not found[0].accepted
+    (found,) = gallery.search(embedder.embed(pictures(1, seed=9)), top=1, threshold=-1.0)
+    assert found[0].accepted
+
+
+def test_without_a_threshold_it_says_what_to_do(tmp_path):
+    embedder = FakeEmbedder(threshold=None)
+    gallery = Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1)})
+    with pytest.raises(UserError, match="has no threshold.*give one with --threshold, or store one"):
+        gallery.search(units(1))
+    assert gallery.search(units(1), threshold=0.2)[0][0].probability is None
+    gallery.upgrade(FakeEmbedder(threshold=0.25))
+    assert gallery.threshold == 0.25 and gallery.search(units(1)) == gallery.search(units(1), threshold=0.25)
+
+
+@pytest.mark.parametrize("template", ["mean", "images"])
+def test_the_answers_are_those_of_brute_force_after_any_changes(tmp_path, embedder, template):
+    """Against a dictionary of float64 rows, through additions, removals and reopening."""
+    draws = np.random.default_rng(4)
+    owners = np.repeat(np.arange(30), draws.integers(1, 4, 30))
+    rows = units(len(owners), seed=1)
+    names = [f"p{number}" for number in range(30)]
+    gallery = Gallery.from_embeddings(tmp_path / "g", embedder, names, rows, owners, template)
+    known = {name: rows[owners == number] for number, name in enumerate(names)}
+    for turn in range(40):
+        name = f"p{draws.integers(0, 40)}"
+        if name in known and turn % 2:
+            gallery.remove(name)
+            del known[name]
+        else:
+            more = units(int(draws.integers(1, 3)), seed=100 + turn)
+            gallery.add(name, more)
+            known[name] = np.concatenate([known[name], more]) if name in known else more
+    queries = units(20, seed=2)
+    for each in (gallery, Gallery.open(tmp_path / "g")):
+        for query, found in zip(queries, each.search(queries, top=7)):
+            cosines = {name: _cosine(own, query, template) for name, own in known.items()}
+            best = sorted(cosines, key=cosines.get, reverse=True)[:7]
+            assert names_of(found) == best
+            assert [match.similarity for match in found] == pytest.approx(
+                [cosines[n] for n in best], abs=1e-5
+            )
+        assert len(each) == len(known) and set(each.names()) == set(known)
+
+
+def _cosine(rows, query, template):
+    rows = rows.astype(np.float64)
+    if template == "images":
+        return float(np.max(rows @ query))
+    total = rows.sum(axis=0)
+    return float(total @ query / np.linalg.norm(total))
+
+
+def test_top_is_cut_to_the_people_and_an_empty_gallery_answers_nobody(gallery, embedder):
+    assert len(gallery.search(units(1), top=50)[0]) == 3
+    for name in gallery.names():
+        gallery.remove(name)
+    assert gallery.search(units(2)) == [[], []] and len(gallery) == 0
+    gallery.add("Dee", units(1))
+    assert names_of(gallery.search(units(1))[0]) == ["Dee"]
+
+
+def test_another_network_is_refused_with_both_names(gallery):
+    with pytest.raises(UserError, match=r"of the network run 0 \(0{12}\), these are of run 1"):
+        gallery.check(FakeEmbedder(seed=1))
+    with pytest.raises(
+        UserError, match="of the image alone, those of run 0 .* are of image and mirror image"
+    ):
+        gallery.check(FakeEmbedder(flip=True))
+    gallery.check(FakeEmbedder())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda gallery: gallery.add("Ann", units(1, size=9)), r"must be float32 \[n, 8\], got \[1, 9\]"),
+        (lambda gallery: gallery.add("Ann", np.zeros((1, 8))), "must be finite and not all zeros"),
+        (lambda gallery: gallery.add("Ann", np.full((1, 8), np.nan)), "must be finite and not all zeros"),
+        (lambda gallery: gallery.add("", units(1)), "needs a name"),
+        (lambda gallery: gallery.remove("Dee\n"), r"has nobody named 'Dee\\n'"),
+        (lambda gallery: gallery.verify("Dee", units(1)), "has nobody named 'Dee'"),
+        (lambda gallery: gallery.search(units(1), top=0), "top: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(gallery, change, message):
+    with pytest.raises(UserError, match=message):
+        change(gallery)
+    assert Gallery.open(gallery.folder).names() == gallery.names() == ["Ann", "Bob", "Cy"]
+
+
+def test_others_see_a_change_after_refresh(gallery):
+    other = Gallery.open(gallery.folder)
+    gallery.add("Dee", units(1))
+    assert "Dee" not in other.names()
+    other.refresh()
+    assert other.names() == ["Ann", "Bob", "Cy", "Dee"]
+    other.remove("Ann")  # sees what has been written before it writes
+    gallery.add("Eve", units(1))
+    assert gallery.names() == ["Bob", "Cy", "Dee", "Eve"]
+
+
+def test_a_long_log_becomes_part_of_the_rows(gallery, monkeypatch):
+    monkeypatch.setattr("plsc.serving.gallery.gallery._LEAST_LOG", 2000)
+    other = Gallery.open(gallery.folder)
+    before = gallery.search(units(1), top=50)
+    gallery.remove("Bob")
+    for number in range(40):
+        gallery.add(f"p{number}", units(1, seed=number), [f"{number}.png"])
+    files = {path.name for path in gallery.folder.iterdir()}
+    generation = gallery.header.generation
+    assert generation > 1 and files == {
+        "gallery.json",
+        ".lock",
+        *(gallery.header.rows_file, gallery.header.people_file, gallery.header.log_file),
+    }
+    other.refresh()
+    assert other.names() == gallery.names() == ["Ann", "Cy", *(f"p{number}" for number in range(40))]
+    assert other.sources("p7") == ["7.png"]
+    similar = {match.name: match.similarity for match in other.search(units(1), top=50)[0]}
+    kept = {match.name: match.similarity for match in before[0] if match.name != "Bob"}
+    assert kept.items() <= similar.items()
+
+
+def test_upgrade_embeds_the_recorded_pictures_by_another_network(tmp_path, embedder):
+    folder = tmp_path / "people"
+    for number, picture in enumerate(pictures(4)):
+        (folder / f"p{number % 2}").mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"p{number % 2}" / f"{number}.png"), picture[0])
+    gallery = Gallery.build(tmp_path / "g", embedder, people_of(str(folder)))
+    gallery.remove("p1")
+    new = FakeEmbedder(seed=1, size=12, threshold=0.3)
+    gallery.upgrade(new)
+    again = Gallery.open(tmp_path / "g")
+    again.check(new)
+    assert again.threshold == 0.3 and again.names() == ["p0"]
+    assert again.verify("p0", new.embed(pictures(4)[::2])).similarity == pytest.approx(1, abs=1e-6)
+    (folder / "p0" / "0.png").unlink()
+    (folder / "p0" / "2.png").unlink()
+    with pytest.raises(UserError, match="1 of 1 people have no picture that can be used, such as 'p0'"):
+        again.upgrade(embedder)
+    Gallery.open(tmp_path / "g").check(new)
+
+
+def test_upgrade_by_pictures_that_are_given(gallery):
+    new, shown = FakeEmbedder(seed=1), pictures(3, seed=5)
+    with pytest.raises(UserError, match="3 of 3 people have no picture"):
+        gallery.upgrade(new)
+    gallery.upgrade(
+        new, {name: shown[number : number + 1] for number, name in enumerate(["Cy", "Ann", "Bob"])}
+    )
+    matches = gallery.search(new.embed(shown), top=1)
+    assert [names_of(found) for found in matches] == [["Cy"], ["Ann"], ["Bob"]]
+
+
+def test_pictures_that_cannot_be_used_are_listed(tmp_path, embedder):
+    folder = tmp_path / "people"
+    for name in ("Ann", "Bob"):
+        (folder / name).mkdir(parents=True)
+        cv2.imwrite(str(folder / name / "good.png"), pictures(1)[0, 0])
+    (folder / "Ann" / "cut.png").write_bytes((folder / "Ann" / "good.png").read_bytes()[:40])
+    (folder / "Ann" / "empty.jpg").write_bytes(b"")
+    (folder / "Bob" / "good.png").write_bytes(b"no picture")
+    cv2.imwrite(str(folder / "Ann" / "black.png"), np.zeros((6, 5), np.uint8))
+    gallery = Gallery.build(tmp_path / "g", embedder, people_of(str(folder)))
+    assert gallery.names() == ["Ann"] and gallery.sources("Ann") == [str(folder / "Ann" / "good.png")]
+    left = sorted((each.name, each.reason.split(":")[0]) for each in gallery.left_out)
+    assert left == [
+        ("Ann", str(folder / "Ann" / "black.png")),
+        ("Ann", str(folder / "Ann" / "cut.png")),
+        ("Ann", str(folder / "Ann" / "empty.jpg")),
+        ("Bob", str(folder / "Bob" / "good.png")),
+    ]
+    with pytest.raises(UserError, match="no picture can be used"):
+        Gallery.build(tmp_path / "h", embedder, {"Bob": [str(folder / "Bob" / "good.png")]})
+    assert not (tmp_path / "h").exists()
+
+
+def test_nothing_is_overwritten(gallery, embedder, tmp_path):
+    with pytest.raises(UserError, match="exists already"):
+        Gallery.build(gallery.folder, embedder, {"Ann": pictures(1)})
+    with pytest.raises(MissingFileError, match="is no gallery, it has no gallery.json"):
+        Gallery.open(tmp_path)
+
+
+def test_any_name_survives(gallery):
+    names = ["../../etc", "a\nb", "\x1b[31m", "Zoë", "\udcff", "<b>", "x" * 5000]
+    for name in names:
+        gallery.add(name, units(1))
+    assert Gallery.open(gallery.folder).names()[3:] == names
+
+
+def test_damage_is_found(gallery):
+    gallery.add("Dee", units(1))
+    for name in (
+        "gallery.json",
+        gallery.header.rows_file,
+        gallery.header.people_file,
+        gallery.header.log_file,
+    ):
+        path = gallery.folder / name
+        good = path.read_bytes()
+        path.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
+        with pytest.raises(UserError, match="restore the gallery, or build it again"):
+            Gallery.open(gallery.folder)
+        path.write_bytes(good)
+    fields = json.loads((gallery.folder / "gallery.json").read_bytes())
+    assert fields["people"] == 3 and len(Gallery.open(gallery.folder)) == 4
