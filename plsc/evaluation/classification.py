@@ -19,6 +19,7 @@ class Classification:
     """The predictions for images of trained classes."""
 
     kind: ClassVar[str] = "classification"
+    metric: ClassVar[str] = "accuracy"
     label: np.ndarray  # [n] int64 in [0, C)
     predicted: np.ndarray  # [n] int64 in [0, C)
     num_classes: int  # C

@@ -18,7 +18,7 @@ import numpy as np
 from plsc.errors import UserError
 from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interval
 from plsc.evaluation.roc import needed
-from plsc.evaluation.search import search
+from plsc.evaluation.search import search, unit_rows
 
 RANKS = (1, 5, 10)
 FPIRS = (0.01, 0.1)
@@ -30,6 +30,7 @@ class Identification:
     """The result of `identify`. Rates are fractions in [0, 1]; None where the probes do not allow one."""
 
     kind: ClassVar[str] = "identification"
+    metric: ClassVar[str] = "rank1"
     probes: int  # of identities in the gallery
     strangers: int  # probes of identities that are not
     gallery: int  # images
@@ -111,7 +112,8 @@ def identify(
     UserError: an empty gallery, no probes, an image in both, an embedding that is not finite.
     """
     _check(gallery, probe)
-    score, index = search(_unit(embeddings, probe), _unit(embeddings, gallery), CMC_RANKS)
+    probes, others = (unit_rows(embeddings, rows, "identification") for rows in (probe, gallery))
+    score, index = search(probes, others, CMC_RANKS)
     right = identities[gallery][index] == identities[probe][:, None]  # [Q, k]
     mated = np.isin(identities[probe], identities[gallery])
     cmc = np.mean(np.maximum.accumulate(right[mated], axis=1), axis=0) if mated.any() else None
@@ -144,16 +146,3 @@ def _check(gallery: np.ndarray, probe: np.ndarray) -> None:
             f"identification: image {both[0]} is in the gallery and a probe ({len(both):,} such images);"
             " it would find itself, leave it out of one of them"
         )
-
-
-def _unit(embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Normalise these rows, as float32."""
-    unit = embeddings[rows].astype(np.float32)
-    norm = np.linalg.norm(unit, axis=1, keepdims=True)
-    if not np.isfinite(norm).all():
-        raise UserError(
-            f"identification: the embedding of image {rows[np.argmin(np.isfinite(norm))]} is not finite;"
-            " the network has diverged or its images are broken, lower the learning rate or check them"
-        )
-    unit /= np.where(norm == 0, np.float32(1), norm)
-    return unit

@@ -60,6 +60,20 @@ def bootstrap_identities(
     return _quantiles(_draws_of_identities(cell, math.prod(shape), identities), shape, rates)
 
 
+def bootstrap_groups(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Compute intervals [2, M] float64 of the means of values [N, M], whose groups, such as identities, are drawn: int64 [N]."""
+    _, group = np.unique(group, return_inverse=True)
+    groups = int(group.max()) + 1
+    sums = np.stack([np.bincount(group, column, groups) for column in values.T], axis=1)
+    sizes = np.bincount(group)
+    rng = np.random.default_rng(_SEED)
+    means = []
+    for _ in range(resamples(len(values))):
+        times = np.bincount(rng.integers(0, groups, groups), minlength=groups)
+        means.append(times @ sums / (times @ sizes))
+    return np.quantile(means, _QUANTILES, axis=0)
+
+
 def _quantiles(draws: Iterator[np.ndarray], shape: tuple[int, ...], rates: Callable) -> np.ndarray:
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         # A draw without a positive pair has no TAR; where no draw has one, the interval is NaN.

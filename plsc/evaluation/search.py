@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from plsc.errors import UserError
+
 QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
 
 
@@ -56,3 +58,16 @@ def _merge(
     best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     score[rows] = np.take_along_axis(scores, best, 1)
     index[rows] = np.take_along_axis(indices, best, 1)
+
+
+def unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
+    """Normalise these rows of embeddings [N, D], as float32 [n, D]; zero ones stay. UserError, which begins with `what`: one is not finite."""
+    unit = embeddings[rows].astype(np.float32)
+    norm = np.linalg.norm(unit, axis=1, keepdims=True)
+    if not np.isfinite(norm).all():
+        raise UserError(
+            f"{what}: the embedding of image {rows[np.argmin(np.isfinite(norm))]} is not finite;"
+            " the network has diverged or its images are broken, lower the learning rate or check them"
+        )
+    unit /= np.where(norm == 0, np.float32(1), norm)
+    return unit

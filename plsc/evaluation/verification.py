@@ -52,6 +52,7 @@ class Verification:
     """The result of `verify`. Rates are fractions in [0, 1]; None where the pairs do not allow one."""
 
     kind: ClassVar[str] = "verification"
+    metric: ClassVar[str] = "accuracy"
     similarity: np.ndarray  # [P] float64, cosine
     same: np.ndarray  # [P] bool
     accuracy: float | None  # mean over the folds
