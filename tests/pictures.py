@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from plsc.evaluation import identify, verify_distances
+from plsc.evaluation import identify, retrieve, verify_distances
 from plsc.evaluation.report import figures, html
 from plsc.evaluation.report.style import STYLE
 
@@ -42,3 +42,11 @@ def identification(identities=60, seed=0):
     embeddings = rng.normal(size=(identities, 8))[identity] + 0.8 * rng.normal(size=(len(identity), 8))
     images = np.arange(len(identity))
     return identify(embeddings, images[::3], images[1::3], identity)
+
+
+def retrieval(identities=60, seed=0):
+    rng = np.random.default_rng(seed)
+    identity = np.repeat(np.arange(identities), 3)
+    embeddings = rng.normal(size=(identities, 8))[identity] + 0.8 * rng.normal(size=(len(identity), 8))
+    images = np.arange(len(identity))
+    return retrieve(embeddings, images, images, identity)

@@ -1,7 +1,7 @@
 """Define the base classes of data sets, all that the trainer and the loader use of them. No ranks, no Paddle.
 
 Your own: derive from Dataset (training, classification), PairSet (verification), TemplatePairs (verification of sets of
-images) or IdentificationSet (search in a gallery), set the attributes in __init__, write the abstract methods, and name
+images), IdentificationSet or RetrievalSet (search in a gallery), set the attributes in __init__, write the abstract methods, and name
 the class in the config as `name: "my_module:MyClass"`. The arguments of __init__, with their annotations and defaults, are what the config accepts; one that takes `seed`
 is given the run's. A classmethod `check(**kwargs)` may raise UserError about the arguments that the user
 wrote. It is called before any process starts, so it looks at values and whether paths exist, and reads
@@ -159,6 +159,16 @@ class IdentificationSet(_Images):
     names: np.ndarray | None = None  # what the numbers stand for, comparable with a Dataset's identities
 
 
+class RetrievalSet(IdentificationSet):
+    """Search whose whole ranking counts (mAP, recall@k): the probes are queries, and everything right is to come first.
+
+    An image may be in the gallery and a query; it is not compared with itself. Gallery images of a query's identity from its own
+    camera do not count.
+    """
+
+    cameras: np.ndarray | None = None  # int64 [num_images]; None: not known
+
+
 def check_arrays(data: Dataset | _Images) -> None:
     """Refuse a set whose arrays are not as its base class declares them; UserError names the attribute."""
     if isinstance(data, Dataset):
@@ -167,6 +177,8 @@ def check_arrays(data: Dataset | _Images) -> None:
         _check_array(data, "gallery", "int64 [G]", data.num_images)
         _check_array(data, "probe", "int64 [Q]", data.num_images)
         _check_array(data, "identities", "int64 [num_images]", None, data.num_images)
+        if isinstance(data, RetrievalSet) and data.cameras is not None:
+            _check_array(data, "cameras", "int64 [num_images]", None, data.num_images)
     else:
         count = data.num_images
         if isinstance(data, TemplatePairs):

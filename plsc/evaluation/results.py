@@ -85,11 +85,7 @@ def write_results(
     return page
 
 
-_METRICS = {"accuracy": "accuracy", "rank1": "rank-1"}
-
-
-def _metric(result: Any) -> str:
-    return "rank1" if result.kind == "identification" else "accuracy"
+_METRICS = {"accuracy": "accuracy", "rank1": "rank-1", "map": "mAP"}
 
 
 def headlines(
@@ -98,7 +94,7 @@ def headlines(
     """Format the main set's number at the best and at the last step, or of the tested checkpoint: label and
     value each."""
     result = results[main]
-    key = _metric(result)
+    key = result.metric
     value = result.row()[key]
     here = result.headline if value is None else f"{_METRICS[key]} {percent(value)}"
     step, best = facts.get("step"), facts.get("best")
@@ -120,8 +116,10 @@ LAST_ROWS = 20
 
 def overfitting(rows: list[dict], result: Any) -> list[str]:
     """Write a remark on a network that has learned its training images by heart; empty if it has not."""
+    if result.kind == "retrieval":  # far below 100 % for good networks too
+        return []
     seen = [row["accuracy"] for row in rows if "eval" not in row and row.get("accuracy") is not None]
-    value = result.row()[_metric(result)]
+    value = result.row()[result.metric]
     if not seen or value is None or value > LOW:
         return []
     trained = sum(seen[-LAST_ROWS:]) / len(seen[-LAST_ROWS:])
@@ -129,7 +127,7 @@ def overfitting(rows: list[dict], result: Any) -> list[str]:
         return []
     remark = (
         f"Overfitting: the network recognises {percent(trained)} of the images it trains on, but has "
-        f"{_METRICS[_metric(result)]} {percent(value)} on others. More people, augmentation, dropout or a smaller network "
+        f"{_METRICS[result.metric]} {percent(value)} on others. More people, augmentation, dropout or a smaller network "
         "help; longer training does not."
     )
     return [remark]

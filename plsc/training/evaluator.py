@@ -22,6 +22,7 @@ from plsc.data.dataset import (
     Dataset,
     IdentificationSet,
     PairSet,
+    RetrievalSet,
     TemplatePairs,
     check_arrays,
     misnumbered_class,
@@ -32,9 +33,11 @@ from plsc.errors import UserError
 from plsc.evaluation import (
     Classification,
     Identification,
+    Retrieval,
     Verification,
     classify,
     identify,
+    retrieve,
     template_features,
     verify_pairs,
 )
@@ -45,7 +48,7 @@ from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
 
 EvalSet = Union[Dataset, PairSet, IdentificationSet]
-Result = Union[Classification, Identification, Verification]
+Result = Union[Classification, Identification, Retrieval, Verification]
 
 
 def build_sets(
@@ -137,6 +140,11 @@ class Evaluator:
         return next(iter(self.sets), None)
 
     @property
+    def metric(self) -> str:
+        """Return the key of `row` that decides which checkpoint is the best."""
+        return _result_class(self.sets[self.main]).metric
+
+    @property
     def row(self) -> dict[str, Any] | None:
         """Return the main set's last row, on every rank; None before the first evaluation."""
         return self.rows.get(self.main)
@@ -206,6 +214,8 @@ class Evaluator:
         data = self.sets[title]
         if isinstance(data, Dataset):
             what, of = "validation", f"{len(data):,} images of"
+        elif isinstance(data, RetrievalSet):
+            what, of = "retrieval", f"{len(data.probe):,} queries of"
         elif isinstance(data, IdentificationSet):
             what, of = "identification", f"{len(data.probe):,} probes of"
         else:
@@ -222,11 +232,22 @@ def score(
     """
     if isinstance(data, Dataset):
         return classify(data.labels, predicted, num_classes)
+    if isinstance(data, RetrievalSet):
+        return retrieve(embeddings, data.gallery, data.probe, data.identities, data.cameras)
     if isinstance(data, IdentificationSet):
         return identify(embeddings, data.gallery, data.probe, data.identities)
     if isinstance(data, TemplatePairs):
         embeddings = template_features(embeddings, data.template, data.media)
     return verify_pairs(embeddings, data.pairs, data.same, identity_of=data.identity_of)
+
+
+def _result_class(data: EvalSet) -> type[Result]:
+    """Return the class of the result that `score` gives."""
+    if isinstance(data, Dataset):
+        return Classification
+    if isinstance(data, RetrievalSet):
+        return Retrieval
+    return Identification if isinstance(data, IdentificationSet) else Verification
 
 
 def _check_preprocessing(key: str, theirs: Preprocessing, trained: Preprocessing) -> None:

@@ -26,7 +26,7 @@ from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.train_state import Best, TrainState
 from plsc.config import Config
-from plsc.data.dataset import Dataset, IdentificationSet, class_names
+from plsc.data.dataset import Dataset, class_names
 from plsc.data.loader import Loader
 from plsc.distributed.disks import Disks
 from plsc.distributed.guard import Guard
@@ -441,7 +441,7 @@ class Trainer:
         """Return the better of `before` and the main set's evaluation at this step; of equal ones the
         first."""
         title = self.evaluator.main
-        metric = "rank1" if isinstance(self.evaluator.sets[title], IdentificationSet) else "accuracy"
+        metric = self.evaluator.metric
         value = self.evaluator.row[metric]
         if value is None:
             return before

@@ -171,6 +171,7 @@ DATASETS = Registry(
         "ImageList": "plsc.data.image_list:ImageList",
         "ImagePairs": "plsc.data.pairs:ImagePairs",
         "PairList": "plsc.data.pairs:PairList",
+        "QueryGallery": "plsc.data.retrieval:QueryGallery",
         "RecImages": "plsc.data.rec:RecImages",
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },

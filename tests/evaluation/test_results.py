@@ -10,7 +10,7 @@ import pytest
 from plsc.errors import UserError
 from plsc.evaluation import classify, identify, verify, verify_distances
 from plsc.evaluation.results import headlines, overfitting, read_compared, table, worst_of, write_results
-from tests.pictures import drawn, identification, verification
+from tests.pictures import drawn, identification, retrieval, verification
 from tests.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseTemplates
 
@@ -23,8 +23,13 @@ def written(tmp_path_factory):
     emb = rng.normal(size=(40, 8))
     found = verify(emb, np.where(pairs.same[:, None], emb, 0.8 * emb) + rng.normal(size=(40, 8)), pairs.same)
     label = np.arange(60) % 3
-    results = {"people": identification(), "pairs": found, "clothes": classify(label, label // 2, 3)}
-    sets = {"pairs": pairs, "people": None, "clothes": None}
+    results = {
+        "people": identification(),
+        "shoes": retrieval(),
+        "pairs": found,
+        "clothes": classify(label, label // 2, 3),
+    }
+    sets = {"pairs": pairs, "people": None, "shoes": None, "clothes": None}
     facts = {"checkpoint": "step-7", "main": "pairs", "flip": True}
     folder = tmp_path_factory.mktemp("written") / "test"
     with contextlib.redirect_stdout(io.StringIO()) as said, drawn():
@@ -36,7 +41,7 @@ def test_results_json_has_all_numbers(written):
     page, results, _ = written
     content = json.loads((page.parent / "results.json").read_text())
     assert (content["checkpoint"], content["main"], content["flip"]) == ("step-7", "pairs", True)
-    assert list(content["sets"]) == ["pairs", "people", "clothes"], "the main set first"
+    assert list(content["sets"]) == ["pairs", "people", "shoes", "clothes"], "the main set first"
     for title, found in results.items():
         numbers = content["sets"][title]
         assert numbers["kind"] == found.kind and numbers["notes"] == list(found.notes)
@@ -48,13 +53,14 @@ def test_results_json_has_all_numbers(written):
 def test_the_report_has_the_pictures_of_every_kind(written):
     pictures = {path.name for path in written[0].parent.glob("*.png")}
     assert pictures == {"roc.png", "det.png", "histogram.png", "worst_pairs.png", "cmc.png", "confusion.png"}
-    for text in ("rank-10", "equal error rate", "worst class"):
+    for text in ("rank-10", "recall@10", "equal error rate", "worst class"):
         assert text in written[0].read_text()
 
 
 def test_the_tables_stand_by_kind_with_a_column_a_set(written):
     said = written[2]
-    assert said.index("verification ") < said.index("identification ") < said.index("classification ")
+    kinds = ("verification ", "identification ", "retrieval ", "classification ")
+    assert sorted(kinds, key=said.index) == [*kinds]
     two = table({"a": verification(), "b": verification(seed=1, negatives=0)}).splitlines()
     assert two[0].split() == ["verification", "a", "b"] and two[1].startswith("---")
     (eer,) = [line for line in two if line.startswith("equal error rate")]
@@ -135,6 +141,8 @@ def test_the_headline_is_the_best_step_and_the_last():
     assert tested == [("verification on pairs, step 8", here)]
     ((label, value),) = headlines("people", {"people": identification()}, [], {"step": 8, "best": None})
     assert label == "identification on people, step 8" and value.startswith("rank-1 ")
+    ((label, value),) = headlines("shoes", {"shoes": retrieval()}, [], {"step": 8, "best": None})
+    assert label == "retrieval on shoes, step 8" and value.startswith("mAP ")
 
 
 def test_overfitting_is_said_where_training_is_right_and_evaluation_is_not():
@@ -143,6 +151,7 @@ def test_overfitting_is_said_where_training_is_right_and_evaluation_is_not():
     (said,) = overfitting([*training(0.2), *training(0.999)], good)
     assert "99.90 % of the images it trains on" in said and "accuracy 50.00 %" in said
     assert overfitting(training(0.9), good) == [] == overfitting([], good)
+    assert retrieval().row()["map"] < 0.9 and overfitting(training(1.0), retrieval()) == []
     same = np.arange(40) % 2 == 0
     assert overfitting(training(1.0), verify_distances(np.where(same, 0.2, 2.0), same)) == []
 

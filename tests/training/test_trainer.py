@@ -254,10 +254,11 @@ def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path, monk
     assert trainer.best is None
 
 
-def test_identification_counts_by_rank_1(tmp_path):
-    people = 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseGallery"}'
-    trainer = train(tmp_path, people)
-    assert trainer.best.metric == "rank1" and trainer.best.value == trainer.evaluator.row["rank1"]
+@pytest.mark.parametrize(("name", "metric"), [("NoiseGallery", "rank1"), ("NoiseQueries", "map")])
+def test_a_search_counts_by_rank_1_and_a_retrieval_by_map(tmp_path, name, metric):
+    main = f'DataLoader.Eval.dataset={{name: "tests.training.test_evaluator:{name}"}}'
+    trainer = train(tmp_path, main)
+    assert trainer.best.metric == metric and trainer.best.value == trainer.evaluator.row[metric]
     assert Checkpoint.open(checkpoint(tmp_path)).state.threshold is None
 
 

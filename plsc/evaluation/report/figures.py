@@ -39,7 +39,7 @@ MAIN = COLOURS[0]
 class Result(Protocol):
     """Declares the part of an evaluation's result that the report needs; see plsc.evaluation for the rest."""
 
-    kind: str  # "verification", "identification" or "classification"
+    kind: str  # "verification", "identification", "retrieval" or "classification"
     notes: Sequence[str]
 
     def results(self) -> Mapping[str, str]: ...
@@ -72,7 +72,7 @@ def draw(
 ) -> list[Picture]:
     """Draw all pictures of a report in reading order; arguments as of plsc.evaluation.report.html.write_report."""
     pairs = {name: result for name, result in results.items() if result.kind == "verification"}
-    searches = {name: result for name, result in results.items() if result.kind == "identification"}
+    searches = {n: result for n, result in results.items() if result.kind in ("identification", "retrieval")}
     classes = {name: result for name, result in results.items() if result.kind == "classification"}
     with styled():
         drawn = {
@@ -82,7 +82,7 @@ def draw(
             ("Both errors", "det.png"): draw_det(pairs),
             ("Similarities", "histogram.png"): draw_histogram(pairs),
             ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(pairs, worst),
-            ("Identification", "cmc.png"): draw_cmc(searches),
+            ("Ranks", "cmc.png"): draw_cmc(searches),
             ("Time of a step", "steps.png"): draw_steps(rows),
         }
         return [
@@ -98,7 +98,13 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
     """Draw loss, accuracy and learning rate of training, and accuracy of the evaluations, over the steps."""
     training = [row for row in rows if "eval" not in row]
     evaluations = [row for row in rows if "eval" in row and row.get("accuracy") is not None]
-    searches = [row for row in rows if "eval" in row and row.get("rank1") is not None]
+    of_searches = [
+        (title, unit, key, [row for row in rows if "eval" in row and row.get(key) is not None])
+        for title, unit, key in (
+            ("Retrieval", "mean average precision (%)", "map"),
+            ("Identification", "rank-1 (%)", "rank1"),
+        )
+    ]
     panels = [
         (title, unit, partial(_plot_series, rows=training, key=key, factor=factor))
         for title, unit, key, factor in (
@@ -116,9 +122,9 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
             ("Validation accuracy", "top-1 accuracy (%)"),
         )
         panels.insert(1, (*(of_pairs if folds else of_classes), plot))
-    if searches:
-        plot = partial(_plot_evaluations, rows=searches, key="rank1")
-        panels.insert(1, ("Identification", "rank-1 (%)", plot))
+    for title, unit, key, searches in of_searches:
+        if searches:
+            panels.insert(1, (title, unit, partial(_plot_evaluations, rows=searches, key=key)))
     if not panels:
         return None, "No curves: the run logged no finite number."
     lines, columns = (len(panels) + 1) // 2, min(len(panels), 2)

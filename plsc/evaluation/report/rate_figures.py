@@ -143,15 +143,19 @@ def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
     return figure, text
 
 
-def draw_cmc(identifications: Results) -> tuple[Figure | None, str]:
+def draw_cmc(searches: Results) -> tuple[Figure | None, str]:
     """Draw how often the right identity is among the k most similar gallery images, over k."""
-    curves = {name: result for name, result in identifications.items() if result.cmc is not None}
+    curves = {name: result for name, result in searches.items() if result.cmc is not None}
     if not curves:
-        why = "no probe's identity is in the gallery" if identifications else "nothing was searched for"
+        why = "no probe's identity is in the gallery" if searches else "nothing was searched for"
         return None, f"No CMC curve: {why}."
     figure = new_figure(4.0)
     axes = figure.subplots()
-    axes.set(title="CMC of identification", xlabel="rank", ylabel="right identity within the rank (%)")
+    axes.set(
+        title="Cumulative match characteristic (CMC)",
+        xlabel="rank",
+        ylabel="right identity within the rank (%)",
+    )
     longest, lowest = max(len(result.cmc) for result in curves.values()), 100.0
     for (name, result), colour in zip(curves.items(), colours(len(curves))):
         rates = 100 * result.cmc
@@ -168,7 +172,7 @@ def draw_cmc(identifications: Results) -> tuple[Figure | None, str]:
     axes.set_xticks([rank for rank in (1, 5, 10, 20, 30, 40, 50) if rank <= longest])
     legend_above(axes)
     text = (
-        "Of the probes whose identity is in the gallery: how often it is among the k most similar images. Higher and"
+        "Of the probes or queries whose identity is in the gallery: how often it is among the k most similar images. Higher and"
         " earlier is better; the dots are the ranks of the table."
     )
     return figure, text
