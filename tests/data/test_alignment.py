@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from plsc.data.alignment import TEMPLATE, align, distance_from_template, similarity_transform
+from plsc.data.alignment import TEMPLATE, align, similarity_transform
 from plsc.errors import UserError
 
 RNG = np.random.default_rng(16)
@@ -75,8 +75,3 @@ def test_a_large_face_is_shrunk_without_a_shift(times):
     # Every pixel counts: a chessboard of single pixels becomes grey.
     chess = (np.indices(smooth.shape).sum(0) % 2 * 200).astype(np.uint8)
     assert np.abs(align(chess, (TEMPLATE + 0.5) * times - 0.5)[2:-2, 2:-2] - 100.0).max() < 30
-
-
-def test_the_distance_from_the_template_is_a_share_of_the_width():
-    assert distance_from_template(TEMPLATE * 2, (224, 224)) == 0
-    assert distance_from_template(TEMPLATE + [11.2, 0], (112, 112)) == pytest.approx(0.1)

@@ -1,8 +1,8 @@
 """Find errors in sets of images: `plsc-doctor train.rec --validation lfw.bin`, or `plsc-doctor -c my.yaml`.
 
 Every image is read and decoded once. It finds labels with gaps, images that cannot be decoded or have another
-size, the same bytes twice (in one identity, in two, in training and validation), identities in both sets, and
-classes with few images. It writes report.txt, doctor.json and images_per_class.png. The exit code: 0 nothing,
+size, the same bytes twice (in one identity, in two, in training and validation), identities in both sets,
+classes with few images, and faces that are not aligned. It writes report.txt, doctor.json and images_per_class.png. The exit code: 0 nothing,
 1 warnings, 2 errors.
 """
 
@@ -20,8 +20,11 @@ from typing import Any
 import numpy as np
 
 from plsc.config import Config, add_overrides, load
+from plsc.data import detector
+from plsc.data.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
 from plsc.data.autodetect import open_any
 from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
+from plsc.data.detector import Detector
 from plsc.data.folder import collected_problems, nested_hint
 from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
@@ -113,6 +116,7 @@ def examine(images: AnySet, name: str, findings: Findings) -> Scan:
         )
     if preprocessing.is_image:
         _examine_sizes(decoded, usual, [*preprocessing.size], name, findings)
+        _examine_faces(images, name, numbers, findings)
     if isinstance(images, Dataset):
         _examine_classes(images, name, numbers, findings)
     elif hasattr(images, "same"):
@@ -138,6 +142,26 @@ def _examine_sizes(
         text = (
             f"{count:,} images are stretched: for their height they become {middle:.2f} times as wide (median; the most: "
             f"{worst:.2f} times); crop or pad them to the ratio of size, {wanted[0]} x {wanted[1]}, or set size to theirs"
+        )
+        findings.add("note", name, text)
+
+
+def _examine_faces(images: AnySet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
+    """Warn of faces that are not aligned, where the detector is installed and a sample of the pictures has faces."""
+    faces = look_for_faces(images, Detector()) if detector.installed() else None
+    if faces is None:
+        return
+    numbers["faces"] = f"in {faces.faces} of {faces.pictures} sampled"
+    if faces.spread > MOST_SPREAD:
+        text = (
+            f"its faces are not aligned: eyes, nose and mouth lie {faces.spread:.1%} of the picture's side around their mean places "
+            f"(aligned: about 3 %; more than {MOST_SPREAD:.1%} is reported); align them by plsc-align"
+        )
+        findings.add("warning", name, text)
+    elif faces.offset > MOST_OFFSET:
+        text = (
+            f"its faces are aligned, but to other places than ArcFace's, {faces.offset:.1%} of the picture's side away; networks trained "
+            "elsewhere and sets such as lfw.bin have ArcFace's"
         )
         findings.add("note", name, text)
 

@@ -1,0 +1,60 @@
+"""Say whether the pictures of a set are faces, and whether these are aligned, by a detector and a sample of the pictures.
+
+`look_for_faces(open_images("faces/"), Detector())`
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from plsc.data.alignment import SIZE, TEMPLATE
+from plsc.data.detector import Detector
+from plsc.data.images import decode_pixels
+from plsc.data.scan import AnySet, count_of, name_of
+from plsc.errors import UserError
+
+SAMPLE = 48  # pictures, evenly spaced
+_FEWEST = 0.8  # share of the pictures that must have a face; in sets of other things faces are an exception
+# Root mean squares over the landmarks, as a share of the picture's width and height, of the median picture. LFW aligned has 0.029 and
+# 0.044, cut out along the detector's boxes 0.075 and 0.103.
+MOST_SPREAD = 0.055
+MOST_OFFSET = 0.08
+
+
+class Faces(NamedTuple):
+    """The largest faces of a sample of pictures."""
+
+    pictures: int  # looked at
+    faces: int  # with a face
+    spread: float  # how far a face's landmarks lie from the set's median places
+    offset: float  # how far they lie from ArcFace's places
+
+
+def look_for_faces(images: AnySet, detector: Detector) -> Faces | None:
+    """Find the largest face in each of a sample of encoded pictures; None: most pictures are no faces, or are not encoded."""
+    if not hasattr(images, "encoded") or not count_of(images):
+        return None
+    sample = np.unique(np.linspace(0, count_of(images) - 1, SAMPLE).astype(np.int64))
+    places = []
+    for done, index in enumerate(np.random.default_rng(0).permutation(sample).tolist(), start=1):
+        try:
+            picture = decode_pixels(images.encoded(index), False, lambda: name_of(images, index))  # noqa: B023
+        except UserError:
+            continue  # reported by the scan
+        faces = detector.detect(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))
+        if faces:
+            places.append(faces[0].landmarks / picture.shape[1::-1])
+        if done - len(places) > (1 - _FEWEST) * len(sample):
+            return None
+    if not places:
+        return None
+    middle = np.median(places, axis=0)
+    return Faces(len(sample), len(places), _distance(places, middle), _distance(places, TEMPLATE / SIZE))
+
+
+def _distance(places: list[np.ndarray], middle: np.ndarray) -> float:
+    """Compute the root mean square distance of the points of a picture [5, 2] from `middle`, of the median picture."""
+    return float(np.median([np.sqrt(np.mean(np.sum((each - middle) ** 2, axis=1))) for each in places]))
