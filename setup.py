@@ -79,6 +79,7 @@ setup(
         "docs": ["mkdocs-material>=9.5"],
         "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
         "loggers": ["mlflow", "tensorboardX", "wandb"],
+        "serve": ["fastapi", "prometheus-client", "python-multipart", "uvicorn"],
         "test": [
             "kubernetes-validate",  # the schemas of Kubernetes, for tools/cluster
             "pytest",
@@ -103,6 +104,7 @@ setup(
             "plsc-doctor = plsc.cli:doctor",
             "plsc-ckpt = plsc.cli:ckpt",
             "plsc-plan = plsc.cli:plan",
+            "plsc-serve = plsc.cli:serve",
         ]
     },
 )

@@ -254,6 +254,11 @@ def gallery(argv: Sequence[str] | None = None) -> int:
     return _module("gallery", argv)
 
 
+def serve(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-serve`."""
+    return _module("serve", argv, prepare=True)
+
+
 def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
     """Run the main() of plsc.cli.commands.name.
 
@@ -281,6 +286,7 @@ COMMANDS = {
     "predict": Command("embeddings of images, as .npy", predict),
     "export": Command("write the backbone for Paddle Inference and ONNX", export),
     "gallery": Command("known people: build, add, search, verify", gallery),
+    "serve": Command("compare and look up pictures over HTTP, with a web page", serve),
     "run": Command("train on several ranks, and restart what died", supervise),
     "import": Command("weights and training configs of other programs", import_weights),
     "ckpt": Command("look at, check, and cut checkpoints", ckpt),

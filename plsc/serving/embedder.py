@@ -145,8 +145,11 @@ class _OfRun(Embedder):
         return embed(self._backbone, images, len(samples), self.preprocessing, self._batch_size)
 
 
-def from_export(folder: str | os.PathLike) -> Embedder:
-    """Make an embedder of an export: by ONNX Runtime if it and model.onnx are there, else by Paddle Inference."""
+def from_export(folder: str | os.PathLike, described: str | None = None) -> Embedder:
+    """Make an embedder of an export: by ONNX Runtime if it and model.onnx are there, else by Paddle Inference.
+
+    described: where the network is from, for messages; None: the folder.
+    """
     folder = Path(folder)
     file = folder / "preprocessing.json"
     try:
@@ -160,7 +163,7 @@ def from_export(folder: str | os.PathLike) -> Embedder:
     try:
         fields = {
             "network": str(card["network"]),
-            "described": shown(folder),
+            "described": described or shown(folder),
             "preprocessing": _preprocessing_of(card),
             "embedding_size": int(card["embedding_size"]),
             "flip": "mirror" in card["threshold_of"],
