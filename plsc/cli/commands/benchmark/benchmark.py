@@ -1,4 +1,4 @@
-"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | published | save | step`.
+"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | published | save | serve | step`.
 
 plsc/utils/measure.py describes the method.
 """
@@ -20,6 +20,7 @@ from plsc.cli.commands.benchmark import (
     plan,
     published,
     save,
+    serve,
     step,
 )
 from plsc.distributed import environment
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan": (plan, plan.check),
         "published": (published, published.published),
         "save": (save, save.save),
+        "serve": (serve, serve.serve),
         "step": (step, step.step),
     }
     parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
