@@ -31,8 +31,10 @@ class Roc:
 
 
 def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
-    """Compute the exact ROC of similarities [P] and same [P] bool, both kinds present. Equal ones are one
-    point."""
+    """Compute the exact ROC of similarities [P] and same [P] bool. Equal ones are one point.
+
+    There must be different pairs; without same pairs `tar` is 0.
+    """
     order = np.argsort(-similarity, kind="stable")
     score, hit = similarity[order], same[order]
     # The last pair of each distinct similarity.
@@ -41,7 +43,7 @@ def roc_curve(similarity: np.ndarray, same: np.ndarray) -> Roc:
     false_accepts = 1 + last - true_accepts
     return Roc(
         far=np.append(0.0, false_accepts / false_accepts[-1]),
-        tar=np.append(0.0, true_accepts / true_accepts[-1]),
+        tar=np.append(0.0, true_accepts / max(1, true_accepts[-1])),
         threshold=np.append(np.inf, score[last]),
     )
 

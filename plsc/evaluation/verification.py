@@ -19,7 +19,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
+from plsc.evaluation.calibration import METHOD, Fit, fit_pairs, thresholds
+from plsc.evaluation.groups import Group, Grouping, compare_groups
 from plsc.evaluation.intervals import (
     EXACT_PAIRS,
     IN_BRACKETS,
@@ -38,8 +40,8 @@ from plsc.evaluation.roc import (
     needed,
     roc_curve,
     tar_at_far,
-    threshold_at_far,
 )
+from plsc.utils.calibration import Calibration, Threshold
 
 THRESHOLDS = np.arange(0, 4, 0.01)  # [T] squared distances, InsightFace's grid
 MAX_FOLDS = 10
@@ -69,6 +71,7 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     people: np.ndarray | None = None  # [K] the identities in the pairs; None: not known
     of_pair: np.ndarray | None = None  # [P, 2] int64, rows of `people`
+    groups: list[Group] = field(default_factory=list)
 
     @property
     def headline(self) -> str:
@@ -126,13 +129,55 @@ class Verification:
         """The units that are resampled, for people."""
         return "pairs" if self.people is None else f"{len(self.people):,} identities"
 
-    def operating_points(self) -> list[tuple[float, float, float, tuple[float, float]]]:
-        """List (FAR, the cosine above which it is kept, TAR there, its 95 % interval) of each FAR that the
-        pairs allow."""
+    @cached_property
+    def fit(self) -> Fit | None:
+        """P(same) of a cosine, fitted to the pairs; None if they are of one kind, or equally similar."""
+        return fit_pairs(self.similarity, self.same, self.of_pair)
+
+    @cached_property
+    def thresholds(self) -> list[Threshold]:
+        """The threshold of each FAR that the pairs allow, with its 95 % confidence interval."""
+        if self.roc is None:
+            return []
+        identities = None if self.of_pair is None else self.of_pair[~self.same]
+        return thresholds(self.roc, self.similarity[~self.same], list(self.tar_at_far), identities)
+
+    def with_groups(self, grouping: Grouping) -> Verification:
+        """Return the result with `groups`, and notes on those with too few pairs for a threshold."""
+        groups = compare_groups(grouping, self.similarity, self.same, self.of_pair, self.thresholds)
+        few = [f"{shown(group.name)} ({group.different:,})" for group in groups if not group.thresholds]
+        notes = [*self.notes, *grouping.notes]
+        if few:
+            notes.append(f"Groups with too few different pairs for a threshold: {', '.join(few)}.")
+        return replace(self, groups=groups, notes=notes)
+
+    def calibration(self, title: str, step: int, flip: bool) -> Calibration | None:
+        """Return what is stored of `fit` and `thresholds`; None where nothing could be fitted.
+
+        Args:
+            title: of the set. step: of the checkpoint. flip: whether the embeddings are of mirror images too.
+        """
+        if self.fit is None:
+            return None
+        return Calibration(
+            method=METHOD,
+            set=title,
+            step=step,
+            flip=flip,
+            pairs=len(self.same),
+            prior=self.fit.prior,
+            cosine=self.fit.cosine.tolist(),
+            log_odds=self.fit.log_odds.tolist(),
+            error=self.fit.held_out.error if self.fit.held_out else None,
+            thresholds=self.thresholds,
+            groups={group.name: group.thresholds for group in self.groups},
+        )
+
+    def operating_points(self) -> list[tuple[Threshold, float, tuple[float, float]]]:
+        """List (threshold, TAR there, its 95 % interval) of each FAR that the pairs allow."""
         return [
-            (far, threshold_at_far(self.roc, far), tar, self.intervals[f"tar@far={far:g}"])
-            for far, tar in self.tar_at_far.items()
-            if tar is not None
+            (point, self.tar_at_far[point.far], self.intervals[f"tar@far={point.far:g}"])
+            for point in self.thresholds
         ]
 
     def hardest(self, count: int = 10) -> list[tuple[str, int, int, int, int]]:
@@ -160,11 +205,14 @@ class Verification:
 
     def numbers(self) -> dict:
         """Return the numbers of results.json: `row`, the intervals, the cosine above which each FAR is kept,
-        the accuracy of each fold."""
+        the fit of P(same), the groups, the accuracy of each fold."""
         return {
             **self.row(),
             "confidence_95": self.intervals,
-            "threshold@far": {f"{far:g}": threshold for far, threshold, _, _ in self.operating_points()},
+            "threshold@far": {f"{point.far:g}": point.cosine for point in self.thresholds},
+            "threshold@far_confidence_95": {f"{p.far:g}": [p.low, p.high] for p in self.thresholds},
+            "calibration": self.fit.numbers() if self.fit else None,
+            "groups": {group.name: group.numbers() for group in self.groups},
             "resamples": resamples(len(self.same)),
             "resampled": "pairs" if self.people is None else "identities",
             "identities": None if self.people is None else len(self.people),
@@ -200,6 +248,11 @@ class Verification:
         elif lacking:
             lower = "TAR at lower FAR" if len(lacking) < len(self.tar_at_far) else "TAR at FAR"
             labels[lower] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
+        if self.fit and self.fit.held_out:
+            held_out = self.fit.held_out
+            labels["calibration error of P(same)"] = (
+                f"{percent(held_out.error)} on pairs not fitted (an exact one would have {percent(held_out.noise)} or so)"
+            )
         if given:
             labels[IN_BRACKETS] = (
                 f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"

@@ -36,7 +36,8 @@ RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
     *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
-    *("worst_pairs.png", "confusion.png", "steps.png", "diverged", "export", "test", "predict"),
+    *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
+    *("diverged", "export", "test", "predict"),
 )
 
 

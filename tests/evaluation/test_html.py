@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from plsc.evaluation import classify, verify, verify_distances, verify_pairs
+from plsc.evaluation.groups import Grouping
 from plsc.evaluation.report.html import WorstPair, write_report
 from tests.pictures import drawn
 
@@ -19,7 +20,7 @@ def with_pictures():
         yield
 
 
-PICTURES = ["curves.png", "roc.png", "det.png", "histogram.png", "worst_pairs.png"]
+PICTURES = ["curves.png", "roc.png", "det.png", "histogram.png", "calibration.png", "worst_pairs.png"]
 
 
 class Page(HTMLParser):
@@ -176,9 +177,9 @@ def test_the_two_spreads_and_the_threshold_of_each_rate_have_lines_of_their_own(
     assert row_of(page, "accuracy (mean of folds)") == [accuracy]
     assert row_of(page, "deviation of the folds") == [f"± {100 * result.std:.2f} %"]
     assert row_of(page, "in brackets")[0].endswith("resamples of 40 identities")
-    for far, threshold, tar, _ in result.operating_points():
-        cosine, rate = row_of(page, f"at most {far:g}")
-        assert cosine == f"{threshold:.4f}" and rate.startswith(f"{100 * tar:.2f} % (")
+    for point, tar, _ in result.operating_points():
+        cosine, rate = row_of(page, f"at most {point.far:g}")
+        assert cosine.startswith(f"{point.cosine:.4f} (") and rate.startswith(f"{100 * tar:.2f} % (")
     name, rejects, same, accepts, different = result.hardest()[0]
     assert row_of(page, name) == [f"{rejects} of {same}", f"{accepts} of {different}"]
 
@@ -224,4 +225,19 @@ def test_a_set_without_errors_says_so_and_has_no_roc(tmp_path):
     same = np.arange(40) % 2 == 0
     page = Page(write(tmp_path, results={"easy": verify_distances(np.where(same, 0.2, 2.0), same)}, worst={}))
     assert "easy: No pair is on the wrong side of the threshold" in page.text
-    assert page.headings == ["Evaluation", "Which threshold", "Training", "Similarities"]
+    assert page.headings == ["Evaluation", "Which threshold", "Training", "Similarities", "Calibration"]
+
+
+def test_groups_have_a_table_with_those_that_are_too_small(tmp_path):
+    result = pairs_of_people()
+    last = result.of_pair.max(1)  # of the 40 people
+    of_pair = np.select([last < 3, last < 20], [1, 0], -1)
+    result = result.with_groups(Grouping(["large", "small <b>"], of_pair, ["Pairs within a group: some."]))
+    page = Page(write(tmp_path, results={"glyph pairs": result}, worst={}))
+    large = result.groups[0]
+    pairs, far, cosine, common = row_of(page, "large")
+    assert (pairs, far) == (f"{large.same} same, {large.different} different", "at most 0.1")
+    assert cosine.startswith(f"{large.thresholds[0].cosine:.4f} (")
+    assert common == f"{100 * large.far_at_common[0]:.2f} %"
+    assert row_of(page, "small &lt;b&gt;")[1] == "too few different pairs"
+    assert "Groups with too few different pairs for a threshold: small <b>" in page.text

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.evaluation import identify, verify_distances
-from plsc.evaluation.report.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
+from plsc.evaluation.report.rate_figures import draw_calibration, draw_cmc, draw_det, draw_histogram, draw_roc
 from tests.pictures import identification, panels, style, verification  # noqa: F401 (style is a fixture)
 
 
@@ -78,3 +78,17 @@ def test_sets_without_negatives_or_none_at_all_are_sentences():
     assert draw_cmc({}) == (None, "No CMC curve: nothing was searched for.")
     strangers = identify(np.eye(4), np.array([0, 1]), np.array([2, 3]), np.arange(4))
     assert draw_cmc({"people": strangers}) == (None, "No CMC curve: no probe's identity is in the gallery.")
+
+
+def test_the_reliability_diagram_shows_the_bins():
+    result = verification()
+    figure, text = draw_calibration({"pairs": result, "one kind": verification(negatives=0)})
+    assert list(panels(figure)) == ["pairs"] and "15 of equal width" in text
+    held_out = result.fit.held_out
+    (dots,) = figure.axes[0].containers
+    np.testing.assert_allclose(
+        dots.lines[0].get_xydata(),
+        100 * np.stack([held_out.predicted, held_out.observed], 1)[held_out.pairs > 0],
+    )
+    assert sum(int(t.get_text().replace(",", "")) for t in figure.axes[0].texts) == 1300
+    assert draw_calibration({}) == (None, "No calibration: no pairs were verified.")

@@ -52,7 +52,8 @@ def test_results_json_has_all_numbers(written):
 
 def test_the_report_has_the_pictures_of_every_kind(written):
     pictures = {path.name for path in written[0].parent.glob("*.png")}
-    assert pictures == {"roc.png", "det.png", "histogram.png", "worst_pairs.png", "cmc.png", "confusion.png"}
+    of_pairs = {"roc.png", "det.png", "histogram.png", "calibration.png", "worst_pairs.png"}
+    assert pictures == of_pairs | {"cmc.png", "confusion.png"}
     for text in ("rank-10", "recall@10", "equal error rate", "worst class"):
         assert text in written[0].read_text()
 

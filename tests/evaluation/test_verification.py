@@ -402,8 +402,10 @@ def test_the_hardest_people_are_counted_with_both_kinds_of_errors():
 def test_operating_points_keep_their_rate():
     result, same = scored(np.linspace(0.2, 1, 500), np.linspace(-1, 0.5, 1000))
     points = result.operating_points()
-    assert [far for far, *_ in points] == [0.1, 0.01, 0.001]
-    for far, threshold, tar, (low, high) in points:
-        accepted = result.similarity > threshold
-        assert np.mean(accepted[~same]) <= far and np.mean(accepted[same]) == pytest.approx(tar, abs=0.003)
+    assert [point.far for point, *_ in points] == [0.1, 0.01, 0.001]
+    for point, tar, (low, high) in points:
+        accepted = result.similarity > point.cosine
+        assert np.mean(accepted[~same]) <= point.far and np.mean(accepted[same]) == pytest.approx(
+            tar, abs=0.003
+        )
         assert low <= tar <= high

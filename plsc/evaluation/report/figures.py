@@ -18,7 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from plsc.evaluation.report.rate_figures import draw_cmc, draw_det, draw_histogram, draw_roc
+from plsc.evaluation.report.rate_figures import (
+    draw_calibration,
+    draw_cmc,
+    draw_det,
+    draw_histogram,
+    draw_roc,
+)
 from plsc.evaluation.report.style import (
     COLOURS,
     FAINT,
@@ -81,6 +87,7 @@ def draw(
             ("ROC", "roc.png"): draw_roc(pairs),
             ("Both errors", "det.png"): draw_det(pairs),
             ("Similarities", "histogram.png"): draw_histogram(pairs),
+            ("Calibration", "calibration.png"): draw_calibration(pairs),
             ("Worst pairs", "worst_pairs.png"): draw_worst_pairs(pairs, worst),
             ("Ranks", "cmc.png"): draw_cmc(searches),
             ("Time of a step", "steps.png"): draw_steps(rows),

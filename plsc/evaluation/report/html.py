@@ -1,6 +1,6 @@
 """Write the report of a run: report.html, a self-contained page without scripts, and its pictures.
 
-curves.png and, of a verification, roc.png, det.png, histogram.png and worst_pairs.png, of an identification,
+curves.png and, of a verification, roc.png, det.png, histogram.png, calibration.png and worst_pairs.png, of an identification,
 cmc.png, of a classification, confusion.png, with Global.profile steps.png lie beside the page and are
 embedded in it. There is no section for what a run does not have (nothing logged, no pairs, no errors). The
 page's HTML is report.html.jinja, which escapes every value. Try it:
@@ -19,6 +19,7 @@ import jinja2
 import markupsafe
 
 from plsc.errors import shown
+from plsc.evaluation.calibration import cosine_with_interval
 from plsc.evaluation.intervals import percent, with_interval
 from plsc.evaluation.report.figures import Result, WorstPair, draw
 from plsc.utils.atomic_write import replace_file
@@ -68,6 +69,7 @@ def write_report(
         evaluations=_evaluations(results, compared),
         notes=[f"{name}: {note}" for name, result in results.items() for note in _notes(result)],
         thresholds=_of_each(results, _thresholds),
+        groups=_of_each(results, _groups),
         hardest=_of_each(results, _hardest),
         pictures=[picture for picture in pictures if picture.png],
         config_yaml=config_yaml,
@@ -115,14 +117,42 @@ def _of_each(results: Mapping[str, Result], rows_of: Any) -> list[Rows]:
 
 def _thresholds(name: str, result: Any) -> Rows:
     lines = [
-        [f"at most {far:g}", f"{threshold:.4f}", with_interval(tar, interval)]
-        for far, threshold, tar, interval in result.operating_points()
+        [f"at most {point.far:g}", cosine_with_interval(point), with_interval(tar, interval)]
+        for point, tar, interval in result.operating_points()
     ]
     if lines and result.threshold is not None:
         accepted = result.similarity > result.threshold
         far, tar = accepted[~result.same].mean(), accepted[result.same].mean()
         lines.insert(0, [f"{far:.4g}, with the fewest errors", f"{result.threshold:.4f}", percent(tar)])
-    return [[f"FAR on {name}", "threshold (cosine)", "TAR (95 % confidence)"], *lines]
+    return [[f"FAR on {name}", "threshold (cosine, 95 % confidence)", "TAR (95 % confidence)"], *lines]
+
+
+def _groups(name: str, result: Any) -> Rows:
+    """Make a line for each group and FAR, the FAR there beside that of the group at the threshold of all."""
+    lines = []
+    for group in result.groups:
+        pairs = f"{group.same:,} same, {group.different:,} different"
+        common = dict(zip((point.far for point in result.thresholds), group.far_at_common))
+        lines += [
+            [
+                shown(group.name),
+                pairs,
+                f"at most {point.far:g}",
+                cosine_with_interval(point),
+                percent(common[point.far]),
+            ]
+            for point in group.thresholds
+        ] or [[shown(group.name), pairs, "too few different pairs", "", ""]]
+    return [
+        [
+            f"group of {name}",
+            "pairs",
+            "FAR",
+            "its threshold (cosine, 95 % confidence)",
+            "its FAR at the threshold of all",
+        ],
+        *lines,
+    ]
 
 
 def _hardest(name: str, result: Any) -> Rows:

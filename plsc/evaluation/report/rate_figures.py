@@ -1,4 +1,4 @@
-"""Draw the rates of recognition: ROC, DET, histograms of similarities, and the CMC curve of identification.
+"""Draw the rates of recognition: ROC, DET, histograms of similarities, calibration, and the CMC curve of identification.
 
 Each function takes results by the title of their set and returns the figure and a sentence on how to read it,
 or None and the reason why there is none. Call them inside `plsc.evaluation.report.style.styled`. Try it:
@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from plsc.evaluation.calibration import BINS
+from plsc.evaluation.intervals import percent, wilson
 from plsc.evaluation.report.style import COLOURS, FAINT, INK, colours, drawable, legend_above, new_figure
 
 SAME, DIFFERENT = COLOURS[0], COLOURS[1]
@@ -139,6 +141,39 @@ def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
     text = (
         "The further apart the two hills, the better: same-class pairs left of the threshold are false"
         " rejects, different-class pairs right of it false accepts. Each hill adds up to 100 %."
+    )
+    return figure, text
+
+
+def draw_calibration(verifications: Results) -> tuple[Figure | None, str]:
+    """Draw the reliability diagram: the share of same pairs over P(same), with Wilson's 95 % intervals, one panel a set."""
+    judged = {
+        name: result.fit.held_out
+        for name, result in verifications.items()
+        if result.fit and result.fit.held_out
+    }
+    if not judged:
+        why = "the pairs are too few, or of one kind" if verifications else "no pairs were verified"
+        return None, f"No calibration: {why}."
+    figure = new_figure(0.4 + 3.6 * len(judged))
+    for axes, (name, held_out) in zip(figure.subplots(len(judged), squeeze=False).flat, judged.items()):
+        kept = held_out.pairs > 0
+        predicted, observed, pairs = held_out.predicted[kept], held_out.observed[kept], held_out.pairs[kept]
+        bounds = np.array([wilson(share, int(count)) for share, count in zip(observed, pairs)])
+        bars = np.abs(bounds - observed[:, None]).T
+        style = {"fmt": "o", "color": SAME, "markersize": 5, "capsize": 2.5}
+        axes.plot((0, 100), (0, 100), color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        label = f"error {percent(held_out.error)}"
+        axes.errorbar(100 * predicted, 100 * observed, 100 * bars, label=label, **style)
+        for at, share, count in zip(predicted, observed, pairs):
+            at_dot = (100 * at, 100 * share)
+            axes.annotate(f"{count:,}", at_dot, (6, -6), textcoords="offset points", va="top")
+        axes.set(title=drawable(name), xlabel="P(same) (%)", ylabel="same pairs among them (%)")
+        axes.set(xlim=(-2, 107), ylim=(-9, 104))
+        legend_above(axes)
+    text = (
+        f"Each dot is a bin of P(same), {BINS} of equal width, with its number of pairs and the 95 % interval of the share that"
+        " is of the same class. P(same) comes from a fit without the pair and others of its classes. Dots on the dashed line: it is right."
     )
     return figure, text
 
