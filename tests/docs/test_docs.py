@@ -86,9 +86,11 @@ def test_what_a_page_names_is_there(name):
     assert not dead_keys(page)
 
 
-def test_the_readme_links_every_page():
-    linked = re.findall(r"\]\(([^)\s#]+\.md)\)", PAGES["README.md"])
-    assert {*PAGES} - {*linked} == {"README.md"}
+@pytest.mark.parametrize("readme,own", [("README.md", False), ("README.zh.md", True)])
+def test_a_readme_links_every_page_of_its_language(readme, own):
+    pages = {name for name in PAGES if ("zh" in re.split(r"\W", name)) == own}
+    linked = re.findall(r"\]\(([^)\s#]+\.md)\)", PAGES[readme])
+    assert pages - {*linked} == {readme}
 
 
 def test_what_is_not_there_is_found():

@@ -1,0 +1,43 @@
+"""The Chinese pages beside the English ones: the same code blocks and headings, and the same messages."""
+
+import re
+
+import pytest
+
+from tests.docs.test_docs import PAGES
+
+TRANSLATED = {
+    name: "README.md" if "/" not in name else name.replace("/zh/", "/") for name in PAGES if "zh" in name
+}
+
+
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def code(page):
+    """The code blocks of a page, fenced and indented ones."""
+    return FENCED.findall(page) + re.findall(r"(?<=\n\n)(?:    (?!- ).+\n)+", FENCED.sub("", page))
+
+
+def levels(page):
+    return re.findall(r"^#+(?= )", FENCED.sub("", page), re.MULTILINE)
+
+
+def test_the_pages_of_the_first_days_are_translated():
+    pages = ("quickstart", "data", "resume", "recipes", "errors")
+    assert {*TRANSLATED.values()} == {"README.md", *(f"docs/{page}.md" for page in pages)}
+    assert {len(code(PAGES[name])) > 2 for name in TRANSLATED if "errors" not in name} == {True}
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_code_and_headings_are_the_same(name):
+    ours, theirs = PAGES[name], PAGES[TRANSLATED[name]]
+    assert code(ours) == code(theirs)
+    assert levels(ours) == levels(theirs)
+
+
+def test_the_messages_are_the_same():
+    def messages(name):
+        return re.findall(r"^\| (`.*?`(?:, `.*?`)*) \|", PAGES[name], re.MULTILINE)
+
+    assert messages("docs/zh/errors.md") == messages("docs/errors.md") != []
