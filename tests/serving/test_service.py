@@ -146,6 +146,14 @@ def test_what_another_process_wrote_is_found(client, gallery):
     assert client.send("/search", picture(50))[1]["verdict"] == "stranger"
 
 
+def test_a_gallery_that_is_damaged_meanwhile_is_the_services_fault(client, gallery, capsys):
+    (gallery.folder / "gallery.json").write_text("{")
+    status, answer = client.send("/search", picture(1))
+    assert (status, answer) == (503, {"error": "the gallery cannot be used now; the service's log says why"})
+    assert client.send("/verify", picture(1), picture(1))[0] == 200
+    assert "gallery.json" in capsys.readouterr().out
+
+
 def test_requests_of_many_clients_are_embedded_together():
     embedder = Pixels()
     with running(create_app(embedder, options=Options(batch=8))) as client:

@@ -38,6 +38,7 @@ from plsc.serving.service.metrics import Metrics
 from plsc.serving.service.options import DEFAULTS, Options
 from plsc.serving.service.pictures import Prepared, prepare, read_pictures
 from plsc.serving.service.refusal import Refusal, refused
+from plsc.utils.logging import get_logger
 from plsc.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -116,8 +117,11 @@ def _answer_error(_: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return refused(422, f"{first['loc'][-1]}: {first['msg']}")
-    if isinstance(error, UserError):
-        return refused(422, error)
+    if isinstance(
+        error, UserError
+    ):  # of the gallery's files: no fault of the client, who need not know the paths
+        get_logger().error(str(error))
+        return refused(503, "the gallery cannot be used now; the service's log says why")
     if isinstance(error, ClientDisconnect):  # nobody reads it
         return refused(400, "the connection was closed")
     return refused(500, "a defect of the service; its log has the traceback")
@@ -133,7 +137,7 @@ class _Service:
         self._embedding = Batcher(self._embed_batch, options.batch, options.deadline)
         self._searching = Batcher(self._search_batch, options.batch, options.deadline)
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="plsc-serve")
-        self._writing = asyncio.Lock()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="plsc-write")
         self._detector = detector.Detector() if detector.installed() else None
         self.metrics = Metrics(
             lambda: self._embedding.waiting, lambda: 0 if gallery is None else len(gallery)
@@ -146,6 +150,7 @@ class _Service:
         self._embedding.close()
         self._searching.close()
         self._threads.shutdown()
+        self._writer.shutdown()
 
     def add_paths(self, app: FastAPI) -> None:
         """Add the paths to the application."""
@@ -238,15 +243,13 @@ class _Service:
         """Add pictures of a name to the gallery."""
         gallery = self._need_writable(request)
         embeddings, _ = await self._embed(request, self._options.max_pictures, align)
-        async with self._writing:
-            await self._in_thread(gallery.add, name, embeddings)
+        await self._write(gallery.add, name, embeddings)
         return answers.Changed(name=name, pictures=len(embeddings), count=len(gallery))
 
     async def remove(self, request: Request, name: Name) -> answers.Changed:
         """Remove a name from the gallery."""
         gallery = self._need_writable(request)
-        async with self._writing:
-            await self._in_thread(self._remove, gallery, name)
+        await self._write(self._remove, gallery, name)
         return answers.Changed(name=name, count=len(gallery))
 
     async def about(self) -> answers.About:
@@ -332,6 +335,10 @@ class _Service:
         check_token(request.headers, self._options.token)
         return gallery
 
+    async def _write(self, change: Callable, *args: Any) -> None:
+        """Change the gallery in a thread of its own. However long it waits for other writers: its end must be known."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, change, *args)
+
     def _names(self) -> list[str]:
         gallery = self._need_gallery()
         gallery.refresh()
@@ -365,7 +372,10 @@ class _Service:
             return (self._gallery or self._embedder).threshold if given is None else given
         if self._calibration is None:
             raise Refusal(422, "far: the network is not calibrated; run plsc-eval --calibrate")
-        return self._calibration.threshold(far)
+        try:
+            return self._calibration.threshold(far)
+        except UserError as error:
+            raise Refusal(422, str(error)) from None
 
 
 def _accepted(similarity: float, threshold: Optional[float]) -> Optional[bool]:
