@@ -23,7 +23,9 @@ from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
 
 _WAIT = 60.0  # seconds for another process that writes
-_LEAST_LOG = 2**20  # bytes from which on a log is made part of the rows
+# Bytes from which on a log is made part of the rows: a quarter of theirs, between these.
+_LEAST_LOG = 2**20
+_MOST_LOG = 2**26
 
 
 class Match(NamedTuple):
@@ -267,7 +269,7 @@ class Gallery:
                 ) from error
             self._replay()
             rows_bytes = self._header.files[self._header.rows_file].bytes
-            if self._read_up_to > max(_LEAST_LOG, rows_bytes // 4):
+            if self._read_up_to > max(_LEAST_LOG, min(_MOST_LOG, rows_bytes // 4)):
                 self._replace(self._header, self._content())
 
     def upgrade(self, embedder: Any, people: Mapping[str, Sequence[Picture]] | None = None) -> None:
@@ -376,17 +378,19 @@ class Gallery:
             self._sources[number] = []
             return
         name, rows = record.fields["add"], record.embeddings
+        lengths = np.ones(len(rows), np.float32)
+        is_mean = self._header.template == "mean"
         number = self._numbers.setdefault(name, len(self._people))
         if number == len(self._people):
             self._people.append(name)
             self._sources.append([])
-        self._sources[number] += record.fields["sources"]
-        lengths = np.ones(len(rows), np.float32)
-        if self._header.template == "mean":
+        elif is_mean:
             before, weights = self._rows.of(number)
-            everything = np.concatenate([before * weights[:, None], rows])
+            rows = np.concatenate([before * weights[:, None], rows])
             self._rows.remove(number)
-            rows, lengths = sums(everything, np.zeros(1, np.int64))
+        self._sources[number] += record.fields["sources"]
+        if is_mean:
+            rows, lengths = sums(rows, np.zeros(1, np.int64))
         self._rows.add(number, rows, lengths)
 
     @contextlib.contextmanager

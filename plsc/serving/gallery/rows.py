@@ -28,8 +28,7 @@ class Rows:
         width = embeddings.shape[1]
         empty = np.empty((0, width), np.float32), np.empty(0, np.int64), np.empty(0, np.float32)
         self.parts = [_Part(embeddings, owners, lengths), _Part(*empty)]
-        counts = np.bincount(owners) if len(owners) else np.zeros(1, np.int64)
-        self._most = int(counts.max())  # rows of one person, or more
+        self._counts = np.bincount(owners, minlength=1)  # rows of each person
 
     def __len__(self) -> int:
         return sum(part.count for part in self.parts)
@@ -45,10 +44,13 @@ class Rows:
     def add(self, owner: int, embeddings: np.ndarray, lengths: np.ndarray) -> None:
         """Add rows of a person."""
         self.parts[1].append(embeddings, np.full(len(embeddings), owner), lengths)
-        self._most = max(self._most, len(self.of(owner)[1]))
+        if owner >= len(self._counts):
+            self._counts = _grown(self._counts, max(len(self._counts), owner))
+        self._counts[owner] += len(embeddings)
 
     def remove(self, owner: int) -> None:
         """Remove all rows of a person."""
+        self._counts[owner] = 0
         for part in self.parts:
             part.remove(part.find(owner))
 
@@ -58,7 +60,7 @@ class Rows:
         queries: float32 [Q, D] of length 1. Exact: the cosines are computed once more in float64, so that they do not
         depend on the number of queries or the library.
         """
-        most = min(len(self), (people - 1) * self._most + 1 + _MORE)
+        most = min(len(self), (people - 1) * int(self._counts.max()) + 1 + _MORE)
         found: list[dict[int, float]] = [{} for _ in queries]
         for part in self.parts:
             if not part.count:
@@ -112,7 +114,7 @@ class _Part:
 
 
 def _grown(array: np.ndarray, more: int) -> np.ndarray:
-    return np.concatenate([array, np.empty((more, *array.shape[1:]), array.dtype)])
+    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
 
 
 def sums(embeddings: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
