@@ -1,12 +1,14 @@
 import os
 
+import cv2
 import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.cli.commands.convert import convert
+from plsc.cli.commands.convert import HELD_OUT_GLYPHS, convert
 from plsc.data.bin_packs import BinPairs
 from plsc.data.folder import ImageFolder
+from plsc.data.glyphs import GlyphPairs
 from plsc.data.image_list import ImageList
 from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
@@ -188,3 +190,13 @@ def test_mxnets_own_file_is_made_again_byte_for_byte(tmp_path):
     convert(str(tmp_path / "folder"), str(tmp_path / "train.rec"))
     assert (tmp_path / "train.rec").read_bytes() == source.read_bytes()
     assert (tmp_path / "train.idx").read_bytes() == source.with_suffix(".idx").read_bytes()
+
+
+def test_the_held_out_glyphs_become_a_folder(tmp_path):
+    said = convert(HELD_OUT_GLYPHS, str(tmp_path / "glyphs"))
+    drawn = GlyphPairs()
+    assert said.endswith(f"{drawn.num_images:,} images of {len(drawn.codepoints):,} identities")
+    folder = tmp_path / "glyphs" / str(drawn.identity_of[8])
+    assert sorted(path.name for path in folder.iterdir()) == [f"{face:04}.png" for face in range(1, 9)]
+    picture = cv2.imread(str(folder / "0001.png"), cv2.IMREAD_GRAYSCALE)
+    assert np.array_equal(picture, drawn.image(8)[0])

@@ -13,11 +13,13 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import cv2
 import numpy as np
 from tqdm import tqdm
 
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs, write_pack
+from plsc.data.glyphs import GlyphPairs
 from plsc.data.images import EncodedImages, EncodedPairs
 from plsc.data.pairs import ImagePairs, PairList
 from plsc.data.recordio import RecordWriter, pack_image
@@ -40,6 +42,27 @@ _SIGNATURES = {
 
 # Numbers in the headers of a .rec are float32, which is exact up to here.
 _LARGEST_LABEL = 2**24
+
+
+HELD_OUT_GLYPHS = "held-out-glyphs"
+
+
+class _HeldOutGlyphs:
+    """The characters that configs/ keeps out of the training, each in eight faces: sans 1 to 4, serif 5 to 8."""
+
+    def __init__(self):
+        self._drawn = GlyphPairs()
+        self.identities, self.labels = np.unique(self._drawn.identity_of, return_inverse=True)
+        self.num_classes = len(self.identities)
+
+    def __len__(self) -> int:
+        return self._drawn.num_images
+
+    def encoded(self, index: int) -> np.ndarray:
+        return cv2.imencode(".png", self._drawn.image(index)[0])[1].ravel()
+
+    def name(self, index: int) -> str:
+        return self._drawn.image_name(index)
 
 
 def write_rec(images: EncodedImages, target: str) -> None:
@@ -137,7 +160,7 @@ def convert(
         return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
     if num_pairs is not None or classes:
         raise UserError(f"--num-pairs, --classes: draw pairs, which go to a .bin (got the target '{target}')")
-    images = open_images(source, root=root)
+    images = _HeldOutGlyphs() if source == HELD_OUT_GLYPHS else open_images(source, root=root)
     (write_rec if target.endswith(".rec") else write_folder)(images, target)
     return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
 
@@ -160,7 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "source",
-        help=".rec, folder, list or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these",
+        help=".rec, folder, list or base64 parts; for a .bin: a list of pairs, or with --num-pairs any of these; "
+        f"{HELD_OUT_GLYPHS}: the characters that configs/ does not train on",
     )
     parser.add_argument("target", help="NAME.rec, NAME.bin, or the name of a new folder")
     parser.add_argument(
