@@ -123,9 +123,9 @@ def identify(
     notes = []
     for fpir in FPIRS:
         rates[fpir] = thresholds[fpir] = None
-        if len(strangers) >= needed(fpir) and mated.any():
-            limit = strangers[int(len(strangers) * fpir + 1e-9)]  # the first that must not exceed it
-            thresholds[fpir] = float(limit)
+        limit = threshold_at_fpir(strangers, fpir)
+        if limit is not None and mated.any():
+            thresholds[fpir] = limit
             rates[fpir] = float(np.mean(right[mated, 0] & (score[mated, 0] > limit)))
     if not len(strangers):
         notes.append("The identities of all probes are in the gallery: no TPIR at FPIR.")
@@ -134,6 +134,16 @@ def identify(
     return Identification(
         int(mated.sum()), len(strangers), len(gallery), cmc, rates, thresholds, tuple(notes)
     )
+
+
+def threshold_at_fpir(strangers: np.ndarray, fpir: float) -> float | None:
+    """Return the cosine that at most the share `fpir` of the strangers exceeds; None if they are too few to tell.
+
+    strangers: the highest cosine of each with anybody in the gallery, in descending order.
+    """
+    if len(strangers) < needed(fpir):
+        return None
+    return float(strangers[int(len(strangers) * fpir + 1e-9)])  # the first that must not exceed it
 
 
 def _check(gallery: np.ndarray, probe: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.serving.gallery import Gallery, Match
+from plsc.serving.gallery.evaluate import evaluate
 from plsc.serving.gallery.pictures import embed_pictures, people_of
 from plsc.utils.text import table
 
@@ -73,6 +74,16 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("name")
     verify.add_argument("pictures", nargs="+", help="of one person")
     threshold(verify)
+    evaluate = verb(
+        "evaluate", "measure how well pictures of known people and of strangers are told apart", "optional"
+    )
+    evaluate.add_argument("people", help="a folder for each person; who is not in the gallery is a stranger")
+    evaluate.add_argument(
+        "--set-threshold",
+        type=float,
+        metavar="SHARE",
+        help="from now on use the threshold that accepts at most this share of these strangers",
+    )
     upgrade = verb("upgrade", "embed all people again by another network", "required")
     upgrade.add_argument(
         "people", nargs="?", help="folder of their pictures; default: those that were recorded"
@@ -160,7 +171,25 @@ def _verify(args: argparse.Namespace) -> Answer:
     return f"{said}\n{_table([match])}", {"threshold": limit, **match._asdict()}, int(not match.accepted)
 
 
+def _evaluate(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    people = people_of(args.people)
+    pictures = [path for paths in people.values() for path in paths]
+    owners = [name for name, paths in people.items() for _ in paths]
+    embeddings, kept, left_out = _embed_all(args, gallery, pictures, owners)
+    result = evaluate(gallery, embeddings, [owners[number] for number in kept.tolist()])
+    if args.set_threshold is not None:
+        gallery.set_threshold(result.threshold_for(args.set_threshold))
+    lines = [result.table()]
+    lines += [f"left out: {each.reason}" for each in left_out]
+    if args.set_threshold is not None:
+        lines.append(f"the gallery's threshold is now {gallery.threshold:.4f}")
+    answer = {**result.numbers(), "left_out": [each._asdict() for each in left_out]}
+    return "\n".join(lines), answer, int(bool(left_out))
+
+
 _VERBS = {
+    "evaluate": _evaluate,
     "build": _build,
     "add": _add,
     "remove": _remove,
@@ -195,12 +224,18 @@ def _embedder(args: argparse.Namespace, gallery: Gallery | None = None) -> Any:
 
 def _embed(args: argparse.Namespace, gallery: Gallery) -> Any:
     """Embed the pictures of the arguments, all of which must be usable, by the gallery's network."""
-    embedder = _embedder(args, gallery)
-    gallery.check(embedder)
-    embeddings, _, unusable = embed_pictures(embedder, args.pictures, args.pictures)
+    embeddings, _, unusable = _embed_all(args, gallery, args.pictures, args.pictures)
     if unusable:
         raise UserError("\n".join(each.reason for each in unusable))
     return embeddings
+
+
+def _embed_all(
+    args: argparse.Namespace, gallery: Gallery, pictures: Sequence[str], owners: Sequence[str]
+) -> Any:
+    embedder = _embedder(args, gallery)
+    gallery.check(embedder)
+    return embed_pictures(embedder, pictures, owners)
 
 
 def _threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:

@@ -106,13 +106,18 @@ def write(folder: Path, header: Header, content: Content) -> Header:
     header = header.model_copy(
         update={"files": {name: FileSum(**each) for name, each in sums.items()}, "people": len(content.names)}
     )
+    write_header(folder, header)
+    return header
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Replace gallery.json. The caller holds the lock. Raises OSError; the one before is then untouched."""
     beside = folder / f"{HEADER}.tmp"
     beside.unlink(missing_ok=True)
     write_synced(beside, [seal(json.dumps(header.model_dump()).encode()[1:])])
     sync_folder(folder)
     os.replace(beside, folder / HEADER)
     sync_folder(folder)
-    return header
 
 
 def remove_others(folder: Path, header: Header) -> None:

@@ -259,14 +259,11 @@ class Gallery:
         with self._mutex, self._held():
             if "remove" in fields:
                 self._number(fields["remove"])
-            path = self.folder / self._header.log_file
             record = log.encode(fields, embeddings)
             try:
-                log.append(path, self._read_up_to, record)
+                log.append(self.folder / self._header.log_file, self._read_up_to, record)
             except OSError as error:
-                raise UserError(
-                    f"{shown(path)}: cannot be written: {error.strerror}; the gallery is as it was"
-                ) from error
+                raise self._unwritable(error) from error
             self._replay()
             rows_bytes = self._header.files[self._header.rows_file].bytes
             if self._read_up_to > max(_LEAST_LOG, min(_MOST_LOG, rows_bytes // 4)):
@@ -298,17 +295,32 @@ class Gallery:
                 )
             self._replace(header, content)
 
+    def set_threshold(self, cosine: float) -> None:
+        """Accept matches above this cosine from now on, in all processes. UserError outside [-1, 1]."""
+        if not -1 <= cosine <= 1:
+            raise UserError(f"threshold: must be a cosine from -1 to 1, got {cosine:g}")
+        with self._mutex, self._held():
+            try:
+                files.write_header(self.folder, self._header.model_copy(update={"threshold": float(cosine)}))
+            except OSError as error:
+                raise self._unwritable(error) from error
+            self._load()
+
     def _replace(self, header: files.Header, content: files.Content) -> None:
         """Write the next generation. The caller holds the lock."""
         header = header.model_copy(update={"generation": self._header.generation + 1})
+        files.remove_others(self.folder, self._header)  # which killed processes have left
         try:
-            files.write(self.folder, header, content)
+            header = files.write(self.folder, header, content)
         except OSError as error:
-            raise UserError(
-                f"{shown(self.folder)}: cannot be written: {error.strerror}; the gallery is as it was"
-            ) from error
+            raise self._unwritable(error) from error
+        files.remove_others(self.folder, header)
         self._load()
-        files.remove_others(self.folder, self._header)
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(
+            f"{shown(self.folder)}: cannot be written: {error.strerror}; the gallery is as it was"
+        )
 
     def _content(self) -> files.Content:
         """Return what is in memory, with the people numbered anew."""

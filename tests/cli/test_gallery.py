@@ -1,0 +1,134 @@
+"""plsc-gallery: what it prints, its exit codes, and that its answer is all that stdout has."""
+
+import json
+
+import cv2
+import pytest
+
+from plsc import cli
+from plsc.serving import embedder as module
+from plsc.utils.calibration import Calibration
+from plsc.utils.logging import get_logger
+from tests.serving.fake_embedder import FakeEmbedder, pictures
+
+THRESHOLDS = [{"far": 0.01, "cosine": 0.9}]
+CALIBRATION = Calibration(
+    method="logistic",
+    set="demo",
+    step=1,
+    pairs=9,
+    prior=0.5,
+    cosine=[-1.0, 1.0],
+    log_odds=[-4.0, 4.0],
+    thresholds=THRESHOLDS,
+)
+
+
+@pytest.fixture
+def networks(monkeypatch):
+    """Config -> embedder, in the place of checkpoints."""
+    known = {
+        "a.yaml": FakeEmbedder(
+            threshold=0.95, calibration=CALIBRATION, origin={"config": "a.yaml", "overrides": []}
+        ),
+        "b.yaml": FakeEmbedder(seed=1, threshold=None),
+    }
+
+    def from_run(config, overrides=()):
+        get_logger().info("a line of the log")
+        return known[config]
+
+    monkeypatch.setattr(module, "from_run", from_run)
+    return known
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, networks):
+    """people/Ann/0.png, 1.png, people/Bob/2.png, and stranger.png; the gallery g of the people."""
+    monkeypatch.chdir(tmp_path)
+    for number, picture in enumerate(pictures(4)):
+        path = tmp_path / ("stranger.png" if number == 3 else f"people/{'AAB'[number]}/{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), picture[0])
+    assert cli.main(["gallery", "build", "g", "-c", "a.yaml", "people/"]) == 0
+    return tmp_path
+
+
+def run(capsys, *args):
+    capsys.readouterr()
+    code = cli.main(["gallery", *args])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_search(folder, capsys):
+    code, out, err = run(capsys, "search", "g", "people/B/2.png", "--json")
+    (answer,) = json.loads(out)
+    assert code == 0 and "a line of the log" in err
+    assert answer["picture"] == "people/B/2.png" and answer["threshold"] == 0.95
+    assert [match["name"] for match in answer["matches"]] == ["B", "A"]
+    assert answer["matches"][0]["accepted"] and answer["matches"][0]["probability"] == pytest.approx(
+        0.982, abs=1e-3
+    )
+    code, out, _ = run(capsys, "search", "g", "people/B/2.png", "stranger.png", "--top", "1")
+    assert code == 1 and "people/B/2.png: B\n" in out and "stranger.png: nobody in the gallery\n" in out
+
+
+def test_thresholds(folder, capsys):
+    words = ["verify", "g", "A", "people/A/0.png"]
+    code, out, _ = run(capsys, *words)
+    assert code == 1 and out.startswith("no\n")
+    code, out, _ = run(capsys, *words, "--far", "0.01")
+    assert code == 0 and out.startswith("yes\n")
+    assert run(capsys, "verify", "g", "A", "stranger.png", "--threshold", "-1")[1].startswith("yes\n")
+    code, _, err = run(capsys, *words, "--far", "0.3")
+    assert code == 2 and "FAR 0.3: 'demo' gave no threshold for it" in err
+
+
+def test_add_remove_list(folder, capsys):
+    assert run(capsys, "add", "g", "D\x1b[2J", "stranger.png")[1] == "D\\x1b[2J: 1 pictures added; 3 people\n"
+    code, out, _ = run(capsys, "list", "g", "--json")
+    facts = json.loads(out)
+    assert code == 0 and [each["name"] for each in facts["people"]] == ["A", "B", "D\x1b[2J"]
+    assert facts["people"][2]["pictures"] == [str(folder / "stranger.png")]
+    assert "\x1b" not in run(capsys, "list", "g")[1]
+    assert run(capsys, "search", "g", "stranger.png")[0] == 0
+    assert run(capsys, "remove", "g", "D\x1b[2J")[0] == 0
+    code, _, err = run(capsys, "remove", "g", "D\x1b[2J")
+    assert code == 2 and err.endswith("has nobody named 'D\\x1b[2J'; plsc-gallery list shows the names\n")
+
+
+def test_another_network_needs_an_upgrade(folder, capsys):
+    code, _, err = run(capsys, "search", "g", "stranger.png", "-c", "b.yaml")
+    assert code == 2 and "of the network run 0 (000000000000), these are of run 1" in err
+    assert run(capsys, "upgrade", "g", "-c", "b.yaml")[0] == 0
+    code, _, err = run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml")
+    assert code == 2 and "g: has no threshold" in err
+    assert run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml", "--threshold", "0.9")[0] == 0
+    code, _, err = run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml", "--far", "0.1")
+    assert code == 2 and "g has no calibration; store one with plsc-eval --calibrate" in err
+    code, _, err = run(capsys, "search", "g", "stranger.png")
+    assert code == 2 and "does not say where its network is; name its run with -c" in err
+
+
+def test_pictures_that_cannot_be_used(folder, capsys):
+    (folder / "people" / "A" / "bad.png").write_bytes(b"no picture")
+    code, out, _ = run(capsys, "build", "h", "-c", "a.yaml", "people/", "--template", "images")
+    assert code == 1 and "h: built, 2 people, 3 rows\nleft out, A: people/A/bad.png: not an image" in out
+    code, _, err = run(capsys, "add", "g", "Cy", "people/A/bad.png", "none.png", "stranger.png")
+    assert code == 2 and [line.split(":")[0] for line in err.splitlines() if line.startswith("ERROR")] == [
+        "ERROR people/A/bad.png",
+        "ERROR none.png",
+    ]
+    assert "Cy" not in run(capsys, "list", "g")[1]
+
+
+def test_evaluate_sets_the_threshold(folder, capsys):
+    for number, picture in enumerate(pictures(10, seed=3)):
+        (folder / "test" / f"s{number}").mkdir(parents=True)
+        cv2.imwrite(str(folder / "test" / f"s{number}" / "1.png"), picture[0])
+    code, out, _ = run(capsys, "evaluate", "g", "test", "--set-threshold", "0.1", "--json")
+    numbers = json.loads(out)
+    assert code == 0 and numbers["strangers"] == 10 and numbers["known"] == 0
+    code, out, _ = run(capsys, "list", "g", "--json")
+    assert json.loads(out)["threshold"] == numbers["thresholds"]["fpir=0.1"]["cosine"] != 0.95

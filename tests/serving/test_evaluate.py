@@ -1,0 +1,64 @@
+"""The evaluation of a gallery: counted by hand on a few directions."""
+
+import numpy as np
+import pytest
+
+from plsc import Gallery
+from plsc.errors import UserError
+from plsc.serving.gallery.evaluate import evaluate
+from tests.serving.fake_embedder import FakeEmbedder
+
+
+def towards(axis, cosine):
+    """An embedding with this cosine to one axis, and the rest on the last one, where nobody is."""
+    made = np.zeros(8, np.float32)
+    made[axis], made[7] = cosine, np.sqrt(1 - cosine**2)
+    return made
+
+
+@pytest.fixture
+def gallery(tmp_path):
+    rows = np.eye(3, 8, dtype=np.float32)
+    return Gallery.from_embeddings(tmp_path / "g", FakeEmbedder(), ["Ann", "Bob", "Cy"], rows, np.arange(3))
+
+
+def test_rates_are_counted_at_each_threshold(gallery):
+    probes = [
+        ("Ann", towards(0, 0.9)),
+        ("Ann", towards(0, 0.4)),
+        ("Bob", towards(2, 0.8)),
+        ("Cy", towards(2, 0.95)),
+    ]
+    strangers = [(f"s{number}", towards(number % 3, number / 20)) for number in range(20)]
+    names, embeddings = zip(*probes, *strangers)
+    result = evaluate(gallery, np.stack(embeddings), names)
+    numbers = result.numbers()
+    assert (numbers["people"], numbers["known"], numbers["strangers"], numbers["rank1"]) == (3, 4, 20, 0.75)
+    stored = numbers["thresholds"]["stored"]
+    assert stored == {"cosine": 0.5, "known_accepted": 0.5, "strangers_rejected": 11 / 20}
+    tenth = numbers["thresholds"]["fpir=0.1"]
+    assert tenth["cosine"] == pytest.approx(0.85) and tenth["known_accepted"] == 0.5
+    assert tenth["strangers_rejected"] == 0.9 and "fpir=0.01" not in numbers["thresholds"]
+    assert "3 people in the gallery; 4 pictures of them, 20 of strangers" in result.table()
+
+
+def test_the_threshold_for_strangers_can_be_stored(gallery):
+    strangers = np.stack([towards(0, number / 20) for number in range(20)])
+    result = evaluate(gallery, strangers, ["nobody"] * 20)
+    assert result.numbers()["rank1"] is None and "rank-1: -" in result.table()
+    with pytest.raises(
+        UserError, match="20 pictures of strangers are too few for a share of 0.01; it takes 100"
+    ):
+        result.threshold_for(0.01)
+    other = Gallery.open(gallery.folder)
+    gallery.set_threshold(result.threshold_for(0.1))
+    other.refresh()
+    assert other.threshold == gallery.threshold == pytest.approx(0.85)
+    assert [found[0].accepted for found in other.search(strangers, top=1)].count(True) == 2
+
+
+def test_an_empty_gallery_is_refused(gallery):
+    for name in gallery.names():
+        gallery.remove(name)
+    with pytest.raises(UserError, match="has no people"):
+        evaluate(gallery, np.eye(1, 8, dtype=np.float32), ["Ann"])
