@@ -56,10 +56,11 @@ function scale(similarity, threshold, accepted) {
   return bar;
 }
 
-function numbers(similarity, probability, threshold) {
+function numbers(similarity, probability, threshold, more = "") {
   const line = make("p", "numbers", make("span", "", "similarity ", make("b", "", similarity.toFixed(3))));
   if (probability !== null) line.append(make("span", "", "P(same) ", make("b", "", percent(probability))));
   if (threshold !== null) line.append(make("span", "", `threshold ${threshold.toFixed(3)}`));
+  if (more) line.append(make("span", "", more));
   return line;
 }
 
@@ -84,11 +85,12 @@ function showSearch(answer) {
   for (const match of answer.matches) {
     list.append(make("li", "",
       make("div", "name", shown(match.name)),
-      scale(match.similarity, answer.threshold, match.accepted),
-      numbers(match.similarity, match.probability, null)));
+      scale(match.similarity, answer.threshold, match.accepted || null),
+      numbers(match.similarity, match.probability, null, match.accepted ? "accepted" : "")));
   }
+  const above = answer.threshold === null ? "" : make("p", "faint", `Accepted above ${answer.threshold.toFixed(3)}, the mark on the bars.`);
   const empty = answer.matches.length ? "" : make("p", "faint", "The gallery is empty.");
-  return [make("p", `verdict ${tone({ known: true, stranger: false }[answer.verdict] ?? null)}`, verdict), list, empty, facesLine(answer.faces)];
+  return [make("p", `verdict ${tone({ known: true, stranger: false }[answer.verdict] ?? null)}`, verdict), above, list, empty, facesLine(answer.faces)];
 }
 
 // Keeps the last request of a result only: an answer to an earlier one is not shown.
