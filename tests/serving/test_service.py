@@ -146,6 +146,21 @@ def test_what_another_process_wrote_is_found(client, gallery):
     assert client.send("/search", picture(50))[1]["verdict"] == "stranger"
 
 
+def test_a_gallery_of_another_network_meanwhile_is_not_compared(client, gallery):
+    Gallery.open(gallery.folder).upgrade(
+        Pixels(network="b" * 64), {name: [samples(picture(1))] for name in ("Ann", "Bob", "Zoë")}
+    )
+    assert client.send("/search", picture(1))[0] == client.send("/verify?name=Ann", picture(1))[0] == 503
+    assert client.send("/people?name=Ann", picture(1), Authorization=BEARER)[0] == 503
+
+
+def test_a_gallery_has_a_threshold_of_its_own(client, gallery):
+    Gallery.open(gallery.folder).set_threshold(0.999)
+    assert client.send("/search", picture(1, noise=0.3))[1]["threshold"] == 0.999
+    assert client.send("/verify?name=Ann", picture(1, noise=0.3))[1]["same"] is False
+    assert client.send("/verify", picture(1), picture(1, noise=0.3))[1]["same"] is True
+
+
 def test_a_gallery_that_is_damaged_meanwhile_is_the_services_fault(client, gallery, capsys):
     (gallery.folder / "gallery.json").write_text("{")
     status, answer = client.send("/search", picture(1))

