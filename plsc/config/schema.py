@@ -884,10 +884,15 @@ class CheckpointCfg(Section):
 class ExportCfg(Section):
     """The backbone as a file for other programs; every export is compared with the trained network."""
 
-    formats: list[Literal["paddle", "onnx"]] = Field(["paddle", "onnx"], min_length=1)
-    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others (install the extra `export`)."""
+    formats: list[Literal["paddle", "onnx", "onnx_int8", "insightface", "paddlex"]] = Field(
+        ["paddle", "onnx"], min_length=1
+    )
+    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; onnx_int8: the same in 8 bits; insightface, paddlex: for
+    these packages (docs/export.md). All but paddle and paddlex need the extra `export`."""
     opset: int = Field(17, ge=7, le=21)
     """Version of the ONNX operators. Lower it for an old runtime."""
+    int8_pictures: int = Field(512, ge=1)
+    """Pictures of the training set from which onnx_int8 takes the ranges of its numbers."""
 
     @field_validator("formats")
     @classmethod

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 # What a stream of random numbers is for: no two uses share a stream.
-SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES, MIXTURE = range(7)
+SAMPLES, ORDER, PAIRS, PROTOTYPES, SUBSTITUTES, PROBES, MIXTURE, CALIBRATION = range(8)
 
 
 def generator(seed: int, epoch: int = 0, index: int = 0, use: int = SAMPLES) -> np.random.Generator:

@@ -234,7 +234,7 @@ class Entry(Setters):
         return resume.build_saved_backbone(self.config, saved, self._model), saved
 
     def export(self, output: str | os.PathLike | None = None) -> dict[str, Any]:
-        """Write a checkpoint's backbone to a folder for Paddle Inference and ONNX, and compare each.
+        """Write a checkpoint's backbone to a folder in Export.formats, and compare each.
 
         Args:
             output: the folder; None: output_dir/export.
@@ -244,6 +244,7 @@ class Entry(Setters):
         backbone, saved = self.load_network()
         from plsc import distributed
         from plsc.backbones.export import export
+        from plsc.training.int8 import int8_data
 
         folder = Path(output) if output else self.output_dir / "export"
 
@@ -259,6 +260,7 @@ class Entry(Setters):
                 threshold_set=saved.state.threshold_set,
                 threshold_step=saved.state.threshold_step,
                 network=saved.network,
+                int8=partial(int8_data, self.config, saved),
             )
             print(f"done: exported {saved.path} to {folder}")
             return facts

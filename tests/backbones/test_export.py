@@ -11,8 +11,8 @@ import paddle
 import pytest
 from paddle import inference, nn
 
-import plsc
-from plsc.backbones.export import export, graphs, reference, self_check
+import plsc.backbones.export
+from plsc.backbones.export import export, graphs, reference
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 
@@ -297,7 +297,7 @@ def test_a_backbone_that_is_no_static_graph_is_refused(tmp_path):
 
 
 def test_an_output_of_another_shape_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "run_graph", lambda *args: np.zeros((1, 128), np.float32))
+    monkeypatch.setattr(graphs, "open_graph", lambda *args: lambda samples: np.zeros((1, 128), np.float32))
     with pytest.raises(UserError, match=r"gives \[1, 128\] instead of \[1, 16\]: is the batch size fixed\?"):
         export(Net(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
 
@@ -342,7 +342,7 @@ def test_a_network_on_a_gpu_is_compared_on_the_cpu(tmp_path, monkeypatch):
     embed = reference.embed
     monkeypatch.setattr(reference, "on_gpu", lambda: True)
     monkeypatch.setattr(reference, "embed", lambda *args: asked.append("embed") or embed(*args))
-    monkeypatch.setattr(self_check, "embed", reference.embed)
+    monkeypatch.setattr(plsc.backbones.export, "embed", reference.embed)
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:1")
     monkeypatch.setattr(paddle, "set_device", asked.append)
     monkeypatch.setattr(net, "to", lambda device: asked.append(f"model to {device}"))

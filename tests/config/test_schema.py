@@ -18,7 +18,7 @@ from plsc.config.schema import EvalCfg, Section, TrainCfg, head_dtype
             "Head.embedding_size: unknown key, did you mean 'Model.embedding_size'?",
         ),
         ("DataLoader: {Tain: {}}", "DataLoader.Tain: unknown section, did you mean 'Train'?"),
-        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset)"),
+        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset, int8_pictures)"),
         ("Zzz: {a: 1}", f"Zzz: unknown section (one of {', '.join(Config.model_fields)})"),
         # types are strict
         ("Global: {epochs: '10'}", "Global.epochs: must be an integer >= 1 or null (got '10')"),
@@ -52,14 +52,17 @@ from plsc.config.schema import EvalCfg, Section, TrainCfg, head_dtype
             "DataLoader: {Train: {dataset: null}}",
             "DataLoader.Train.dataset: must be a mapping of keys or a list, each a mapping of keys (got null)",
         ),
-        ("Export: {formats: [onnx, tflite]}", "Export.formats.1: must be one of paddle, onnx (got 'tflite')"),
+        (
+            "Export: {formats: [onnx, tflite]}",
+            "Export.formats.1: must be one of paddle, onnx, onnx_int8, insightface, paddlex (got 'tflite')",
+        ),
         (
             "Export: {formats: []}",
-            "Export.formats: must be a list (not empty), each one of paddle, onnx (got [])",
+            "Export.formats: must be a list (not empty), each one of paddle, onnx, onnx_int8, insightface, paddlex (got [])",
         ),
         (
             "Export: {formats: onnx}",
-            "Export.formats: must be a list (not empty), each one of paddle, onnx (got 'onnx')",
+            "Export.formats: must be a list (not empty), each one of paddle, onnx, onnx_int8, insightface, paddlex (got 'onnx')",
         ),
         (
             "Global: {amp: {dtype: fp16}}",

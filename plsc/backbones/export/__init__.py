@@ -1,4 +1,4 @@
-"""Export the backbone to files that run without plsc, Paddle Inference and ONNX, checked against the training graph.
+"""Export the backbone to files that run without plsc, checked against the training graph.
 
     image      float32 [batch, C, H, W]: raw pixels 0..255, of the preprocessing's size and channel order
     sample     float32 [batch, ...]: instead, of a data set whose samples are no images
@@ -7,6 +7,9 @@
 Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
 which two samples are of the same class, stands in preprocessing.json; check.* is a sample with its embedding, for
 trying out one's own code, and README.txt says how.
+
+The graphs for Paddle Inference and ONNX Runtime lie in the folder itself; other formats have folders of their names in it, with
+all of these files, so that each can be taken away alone.
 
 Pixels that were normalised already would give embeddings that are all alike, and every comparison would be
 accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake is
@@ -17,21 +20,25 @@ Try it: `pytest tests/backbones/test_export.py`.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from paddle import nn
 
 from plsc.backbones.export.card import make_card
-from plsc.backbones.export.graphs import check, save_onnx, save_paddle
-from plsc.backbones.export.readme import readme_text
-from plsc.backbones.export.reference import example, on_cpu, untouched
-from plsc.backbones.export.requirements import check_packages, check_replaceable
-from plsc.backbones.export.self_check import write_self_check
+from plsc.backbones.export.description import Description
+from plsc.backbones.export.graphs import check, open_graph, save_onnx, save_paddle
+from plsc.backbones.export.insightface import save_insightface
+from plsc.backbones.export.int8 import Int8Data, save_int8
+from plsc.backbones.export.paddlex import save_paddlex
+from plsc.backbones.export.reference import embed, example, on_cpu, untouched
+from plsc.backbones.export.requirements import NEED_ONNX, check_packages, check_pictures, check_replaceable
+from plsc.backbones.export.self_check import sample_to_check
 from plsc.utils.atomic_write import atomic_write
 
 
@@ -47,6 +54,7 @@ def export(
     threshold_set: str | None = None,
     threshold_step: int | None = None,
     network: str | None = None,
+    int8: Callable[[], Int8Data] | None = None,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -57,38 +65,75 @@ def export(
 
     Args:
         preprocessing: of the data set, a plsc.data.preprocessing.Preprocessing.
-        formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx).
+        formats: "paddle" (inference.json or .pdmodel, and .pdiparams), "onnx" (model.onnx), and in folders of these names
+            "onnx_int8", "insightface", "paddlex".
         threshold: cosine above which two images are of the same class; None = not known.
         flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
         threshold_set, threshold_step: the set it was computed on, and at which step.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
+        int8: makes what "onnx_int8" needs; called for that format only.
 
     Returns: what preprocessing.json has (see make_card), and "folder".
-    Raises: UserError (missing packages, before anything is written; a model that does not export truly).
+    Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a model that does
+        not export truly, or is less accurate in 8 bits).
     """
-    assert formats and set(formats) <= {"paddle", "onnx"}
     out = Path(os.path.abspath(out_dir))
     check_packages(formats)
+    check_pictures(formats, preprocessing)
     check_replaceable(out)
+    int8_data = int8() if "onnx_int8" in formats else None
+    sample = sample_to_check(preprocessing)
     with atomic_write(out) as tmp:
         tmp.mkdir(parents=True)
         with on_cpu(model), untouched(model):
             model.eval()
             examples = [example(model, preprocessing, batch) for batch in check_batches]
-            files = {"paddle": save_paddle(model, preprocessing, tmp)}
-            self_check = write_self_check(tmp, model, preprocessing)
-        if "onnx" in formats:
-            files["onnx"] = save_onnx(tmp, files["paddle"], opset)
-        checks = [check(tmp, kind, files[kind], *example) for kind in formats for example in examples]
-        if "paddle" not in formats:
-            for name in files.pop("paddle")["files"]:
-                (tmp / name).unlink()
-        card = make_card(preprocessing, examples[0][1].shape[1], threshold, flip)
+            embedding = embed(model, preprocessing, sample[np.newaxis].astype(np.float32))[0]
+            graphs = {"paddle": save_paddle(model, preprocessing, tmp)}
+        if not NEED_ONNX.isdisjoint(formats):
+            graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
+        card = make_card(preprocessing, len(embedding), threshold, flip)
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
-        card.update(files=files, checks=checks)
-        (tmp / "README.txt").write_text(readme_text(card, self_check))
-        card["self_check"] = self_check
-        (tmp / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
+        about = Description(card, preprocessing, sample, embedding)
+        files, checks = {}, []
+        for kind in formats:
+            if kind in graphs:
+                files[kind] = graphs[kind]
+                checks += [check(tmp, kind, graphs[kind], *given) for given in examples]
+            else:
+                files[kind], compared = _save_in_folder(tmp / kind, graphs, about, examples, int8_data)
+                checks += compared
+        for kind in graphs.keys() - set(formats):
+            for name in graphs[kind]["files"]:
+                (tmp / name).unlink()
+        card = about.write(tmp, files, checks)
         if out.exists():
             shutil.rmtree(out)
     return {**card, "folder": str(out)}
+
+
+def _save_in_folder(
+    folder: Path, graphs: dict[str, dict], about: Description, examples: list, int8: Int8Data | None
+) -> tuple[dict, list[dict]]:
+    """Write the format that the new `folder` is called after, with all that describes it, from `graphs`, which lie beside.
+
+    Returns the names of its files as seen from beside, and the comparisons with the training graph.
+    """
+    kind, source, checks, others = folder.name, folder.parent, [], {}
+    folder.mkdir()
+    if kind == "onnx_int8":
+        assert int8 is not None
+        names, others = save_int8(folder, source, graphs["onnx"], about.preprocessing, int8)
+        embedding = open_graph(folder, names)(about.sample[np.newaxis].astype(np.float32))[0]
+        about = replace(about, card={**about.card, **others}, embedding=embedding)
+        about.write(folder, {"onnx": names}, [])  # to who takes it away it is an ONNX graph like another
+    else:
+        if kind == "insightface":
+            names = save_insightface(folder, source, graphs["onnx"])
+        else:
+            names = save_paddlex(folder, source, graphs["paddle"], about.preprocessing)
+        checks = [check(folder, kind, names, *given) for given in examples]
+        about.write(folder, {kind: names}, checks)
+    inside = {key: f"{kind}/{names[key]}" for key in ("model", "params") if key in names}
+    inside["files"] = sorted(f"{kind}/{path.name}" for path in folder.iterdir())
+    return {**names, **inside, **others}, checks

@@ -40,10 +40,13 @@ def make_card(preprocessing: Any, embedding_size: int, threshold: float | None, 
         "preprocessing": left,
         "inside_the_graph": inside,
         "threshold": threshold,
-        "threshold_of": "image and mirror image, embeddings summed, length 1"
-        if flip
-        else noun_of(preprocessing),
+        "threshold_of": threshold_of(preprocessing, flip),
     }
+
+
+def threshold_of(preprocessing: Any, flip: bool) -> str:
+    """Say which embeddings a threshold is for."""
+    return "image and mirror image, embeddings summed, length 1" if flip else noun_of(preprocessing)
 
 
 def noun_of(preprocessing: Any, of_image: str = "image", other: str = "sample") -> str:

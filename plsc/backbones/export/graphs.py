@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from paddle import inference, nn
 from plsc.backbones.export.card import DARKEST, noun_of
 from plsc.errors import UserError
 
+MODEL = "model.onnx"
 TOLERANCE = 1e-4  # of each component of an embedding of length 1
 
 
@@ -89,9 +90,10 @@ def save_onnx(folder: Path, source: dict, opset: int) -> dict:
     model = onnx.load_from_string(text)
     _rename(model.graph, model.graph.output[0].name, "embedding")
     onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, str(folder / "model.onnx"))
+    onnx.save(model, str(folder / MODEL))
     made = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    return {"files": ["model.onnx"], "input": source["input"], "output": "embedding", "opset": made}
+    names = {"files": [MODEL], "model": MODEL, "input": source["input"], "output": "embedding"}
+    return {**names, "opset": made}
 
 
 def _rename(graph, old: str, new: str) -> None:
@@ -111,27 +113,32 @@ def _predictor(program: Path) -> inference.Predictor:
     return inference.create_predictor(config)
 
 
-def run_graph(folder: Path, kind: str, names: dict, pixels: np.ndarray) -> np.ndarray:
-    if kind == "paddle":
-        predictor = _predictor(folder / names["model"])
-        predictor.get_input_handle(names["input"]).copy_from_cpu(pixels)
+def open_graph(folder: Path, names: dict) -> Callable[[np.ndarray], np.ndarray]:
+    """Load an exported graph. Returns what runs it: samples float32 [B, *shape] -> embeddings [B, D]."""
+    if names["model"].endswith(".onnx"):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors; it warns of each constant that it removes
+        session = onnxruntime.InferenceSession(
+            str(folder / names["model"]), options, providers=["CPUExecutionProvider"]
+        )
+        return lambda samples: session.run([names["output"]], {names["input"]: samples})[0]
+    predictor = _predictor(folder / names["model"])
+
+    def run(samples: np.ndarray) -> np.ndarray:
+        predictor.get_input_handle(names["input"]).copy_from_cpu(samples)
         predictor.run()
         return predictor.get_output_handle(names["output"]).copy_to_cpu()
-    import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; it warns of each constant that it removes
-    session = onnxruntime.InferenceSession(
-        str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run([names["output"]], {names["input"]: pixels})[0]
+    return run
 
 
 def check(folder: Path, kind: str, names: dict, pixels: np.ndarray, expected: np.ndarray) -> dict:
     """Compare the exported with the training graph; UserError if it cannot run this batch or differs."""
     where = f"Export.formats: the {kind} graph of this backbone, at batch {len(pixels)},"
     with errors_as_user_error(f"{where} does not run"):
-        got = run_graph(folder, kind, names, pixels)
+        got = open_graph(folder, names)(pixels)
     if got.shape != expected.shape:
         raise UserError(
             f"{where} gives {list(got.shape)} instead of {list(expected.shape)}: is the batch size fixed?"

@@ -1,61 +1,136 @@
-"""Write README.txt: what the graphs take and give, and how to check one's own code."""
+"""Write README.txt: what a graph takes and gives, what its cosines mean, and ten lines that use it."""
 
 from __future__ import annotations
 
 from plsc.backbones.export.card import DARKEST, RESIZE
+from plsc.backbones.export.paddlex import NAME
 from plsc.backbones.export.self_check import HOW_TO_READ
+from plsc.errors import shown
 
 _NOT_NORMALISED = [
     "Do not subtract a mean, do not divide by 255 or 127.5: the graph does what has to be done.",
     f"An image without a pixel above {DARKEST:g} was normalised before, or is black: its embedding is all zeros.",
-    "",
 ]
+_THEIRS = {
+    "insightface": "the picture as cv2.imread gives it; insightface resizes it, linearly, and makes RGB of it.",
+    "paddlex": "a file, or the picture as cv2.imread gives it; PaddleX resizes it, linearly, and makes RGB of it.",
+}
 
 
-def _about_images(left: dict) -> list[str]:
-    return [
-        f"channels   {left['channels']}",
-        f"size       height and width {left['size']}; resized {RESIZE}",
-    ]
-
-
-def readme_text(card: dict, self_check: dict) -> str:
-    """Write the text of README.txt: input and output of the graph, and how to check one's own code."""
+def readme_text(card: dict) -> str:
+    """Write the text of README.txt for the folder whose preprocessing.json is `card`."""
+    self_check = card["self_check"]
     noun = "image" if "image" in self_check else "sample"
-    reading = HOW_TO_READ.get(card["preprocessing"].get("channels"), "np.load('check.npy')")
-    check = f"Check your code: {self_check[noun]} must get the embedding in check.json, with a cosine above"
+    kind = next((kind for kind in ("insightface", "paddlex", "onnx", "paddle") if _is_here(card, kind)), None)
     lines = [
-        f"{noun:10} float32 [{', '.join(map(str, card['input']['shape']))}]: {card['input']['values']}.",
-        *(_about_images(card["preprocessing"]) if noun == "image" else []),
+        *_input(card, noun, kind),
         f"embedding  float32 [batch, {card['embedding_size']}] of length 1: the dot product of two is their cosine.",
+        *_threshold(card, noun),
+        *_folders(card),
         "",
         *(_NOT_NORMALISED if noun == "image" else []),
-        check,
+        "",
+        f"Check your code: {self_check[noun]} must get the embedding in check.json, with a cosine above",
         f"{self_check['least_cosine']}. Below that, the {noun} is not what the graph takes (normalisation, order of the axes"
         + (", of the channels); 0 means" if noun == "image" else ")."),
         *(["that it was normalised."] if noun == "image" else []),
     ]
-    if "onnx" in card["files"]:
-        lines += [
-            "",
-            "    import json, cv2, numpy as np, onnxruntime",
-            f"    {noun} = {reading}",
-            "    session = onnxruntime.InferenceSession('model.onnx')",
-            f"    embedding = session.run(None, {{'{noun}': {noun}[None].astype(np.float32)}})[0][0]",
-            f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
-        ]
-    elif "paddle" in card["files"]:
-        names = card["files"]["paddle"]
-        lines += [
-            "",
-            "    import json, cv2, numpy as np",
-            "    from paddle import inference",
-            f"    {noun} = {reading}",
-            f"    config = inference.Config('{names['model']}', '{names['params']}')",
-            "    predictor = inference.create_predictor(config)",
-            f"    predictor.get_input_handle('{noun}').copy_from_cpu(np.ascontiguousarray({noun}[None], np.float32))",
-            "    predictor.run()",
-            f"    embedding = predictor.get_output_handle('{names['output']}').copy_to_cpu()[0]",
-            f"    assert embedding @ json.load(open('check.json'))['embedding'] > {self_check['least_cosine']}",
-        ]
+    if kind:
+        lines += ["", *(f"    {line}" for line in _code(card, noun, kind))]
     return "\n".join(lines) + "\n"
+
+
+def _is_here(card: dict, kind: str) -> bool:
+    return kind in card["files"] and "/" not in card["files"][kind]["model"]
+
+
+def _input(card: dict, noun: str, kind: str | None) -> list[str]:
+    if kind in _THEIRS:
+        return [f"{noun:10} {_THEIRS[kind]}", f"size       height and width {card['preprocessing']['size']}"]
+    lines = [f"{noun:10} float32 [{', '.join(map(str, card['input']['shape']))}]: {card['input']['values']}."]
+    if noun == "image":
+        left = card["preprocessing"]
+        lines += [
+            f"channels   {left['channels']}",
+            f"size       height and width {left['size']}; resized {RESIZE}",
+        ]
+    return lines
+
+
+def _threshold(card: dict, noun: str) -> list[str]:
+    """Say above which cosine two samples are of one class, and of which embeddings and pairs that is."""
+    if card["threshold"] is None:
+        return ["threshold  not known; plsc-eval --set-threshold finds it, and plsc-export writes it here"]
+    where = "the main evaluation set" if card["threshold_set"] is None else shown(card["threshold_set"])
+    line = f"threshold  {card['threshold']:.4f}: two {noun}s with a higher cosine are of the same class. "
+    line += f"It is the most accurate one on {where}; other pictures may need another."
+    if _mirrors(card):
+        line += f" It is of the {card['threshold_of']}."
+    lines = [line]
+    if card.get("calibration"):
+        lines.append(
+            "P(same)    follows from the cosine by `calibration` in preprocessing.json, as below, for pairs such as those."
+        )
+    return lines
+
+
+def _mirrors(card: dict) -> bool:
+    return "mirror" in card["threshold_of"]
+
+
+def _folders(card: dict) -> list[str]:
+    kinds = [kind for kind, names in card["files"].items() if "/" in names["model"]]
+    return [f"{kind}/{' ' * (10 - len(kind))}has a README.txt of its own" for kind in kinds]
+
+
+def _code(card: dict, noun: str, kind: str) -> list[str]:
+    """Write the lines that embed the sample, check that, and compare it with another one."""
+    reading = HOW_TO_READ.get(card["preprocessing"].get("channels"), "np.load('check.npy')")
+    mirrored, turned = f"{noun}[..., ::-1]", f"{noun}[:, ::-1]"
+    if kind == "insightface":
+        reading, mirrored, turned = "cv2.imread('check.png')", f"{noun}[:, ::-1]", f"{noun}[::-1]"
+        start = ["import json, cv2, numpy as np, insightface"]
+        start += ["model = insightface.model_zoo.get_model('model.onnx')"]
+        embed = [f"def embed({noun}):", f"    return model.get_feat({noun})[0]"]
+    elif kind == "paddlex":
+        reading, mirrored, turned = "cv2.imread('check.png')", f"{noun}[:, ::-1]", f"{noun}[::-1]"
+        start = ["import json, cv2, numpy as np, paddlex"]
+        start += [f"model = paddlex.create_model('{NAME}', model_dir='.')"]
+        embed = [f"def embed({noun}):", f"    return np.ravel(next(iter(model.predict({noun})))['feature'])"]
+    elif kind == "onnx":
+        start = ["import json, cv2, numpy as np, onnxruntime"]
+        start += ["session = onnxruntime.InferenceSession('model.onnx')"]
+        embed = [f"def embed({noun}):"]
+        embed += [f"    return session.run(None, {{'{noun}': {noun}[None].astype(np.float32)}})[0][0]"]
+    else:
+        names = card["files"]["paddle"]
+        start = ["import json, cv2, numpy as np", "from paddle import inference"]
+        start += [f"config = inference.Config('{names['model']}', '{names['params']}')"]
+        start += ["predictor = inference.create_predictor(config)"]
+        copied = f"np.ascontiguousarray({noun}[None], np.float32)"
+        embed = [f"def embed({noun}):"]
+        embed += [f"    predictor.get_input_handle('{noun}').copy_from_cpu({copied})", "    predictor.run()"]
+        embed += [f"    return predictor.get_output_handle('{names['output']}').copy_to_cpu()[0]"]
+    expected = f"json.load(open('check.json'))['embedding'] > {card['self_check']['least_cosine']}"
+    lines = [*start, *embed, f"{noun} = {reading}", f"assert embed({noun}) @ {expected}"]
+    if card["threshold"] is not None:
+        lines += _comparison(card, noun, mirrored, turned)
+    return lines
+
+
+def _comparison(card: dict, noun: str, mirrored: str, turned: str) -> list[str]:
+    """Write the lines that compare the sample with another one, here an image upside down, by the threshold."""
+    lines = ["card = json.load(open('preprocessing.json'))"]
+    embed, other = "embed", turned if noun == "image" else noun
+    if _mirrors(card):
+        embed = "both"
+        lines += [f"def both({noun}):", f"    total = embed({noun}) + embed({mirrored})"]
+        lines += ["    return total / np.linalg.norm(total)"]
+    lines += [f"cosine = {embed}({noun}) @ {embed}({other})  # give it two of your own"]
+    lines += ["print(cosine, 'same class' if cosine > card['threshold'] else 'different')"]
+    if card.get("calibration"):
+        lines += ["known = card['calibration']"]
+        lines += [
+            "print('P(same)', 1 / (1 + np.exp(-np.interp(cosine, known['cosine'], known['log_odds']))))"
+        ]
+    return lines

@@ -1,31 +1,36 @@
-"""Refuse before anything is written: packages that are missing, a folder that holds something else."""
+"""Refuse before anything is written: packages that are missing, other pictures than a format takes, a folder of something else."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import paddle
 
+from plsc.backbones.export import insightface, paddlex
 from plsc.errors import UserError
 
-_FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info")}
+NEED_ONNX = frozenset({"onnx", "onnx_int8", "insightface"})
+_FOLDERS = {"onnx_int8", "insightface", "paddlex"}
+_FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info", "yml")}
 _FILES |= {"model.onnx", "preprocessing.json", "README.txt", "check.png", "check.npy", "check.json"}
 _FILES |= {"contract.json"}  # what earlier versions called preprocessing.json
 
 
 def check_packages(formats: Sequence[str]) -> None:
-    if "onnx" not in formats:
+    if NEED_ONNX.isdisjoint(formats):
         return
     if paddle.__version__.startswith(("1.", "2.")):
         raise UserError(
             "Export.formats: ONNX export needs Paddle 3, paddle2onnx 2 refuses this one "
             f"({paddle.__version__}): set Export.formats=[paddle]"
         )
-    missing = [
-        name for name in ("paddle2onnx", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None
-    ]
+    needed = ["paddle2onnx", "onnx", "onnxruntime"]
+    if "onnx_int8" in formats:
+        needed.append("ml_dtypes")  # imported by onnxruntime.quantization, which does not ask for it
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"Export.formats: ONNX export needs the extra, {', '.join(missing)} not found: "
@@ -33,12 +38,27 @@ def check_packages(formats: Sequence[str]) -> None:
         )
 
 
+def check_pictures(formats: Sequence[str], preprocessing: Any) -> None:
+    if "insightface" in formats:
+        insightface.refuse_other_pictures(preprocessing)
+    if "paddlex" in formats:
+        paddlex.refuse_other_pictures(preprocessing)
+
+
 def check_replaceable(out: Path) -> None:
     """Refuse a folder that holds anything but an export, since it is replaced as a whole."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder for the export")
-    strangers = sorted(path.name for path in out.iterdir() if path.name not in _FILES) if out.exists() else []
+    strangers = _strangers(out) if out.exists() else []
     if strangers:
         raise UserError(
             f"{out}: holds other files ({strangers[0]}); name a new or empty folder for the export"
         )
+
+
+def _strangers(out: Path) -> list[str]:
+    folders = [out, *(out / name for name in _FOLDERS if (out / name).is_dir())]
+    paths = [path for folder in folders for path in folder.iterdir()]
+    return sorted(
+        str(path.relative_to(out)) for path in paths if path not in folders and path.name not in _FILES
+    )

@@ -8,10 +8,9 @@ from typing import Any
 
 import cv2
 import numpy as np
-from paddle import nn
 
 from plsc.backbones.export.card import noun_of
-from plsc.backbones.export.reference import embed, random_samples
+from plsc.backbones.export.reference import random_samples
 
 HOW_TO_READ = {
     "RGB": "cv2.imread('check.png')[..., ::-1].transpose(2, 0, 1)  # OpenCV reads BGR, the graph takes RGB",
@@ -20,20 +19,23 @@ HOW_TO_READ = {
 }
 
 
-def write_self_check(folder: Path, model: nn.Layer, preprocessing: Any) -> dict:
-    """Write a sample and the training graph's embedding of it, for trying out the code around the graph.
+def sample_to_check(preprocessing: Any) -> np.ndarray:
+    """Make a sample [*shape]: an image whose channels and halves differ, or random numbers."""
+    return _pattern(preprocessing.shape) if preprocessing.is_image else random_samples(preprocessing, 1)[0]
+
+
+def write_self_check(folder: Path, preprocessing: Any, sample: np.ndarray, embedding: np.ndarray) -> dict:
+    """Write a sample [*shape] and its embedding [D], for trying out the code around the graph.
 
     An image is a .png where the channels are ones that a .png has, so that reading it and the order of its
     channels are tried, too; any other sample an .npy.
     """
-    sample = _pattern(preprocessing.shape) if preprocessing.is_image else random_samples(preprocessing, 1)[0]
     name = "check.png" if preprocessing.channels in HOW_TO_READ else "check.npy"
     if name == "check.png":
         picture = sample[::-1] if preprocessing.channels == "RGB" else sample  # OpenCV writes BGR
         cv2.imwrite(str(folder / name), np.moveaxis(picture, 0, -1))
     else:
         np.save(folder / name, sample)
-    embedding = embed(model, preprocessing, sample[np.newaxis].astype(np.float32))[0]
     text = json.dumps(
         {noun_of(preprocessing): name, "embedding": [round(number, 7) for number in embedding.tolist()]}
     )
@@ -42,7 +44,7 @@ def write_self_check(folder: Path, model: nn.Layer, preprocessing: Any) -> dict:
 
 
 def _pattern(shape: tuple[int, int, int]) -> np.ndarray:
-    """Draw an image whose channels and halves differ: exchanged or mirrored, it is another one. uint8 [C, H, W]."""
+    """Draw an image that is another one when its channels are exchanged or it is mirrored, uint8 [C, H, W]."""
     channels, height, width = shape
     y, x = np.mgrid[0:height, 0:width]
     image = np.stack([(x * (5 + 2 * k) + y * (3 + k) + 60 * k) % 256 for k in range(channels)]).astype(

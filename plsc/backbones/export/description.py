@@ -1,0 +1,39 @@
+"""Write what stands beside the graphs in a folder: preprocessing.json, README.txt, and a sample with its embedding."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plsc.backbones.export.readme import readme_text
+from plsc.backbones.export.self_check import write_self_check
+
+
+@dataclass(frozen=True)
+class Description:
+    """Describes a network for those who run its graph.
+
+    card: see make_card. sample, embedding: [*shape] and what the graph gives for it, [D].
+    """
+
+    card: dict
+    preprocessing: Any
+    sample: np.ndarray
+    embedding: np.ndarray
+
+    def write(self, folder: Path, files: dict[str, dict], checks: list[dict]) -> dict:
+        """Write the files to `folder`; return the content of preprocessing.json.
+
+        Args:
+            files: format -> names of its files, input and output.
+            checks: comparisons with the training graph.
+        """
+        self_check = write_self_check(folder, self.preprocessing, self.sample, self.embedding)
+        card = {**self.card, "files": files, "checks": checks, "self_check": self_check}
+        (folder / "README.txt").write_text(readme_text(card), encoding="utf-8")
+        (folder / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
+        return card
