@@ -1,4 +1,4 @@
-"""Read a checkpoint: arrays, rows of any classes, and the threshold that a later evaluation stored with it.
+"""Read a checkpoint: arrays, rows of any classes, and what a later evaluation stored with it: a threshold, a calibration.
 
 Rows are read from head files of any number of ranks. Of a checkpoint on several disks the folder of one machine can be opened
 too: what is on the disk of another machine is named when it is asked for.
@@ -22,12 +22,15 @@ from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder, read_
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.calibration import Calibration
 
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
 )
 
-_THRESHOLD = "threshold.json"  # in the folder but not in the manifest: it may be added or removed later
+# In the folder but not in the manifest: they may be added or removed later.
+_THRESHOLD = "threshold.json"
+_CALIBRATION = "calibration.json"
 
 
 def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path:
@@ -38,8 +41,16 @@ def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path
         of: title of the set.
         flip: see DataLoader.Eval.flip.
     """
-    file = saved.path / _THRESHOLD
     content = {"threshold": cosine, "threshold_set": of, "threshold_step": saved.step, "flip": flip}
+    return _store(saved.path / _THRESHOLD, content)
+
+
+def set_calibration(saved: Checkpoint, calibration: Calibration) -> Path:
+    """Store a calibration of a later evaluation with a checkpoint; `state` has it when it is opened again."""
+    return _store(saved.path / _CALIBRATION, calibration.to_json())
+
+
+def _store(file: Path, content: dict[str, Any]) -> Path:
     try:
         replace_file(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     except OSError as error:
@@ -65,6 +76,18 @@ def _read_threshold(path: Path) -> dict[str, Any]:
     return {key: content[key] for key in kinds}
 
 
+def _read_calibration(path: Path) -> dict[str, Any]:
+    """Read what `set_calibration` stored with a checkpoint, as a field of the state; {} if there is none."""
+    file = path / _CALIBRATION
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError, OSError):
+        content = None
+    return {"calibration": Calibration.from_json(content, str(file))}
+
+
 class Checkpoint:
     """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
 
@@ -80,7 +103,7 @@ class Checkpoint:
         self.elsewhere = {name: host for name, host in hosts.items() if name not in tensors}
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
-        self.state = manifest.state.model_copy(update=_read_threshold(path))
+        self.state = manifest.state.model_copy(update={**_read_threshold(path), **_read_calibration(path)})
         self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
 
     @classmethod

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Optional
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
+from plsc.utils.calibration import Calibration
+
 Side = Annotated[int, Field(ge=1, le=2**16)]
 """Channels, height or width of an image; limited, so that a hostile file cannot take all memory."""
 
@@ -84,6 +86,8 @@ class TrainState(BaseModel):
     """Step of the checkpoint that it was chosen with."""
     flip: bool = False
     """Whether `threshold` is of embeddings of an image and its mirror image together."""
+    calibration: Optional[Calibration] = None
+    """What a cosine means, by the last main evaluation or plsc-eval --calibrate; null: not of pairs."""
     best: Optional[Best] = None
     skipped: NonNegativeInt = 0
     """Steps that did not count, because something was not finite."""

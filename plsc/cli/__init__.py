@@ -57,6 +57,16 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             help="store the main set's threshold with the checkpoint, for predict and export",
         )
         parser.add_argument(
+            "--calibrate",
+            action="store_true",
+            help="store P(same) and the thresholds for FARs with the checkpoint, for export and galleries",
+        )
+        parser.add_argument(
+            "--groups",
+            metavar="FILE",
+            help="compare groups: lines of 'name<TAB>group', the name of an identity or an image",
+        )
+        parser.add_argument(
             "--compare",
             metavar="RUN",
             help="another run's folder or results.json: a second column in the report",
@@ -93,7 +103,12 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
         images = args.images
         entry.predict(images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output)
     elif verb == "eval":
-        entry.test(set_threshold=args.set_threshold, compare=args.compare)
+        entry.test(
+            set_threshold=args.set_threshold,
+            compare=args.compare,
+            calibrate=args.calibrate,
+            groups=args.groups,
+        )
     else:
         entry.export()
     return 0

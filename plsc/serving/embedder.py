@@ -131,7 +131,8 @@ class _OfRun(Embedder):
             saved.embedding_size,
             flip,
             state.threshold,
-            origin=origin,
+            _of_flip(state.calibration, flip),
+            origin,
         )
         self._backbone = backbone
         self._batch_size = evaluation.batch_size
@@ -168,7 +169,7 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
             "embedding_size": int(card["embedding_size"]),
             "flip": "mirror" in card["threshold_of"],
             "threshold": None if card["threshold"] is None else float(card["threshold"]),
-            "calibration": _calibration_of(card, file),
+            "calibration": _of_flip(_calibration_of(card, file), "mirror" in card["threshold_of"]),
             "origin": {"export": os.path.abspath(folder)},
         }
         files = card["files"]
@@ -197,6 +198,11 @@ def _preprocessing_of(card: dict) -> Preprocessing:
 def _calibration_of(card: dict, file: Path) -> Calibration | None:
     given = card.get("calibration")
     return None if given is None else Calibration.from_json(given, f"{file}: calibration")
+
+
+def _of_flip(calibration: Calibration | None, flip: bool) -> Calibration | None:
+    """Return the calibration if it is of embeddings with this `flip`."""
+    return calibration if calibration and calibration.flip == flip else None
 
 
 class _OfExport(Embedder):

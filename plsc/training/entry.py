@@ -143,20 +143,29 @@ class Entry(Setters):
             get_logger().info(f"{stopped}; resume with the same command{again}")
         return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(self.output_dir)}
 
-    def test(self, set_threshold: bool = False, compare: str | os.PathLike | None = None) -> dict[str, Any]:
+    def test(
+        self,
+        set_threshold: bool = False,
+        compare: str | os.PathLike | None = None,
+        calibrate: bool = False,
+        groups: str | os.PathLike | None = None,
+    ) -> dict[str, Any]:
         """Evaluate a checkpoint (Global.checkpoint, or the newest in output_dir) on the sets of DataLoader.Eval.
 
         Args:
             set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
             compare: another run's folder or results.json, for a second column in the report's tables.
+            calibrate: store P(same) and the thresholds for FARs, by the main set, with the checkpoint, for `export` and galleries.
+            groups: a file that names the group of identities or images, see plsc.evaluation.groups; they are compared.
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
         self._start()
         from plsc import distributed
+        from plsc.evaluation.groups import group_pairs, read_groups
         from plsc.evaluation.results import read_compared
         from plsc.training import resume
-        from plsc.training.evaluator import Evaluator, build_sets, needs_head
+        from plsc.training.evaluator import Evaluator, build_sets, main_pairs, needs_head, refuse_other_flip
 
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
@@ -169,15 +178,23 @@ class Entry(Setters):
             names=saved.classes(),
         )
         compared = read_compared(compare, sets) if compare else None
+        for option, given in (("--set-threshold", set_threshold), ("--calibrate", calibrate)):
+            if given:
+                main_pairs(sets, option)
+        if calibrate and not set_threshold:
+            refuse_other_flip(saved, self.config.DataLoader.Eval.flip)
+        grouping = group_pairs(read_groups(groups), main_pairs(sets, "--groups")) if groups else None
         head = resume.build_saved_head(self.config, saved) if needs_head(sets) else None
-        evaluator = Evaluator(self.config.DataLoader.Eval, sets, backbone, saved.num_classes, head)
-        if set_threshold:
-            evaluator.refuse_without_threshold()
-        evaluator.evaluate()
+        evaluator = Evaluator(
+            self.config.DataLoader.Eval, sets, backbone, saved.num_classes, head, grouping=grouping
+        )
+        evaluator.evaluate(saved.step)
         if distributed.rank() == 0:
             facts = {"checkpoint": str(saved.path), "step": saved.step}
             if set_threshold:
                 evaluator.store_threshold(saved)
+            if calibrate:
+                evaluator.store_calibration(saved)
             how = f"checkpoint {saved.path}"
             finish(self.config, evaluator, self.output_dir / "test", how, facts, compared)
         return evaluator.row
@@ -259,6 +276,7 @@ class Entry(Setters):
                 flip=saved.state.flip,
                 threshold_set=saved.state.threshold_set,
                 threshold_step=saved.state.threshold_step,
+                calibration=saved.state.calibration,
                 network=saved.network,
                 int8=partial(int8_data, self.config, saved),
             )

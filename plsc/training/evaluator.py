@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.saved import Checkpoint, set_threshold
+from plsc.checkpoint.saved import Checkpoint, set_calibration, set_threshold
 from plsc.config import Config
 from plsc.config.schema import EvalCfg
 from plsc.data.dataset import (
@@ -41,9 +41,11 @@ from plsc.evaluation import (
     template_features,
     verify_pairs,
 )
+from plsc.evaluation.groups import Grouping
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.ema import Ema
 from plsc.training.embed import embed
+from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
 from plsc.utils.metrics import Metrics
 
@@ -101,6 +103,25 @@ def needs_head(sets: Mapping[str, EvalSet]) -> bool:
     return any(isinstance(data, Dataset) for data in sets.values())
 
 
+def main_pairs(sets: Mapping[str, EvalSet], option: str) -> PairSet:
+    """Return the main set; UserError, which names `option`, if it is not of pairs, whose verification finds a threshold."""
+    title, data = next(iter(sets.items()))
+    if not isinstance(data, PairSet):
+        raise UserError(
+            f"{option}: the main set, '{title}', is not of pairs and gives no threshold; name pairs in DataLoader.Eval.dataset"
+        )
+    return data
+
+
+def refuse_other_flip(saved: Checkpoint, flip: bool) -> None:
+    """Refuse by UserError to calibrate other embeddings than those that the checkpoint's threshold is of."""
+    if saved.state.threshold is not None and saved.state.flip != flip:
+        raise UserError(
+            f"--calibrate: DataLoader.Eval.flip is {flip}, the threshold of {saved.path.name} is of embeddings with "
+            f"{saved.state.flip}; add --set-threshold, or -o DataLoader.Eval.flip={str(saved.state.flip).lower()}"
+        )
+
+
 class Evaluator:
     """Evaluates a network on sets of images. Every rank makes one.
 
@@ -111,8 +132,10 @@ class Evaluator:
         num_classes: of the training set.
         head: predicts the classes of labelled images; None where no set has any.
         ema: whose averaged weights are evaluated in place of the backbone's; None: there are none.
+        grouping: of the main set's pairs; None: they are not compared by groups.
 
-    Attributes: after `evaluate`, `rows`, title -> row of metrics.jsonl, on every rank, and `results`, title -> result, on rank 0 only.
+    Attributes: after `evaluate`, on every rank, `rows`, title -> row of metrics.jsonl, and `calibration`, by the main set, None where
+    it gives none; on rank 0 only, `results`, title -> result.
     """
 
     def __init__(
@@ -123,16 +146,19 @@ class Evaluator:
         num_classes: int,
         head: SoftmaxHead | None = None,
         ema: Ema | None = None,
+        grouping: Grouping | None = None,
     ):
         assert head is not None or not needs_head(sets), "labelled images need a head"
         self.sets = sets
         self.rows: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Result] = {}
+        self.calibration: Calibration | None = None
         self._section = section
         self._backbone = backbone
         self.num_classes = num_classes
         self._head = head
         self._ema = ema
+        self._grouping = grouping
 
     @property
     def main(self) -> str | None:
@@ -165,27 +191,27 @@ class Evaluator:
         for title in reversed(self.sets):
             embeddings = self._embed(self.sets[title])
             predicted = self._predict(self.sets[title], embeddings)
-            self.rows[title] = distributed.run_on_rank_0(partial(self._compute, title, embeddings, predicted))
+            compute = partial(self._compute, title, embeddings, predicted, step)
+            self.rows[title], calibration = distributed.run_on_rank_0(compute)
+            if title == self.main:
+                self.calibration = calibration
             if metrics:
                 metrics.write({"eval": title, "step": step, "epoch": epoch, **self.rows[title]})
 
-    def _compute(self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None) -> dict[str, Any]:
-        """Compute, log and keep the result of one set; return its row. Rank 0 calls it."""
+    def _compute(
+        self, title: str, embeddings: np.ndarray, predicted: np.ndarray | None, step: int
+    ) -> tuple[dict[str, Any], Calibration | None]:
+        """Compute, log and keep the result of one set; return its row, and of the main pairs the calibration. Rank 0 calls it."""
         try:
             result = score(self.sets[title], embeddings, predicted, self.num_classes)
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
+        is_main = title == self.main and isinstance(result, Verification)
+        if is_main and self._grouping:
+            result = result.with_groups(self._grouping)
         self.results[title] = result
         self._log(title, result)
-        return result.row()
-
-    def refuse_without_threshold(self) -> None:
-        """Refuse by UserError a main set that is not of pairs, whose verification finds a threshold."""
-        if not isinstance(self.sets[self.main], PairSet):
-            raise UserError(
-                f"--set-threshold: the main set, '{self.main}', is not of pairs and gives no threshold; name pairs in "
-                "DataLoader.Eval.dataset"
-            )
+        return result.row(), result.calibration(title, step, self._section.flip) if is_main else None
 
     def store_threshold(self, saved: Checkpoint) -> None:
         """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
@@ -195,6 +221,22 @@ class Evaluator:
         file = set_threshold(saved, cosine, self.main, self._section.flip)
         get_logger().info(
             f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
+        )
+
+    def store_calibration(self, saved: Checkpoint) -> None:
+        """Store the main set's calibration with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
+        calibration = self.calibration
+        if calibration is None:
+            raise UserError(
+                f"--calibrate: '{self.main}' has pairs of one kind only, or all equally similar; give it both kinds"
+            )
+        file = set_calibration(saved, calibration)
+        fars = (
+            ", ".join(f"{point.far:g}" for point in calibration.thresholds)
+            or "none, for too few different pairs"
+        )
+        get_logger().info(
+            f"P(same) and thresholds for FAR {fars}, by {self.main}, stored in {file}; export and galleries use them"
         )
 
     def _embed(self, data: EvalSet) -> np.ndarray:

@@ -52,6 +52,7 @@ from plsc.training.resume import (
     refuse_other_run,
 )
 from plsc.training.rollback import FACTOR, go_back
+from plsc.utils.calibration import Calibration
 from plsc.utils.device import asynchronous, to_device
 from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger, warn
@@ -134,6 +135,7 @@ class Trainer:
         self.step = 0
         self.best: Best | None = None
         self.threshold: float | None = None
+        self.calibration: Calibration | None = None
         self.rollbacks = 0
         self.per_set = PerSet(dataset)
         self.seconds = 0.0
@@ -416,6 +418,7 @@ class Trainer:
             with self._pause():
                 self.evaluator.evaluate(step, epoch, self._metrics)
                 self.threshold = self.evaluator.row.get("threshold")
+                self.calibration = self.evaluator.calibration
                 best = self._best(best)
         saves = saves or best is not self.best
         if saves:
@@ -525,6 +528,7 @@ class Trainer:
         self._saved = saved.step
         self.best = state.best
         self.threshold = state.threshold
+        self.calibration = state.calibration
         self.rollbacks = state.rollbacks
         self.per_set.resume(state.sets)
         self.nonfinite.resume(state.skipped, state.in_a_row, state.since_good)
@@ -585,6 +589,7 @@ class Trainer:
             since_good=self.nonfinite.since_good,
             rollbacks=self.rollbacks,
             sets=self.per_set.state(),
+            **({"calibration": self.calibration} if self.calibration else {}),
             **(self.scaler.state() if self.scaler else {}),
             **({"ema_steps": self.ema.steps} if self.ema else {}),
         )

@@ -153,6 +153,9 @@ class Recorder:
         return lambda *arguments, **given: Recorder.calls.append((verb, *arguments, *given.items()))
 
 
+UNSET = {"set_threshold": False, "compare": None, "calibrate": False, "groups": None}  # of eval
+
+
 @pytest.mark.parametrize(
     "verb, arguments, made, called",
     [
@@ -163,12 +166,18 @@ class Recorder:
             ("a", ["A.b=1", "C.d=2", "E.f=3"]),
             ("train",),
         ),
-        ("eval", ["--config", "a"], ("a", []), ("test", ("set_threshold", False), ("compare", None))),
+        ("eval", ["--config", "a"], ("a", []), ("test", *UNSET.items())),
         (
             "eval",
             ["--set-threshold", "--compare", "other"],
             (None, []),
-            ("test", ("set_threshold", True), ("compare", "other")),
+            ("test", *{**UNSET, "set_threshold": True, "compare": "other"}.items()),
+        ),
+        (
+            "eval",
+            ["--calibrate", "--groups", "groups.csv"],
+            (None, []),
+            ("test", *{**UNSET, "calibrate": True, "groups": "groups.csv"}.items()),
         ),
         ("export", ["--override", "A.b=1"], (None, ["A.b=1"]), ("export",)),
         ("predict", ["list.txt"], (None, []), ("predict", "list.txt", None)),

@@ -22,6 +22,7 @@ from plsc.config import load
 from plsc.distributed import launcher
 from plsc.errors import MissingFileError, UserError
 from plsc.training.entry import RUN_FILES, Entry
+from plsc.utils.calibration import Calibration
 from plsc.utils.logging import setup
 from tests.pictures import drawn
 from tests.tiny_runs import TINY, Linear, arrays, assert_same_arrays, checkpoint, checkpoints, rows, steps
@@ -531,6 +532,55 @@ def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):
     for wrong in ("{", "[]", '{"threshold": 7.0, "threshold_set": "a", "threshold_step": 1, "flip": false}'):
         (tmp_path / "step-00000012" / "threshold.json").write_text(wrong)
         with pytest.raises(UserError, match=r"threshold.json: is not what plsc-eval --set-threshold writes"):
+            entry(trained, *there).export()
+
+
+def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_it(tmp_path):
+    entry(tmp_path).train()
+    trained = Checkpoint.open(checkpoint(tmp_path)).state.calibration
+    assert (trained.set, trained.step, trained.flip) == ("noise pairs", 12, False)
+    numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["noise pairs"]
+    assert trained.log_odds == numbers["calibration"]["log_odds"]
+    assert entry(tmp_path).export()["calibration"] == trained.to_json()
+    other = "DataLoader.Eval.dataset.num_pairs=90"
+    groups = tmp_path / "groups.csv"
+    groups.write_text("image 0,a\nimage 1,a\nimage 2,b\n")
+    arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other]
+    assert cli.run("eval", ["--calibrate", "--groups", str(groups), *arguments]) == 0
+    saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
+    stored = saved.state.calibration
+    assert stored.pairs == 90 != trained.pairs and set(stored.groups) == {"a", "b"}
+    assert Checkpoint.open(reshard(saved, tmp_path / "cut", 2)).state.calibration == stored
+    entry(tmp_path).export()
+    card = json.loads((tmp_path / "export" / "preprocessing.json").read_text())
+    assert Calibration.from_json(card["calibration"], "card") == stored
+
+
+def test_a_calibration_is_of_the_embeddings_that_the_threshold_is_of(tmp_path):
+    entry(tmp_path).train()
+    mirrored = entry(tmp_path, "DataLoader.Eval.flip=true")
+    with pytest.raises(
+        UserError, match="flip is True, the threshold of step-00000012 is of embeddings with False"
+    ):
+        mirrored.test(calibrate=True)
+    mirrored.test(calibrate=True, set_threshold=True)
+    assert Checkpoint.open(checkpoint(tmp_path)).state.calibration.flip
+
+
+def test_a_calibration_needs_pairs_of_both_kinds_and_a_file_that_is_whole(trained, tmp_path):
+    shutil.copytree(checkpoint(trained), tmp_path / "step-00000012")
+    there = [f"Global.checkpoint={tmp_path}/step-00000012", f"Global.output_dir={tmp_path}"]
+    labelled = "DataLoader.Eval.dataset={name: Synthetic, num_classes: 23, image_shape: [1, 12, 10]}"
+    (tmp_path / "groups.csv").write_text("a,b")
+    for asked in ({"calibrate": True}, {"groups": tmp_path / "groups.csv"}):
+        with pytest.raises(
+            UserError, match=f"^--{next(iter(asked))}: the main set, 'Synthetic', is not of pairs"
+        ):
+            entry(trained, *there, labelled).test(**asked)
+    good = json.loads(json.dumps(Checkpoint.open(tmp_path / "step-00000012").state.calibration.to_json()))
+    for wrong in ("{", "[]", "[" * 100_000, json.dumps({**good, "cosine": good["cosine"][::-1]})):
+        (tmp_path / "step-00000012" / "calibration.json").write_text(wrong)
+        with pytest.raises(UserError, match=r"calibration.json: is not what plsc-eval --calibrate writes"):
             entry(trained, *there).export()
 
 

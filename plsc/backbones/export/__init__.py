@@ -40,6 +40,7 @@ from plsc.backbones.export.reference import embed, example, on_cpu, untouched
 from plsc.backbones.export.requirements import NEED_ONNX, check_packages, check_pictures, check_replaceable
 from plsc.backbones.export.self_check import sample_to_check
 from plsc.utils.atomic_write import atomic_write
+from plsc.utils.calibration import Calibration
 
 
 def export(
@@ -53,6 +54,7 @@ def export(
     flip: bool = False,
     threshold_set: str | None = None,
     threshold_step: int | None = None,
+    calibration: Calibration | None = None,
     network: str | None = None,
     int8: Callable[[], Int8Data] | None = None,
     check_batches: Sequence[int] = (1, 8),
@@ -70,6 +72,7 @@ def export(
         threshold: cosine above which two images are of the same class; None = not known.
         flip: whether it belongs to the sum of an image's embedding and its mirror image's; the graph makes one of them.
         threshold_set, threshold_step: the set it was computed on, and at which step.
+        calibration: what a cosine means; None = not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
         int8: makes what "onnx_int8" needs; called for that format only.
 
@@ -94,6 +97,7 @@ def export(
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
         card = make_card(preprocessing, len(embedding), threshold, flip)
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
+        card["calibration"] = calibration.to_json() if calibration else None
         about = Description(card, preprocessing, sample, embedding)
         files, checks = {}, []
         for kind in formats:
