@@ -1,4 +1,4 @@
-"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | plan | published | save | serve | step`.
+"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | gallery | plan | published | save | serve | step`.
 
 plsc/utils/measure.py describes the method.
 """
@@ -15,6 +15,7 @@ from plsc.cli.commands.benchmark import (
     backbone,
     collectives,
     end2end,
+    gallery,
     head,
     loader,
     plan,
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "loader": (loader, loader.loader),
         "collectives": (collectives, collectives.collectives),
         "end2end": (end2end, end2end.end2end),
+        "gallery": (gallery, gallery.gallery),
         "plan": (plan, plan.check),
         "published": (published, published.published),
         "save": (save, save.save),
