@@ -19,7 +19,7 @@ QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
 def search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Find similarities [Q, k] float32 (inner products) and gallery indices [Q, k] int64, best first.
 
-    queries [Q, D], gallery [G, D] float32; k is cut to G. Of equal similarities the lower index comes first.
+    queries [Q, D], gallery [G, D] float32, finite; k is cut to G. Of equal similarities the lower index comes first.
     """
     k = min(k, len(gallery))
     score, index = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
@@ -34,13 +34,21 @@ def _search(queries: np.ndarray, gallery: np.ndarray, k: int) -> tuple[np.ndarra
     index = np.zeros((len(queries), k), np.int64)
     for start in range(0, len(gallery), GALLERY):
         similarity = queries @ gallery[start : start + GALLERY].T
-        row, column = np.nonzero(similarity > score[:, -1:])
-        if len(row) == similarity.size > k * len(queries):  # the first block: not all of it need be sorted
+        if start == 0 and len(similarity[0]) > k:  # not all of it need be sorted
             limit = -np.partition(-similarity, k - 1, axis=1)[:, k - 1 : k]
             row, column = np.nonzero(similarity >= limit)
+        else:
+            row, column = _above(similarity, score[:, -1])
         if len(row):
             _merge(score, index, row, column + start, similarity[row, column])
     return score, index
+
+
+def _above(similarity: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find rows and columns of the similarities [Q, n] above a row's limit [Q]; most rows have none."""
+    rows = np.flatnonzero(similarity.max(axis=1) > limit)
+    row, column = np.nonzero(similarity[rows] > limit[rows, np.newaxis])
+    return rows[row], column
 
 
 def _merge(
