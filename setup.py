@@ -83,6 +83,7 @@ setup(
             "onnxruntime",
             "paddle2onnx==2.1.*",
         ],
+        "faiss": ["faiss-cpu"],
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "serve": ["fastapi", "prometheus-client", "python-multipart", "uvicorn"],
         "test": [

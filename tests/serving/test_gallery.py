@@ -273,3 +273,16 @@ def test_damage_is_found(gallery):
         path.write_bytes(good)
     fields = json.loads((gallery.folder / "gallery.json").read_bytes())
     assert fields["people"] == 3 and len(Gallery.open(gallery.folder)) == 4
+
+
+def test_faiss_gives_the_same_answers(tmp_path, embedder, monkeypatch):
+    pytest.importorskip("faiss", reason="needs the extra faiss")
+    gallery = Gallery.from_embeddings(
+        tmp_path / "g", embedder, [f"p{number}" for number in range(300)], units(300), np.arange(300)
+    )
+    gallery.remove("p7")
+    gallery.add("new", units(2, seed=5))
+    expected = gallery.search(units(40, seed=1), top=6)
+    monkeypatch.setattr("plsc.serving.gallery.rows.FAISS_ROWS", 1)
+    monkeypatch.setattr("plsc.serving.gallery.rows.FAISS_QUERIES", 1)
+    assert gallery.search(units(40, seed=1), top=6) == expected

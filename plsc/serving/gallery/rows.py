@@ -12,8 +12,9 @@ import numpy as np
 
 from plsc.evaluation.search import search
 
-FAISS_FROM = 100_000
-"""Rows from which on faiss is used if it is installed."""
+# Rows and queries from which on faiss is used if it is installed; with fewer queries NumPy's products are faster.
+FAISS_ROWS = 100_000
+FAISS_QUERIES = 512
 _MORE = 8  # candidates more than needed, since products of other blocks differ in the last digit
 
 
@@ -76,7 +77,8 @@ class Rows:
 def _candidates(queries: np.ndarray, embeddings: np.ndarray, count: int) -> np.ndarray:
     """Find the rows [Q, count] that are most similar, by faiss or by blocks of NumPy's products."""
     count = min(count, len(embeddings))
-    if len(embeddings) >= FAISS_FROM and find_spec("faiss") is not None:
+    many = len(embeddings) >= FAISS_ROWS and len(queries) >= FAISS_QUERIES
+    if many and find_spec("faiss") is not None:
         import faiss
 
         return faiss.knn(queries, embeddings, count, metric=faiss.METRIC_INNER_PRODUCT)[1]  # without a copy
