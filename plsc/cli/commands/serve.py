@@ -176,13 +176,10 @@ def _of_existing_export(given: config.Config) -> Embedder | None:
     saved = store.Checkpoint.open(path, verify=False)
     try:
         embedder = from_export(root / "export", f"{shown(root)}, step {saved.step}")
-        if (embedder.network, embedder.flip, embedder.threshold) == (
-            saved.network,
-            saved.state.flip,
-            saved.state.threshold,
-        ):
+        stored = saved.network, saved.state.flip, saved.state.threshold, saved.state.calibration
+        if (embedder.network, embedder.flip, embedder.threshold, embedder.calibration) == stored:
             return embedder
-        why = f"{root / 'export'} is of another checkpoint or has another threshold"
+        why = f"{root / 'export'} is of another checkpoint, or has another threshold or calibration"
     except MissingFileError:
         why = "there is no export yet"
     except UserError as error:

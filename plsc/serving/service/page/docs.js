@@ -30,7 +30,7 @@ function curl(method, path, operation) {
   if (operation.security) words.push("-H 'Authorization: Bearer …'");
   const needed = (operation.parameters || []).filter((parameter) => parameter.required);
   const query = needed.map((parameter) => `${parameter.name}=…`).join("&");
-  return `${words.join(" ")} '${location.origin}${path}${query ? `?${query}` : ""}'`;
+  return `${words.join(" ")} '${new URL(path.slice(1), location.href)}${query ? `?${query}` : ""}'`;
 }
 
 function show(method, path, operation, schemas) {
