@@ -4,8 +4,8 @@ Paddle is an extra and never a requirement: its GPU builds are other packages (p
 paddlepaddle would put the CPU build over the one that you have.
 
 The kernels (plsc/*/kernels) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
-nothing and built for every processor of the architecture; which instructions are used is decided when they run.
-PLSC_KERNELS=0 leaves them out: the wheel is then for every machine.
+nothing and built for every processor of the architecture; which instructions are used is decided when they run. They call
+no function of Python's, so one wheel serves every version of it. PLSC_KERNELS=0 leaves them out: the wheel is then for every machine.
 
 The distribution is called plsc-sharded, since plsc on PyPI is PaddlePaddle's own program; the package is `plsc`.
 """
@@ -35,7 +35,9 @@ KERNELS = Extension(
         "-fvisibility=hidden",
     ],
     optional=True,
+    py_limited_api=True,
 )
+WITH_KERNELS = os.environ.get("PLSC_KERNELS") != "0"
 
 setup(
     name="plsc-sharded",
@@ -56,7 +58,8 @@ setup(
     ],
     python_requires=">=3.9",
     packages=find_packages(include=["plsc", "plsc.*"]),
-    ext_modules=[] if os.environ.get("PLSC_KERNELS") == "0" else [KERNELS],
+    ext_modules=[KERNELS] if WITH_KERNELS else [],
+    options={"bdist_wheel": {"py_limited_api": "cp39"}} if WITH_KERNELS else {},
     package_data={
         "": ["*.jinja", "*.html", "*.css", "*.js"],
         "plsc": ["py.typed"],

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sysconfig
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
@@ -22,7 +21,9 @@ import numpy as np
 from plsc.utils.logging import get_logger
 from plsc.utils.paddle_library import paddle_library
 
-_FILE = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+# One file for every Python; builds from before that have the name of one. They serve as well, if their version fits.
+_FOLDER = Path(__file__).parent
+_FILE = min(_FOLDER.glob("_native.*.so"), default=_FOLDER / "_native.abi3.so")
 LEVELS = (
     "baseline",
     "AVX2",
