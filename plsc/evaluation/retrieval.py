@@ -134,6 +134,11 @@ def retrieve(
         if not len(rows):
             raise UserError(f"retrieval: there are 0 {name} images, give at least one")
     units = unit_rows(embeddings, gallery, "retrieval")
+    by_identity = np.argsort(identities[gallery], kind="stable")
+    ends = [
+        np.searchsorted(identities[gallery][by_identity], identities[query], side)
+        for side in ("left", "right")
+    ]
     precision = np.empty(len(query))
     rank = np.empty(len(query), np.int64)
     at_once = max(1, _BLOCK // len(gallery))
@@ -143,11 +148,13 @@ def retrieve(
         similarity *= _STEP
         np.rint(similarity, out=similarity)
         for place, (image, row) in enumerate(zip(images.tolist(), similarity), start=start):
-            same = identities[gallery] == identities[image]
-            counts = gallery != image
+            same = by_identity[ends[0][place] : ends[1][place]]
+            counts = gallery[same] != image
             if cameras is not None:
-                counts &= ~(same & (cameras[gallery] == cameras[image]))
-            precision[place], rank[place] = _ranked(row[same & counts], row[~same & counts])
+                counts &= cameras[gallery[same]] != cameras[image]
+            right = row[same[counts]]
+            row[same] = -np.inf
+            precision[place], rank[place] = _ranked(right, row)
     matched = rank > 0
     left_out = int(np.count_nonzero(~matched))
     notes = () if matched.any() else ("No query has a right image in the gallery: no mAP and no recall.",)

@@ -16,7 +16,9 @@ def _faces(count):
 
 
 def test_the_matrix_is_scikit_images():
-    transform = pytest.importorskip("skimage.transform", reason="scikit-image is not installed")
+    pytest.importorskip("skimage", minversion="0.26", reason="scikit-image 0.26 is not installed")
+    from skimage import transform
+
     for landmarks in _faces(500):
         theirs = transform.SimilarityTransform.from_estimate(landmarks, TEMPLATE)
         np.testing.assert_allclose(similarity_transform(landmarks), theirs.params[:2], rtol=0, atol=1e-5)
