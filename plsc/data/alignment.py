@@ -19,6 +19,7 @@ SIZE = 112
 TEMPLATE = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
+_FARTHEST = 1_000_000  # pixels
 _FLAT = 0.01  # landmarks whose spread across a line is below this share of that along it give no angle
 
 
@@ -30,20 +31,25 @@ def align(picture: np.ndarray, landmarks: np.ndarray, size: int = SIZE) -> np.nd
     `similarity_transform`.
     """
     matrix = similarity_transform(landmarks, TEMPLATE * (size / SIZE))
-    picture, matrix = _shrink(picture, matrix)
-    return cv2.warpAffine(picture, matrix, (size, size), flags=cv2.INTER_LINEAR)
+    part, matrix = _around(picture, matrix, size)
+    if not part.size:
+        return np.zeros((size, size, *picture.shape[2:]), np.uint8)
+    part, matrix = _shrink(part, matrix)
+    return cv2.warpAffine(part, matrix, (size, size), flags=cv2.INTER_LINEAR)
 
 
 def similarity_transform(landmarks: np.ndarray, places: np.ndarray = TEMPLATE) -> np.ndarray:
     """Compute the matrix float64 [2, 3] of the similarity transform that takes landmarks to places, both [5, 2].
 
-    UserError: landmarks of another shape, not finite, on one line (or all at one place), or mirrored.
+    UserError: landmarks of another shape, not finite or beyond a million, on one line (or all at one place), or mirrored.
     """
     landmarks = np.asarray(landmarks, np.float64)
     if landmarks.shape != (5, 2):
         raise UserError(f"landmarks: must be five points (x, y), got numbers {[*landmarks.shape]}")
-    if not np.isfinite(landmarks).all():
-        raise UserError("landmarks: must be finite numbers; detect them again, or leave the picture out")
+    if not (np.abs(landmarks) < _FARTHEST).all():
+        raise UserError(
+            f"landmarks: must be finite numbers below {_FARTHEST:,}; detect them again, or leave the picture out"
+        )
     source, target = _complex(landmarks), _complex(places)
     z, w = source - source.mean(), target - target.mean()
     spread = np.vdot(z, z).real
@@ -65,13 +71,30 @@ def _complex(points: np.ndarray) -> np.ndarray:
     return points[:, 0] + 1j * points[:, 1]
 
 
+def _around(picture: np.ndarray, matrix: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut out the part of a picture that the matrix takes into `size` x `size`, with a margin: the part, which may be empty, and its matrix.
+
+    cv2.warpAffine refuses pictures with a side above 32,767.
+    """
+    back = cv2.invertAffineTransform(matrix)
+    corners = np.array([[-1, -1], [size, -1], [-1, size], [size, size]]) @ back[:, :2].T + back[:, 2]
+    sides = picture.shape[1::-1]
+    left, top = low = np.clip(np.floor(corners.min(axis=0)).astype(int) - 1, 0, sides)
+    right, bottom = np.clip(np.ceil(corners.max(axis=0)).astype(int) + 2, 0, sides)
+    return picture[top:bottom, left:right], np.column_stack(
+        [matrix[:, :2], matrix[:, 2] + matrix[:, :2] @ low]
+    )
+
+
 def _shrink(picture: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Shrink a picture that the matrix would shrink to less than half: linear interpolation would skip most of its pixels."""
     times = int(1 / np.hypot(*matrix[:, 0]))
-    height, width = picture.shape[:2]
-    if times < 2 or min(height, width) < times:
+    if times < 2:
         return picture, matrix
-    small = cv2.resize(picture, (width // times, height // times), interpolation=cv2.INTER_AREA)
+    height, width = picture.shape[:2]
+    small = cv2.resize(
+        picture, (max(1, width // times), max(1, height // times)), interpolation=cv2.INTER_AREA
+    )
     scale = np.array([width / small.shape[1], height / small.shape[0]])
     # Pixel centres lie on whole numbers: x of the small picture is (x + 0.5) * scale - 0.5 of the large one.
     return small, np.column_stack([matrix[:, :2] * scale, matrix[:, 2] + matrix[:, :2] @ (scale / 2 - 0.5)])

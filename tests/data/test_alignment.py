@@ -1,3 +1,4 @@
+import cv2
 import numpy as np
 import pytest
 
@@ -42,6 +43,7 @@ def test_the_transform_has_the_least_error_of_all_similarity_transforms():
         (TEMPLATE * [-1, 1] + [112, 0], "left and right are exchanged"),
         (np.where(np.eye(5, 2) > 0, np.nan, TEMPLATE), "finite"),
         (TEMPLATE * np.inf, "finite"),
+        (TEMPLATE * 1e200, "finite numbers below 1,000,000"),
         (TEMPLATE[:4], r"five points \(x, y\), got numbers \[4, 2\]"),
     ],
 )
@@ -77,3 +79,22 @@ def test_a_large_face_is_shrunk_without_a_shift(times):
     # Every pixel counts: a chessboard of single pixels becomes grey.
     chess = (np.indices(smooth.shape).sum(0) % 2 * 200).astype(np.uint8)
     assert np.abs(align(chess, (TEMPLATE + 0.5) * times - 0.5)[2:-2, 2:-2] - 100.0).max() < 30
+
+
+def test_the_warp_of_a_part_is_that_of_the_whole():
+    picture = RNG.integers(0, 256, (300, 400, 3), np.uint8)
+    for landmarks in (
+        (TEMPLATE - 56) * 1.4 + [390, 150],
+        (TEMPLATE * 0.9 + 60) @ np.array([[0.8, 0.6], [-0.6, 0.8]]),
+    ):
+        whole = cv2.warpAffine(picture, similarity_transform(landmarks), (112, 112))
+        assert np.abs(align(picture, landmarks).astype(int) - whole).max() <= 1
+        assert whole.any()
+
+
+def test_a_face_is_cut_out_of_a_panorama_and_none_out_of_elsewhere():
+    panorama = np.full((200, 40_000, 3), 9, np.uint8)
+    panorama[:, 39_000:] = 200
+    assert np.all(align(panorama, TEMPLATE + [39_500, 20]) == 200)
+    assert not align(panorama, TEMPLATE + [50_000, 20]).any()
+    assert align(panorama[..., 0], TEMPLATE * 3 + [39_990, 20]).shape == (112, 112)
