@@ -1,4 +1,5 @@
 import csv
+import errno
 import os
 import struct
 
@@ -207,6 +208,7 @@ def test_wrong_arguments_get_one_line(photos, capsys, monkeypatch):
         (["--size", "8"], "--size: must be 16 to 2048, got 8"),
         (["--jpeg", "0"], "--jpeg: must be 1 to 100, got 0"),
         (["--smallest", "0"], "--smallest: must be at least 1, got 0"),
+        (["--threads", "-1"], "--threads: must be at least 1, got -1"),
         (["--resume"], "has no alignment.csv to go on from"),
         (["--landmarks", "no.csv"], "--landmarks: no.csv: no such file"),
     ):
@@ -236,3 +238,17 @@ def test_faces_are_found(photos):
         np.frombuffer(first, np.uint8), cv2.IMREAD_COLOR
     )
     assert np.abs(difference).max() <= 1  # the table has hundredths of a pixel
+
+
+def test_a_full_disk_is_one_line(photos, capsys, monkeypatch):
+    photos.add("1.png", None, FACE)
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("plsc.cli.commands.align.photo.replace_file", full)
+    assert photos.align() == 2
+    assert f"{photos.target}/1.png: cannot be written: No space left" in capsys.readouterr().err
+    monkeypatch.setattr("plsc.cli.commands.align.align.replace_file", full)
+    assert photos.align("--resume") == 2
+    assert f"{photos.target}/alignment.csv: cannot be written: No space left" in capsys.readouterr().err

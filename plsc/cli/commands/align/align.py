@@ -41,7 +41,7 @@ _PART = 256  # photos that the threads take together
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     options = Options(args.photos, args.aligned, args.size, args.faces, args.smallest, args.jpeg)
-    _check(options)
+    _check(options, args.threads)
     return align_photos(options, args.landmarks, args.resume, args.threads)
 
 
@@ -85,13 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, threads: int | None) -> None:
     if not 16 <= options.size <= 2048:
         raise UserError(f"--size: must be 16 to 2048, got {options.size}")
     if options.smallest < 1:
         raise UserError(f"--smallest: must be at least 1, got {options.smallest}")
     if options.jpeg is not None and not 1 <= options.jpeg <= 100:
         raise UserError(f"--jpeg: must be 1 to 100, got {options.jpeg}")
+    if threads is not None and threads < 1:
+        raise UserError(f"--threads: must be at least 1, got {threads}")
 
 
 def align_photos(options: Options, landmarks: str | None, resume: bool, threads: int | None) -> int:
@@ -104,22 +106,25 @@ def align_photos(options: Options, landmarks: str | None, resume: bool, threads:
     names, lost = list_files(source)
     if not names:
         raise UserError(f"{shown(source)}: has no files; give the folder of the photos")
-    settings = {key: value for key, value in asdict(options).items() if key not in ("source", "target")}
-    kept = _start(target, {**settings, "landmarks": landmarks}, resume)
-    done = {fields[0] for fields in kept}
     outputs = _outputs(names, options)
 
     def align_one(name: str) -> list[Row]:
         faces = None if given is None else given.get(photo_key(name))
         return align_photo(name, outputs(name), options, detector, faces)
 
-    counts = Counter(fields[1] for fields in kept)
-    to_do = [name for name in names if photo_key(name) not in done]
-    with open(target / TABLE, "a", newline="", encoding="utf-8") as file:
-        for rows in itertools.chain([lost], _photo_by_photo(to_do, align_one, threads)):
-            csv.writer(file).writerows(row.fields() for row in rows)
-            file.flush()
-            counts.update(row.status for row in rows)
+    settings = {key: value for key, value in asdict(options).items() if key not in ("source", "target")}
+    try:
+        kept = _start(target, {**settings, "landmarks": landmarks}, resume)
+        done = {fields[0] for fields in kept}
+        counts = Counter(fields[1] for fields in kept)
+        to_do = [name for name in names if photo_key(name) not in done]
+        with open(target / TABLE, "a", newline="", encoding="utf-8") as file:
+            for rows in itertools.chain([lost], _photo_by_photo(to_do, align_one, threads)):
+                csv.writer(file).writerows(row.fields() for row in rows)
+                file.flush()
+                counts.update(row.status for row in rows)
+    except OSError as error:
+        raise UserError(f"{shown(target / TABLE)}: cannot be written: {error.strerror}") from error
     return _summarise(target, len(names), counts, _unused(given, names))
 
 
