@@ -16,6 +16,7 @@ from plsc.data.dataset import EVALUATION, Dataset, class_names
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import CALIBRATION, generator
 from plsc.errors import MissingFileError, UserError
+from plsc.evaluation import Verification
 from plsc.training.build import build_training_set
 from plsc.training.embed import ahead
 from plsc.training.evaluator import EvalSet, build_sets, score
@@ -49,7 +50,7 @@ def int8_data(cfg: Config, saved: Checkpoint) -> Int8Data:
     sets = build_sets(cfg, preprocessing, saved.num_classes, seen, class_names(dataset))
     ((title, data),) = sets.items()
     pictures = _draw(dataset, cfg.Export.int8_pictures, cfg.Global.seed)
-    return Int8Data(pictures, _judge(cfg, saved, data), title, cfg.DataLoader.Eval.flip, saved.step)
+    return Int8Data(pictures, _judge(cfg, saved, title, data), title, cfg.DataLoader.Eval.flip, saved.step)
 
 
 def _draw(dataset: Dataset, count: int, seed: int) -> np.ndarray:
@@ -61,7 +62,7 @@ def _draw(dataset: Dataset, count: int, seed: int) -> np.ndarray:
     return pictures
 
 
-def _judge(cfg: Config, saved: Checkpoint, data: EvalSet) -> Callable[[Embed], Judged]:
+def _judge(cfg: Config, saved: Checkpoint, title: str, data: EvalSet) -> Callable[[Embed], Judged]:
     section, head = cfg.DataLoader.Eval, None
     count = len(data) if isinstance(data, Dataset) else data.num_images
     if isinstance(data, Dataset):
@@ -83,7 +84,9 @@ def _judge(cfg: Config, saved: Checkpoint, data: EvalSet) -> Callable[[Embed], J
         row = result.row()
         accuracy = row[result.metric]
         if accuracy is None:
-            raise UserError(f"Export.formats: onnx_int8 cannot be judged on {data.title}: {result.headline}")
-        return Judged(accuracy, row.get("threshold"))
+            raise UserError(f"Export.formats: onnx_int8 cannot be judged on {title}: {result.headline}")
+        is_pairs = isinstance(result, Verification)
+        calibration = result.calibration(title, saved.step, section.flip) if is_pairs else None
+        return Judged(accuracy, row.get("threshold"), calibration)
 
     return judge

@@ -24,6 +24,7 @@ from plsc.backbones.export.graphs import open_graph
 from plsc.backbones.export.int8 import Int8Data, Judged
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
+from plsc.utils.calibration import Calibration
 
 SHAPE = (3, 112, 112)
 PREPROCESSING = Preprocessing.of_images(SHAPE)
@@ -187,6 +188,30 @@ def test_each_folder_can_be_taken_away_alone(made, tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out.split()[1] in ("same", "different")
     with pytest.raises(AssertionError):
         exec(code.replace("cv2.imread('check.png')", "cv2.imread('check.png')[..., ::-1]"), {})
+
+
+@pytest.mark.parametrize("kind", ["paddle", "onnx"])
+def test_the_code_of_the_readme_says_how_probable_it_is_that_two_are_the_same(
+    tmp_path, monkeypatch, capsys, kind
+):
+    if kind not in FORMATS:
+        pytest.skip("no ONNX export here")
+    points = {"cosine": [-0.5, 0.9], "log_odds": [-6.0, 6.0]}
+    meaning = Calibration(method="by hand", set="people", step=5, pairs=9, prior=0.5, **points)
+    net, out = trained(), tmp_path / "out"
+    facts = {"threshold": 0.3, "threshold_set": "people", "threshold_step": 5, "calibration": meaning}
+    export(net, out, preprocessing=PREPROCESSING, formats=[kind], flip=True, **facts)
+    monkeypatch.chdir(out)
+    text = (out / "README.txt").read_text()
+    exec("\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")), {})
+    cosine, *verdict, word, probability = capsys.readouterr().out.split()
+    picture = cv2.imread("check.png")[..., ::-1].transpose(2, 0, 1)
+    images = np.stack([picture, picture[:, ::-1]])  # it and itself upside down
+    both = embeddings_of(net, images) + embeddings_of(net, images[..., ::-1])
+    expected = both[0] @ both[1] / np.linalg.norm(both[0]) / np.linalg.norm(both[1])
+    assert float(cosine) == pytest.approx(expected, abs=1e-4)
+    assert verdict[0] == ("same" if expected > 0.3 else "different") and word == "P(same)"
+    assert float(probability) == pytest.approx(meaning.probability(expected), abs=1e-3)
 
 
 def test_the_card_of_the_whole_lists_every_file(made):
