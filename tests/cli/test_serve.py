@@ -41,6 +41,7 @@ SECRET = "a-token-of-the-tests"
         (["--writable", "--token-file", "good"], "--writable: there is nothing to change without --gallery"),
         (["--port", "65536"], "--port: must be 0 to 65535, got 65536"),
         (["--batch", "0"], "--batch: must be more than 0, got 0"),
+        (["--max-pixels", "99999999"], "--max-pixels: must be at most 67,108,864, got 99,999,999"),
         (["--deadline", "nan"], "--deadline: must be more than 0, got nan"),
         (["--token-file", "nowhere"], "--token-file: nowhere: cannot be read"),
         (["--token-file", "short"], "short: a token has 16 or more"),

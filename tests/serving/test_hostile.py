@@ -114,6 +114,7 @@ PICTURES = {
     "a pickle": (b"\x80\x04cos\nsystem\n(S'touch x'\ntR.", 415, "no PNG"),
     "a PNG that is cut off": (picture(0, (64, 64))[:2000], 422, "cannot be decoded"),
     "a JPEG that is cut off": (picture(0, (64, 64), ".jpg")[:1500], 422, "cannot be decoded"),
+    "a JPEG that lacks its last bytes": (picture(0, (64, 64), ".jpg")[:-2], 422, "cannot be decoded"),
     "a PNG's header alone": (picture(0)[:12], 415, "header is cut off"),
     "a PNG of no pixels": (png(0, 5), 415, "header"),
     "a PNG with a wrong checksum": (

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plsc import config
+from plsc.data.image_size import MOST_PIXELS
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.logging import get_logger
 
@@ -99,6 +100,8 @@ def _options(args: argparse.Namespace) -> Options:
     for name, value in limits.items():
         if not value > 0:
             raise UserError(f"--{name.replace('_', '-')}: must be more than 0, got {value:g}")
+    if args.max_pixels > MOST_PIXELS:
+        raise UserError(f"--max-pixels: must be at most {MOST_PIXELS:,}, got {args.max_pixels:,}")
     if not 0 <= args.port <= 65535:
         raise UserError(f"--port: must be 0 to 65535, got {args.port}")
     if args.export and (args.config or args.override):

@@ -193,7 +193,7 @@ class _Service:
         if len(embeddings) != wanted:
             raise Refusal(422, "needs two pictures, or one and a name")
         if name is None:
-            similarity = float(embeddings[0] @ embeddings[1])
+            similarity = float(np.clip(embeddings[0] @ embeddings[1], -1, 1))
         else:
             similarity = await self._in_thread(self._verify_name, name, embeddings)
         limit = _threshold(of, threshold, far)

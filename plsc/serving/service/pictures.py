@@ -21,8 +21,11 @@ from plsc.data.transforms import resize
 from plsc.errors import CorruptImageError, UserError, shown
 from plsc.serving.service.refusal import Refusal
 
-_SCAN = b"\xff\xda"  # the marker before each scan of a JPEG; within a scan's data no such bytes occur
+# Markers of JPEG, before each scan and at the end; within a scan's data no such bytes occur.
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MOST_SCANS = 20  # of a picture of the most pixels; each one takes a pass over all of them
+
+_DAMAGED = "cannot be decoded: it is damaged or cut off"
 
 
 class Prepared(NamedTuple):
@@ -83,14 +86,21 @@ def _decode(data: bytes, grey: bool, most_pixels: int) -> np.ndarray:
         raise Refusal(
             413, f"has {pixels:,} pixels by its header, at most {most_pixels:,} are taken; shrink it"
         )
-    if data[:2] == b"\xff\xd8" and data.count(_SCAN) * pixels > _MOST_SCANS * most_pixels:
-        raise Refusal(
-            413, f"is a JPEG of {data.count(_SCAN):,} scans, which would take too long; save it anew"
-        )
+    if data[:2] == b"\xff\xd8":
+        _check_scans(data, pixels, most_pixels)
     try:
         return decode_pixels(np.frombuffer(data, np.uint8), grey, str)
     except CorruptImageError:
-        raise Refusal(422, "cannot be decoded: it is damaged or cut off") from None
+        raise Refusal(422, _DAMAGED) from None
+
+
+def _check_scans(data: bytes, pixels: int, most_pixels: int) -> None:
+    """Refuse a JPEG of very many scans, and one without its end, of which OpenCV 4 makes a picture with a grey rest."""
+    scans = data.count(_SCAN)
+    if scans * pixels > _MOST_SCANS * most_pixels:
+        raise Refusal(413, f"is a JPEG of {scans:,} scans, which would take too long; save it anew")
+    if data.rfind(_END) < data.rfind(_SCAN):
+        raise Refusal(422, _DAMAGED)
 
 
 def _largest_face(picture: np.ndarray, size: int, detector: Detector) -> tuple[np.ndarray, int]:
