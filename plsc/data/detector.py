@@ -74,9 +74,9 @@ class Detector:
         times = max(1.0, max(height, width) / LONGEST_SIDE)
         picture = resize(picture, max(1, round(height / times)), max(1, round(width / times)))
         boxes, scores, points = self._cascade(picture)
-        # Edges of boxes lie half a pixel before the first pixel's centre.
+        # The cascade counts from the picture's edge, half a pixel before the first pixel's centre.
         faces = [
-            Face(tuple((box * times - 0.5).tolist()), float(score), five * times)
+            Face(tuple((box * times - 0.5).tolist()), float(score), five * times - 0.5)
             for box, score, five in zip(boxes, scores, points)
         ]
         return sorted(faces, key=lambda face: -face.area)
