@@ -28,6 +28,7 @@ BAD_LANDMARKS = "bad landmarks"
 UNREADABLE = "unreadable"
 OTHER = "no photo"  # a file of another kind
 
+_EXIF = (b"Exif", b"eXIf", b"EXIF")  # in JPEG, PNG and WebP
 # What OpenCV does to a photo by the orientation in its EXIF, in the words of the table.
 _TURNS = {
     "90 degrees clockwise": lambda picture: np.rot90(picture, -1),
@@ -133,8 +134,8 @@ def _read(path: str) -> tuple[np.ndarray, str]:
     """Read a photo upright, BGR uint8 [H, W, 3], and how it was turned for that. UserError: it cannot be read."""
     data = read_file(path)
     picture = decode_pixels(data, False, lambda: path)
-    head = data[: 2**16].tobytes().lower()
-    if b"exif" not in head:
+    content = data.tobytes()
+    if not any(mark in content for mark in _EXIF):
         return picture, ""
     stored = cv2.imdecode(data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     if np.array_equal(stored, picture):
