@@ -1,9 +1,12 @@
 """Names that scripts, configs and installed commands of users rely on."""
 
 import importlib
+import inspect
+from pathlib import Path
 
 import pytest
 
+import plsc
 from plsc.cli import COMMANDS, main
 
 NAMES = """
@@ -43,3 +46,19 @@ def test_a_command_finds_its_module(verb, capsys):
     except SystemExit as end:
         code = end.code
     assert code == 0 and capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.mark.parametrize("cls", ["Entry", "Gallery"])
+def test_public_calls_say_their_types(cls):
+    """py.typed promises it to type checkers."""
+    calls = inspect.getmembers(getattr(plsc, cls), inspect.isroutine)
+    own = [(name, inspect.signature(call)) for name, call in calls if not name.startswith("_")]
+    assert own
+    for name, signature in own:
+        parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+        untyped = [parameter.name for parameter in parameters if parameter.annotation is parameter.empty]
+        assert not untyped and signature.return_annotation is not signature.empty, name
+
+
+def test_the_package_is_marked_as_typed():
+    assert Path(plsc.__file__).with_name("py.typed").exists()

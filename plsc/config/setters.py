@@ -192,7 +192,7 @@ class Setters:
         """Set the number of newest checkpoints to keep besides the best."""
         return self._set("Checkpoint.keep", checkpoints, "set_max_last_checkpoint_num")
 
-    def set_model(self, backbone) -> Self:
+    def set_model(self, backbone: Any) -> Self:
         """Train your own paddle.nn.Layer, images [B, C, H, W] -> embeddings [B, D], instead of Model.name's.
 
         D must be Model.embedding_size, see set_emb_size.
