@@ -10,9 +10,9 @@ import plsc
 from plsc.cli import COMMANDS, main
 
 NAMES = """
-plsc:Entry plsc:BACKBONES plsc:DATASETS plsc:__version__
+plsc:Entry plsc:Gallery plsc:BACKBONES plsc:DATASETS plsc:__version__
 plsc.cli:main plsc.cli:train plsc.cli:supervise plsc.cli:evaluate plsc.cli:predict plsc.cli:export plsc.cli:import_weights
-plsc.cli:selftest plsc.cli:convert plsc.cli:doctor plsc.cli:ckpt plsc.cli:plan plsc.cli:benchmark
+plsc.cli:selftest plsc.cli:convert plsc.cli:doctor plsc.cli:gallery plsc.cli:ckpt plsc.cli:plan plsc.cli:benchmark
 plsc.config:load plsc.config:Config plsc.errors:UserError plsc.errors:MissingFileError plsc.errors:CorruptImageError
 plsc.heads:MARGINS plsc.heads.softmax:SoftmaxHead plsc.heads.softmax:HeadOutput
 plsc.heads.margins:Margin plsc.heads.margins:Target plsc.heads.margins:ArcFace plsc.heads.margins:CosFace

@@ -10,6 +10,7 @@ from plsc import Gallery
 from plsc.errors import MissingFileError, UserError
 from plsc.serving.gallery.pictures import people_of
 from plsc.utils.calibration import Calibration
+from tests.launch import run_python
 from tests.serving.fake_embedder import FakeEmbedder, pictures, units
 
 CALIBRATION = Calibration(
@@ -241,6 +242,43 @@ def test_pictures_that_cannot_be_used_are_listed(tmp_path, embedder):
     with pytest.raises(UserError, match="no picture can be used"):
         Gallery.build(tmp_path / "h", embedder, {"Bob": [str(folder / "Bob" / "good.png")]})
     assert not (tmp_path / "h").exists()
+
+
+def test_arrays_that_are_no_samples_are_listed(tmp_path, embedder):
+    wrong = [pictures(1)[0].astype(np.float32), pictures(1)[0, :, :3]]
+    gallery = Gallery.build(tmp_path / "g", embedder, {"Ann": [*pictures(1), *wrong]})
+    assert [each.reason.split(":")[0] for each in gallery.left_out] == ["an array", "an array"]
+    with pytest.raises(UserError, match="there are no pictures"):
+        Gallery.build(tmp_path / "h", embedder, {})
+
+
+@pytest.mark.parametrize(
+    ("names", "owners"), [(["a", "a"], [0, 1]), (["a", "b"], [1, 0]), (["a", "b"], [0, 0]), (["a"], [0, 1])]
+)
+def test_embeddings_that_belong_to_nobody_are_refused(tmp_path, embedder, names, owners):
+    with pytest.raises(UserError, match="names: must be different, and owners number them"):
+        Gallery.from_embeddings(tmp_path / "g", embedder, names, units(2), np.array(owners))
+
+
+def test_many_pictures_of_a_person_leave_room_for_the_others(tmp_path, embedder, monkeypatch):
+    """The nearest rows are all of one person; and few queries at once, since each has so many candidates."""
+    monkeypatch.setattr("plsc.serving.gallery.rows._CANDIDATES", 100)
+    rows = np.concatenate([np.repeat(units(1), 60, axis=0), units(3, seed=1)])
+    owners = np.array([0] * 60 + [1, 2, 3])
+    gallery = Gallery.from_embeddings(tmp_path / "g", embedder, list("abcd"), rows, owners, "images")
+    for found in gallery.search(np.repeat(units(1), 7, axis=0), top=4):
+        assert found[0].name == "a" and sorted(names_of(found)) == list("abcd")
+
+
+def test_a_build_that_was_killed_is_named_before_the_work_begins(tmp_path, embedder):
+    (tmp_path / "g.tmp").mkdir()
+    with pytest.raises(UserError, match=r"g\.tmp: exists already; remove it"):
+        Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1)})
+
+
+def test_galleries_and_exports_need_no_paddle(tmp_path):
+    code = "import sys, plsc.serving.gallery, plsc.serving.embedder, plsc.cli.commands.gallery; sys.exit('paddle' in sys.modules)"
+    run_python("-c", code, cwd=tmp_path)
 
 
 def test_nothing_is_overwritten(gallery, embedder, tmp_path):

@@ -26,7 +26,9 @@ from plsc.checkpoint.manifest import FileSum, seal
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of, layout, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.atomic_write import remove
 from plsc.utils.calibration import Calibration
+from plsc.utils.disk import nearest_folder
 from plsc.utils.version import __version__
 
 FORMAT = 1
@@ -196,16 +198,10 @@ def _check(content: Content, header: Header, path: Path) -> None:
 
 def make_folder(folder: Path, header: Header, content: Content) -> Header:
     """Write the first generation of a new gallery; the folder appears when all of it is on the disk."""
-    beside = folder.with_name(f"{folder.name}.tmp")
+    folder = Path(os.path.abspath(folder))
+    beside = _beside(folder)
     try:
         beside.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(
-            f"{shown(beside)}: exists already; another build is at work, or was killed: remove it"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{shown(beside)}: cannot be made: {error.strerror}; name another folder") from error
-    try:
         header = write(beside, header, content)
         os.rename(beside, folder)  # onto an empty folder, or none
         sync_folder(folder.parent)
@@ -214,19 +210,24 @@ def make_folder(folder: Path, header: Header, content: Content) -> Header:
             f"{shown(folder)}: cannot be written: {error.strerror}; name another folder"
         ) from error
     finally:
-        if beside.exists():
-            for path in beside.iterdir():
-                path.unlink()
-            beside.rmdir()
+        remove(beside)
     return header
 
 
 def refuse_existing(folder: Path) -> None:
-    """Refuse by UserError to build where something is already."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if os.path.lexists(folder):
-        raise UserError(f"{shown(folder)}: exists already; remove it, or name another folder")
+    """Refuse by UserError to build where something is already, or nothing can be written."""
+    folder = Path(os.path.abspath(folder))
+    empty = folder.is_dir() and not any(folder.iterdir())
+    taken = next((path for path in (folder, _beside(folder)) if os.path.lexists(path)), None)
+    if taken and not (taken == folder and empty):
+        raise UserError(f"{shown(taken)}: exists already; remove it, or name another folder")
+    above = nearest_folder(folder.parent)
+    if not os.access(above, os.W_OK):
+        raise UserError(f"{shown(above)}: cannot be written to; name another folder for the gallery")
+
+
+def _beside(folder: Path) -> Path:
+    return Path(f"{folder}.tmp")
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> Any:

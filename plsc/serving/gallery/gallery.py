@@ -87,13 +87,12 @@ class Gallery:
         header = _header(embedder, template, generation=1)
         content, left_out = _embed_people(embedder, people, template)
         if not content.names:
-            raise (
-                UserError(f"{shown(folder)}: no picture can be used, the first: {left_out[0].reason}")
+            why = (
+                f"no picture can be used, the first: {left_out[0].reason}"
                 if left_out
-                else UserError(
-                    f"{shown(folder)}: no people are given; name a folder with a folder for each person"
-                )
+                else "there are no pictures"
             )
+            raise UserError(f"{shown(folder)}: {why}")
         files.make_folder(folder, header, content)
         return cls(folder, left_out)
 
@@ -115,9 +114,18 @@ class Gallery:
             embeddings: float32 [N, D].
             owners: int64 [N], never decreasing: the number of the person of each embedding; each has at least one.
         """
-        folder = Path(folder)
+        folder, owners = Path(folder), np.asarray(owners)
         files.refuse_existing(folder)
         header = _header(embedder, template, generation=1)
+        each_once = len(set(names)) == len(names)
+        if (
+            not each_once
+            or not np.array_equal(np.unique(owners), np.arange(len(names)))
+            or np.any(np.diff(owners) < 0)
+        ):
+            raise UserError(
+                "names: must be different, and owners number them 0, 1, ... in increasing order, none left out"
+            )
         content = _content([*names], [[] for _ in names], _unit(embeddings, header), owners, template)
         files.make_folder(folder, header, content)
         return cls(folder)
@@ -496,7 +504,6 @@ def _content(
 ) -> files.Content:
     if template == "mean" and len(names):
         starts = np.flatnonzero(np.diff(owners, prepend=-1))
-        assert len(starts) == len(names), "each person's embeddings lie one after the other"
         embeddings, lengths = sums(embeddings, starts)
         owners = np.arange(len(names))
     else:

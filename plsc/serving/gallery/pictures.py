@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from plsc.data.folder import read_folder
 from plsc.data.images import CHANNELS, load_image
-from plsc.data.preprocessing import Preprocessing
+from plsc.data.preprocessing import Preprocessing, check_sample
 from plsc.errors import UserError, shown
 from plsc.utils.logging import get_logger
 from plsc.utils.text import duration
@@ -76,7 +76,10 @@ def embed_pictures(
 def _read(picture: Picture, preprocessing: Preprocessing) -> np.ndarray | UserError:
     """Read a picture: uint8 [C, H, W]; or return why it cannot be read."""
     if isinstance(picture, np.ndarray):
-        return picture
+        try:
+            return check_sample(picture, preprocessing.shape, preprocessing.dtype, lambda: "an array")
+        except UserError as error:
+            return error
     if preprocessing.channels not in CHANNELS:
         return UserError(
             f"{shown(picture)}: the network takes samples {preprocessing.samples}, no pictures in files"

@@ -15,6 +15,7 @@ from plsc.evaluation.search import search
 # Rows and queries from which on faiss is used if it is installed; with fewer queries NumPy's products are faster.
 FAISS_ROWS = 100_000
 FAISS_QUERIES = 512
+_CANDIDATES = 2**22  # at once, of all queries
 _MORE = 8  # candidates more than needed, since products of other blocks differ in the last digit
 
 
@@ -61,7 +62,13 @@ class Rows:
         queries: float32 [Q, D] of length 1. Exact: the cosines are computed once more in float64, so that they do not
         depend on the number of queries or the library.
         """
-        most = min(len(self), (people - 1) * int(self._counts.max()) + 1 + _MORE)
+        most = max(1, min(len(self), (people - 1) * int(self._counts.max()) + 1 + _MORE))
+        block = max(1, _CANDIDATES // most)
+        blocks = [queries[start : start + block] for start in range(0, len(queries), block)]
+        return [nearest for block in blocks for nearest in self._nearest(block, people, most)]
+
+    def _nearest(self, queries: np.ndarray, people: int, most: int) -> list[dict[int, float]]:
+        """Find the people among the `most` nearest rows, as `nearest` returns them."""
         found: list[dict[int, float]] = [{} for _ in queries]
         for part in self.parts:
             if not part.count:
