@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from plsc.evaluation.intervals import percent
 from plsc.evaluation.roc import Roc, needed, threshold_at_far
 from plsc.utils.calibration import Threshold
 
@@ -61,6 +62,13 @@ class Fit:
     log_odds: np.ndarray
     prior: float
     held_out: HeldOut | None  # None: too few pairs
+
+    def error_text(self) -> str:
+        """Format the error on pairs held out for people."""
+        if self.held_out is None:
+            return "needs more pairs, or more identities"
+        error, noise = percent(self.held_out.error), percent(self.held_out.noise)
+        return f"{error} on pairs not fitted (an exact one would have {noise} or so)"
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of results.json."""

@@ -248,11 +248,8 @@ class Verification:
         elif lacking:
             lower = "TAR at lower FAR" if len(lacking) < len(self.tar_at_far) else "TAR at FAR"
             labels[lower] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
-        if self.fit and self.fit.held_out:
-            held_out = self.fit.held_out
-            labels["calibration error of P(same)"] = (
-                f"{percent(held_out.error)} on pairs not fitted (an exact one would have {percent(held_out.noise)} or so)"
-            )
+        if self.fit:
+            labels["calibration error of P(same)"] = self.fit.error_text()
         if given:
             labels[IN_BRACKETS] = (
                 f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"

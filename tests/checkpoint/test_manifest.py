@@ -139,6 +139,7 @@ HOSTILE = {
     "state.image_shape.2: Input should be less than": {"state": {"image_shape": [3, 1, 2**40]}},
     "state.margin.t: Input should be a valid number": {"state": {"margin": {"t": "x"}}},
     "state.threshold: Input should be a finite number": {"state": {"threshold": float("nan")}},
+    "state.calibration.method: Field required": {"state": {"calibration": {}}},
     "state.replaced.0: Input should be a valid integer": {"state": {"replaced": [None]}},
     "state.skipped: Input should be a valid integer": {"state": {"skipped": "3"}},
     "state.global_batch: Input should be greater than 0": {"state": {"global_batch": 0}},

@@ -103,7 +103,9 @@ def test_what_cannot_be_fitted_is_none():
     ones = np.ones(4, bool)
     assert fit_pairs(np.linspace(0, 1, 4), ones) is None and fit_pairs(np.linspace(0, 1, 4), ~ones) is None
     assert fit_pairs(np.full(4, 0.5), np.array([True, False, True, False])) is None
-    assert fit_pairs(np.array([0.1, 0.9]), np.array([False, True])).held_out is None
+    two = fit_pairs(np.array([0.1, 0.9]), np.array([False, True]))
+    assert two.held_out is None and two.error_text() == "needs more pairs, or more identities"
+    assert two.numbers()["error"] is None
     result = verify_distances(np.zeros(4), ones)
     assert (result.fit, result.thresholds, result.calibration("a", 0, False)) == (None, [], None)
     assert result.numbers()["calibration"] is None

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.checkpoint.saved import set_threshold
+from plsc.checkpoint.saved import set_calibration, set_threshold
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
 from plsc.serving import embedder as module
@@ -116,3 +116,14 @@ def test_an_export_that_is_none_is_refused(copied, change, message):
     file.unlink()
     with pytest.raises(UserError, match="preprocessing.json: is not there; name the folder"):
         from_export(file.parent)
+
+
+def test_the_calibration_is_that_of_the_checkpoint_for_the_same_embeddings(copied, monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    saved = Checkpoint.open(copied / "checkpoints" / "step-00000012")
+    assert of(copied).calibration == saved.state.calibration == from_export(copied / "export").calibration
+    assert saved.state.calibration.set == "noise pairs"
+    set_calibration(saved, saved.state.calibration.model_copy(update={"flip": True}))
+    assert of(copied).calibration is None  # the threshold is of images that were not mirrored
+    set_threshold(saved, 0.5, "noise pairs", True)
+    assert of(copied).calibration.flip

@@ -128,31 +128,16 @@ def _thresholds(name: str, result: Any) -> Rows:
 
 
 def _groups(name: str, result: Any) -> Rows:
-    """Make a line for each group and FAR, the FAR there beside that of the group at the threshold of all."""
+    """Make a line for each group and FAR that it allows: its threshold, and its FAR at the threshold of all."""
     lines = []
     for group in result.groups:
         pairs = f"{group.same:,} same, {group.different:,} different"
         common = dict(zip((point.far for point in result.thresholds), group.far_at_common))
-        lines += [
-            [
-                shown(group.name),
-                pairs,
-                f"at most {point.far:g}",
-                cosine_with_interval(point),
-                percent(common[point.far]),
-            ]
-            for point in group.thresholds
-        ] or [[shown(group.name), pairs, "too few different pairs", "", ""]]
-    return [
-        [
-            f"group of {name}",
-            "pairs",
-            "FAR",
-            "its threshold (cosine, 95 % confidence)",
-            "its FAR at the threshold of all",
-        ],
-        *lines,
-    ]
+        for point in group.thresholds:
+            rates = (f"at most {point.far:g}", cosine_with_interval(point), percent(common[point.far]))
+            lines.append([shown(group.name), pairs, *rates])
+    columns = ("pairs", "FAR", "its threshold (cosine, 95 % confidence)", "its FAR at the threshold of all")
+    return [[f"group of {name}", *columns], *lines]
 
 
 def _hardest(name: str, result: Any) -> Rows:
