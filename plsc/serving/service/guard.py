@@ -83,9 +83,8 @@ class Guard:
             check_token(headers, options.token)
         if self._bodies > options.queue:
             raise Refusal(503, f"{options.queue} requests are in progress; try again later")
-        if (
-            int(headers.get("content-length") or 0) > options.max_bytes
-        ):  # the server has checked that it is a number
+        length = int(headers.get("content-length") or 0)  # the server has checked that it is a number
+        if length > options.max_bytes:
             raise _too_large(options)
 
 
