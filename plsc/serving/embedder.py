@@ -220,6 +220,8 @@ def _onnx_runtime(folder: Path, names: dict):
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; it warns of each constant that it removes
+    # Its threads would wait for the next batch at full speed, and take the processors from what prepares it.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(
         str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
     )
