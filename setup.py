@@ -61,7 +61,7 @@ setup(
     ext_modules=[KERNELS] if WITH_KERNELS else [],
     options={"bdist_wheel": {"py_limited_api": "cp39"}} if WITH_KERNELS else {},
     package_data={
-        "": ["*.jinja", "*.html", "*.css", "*.js"],
+        "": ["*.jinja", "page/*"],
         "plsc": ["py.typed"],
         **{f"plsc.{part}.kernels": ["*.cpp", "*.h"] for part in ("backbones", "heads", "utils")},
     },

@@ -1,0 +1,18 @@
+"""What an installation copies: every file of plsc/, not the modules alone."""
+
+from tests.launch import ROOT, run_python
+
+
+def files(folder):
+    """The files below a folder, without what Python and compilers leave there."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".so")]
+    return {path.relative_to(folder).as_posix() for path in found}
+
+
+def test_every_file_is_copied(tmp_path):
+    run_python(
+        "setup.py", "--quiet", "build_py", "--build-lib", tmp_path, cwd=ROOT, PYTHONDONTWRITEBYTECODE="1"
+    )
+    copied = files(tmp_path / "plsc")
+    assert "serving/service/page/index.html" in copied and "py.typed" in copied
+    assert copied == files(ROOT / "plsc")
