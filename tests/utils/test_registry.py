@@ -143,5 +143,5 @@ def test_builtin_names():
             "IjbPairs",
             "ImageFolder",
         ),
-        *("ImageList", "ImagePairs", "PairList", "RecImages", "Synthetic"),
+        *("ImageList", "ImagePairs", "PairList", "QueryGallery", "RecImages", "Synthetic"),
     ]
