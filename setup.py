@@ -88,7 +88,7 @@ setup(
         ],
         "faiss": ["faiss-cpu"],
         "loggers": ["mlflow", "tensorboardX", "wandb"],
-        "serve": ["fastapi", "prometheus-client", "python-multipart", "uvicorn"],
+        "serve": ["fastapi>=0.110", "prometheus-client>=0.18", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [
             "kubernetes-validate",  # the schemas of Kubernetes, for tools/cluster
             "pytest",

@@ -242,6 +242,10 @@ def test_openapi_has_every_path_and_its_page_takes_nothing_from_elsewhere(client
     _, schema = client.ask("GET", "/openapi.json")
     assert {"/embed", "/verify", "/search", "/people", "/health", "/metrics"} <= set(schema["paths"])
     assert all(operation["description"] for path in schema["paths"].values() for operation in path.values())
+    assert (
+        schema["components"]["schemas"]["Comparison"]["properties"]["similarity"]["description"]
+        == "The cosine, -1 to 1."
+    )
     for path in ("/", "/docs", "/page.js", "/page.css", "/docs.js"):
         status, text, headers = client.ask_all("GET", path)
         assert status == 200 and "http://" not in text and "https://" not in text and "//cdn" not in text

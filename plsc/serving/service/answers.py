@@ -5,26 +5,34 @@
 
 from typing import Optional
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
-class Problem(BaseModel):
+class _Answer(BaseModel):
+    """An answer in JSON."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Problem(_Answer):
     """What is wrong with a request."""
 
     error: str
+    """One line."""
 
 
-class Embeddings(BaseModel):
+class Embeddings(_Answer):
     """Embeddings of length 1: the dot product of two is their similarity."""
 
     embeddings: list[list[float]]
+    """In the order of the pictures."""
     network: str
     """Embeddings of other networks cannot be compared with these."""
     faces: Optional[list[int]] = None
     """With align: how many faces each picture shows; the largest was taken."""
 
 
-class Comparison(BaseModel):
+class Comparison(_Answer):
     """How alike two pictures are, or a picture and a name."""
 
     similarity: float
@@ -32,21 +40,26 @@ class Comparison(BaseModel):
     probability: Optional[float] = None
     """P(same); null where the network was not calibrated."""
     threshold: Optional[float] = None
+    """The cosine above which it is the same."""
     same: Optional[bool] = None
     """Whether the similarity is above the threshold; null where there is no threshold."""
     faces: Optional[list[int]] = None
+    """With align: how many faces each picture shows; the largest was taken."""
 
 
-class Candidate(BaseModel):
+class Candidate(_Answer):
     """A name of the gallery, and how alike the picture is."""
 
     name: str
     similarity: float
+    """The cosine, -1 to 1."""
     probability: Optional[float] = None
+    """P(same); null where the network was not calibrated."""
     accepted: Optional[bool] = None
+    """Whether the similarity is above the threshold; null where there is no threshold."""
 
 
-class Search(BaseModel):
+class Search(_Answer):
     """The names most like a picture, best first."""
 
     verdict: str
@@ -54,37 +67,45 @@ class Search(BaseModel):
     name: Optional[str] = None
     """Of the best match, if it is accepted."""
     threshold: Optional[float] = None
+    """The cosine above which a match is accepted."""
     matches: list[Candidate]
+    """Each name once, best first."""
     faces: Optional[list[int]] = None
+    """With align: how many faces the picture shows; the largest was taken."""
 
 
-class People(BaseModel):
+class People(_Answer):
     """Names of the gallery, sorted."""
 
     count: int
+    """Of all names."""
     names: list[str]
 
 
-class Changed(BaseModel):
+class Changed(_Answer):
     """What was added or removed."""
 
     name: str
     pictures: Optional[int] = None
+    """How many were added."""
     count: int
     """Names in the gallery now."""
 
 
-class Health(BaseModel):
+class Health(_Answer):
     """Whether the service works."""
 
     status: str
+    """"ok"."""
 
 
-class About(BaseModel):
+class About(_Answer):
     """What the service is and takes."""
 
     network: str
+    """Its identity, the same for a checkpoint and its exports."""
     described: str
+    """Where it is from."""
     size: list[int]
     """Height and width of the network's pictures; others are resized."""
     channels: str

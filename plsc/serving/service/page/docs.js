@@ -45,7 +45,8 @@ function show(method, path, operation, schemas) {
   const schema = good.content?.["application/json"]?.schema;
   if (schema?.$ref) {
     const fields = Object.entries(schemas[nameOf(schema)].properties);
-    section.append(make("p", "faint", "answers"), table(["field", "type"], fields.map(([name, field]) => [name, typeOf(field)])));
+    section.append(make("p", "faint", "answers"), table(["field", "type", ""], fields.map(([name, field]) =>
+      [name, typeOf(field), field.description || ""])));
   }
   return section;
 }
