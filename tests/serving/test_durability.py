@@ -114,6 +114,19 @@ def test_a_new_generation_that_is_not_finished_leaves_the_old_one(gallery, monke
     assert len(list(gallery.folder.iterdir())) == 5
 
 
+def test_a_full_disk_does_not_take_back_what_is_in_the_log(gallery, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("plsc.serving.gallery.gallery._LEAST_LOG", 1)
+    monkeypatch.setattr(files, "write_synced", full)
+    gallery.add("Cy", units(50))
+    assert "the log could not be made part of the rows" in capsys.readouterr().out
+    monkeypatch.undo()
+    opened = Gallery.open(gallery.folder)
+    assert opened.names() == ["Ann", "Bob", "Cy"] and opened.header.generation == 1
+
+
 def test_a_build_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

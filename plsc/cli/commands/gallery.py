@@ -118,6 +118,10 @@ def _upgrade(args: argparse.Namespace) -> Answer:
 def _made(gallery: Gallery, what: str) -> Answer:
     others = gallery.left_out
     text = f"{shown(gallery.folder)}: {what}, {len(gallery):,} people, {gallery.rows:,} rows"
+    if gallery.threshold is None:
+        text += "\nno threshold: give --threshold to search, or measure one with plsc-gallery evaluate --set-threshold"
+    else:
+        text += f"\nthreshold {gallery.threshold:.4f}, the checkpoint's, of pairs: plsc-gallery evaluate measures it against all people here"
     text += "".join(f"\nleft out, {shown(each.name)}: {each.reason}" for each in others)
     return text, {**_facts(gallery), "left_out": [each._asdict() for each in others]}, int(bool(others))
 

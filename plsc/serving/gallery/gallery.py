@@ -275,7 +275,10 @@ class Gallery:
             self._replay()
             rows_bytes = self._header.files[self._header.rows_file].bytes
             if self._read_up_to > max(_LEAST_LOG, min(_MOST_LOG, rows_bytes // 4)):
-                self._replace(self._header, self._content())
+                try:
+                    self._replace(self._header, self._content())
+                except UserError as error:  # the change itself is on the disk
+                    get_logger().warning(f"the log could not be made part of the rows: {error}")
 
     def upgrade(self, embedder: Any, people: Mapping[str, Sequence[Picture]] | None = None) -> None:
         """Embed all people anew by another network, and take over its threshold; all or nothing.
