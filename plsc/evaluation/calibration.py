@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from plsc.evaluation.intervals import percent
+from plsc.evaluation.intervals import Z, percent
 from plsc.evaluation.roc import Roc, needed, threshold_at_far
 from plsc.utils.calibration import Threshold
 
@@ -29,9 +29,9 @@ BINS = 15  # of P(same), equally wide, as Guo et al. 2017 (arXiv:1706.04599) hav
 FOLDS = 10
 _CELLS = 4096
 _KNOTS = 65
+_LEAST = 1e-9  # between the lowest and the highest cosine; less is rounding
 _STEPS = 100  # of Newton's method, which takes about ten
 _SEED = 20180901
-_Z = 1.959964  # the normal distribution's quantile of 95 %
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def fit_pairs(similarity: np.ndarray, same: np.ndarray, of_pair: np.ndarray | No
     """
     similarity = np.clip(similarity, -1, 1)
     low, high = float(similarity.min()), float(similarity.max())
-    if low == high or same.all() or not same.any():
+    if high - low < _LEAST or same.all() or not same.any():
         return None
     edges = np.linspace(low, high, _CELLS + 1)
     cell = np.searchsorted(edges[1:-1], similarity, side="right")
@@ -237,7 +237,7 @@ def thresholds(
         variance = far * (1 - far) / count
         if of_pair is not None:
             variance = max(variance, _variance_of_mean((similarity > cosine).astype(float), of_pair))
-        spread = _Z * np.sqrt(variance)
+        spread = Z * np.sqrt(variance)
         points.append(
             Threshold(
                 far=far,

@@ -27,7 +27,7 @@ EXACT_PAIRS = 20_000
 LEVEL = 0.95
 IN_BRACKETS = "in brackets"  # label of the line that explains the brackets
 _QUANTILES = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-_Z = 1.959964  # the normal distribution's quantile of LEVEL
+Z = 1.959964  # the normal distribution's quantile of LEVEL
 _SEED = 20180901
 _BLOCK = 1 << 20  # numbers at a time
 
@@ -119,8 +119,8 @@ def _draws_of_identities(cell: np.ndarray, cells: int, identities: np.ndarray) -
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Compute Wilson's score interval of a share of `count` independent trials (Wilson 1927); never empty,
     unlike the bootstrap's of a share of 1."""
-    centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
-    half = _Z / (1 + _Z**2 / count) * np.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z / (1 + Z**2 / count) * np.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
     # The bounds of a share of 0 and 1 are 0 and 1, which rounding would miss.
     return float(max(0.0, min(share, centre - half))), float(min(1.0, max(share, centre + half)))
 

@@ -34,7 +34,7 @@ CAN_ONNX = paddle.__version__.startswith("3") and all(
 )
 FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
 WRITTEN = {"config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "report.html"}
-PICTURES = {"curves.png", "roc.png", "det.png", "histogram.png", "worst_pairs.png"}
+PICTURES = {"curves.png", "roc.png", "det.png", "histogram.png", "calibration.png", "worst_pairs.png"}
 WRITTEN |= {"results.json", *PICTURES}
 
 
@@ -101,7 +101,9 @@ def test_training_returns_and_prints_the_last_verification(run):
 
 def test_the_report_stands_alone_and_shows_the_run(trained):
     page = (trained / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 5 and "<script" not in page and "http" not in page
+    assert (
+        page.count("data:image/png;base64,") == len(PICTURES) and "<script" not in page and "http" not in page
+    )
     assert "dist_arcface" in page and "max_steps: 12" in page
     assert "best and last step, 12: verification on noise pairs" in page
     for fact in ("date", "command", "version", "trained on", "Synthetic", "23 classes", trained.name):
