@@ -107,6 +107,8 @@ def test_another_network_needs_an_upgrade(folder, capsys):
     assert run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml", "--threshold", "0.9")[0] == 0
     code, _, err = run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml", "--far", "0.1")
     assert code == 2 and "g has no calibration; store one with plsc-eval --calibrate" in err
+    code, _, err = run(capsys, "search", "g", "stranger.png", "-o", "Global.seed=1")
+    assert code == 2 and err.endswith("ERROR -o: changes the config that -c names; give -c too\n")
     code, _, err = run(capsys, "search", "g", "stranger.png")
     assert code == 2 and "does not say where its network is; name its run with -c" in err
 

@@ -1,6 +1,7 @@
 """Galleries on the disk: processes that are killed, disks that are full, and two that write at once."""
 
 import errno
+import json
 import os
 import threading
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
+from plsc.checkpoint.tensorfile import crc32_of
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
-from plsc.serving.gallery import files
+from plsc.serving.gallery import files, log
 from tests.serving.fake_embedder import FakeEmbedder, units
 from tests.serving.kill_adders import kill_again_and_again
 
@@ -65,6 +67,48 @@ def test_an_altered_record_is_not_taken_for_an_unfinished_one(gallery):
         log_of(gallery).write_bytes(whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :])
         with pytest.raises(UserError, match="the record at byte 0 fails its checksum"):
             Gallery.open(gallery.folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [[], {}, {"add": "Cy"}, {"add": 1, "sources": []}, {"add": "Cy", "sources": [1]}, {"remove": ["Ann"]}],
+)
+def test_a_log_of_somebody_who_can_compute_checksums_is_refused(gallery, fields):
+    log_of(gallery).write_bytes(log.encode(fields, units(1)))
+    with pytest.raises(UserError, match="the record at byte 0 fails its checksum"):
+        Gallery.open(gallery.folder)
+
+
+def test_an_array_that_is_no_embedding_is_refused(gallery):
+    log_of(gallery).write_bytes(log.encode({"add": "Cy", "sources": []}, units(1, size=7)))
+    with pytest.raises(UserError, match="the record at byte 0"):
+        Gallery.open(gallery.folder)
+
+
+@pytest.mark.parametrize(
+    "people", [[], {}, {"names": ["Ann", "Ann"], "sources": [[], []]}, {"names": [1, 2]}]
+)
+def test_people_who_do_not_fit_the_rows_are_refused(gallery, people):
+    path = gallery.folder / gallery.header.people_file
+    path.write_text(json.dumps(people))
+    sums = {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
+    changed = {**gallery.header.files, path.name: files.FileSum(**sums)}
+    files.write_header(gallery.folder, gallery.header.model_copy(update={"files": changed}))
+    with pytest.raises(UserError, match="does not fit people-1.json; restore the gallery"):
+        Gallery.open(gallery.folder)
+
+
+def test_searching_goes_on_while_another_process_has_the_lock(gallery, monkeypatch):
+    """A thread that waits to write does not stop those that read."""
+    monkeypatch.setattr("plsc.serving.gallery.gallery._WAIT", 20.0)
+    with hold(gallery.folder):
+        writer = threading.Thread(target=gallery.add, args=("Cy", units(1)))
+        writer.start()
+        for _ in range(20):
+            gallery.refresh()
+            assert gallery.search(units(1), top=1)[0][0].name == "Ann" and writer.is_alive()
+    writer.join()
+    assert "Cy" in gallery.names()
 
 
 @pytest.mark.parametrize("name", ["fsync", "write"])

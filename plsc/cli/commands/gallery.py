@@ -1,7 +1,9 @@
 """plsc-gallery: keep the embeddings of known people, and find out whom a picture shows.
 
-plsc-gallery build faces.gallery -c output/config.yaml people/
-plsc-gallery search faces.gallery picture.png
+    plsc-gallery build faces.gallery -c output/config.yaml people/
+    plsc-gallery search faces.gallery picture.png
+
+The answer goes to stdout, the log to stderr.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
         said, answer, code = _VERBS[args.verb](args)
-    print(json.dumps(answer, ensure_ascii=False) if args.json else said)
+    print(json.dumps(answer) if args.json else said)
     return code
 
 
@@ -209,6 +211,8 @@ def _embedder(args: argparse.Namespace, gallery: Gallery | None = None) -> Any:
     environment.prepare()
     from plsc.serving import embedder
 
+    if args.override and not args.config:
+        raise UserError("-o: changes the config that -c names; give -c too")
     if args.export:
         return embedder.from_export(args.export)
     if args.config:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 from plsc.evaluation.identification import FPIRS, threshold_at_fpir
 from plsc.evaluation.intervals import IN_BRACKETS, wilson, with_interval
 from plsc.serving.gallery.gallery import Gallery
@@ -102,7 +102,7 @@ def evaluate(gallery: Gallery, embeddings: np.ndarray, names: Sequence[str]) -> 
     """
     known = set(gallery.names())
     if not known:
-        raise UserError(f"{gallery.folder}: has no people; add some first")
+        raise UserError(f"{shown(gallery.folder)}: has no people; add some first")
     nearest = [found[0] for found in gallery.search(embeddings, top=1, threshold=-1.0)]
     cosine = np.array([match.similarity for match in nearest])
     right = np.array([match.name == name for match, name in zip(nearest, names)], bool)

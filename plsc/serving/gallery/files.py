@@ -175,25 +175,30 @@ def read(folder: Path, header: Header) -> Content:
             raise DamagedError(f"{shown(path)}: fails its checksum; {_OTHER}")
     tensors = TensorFile(folder / header.rows_file)
     people = json.loads((folder / header.people_file).read_bytes())
-    embeddings, owners = tensors.map("embeddings"), tensors.read("owners")
-    content = Content(people["names"], people["sources"], embeddings, owners, tensors.read("lengths"))
-    _check(content, header, folder / header.rows_file)
+    try:
+        embeddings, owners = tensors.map("embeddings"), tensors.read("owners")
+        content = Content(people["names"], people["sources"], embeddings, owners, tensors.read("lengths"))
+        sound = _fit(content, header)
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:  # whoever wrote them can compute checksums
+        raise DamagedError(f"{shown(folder / header.rows_file)}: does not fit {header.people_file}; {_OTHER}")
     return content
 
 
-def _check(content: Content, header: Header, path: Path) -> None:
-    """Refuse rows that do not fit each other; only a program that can compute checksums makes such."""
+def _fit(content: Content, header: Header) -> bool:
+    """Say whether the parts of a content have the types and sizes that they must have."""
     rows, people = len(content.owners), len(content.names)
-    fits = (
+    return (
         content.embeddings.shape == (rows, header.embedding_size)
         and content.embeddings.dtype == content.lengths.dtype == np.float32
         and content.owners.dtype == np.int64
         and content.lengths.shape == (rows,)
         and len(content.sources) == people == len(set(content.names))
+        and all(isinstance(name, str) for name in content.names)
+        and all(isinstance(sources, list) for sources in content.sources)
         and (rows == 0 or (content.owners.min() >= 0 and content.owners.max() < people))
     )
-    if not fits:
-        raise DamagedError(f"{shown(path)}: its arrays do not fit each other; {_OTHER}")
 
 
 def make_folder(folder: Path, header: Header, content: Content) -> Header:

@@ -17,7 +17,8 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.lock import hold
 from plsc.errors import UserError, shown
 from plsc.serving.gallery import files, log
-from plsc.serving.gallery.pictures import LeftOut, Picture, embed_pictures
+from plsc.serving.gallery.content import content_of, embed_people, header_of, unit
+from plsc.serving.gallery.pictures import LeftOut, Picture
 from plsc.serving.gallery.rows import Rows, sums
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
@@ -84,8 +85,8 @@ class Gallery:
         """
         folder = Path(folder)
         files.refuse_existing(folder)
-        header = _header(embedder, template, generation=1)
-        content, left_out = _embed_people(embedder, people, template)
+        header = header_of(embedder, template, generation=1)
+        content, left_out = embed_people(embedder, people, template)
         if not content.names:
             why = (
                 f"no picture can be used, the first: {left_out[0].reason}"
@@ -116,7 +117,7 @@ class Gallery:
         """
         folder, owners = Path(folder), np.asarray(owners)
         files.refuse_existing(folder)
-        header = _header(embedder, template, generation=1)
+        header = header_of(embedder, template, generation=1)
         each_once = len(set(names)) == len(names)
         if (
             not each_once
@@ -126,7 +127,7 @@ class Gallery:
             raise UserError(
                 "names: must be different, and owners number them 0, 1, ... in increasing order, none left out"
             )
-        content = _content([*names], [[] for _ in names], _unit(embeddings, header), owners, template)
+        content = content_of([*names], [[] for _ in names], unit(embeddings, header), owners, template)
         files.make_folder(folder, header, content)
         return cls(folder)
 
@@ -198,7 +199,7 @@ class Gallery:
         Raises UserError for embeddings of another size or not finite, or where no threshold is known.
         """
         limit = self._limit(threshold)
-        queries = _unit(embeddings, self._header)
+        queries = unit(embeddings, self._header)
         if top < 1:
             raise UserError(f"top: must be at least 1, got {top}")
         with self._mutex:
@@ -216,7 +217,7 @@ class Gallery:
         Raises UserError for an unknown name, and what `search` raises.
         """
         limit = self._limit(threshold)
-        query = _unit(embeddings, self._header).sum(axis=0, dtype=np.float64)
+        query = unit(embeddings, self._header).sum(axis=0, dtype=np.float64)
         query /= max(float(np.linalg.norm(query)), 1e-12)
         with self._mutex:
             rows, _ = self._rows.of(self._number(name))
@@ -252,7 +253,7 @@ class Gallery:
             embeddings: float32 [n, D], n at least 1.
             sources: the paths of the pictures.
         """
-        rows = _unit(embeddings, self._header)
+        rows = unit(embeddings, self._header)
         if not name or not len(rows):
             raise UserError(
                 f"add: needs a name and at least one embedding, got '{shown(name)}' and {len(rows)}"
@@ -264,15 +265,16 @@ class Gallery:
         self._write({"remove": name})
 
     def _write(self, fields: dict[str, Any], embeddings: np.ndarray | None = None) -> None:
-        with self._mutex, self._held():
-            if "remove" in fields:
-                self._number(fields["remove"])
-            record = log.encode(fields, embeddings)
-            try:
-                log.append(self.folder / self._header.log_file, self._read_up_to, record)
-            except OSError as error:
-                raise self._unwritable(error) from error
-            self._replay()
+        with self._held():
+            with self._mutex:
+                if "remove" in fields:
+                    self._number(fields["remove"])
+                record = log.encode(fields, embeddings)
+                try:
+                    log.append(self.folder / self._header.log_file, self._read_up_to, record)
+                except OSError as error:
+                    raise self._unwritable(error) from error
+                self._replay()
             rows_bytes = self._header.files[self._header.rows_file].bytes
             if self._read_up_to > max(_LEAST_LOG, min(_MOST_LOG, rows_bytes // 4)):
                 try:
@@ -286,16 +288,16 @@ class Gallery:
         Args:
             people: name -> pictures; None: those that were recorded.
 
-        With the network that the gallery has, only threshold and calibration are taken over. Other processes cannot write
-        meanwhile. Raises UserError if somebody has no picture that can be used.
+        With the network that the gallery has, only threshold and calibration are taken over. Others can search meanwhile, and
+        not write. Raises UserError if somebody has no picture that can be used.
         """
-        with self._mutex, self._held():
-            header = _header(embedder, self._header.template, self._header.generation)
+        with self._held():
+            header = header_of(embedder, self._header.template, self._header.generation)
             if (header.network, header.flip) == (self._header.network, self._header.flip) and people is None:
                 self._replace(header, self._content())
                 return
-            given = people or {name: self.sources(name) for name in self._numbers}
-            content, self.left_out = _embed_people(
+            given = {name: self.sources(name) for name in self._numbers} if people is None else people
+            content, self.left_out = embed_people(
                 embedder, {name: given.get(name, ()) for name in self._numbers}, header.template
             )
             lacking = sorted(self._numbers.keys() - set(content.names))
@@ -310,7 +312,7 @@ class Gallery:
         """Accept matches above this cosine from now on, in all processes. UserError outside [-1, 1]."""
         if not -1 <= cosine <= 1:
             raise UserError(f"threshold: must be a cosine from -1 to 1, got {cosine:g}")
-        with self._mutex, self._held():
+        with self._held(), self._mutex:
             try:
                 files.write_header(self.folder, self._header.model_copy(update={"threshold": float(cosine)}))
             except OSError as error:
@@ -326,7 +328,8 @@ class Gallery:
         except OSError as error:
             raise self._unwritable(error) from error
         files.remove_others(self.folder, header)
-        self._load()
+        with self._mutex:
+            self._load()
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(
@@ -350,17 +353,21 @@ class Gallery:
 
     def refresh(self) -> None:
         """Read what other processes have written since."""
-        with self._mutex:
-            if _identity(self.folder) != self._identity:
-                self._load()
-                return
-            try:
-                self._replay()
-            except DamagedError:
-                with self._held():  # it was read while another process wrote
-                    pass
-            except FileNotFoundError:
-                self._load()
+        try:
+            with self._mutex:
+                self._read_news()
+        except DamagedError:
+            with self._held():  # it may have been read while another process wrote: once more, while none can
+                pass
+
+    def _read_news(self) -> None:
+        if _identity(self.folder) != self._identity:
+            self._load()
+            return
+        try:
+            self._replay()
+        except FileNotFoundError:
+            self._load()
 
     def _load(self) -> None:
         """Read the present generation and its log."""
@@ -396,9 +403,10 @@ class Gallery:
 
     def _apply(self, record: log.Record) -> None:
         if "remove" in record.fields:
-            number = self._numbers.pop(record.fields["remove"])
-            self._rows.remove(number)
-            self._sources[number] = []
+            number = self._numbers.pop(record.fields["remove"], None)
+            if number is not None:
+                self._rows.remove(number)
+                self._sources[number] = []
             return
         name, rows = record.fields["add"], record.embeddings
         lengths = np.ones(len(rows), np.float32)
@@ -418,12 +426,10 @@ class Gallery:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold the folder's lock, and know all that other processes have written."""
+        """Hold the folder's lock, knowing all that other processes have written. Take `_mutex` after it, never before."""
         with hold(self.folder, "try again", _WAIT):
-            if _identity(self.folder) != self._identity:
-                self._load()
-            else:
-                self._replay()
+            with self._mutex:
+                self._read_news()
             yield
 
     def _say_unfinished(self) -> None:
@@ -450,65 +456,3 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
 
 def _name(network: Any) -> str:
     return f"{shown(network.described)} ({network.network[:12]})"
-
-
-def _header(embedder: Any, template: str, generation: int) -> files.Header:
-    return files.Header(
-        generation=generation,
-        network=embedder.network,
-        described=embedder.described,
-        origin=embedder.origin,
-        flip=embedder.flip,
-        preprocessing=embedder.preprocessing.to_json(),
-        embedding_size=embedder.embedding_size,
-        template=template,
-        threshold=embedder.threshold,
-        calibration=embedder.calibration and embedder.calibration.to_json(),
-    )
-
-
-def _unit(embeddings: np.ndarray, header: files.Header) -> np.ndarray:
-    """Return embeddings float32 [n, D] at length 1. UserError for another size, and for zeros."""
-    embeddings = np.atleast_2d(np.asarray(embeddings, np.float32))
-    if embeddings.ndim != 2 or embeddings.shape[1] != header.embedding_size:
-        raise UserError(
-            f"embeddings: must be float32 [n, {header.embedding_size}], got {list(embeddings.shape)}"
-        )
-    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    if not np.isfinite(lengths).all() or (lengths == 0).any():
-        raise UserError("embeddings: must be finite and not all zeros; is the picture black?")
-    near = np.abs(lengths - 1).max(initial=0) < 1e-6
-    return embeddings if near else embeddings / lengths
-
-
-def _embed_people(
-    embedder: Any, people: Mapping[str, Sequence[Picture]], template: str
-) -> tuple[files.Content, list[LeftOut]]:
-    """Embed all pictures of all people; those of whom no picture can be used are not in the content."""
-    names = [*people]
-    pictures = [picture for name in names for picture in people[name]]
-    owners = np.repeat(np.arange(len(names)), [len(people[name]) for name in names])
-    embeddings, kept, left_out = embed_pictures(
-        embedder, pictures, [names[owner] for owner in owners.tolist()]
-    )
-    for each in left_out:
-        get_logger().warning(f"left out: {each.reason}")
-    present, numbers = np.unique(owners[kept], return_inverse=True)
-    sources: list[list[str]] = [[] for _ in present]
-    for number, picture in zip(numbers.tolist(), kept.tolist()):
-        if not isinstance(pictures[picture], np.ndarray):
-            sources[number].append(os.path.abspath(pictures[picture]))
-    used = [names[number] for number in present.tolist()]
-    return _content(used, sources, embeddings, numbers, template), left_out
-
-
-def _content(
-    names: list[str], sources: list[list[str]], embeddings: np.ndarray, owners: np.ndarray, template: str
-) -> files.Content:
-    if template == "mean" and len(names):
-        starts = np.flatnonzero(np.diff(owners, prepend=-1))
-        embeddings, lengths = sums(embeddings, starts)
-        owners = np.arange(len(names))
-    else:
-        lengths = np.ones(len(embeddings), np.float32)
-    return files.Content(names, sources, embeddings, owners.astype(np.int64, copy=False), lengths)

@@ -83,10 +83,27 @@ def read(path: Path, start: int, width: int) -> Iterator[Record]:
                 return
             if crc != zlib.crc32(payload):
                 raise DamagedError(_damaged(path, start))
-            fields = json.loads(payload[:text_bytes])
+            try:
+                fields = _check(json.loads(payload[:text_bytes]))
+                embeddings = np.frombuffer(payload, "<f4", offset=text_bytes).reshape(-1, width)
+            except ValueError as error:  # whoever wrote it can compute checksums
+                raise DamagedError(_damaged(path, start)) from error
             start += _HEAD.size + len(payload)
-            embeddings = np.frombuffer(payload, "<f4", offset=text_bytes).reshape(-1, width)
             yield Record(fields, embeddings, start)
+
+
+def _check(fields: Any) -> dict[str, Any]:
+    """Return the fields of a change. Raises ValueError if they are something else."""
+    removal = isinstance(fields, dict) and fields.keys() == {"remove"} and isinstance(fields["remove"], str)
+    addition = (
+        isinstance(fields, dict)
+        and fields.keys() == {"add", "sources"}
+        and isinstance(fields["sources"], list)
+        and all(isinstance(text, str) for text in (fields["add"], *fields["sources"]))
+    )
+    if not (removal or addition):
+        raise ValueError("is no change of a gallery")
+    return fields
 
 
 def _damaged(path: Path, start: int) -> str:
