@@ -63,6 +63,17 @@ def test_read_is_a_copy_that_outlives_the_file(tmp_path):
     np.testing.assert_array_equal(array, ARRAYS["weight"] + 1)
 
 
+def test_a_mapped_array_may_be_changed_and_outlives_the_file(tmp_path):
+    write(tmp_path / "a")
+    file = TensorFile(tmp_path / "a")
+    mapped = {name: file.map(name) for name in ARRAYS}
+    mapped["weight"][0] = 0
+    assert_equal({name: TensorFile(tmp_path / "a").read(name) for name in ARRAYS}, ARRAYS)
+    (tmp_path / "a").unlink()
+    assert not mapped.pop("weight")[0].any()
+    assert_equal(mapped, {name: ARRAYS[name] for name in mapped})
+
+
 def test_bfloat16_is_read_as_its_bits(tmp_path):
     header = b'{"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}'
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + b"\x80\x3f\x00\x40")
