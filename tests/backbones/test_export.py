@@ -102,6 +102,10 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
     ]
     assert shapes == [["batch", *SHAPE], ["batch", 16]]
     assert report["files"]["onnx"]["opset"] == 15
+    used = {name for node in graph.node for name in node.input} | {"embedding"}
+    assert all(
+        used.intersection(node.output) for node in graph.node
+    )  # ONNX Runtime warns of each that is not used
     session = onnxruntime.InferenceSession(
         tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"]
     )

@@ -89,6 +89,7 @@ def save_onnx(folder: Path, source: dict, opset: int) -> dict:
         ) from error
     model = onnx.load_from_string(text)
     _rename(model.graph, model.graph.output[0].name, "embedding")
+    _drop_unused_constants(model.graph)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(folder / MODEL))
     made = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
@@ -104,6 +105,13 @@ def _rename(graph, old: str, new: str) -> None:
     graph.output[0].name = new
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
+
+
+def _drop_unused_constants(graph) -> None:
+    """Remove the constants that paddle2onnx leaves behind: ONNX Runtime warns of each, whenever the graph is loaded."""
+    used = {name for node in graph.node for name in node.input}
+    for node in [node for node in graph.node if node.op_type == "Constant" and used.isdisjoint(node.output)]:
+        graph.node.remove(node)
 
 
 def _predictor(program: Path) -> inference.Predictor:
