@@ -311,7 +311,7 @@ def test_8_bits_that_lose_more_than_half_a_point_are_refused_and_the_older_expor
         )
     assert str(error.value) == (
         "Export.formats: onnx_int8: accuracy 89.40 % on people, in float32 90.00 %; more than 0.5 points are lost: "
-        "leave onnx_int8 out, or try more Export.int8_pictures (here 6)"
+        "leave onnx_int8 out, or try more Export.int8_pictures (here 6) or a larger main set"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -71,7 +71,7 @@ def save_int8(
         raise UserError(
             f"Export.formats: onnx_int8: accuracy {100 * after.accuracy:.2f} % on {shown(data.title)}, in float32 "
             f"{100 * before.accuracy:.2f} %; more than {100 * LOSS:g} points are lost: leave onnx_int8 out, or try more "
-            f"Export.int8_pictures (here {len(data.pictures):,})"
+            f"Export.int8_pictures (here {len(data.pictures):,}) or a larger main set"
         )
     facts = {
         # Its embeddings are not to be compared with the float network's: galleries know a network by this.
