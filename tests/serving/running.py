@@ -83,6 +83,11 @@ def picture(seed: int = 0, size: tuple[int, ...] = (8, 8), kind: str = ".png", n
     return cv2.imencode(kind, pixels.astype(np.uint8))[1].tobytes()
 
 
+def samples(data: bytes) -> np.ndarray:
+    """What a network of grey pictures sees of an encoded one of its size: uint8 [1, H, W]."""
+    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)[None]
+
+
 @contextmanager
 def running(app: Any) -> Iterator[Client]:
     """Serve `app` on a free port while the block runs."""

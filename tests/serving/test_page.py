@@ -1,18 +1,15 @@
 """The page in a real Chromium: pictures are given, verdicts read, by the keyboard too; nothing comes from elsewhere."""
 
-import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
-
-import cv2
 
 from plsc.serving.gallery import Gallery
 from plsc.serving.service.app import create_app
 from plsc.serving.service.options import Options
 from plsc.utils.calibration import Calibration
 from tests.serving.browser import MISSING, Browser
-from tests.serving.running import Pixels, picture, running
+from tests.serving.running import Pixels, picture, running, samples
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -21,11 +18,7 @@ CALIBRATION = Calibration(
     method="logistic", set="demo", step=1, pairs=9, prior=0.5, cosine=[-1.0, 1.0], log_odds=[-8.0, 8.0]
 )
 TOKEN = "a-token-of-the-tests"
-TAB, SPACE = "\ue004", " "
-
-
-def samples(data):
-    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)[None]
+TAB = "\ue004"  # as WebDriver writes the key
 
 
 @pytest.fixture(scope="module")

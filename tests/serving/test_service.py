@@ -15,7 +15,7 @@ from plsc.serving.gallery import Gallery
 from plsc.serving.service.app import create_app
 from plsc.serving.service.options import Options
 from plsc.utils.calibration import Calibration
-from tests.serving.running import Pixels, picture, running
+from tests.serving.running import Pixels, picture, running, samples
 
 TOKEN = "a-token-of-the-tests"
 BEARER = f"Bearer {TOKEN}"
@@ -29,11 +29,6 @@ CALIBRATION = Calibration(
     log_odds=[-8.0, 8.0],
     thresholds=[{"far": 0.01, "cosine": 0.9}],
 )
-
-
-def samples(data):
-    """What the network sees of an encoded picture, 8 x 8: uint8 [1, 8, 8]."""
-    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)[None]
 
 
 @pytest.fixture
