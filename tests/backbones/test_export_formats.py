@@ -315,3 +315,17 @@ def test_8_bits_that_lose_more_than_half_a_point_are_refused_and_the_older_expor
     )
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+@needs_onnx
+def test_a_backbone_that_cannot_be_quantized_is_refused_in_one_line(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("Traceback\n  no such operator")
+
+    monkeypatch.setattr("onnxruntime.quantization.quantize_static", fail)
+    message = "^Export.formats: onnx_int8: ONNX Runtime cannot quantize this backbone: no such operator$"
+    with pytest.raises(UserError, match=message):
+        export(
+            trained(), tmp_path / "out", preprocessing=PREPROCESSING, formats=["onnx_int8"], int8=int8(None)
+        )
+    assert not list(tmp_path.iterdir())

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from plsc.backbones.export.card import threshold_of
-from plsc.backbones.export.graphs import MODEL, open_graph
+from plsc.backbones.export.graphs import MODEL, errors_as_user_error, open_graph
 from plsc.errors import UserError, shown
 from plsc.utils.calibration import Calibration
+from plsc.utils.logging import get_logger
 
 LOSS = 0.005  # of the accuracy, at most
 _BATCH = 32  # pictures in one pass
@@ -63,16 +64,18 @@ def save_int8(
     Returns the names of this graph, and what preprocessing.json says otherwise of it than of the float graph.
     Raises: UserError if it is less accurate than the float graph by more than LOSS.
     """
-    _quantize(source / names["model"], folder / MODEL, names["input"], data.pictures)
+    with errors_as_user_error("Export.formats: onnx_int8: ONNX Runtime cannot quantize this backbone"):
+        _quantize(source / names["model"], folder / MODEL, names["input"], data.pictures)
     names = {**names, "files": [MODEL], "model": MODEL}
     before = data.judge(_embed(source, names))
     after = data.judge(_embed(folder, names))
+    compared = f"onnx_int8: accuracy {100 * after.accuracy:.2f} % on {shown(data.title)}, in float32 {100 * before.accuracy:.2f} %"
     if not before.accuracy - after.accuracy <= LOSS:
         raise UserError(
-            f"Export.formats: onnx_int8: accuracy {100 * after.accuracy:.2f} % on {shown(data.title)}, in float32 "
-            f"{100 * before.accuracy:.2f} %; more than {100 * LOSS:g} points are lost: leave onnx_int8 out, or try more "
+            f"Export.formats: {compared}; more than {100 * LOSS:g} points are lost: leave onnx_int8 out, or try more "
             f"Export.int8_pictures (here {len(data.pictures):,}) or a larger main set"
         )
+    get_logger().info(compared)
     facts = {
         # Its embeddings are not to be compared with the float network's: galleries know a network by this.
         "network": hashlib.sha256((folder / MODEL).read_bytes()).hexdigest(),
