@@ -69,13 +69,13 @@ def save_int8(
     names = {**names, "files": [MODEL], "model": MODEL}
     before = data.judge(_embed(source, names))
     after = data.judge(_embed(folder, names))
-    compared = f"onnx_int8: accuracy {100 * after.accuracy:.2f} % on {shown(data.title)}, in float32 {100 * before.accuracy:.2f} %"
+    shares = f"{100 * after.accuracy:.2f} % on {shown(data.title)}, in float32 {100 * before.accuracy:.2f} %"
     if not before.accuracy - after.accuracy <= LOSS:
         raise UserError(
-            f"Export.formats: {compared}; more than {100 * LOSS:g} points are lost: leave onnx_int8 out, or try more "
+            f"Export.formats: onnx_int8: accuracy {shares}; more than {100 * LOSS:g} points are lost: leave onnx_int8 out, or try more "
             f"Export.int8_pictures (here {len(data.pictures):,}) or a larger main set"
         )
-    get_logger().info(compared)
+    get_logger().info(f"onnx_int8: accuracy {shares}")
     facts = {
         # Its embeddings are not to be compared with the float network's: galleries know a network by this.
         "network": hashlib.sha256((folder / MODEL).read_bytes()).hexdigest(),
