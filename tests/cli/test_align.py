@@ -108,6 +108,20 @@ def test_every_bad_photo_has_a_row_that_says_why(photos):
     assert sorted(written) == ["alignment.csv", "alignment.json", "good.png"]
 
 
+def test_links_that_lead_back_are_not_followed(photos):
+    photos.add("a/1.png", None, FACE)
+    photos.add("b/2.png", None, FACE)
+    os.symlink("../b", photos.folder / "a" / "to_b")
+    os.symlink("../a", photos.folder / "b" / "to_a")
+    os.symlink("../..", photos.folder / "b" / "up")
+    photos.lines += [",".join([name, *map(str, FACE.ravel())]) for name in ("a/to_b/2.png", "b/to_a/1.png")]
+    assert photos.align() == 1
+    assert photos.statuses() == {
+        **dict.fromkeys(["a/1.png", "b/2.png", "a/to_b/2.png", "b/to_a/1.png"], "written"),
+        **dict.fromkeys(["a/to_b/to_a", "a/to_b/up", "b/to_a/to_b", "b/up"], "unreadable"),
+    }
+
+
 @pytest.mark.parametrize(
     ("orientation", "turned", "turn"),
     [

@@ -154,15 +154,19 @@ def list_files(folder: str) -> tuple[list[str], list[Row]]:
         lost.append(Row(name, UNREADABLE, detail=f"folder: cannot be read: {error.strerror}"))
 
     names = []
+    entered = {folder: (os.path.realpath(folder),)}  # a folder -> the real paths of those on the way to it, and its own
     for root, folders, files in os.walk(folder, onerror=report, followlinks=True):
         folders.sort()
-        above = os.path.realpath(root) + os.sep
+        way = entered.pop(root)
         for name in [*folders]:
             path = os.path.join(root, name)
-            if os.path.islink(path) and above.startswith(os.path.realpath(path) + os.sep):
+            real = os.path.realpath(path)
+            if any(f"{each}{os.sep}".startswith(os.path.join(real, "")) for each in way):
                 folders.remove(name)
                 row = Row(photo_key(os.path.relpath(path, folder)), UNREADABLE)
                 lost.append(row._replace(detail="folder: is a link to a folder that it lies in"))
+            else:
+                entered[path] = (*way, real)
         names += [os.path.relpath(os.path.join(root, name), folder) for name in files]
     return sorted(names), lost
 
