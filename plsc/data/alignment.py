@@ -35,7 +35,8 @@ def align(picture: np.ndarray, landmarks: np.ndarray, size: int = SIZE) -> np.nd
     if not part.size:
         return np.zeros((size, size, *picture.shape[2:]), np.uint8)
     part, matrix = _shrink(part, matrix)
-    return cv2.warpAffine(part, matrix, (size, size), flags=cv2.INTER_LINEAR)
+    aligned = cv2.warpAffine(part, matrix, (size, size), flags=cv2.INTER_LINEAR)
+    return aligned.reshape(size, size, *picture.shape[2:])  # OpenCV drops the axis of a single channel
 
 
 def similarity_transform(landmarks: np.ndarray, places: np.ndarray = TEMPLATE) -> np.ndarray:

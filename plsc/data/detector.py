@@ -134,9 +134,9 @@ def _propose(network: Any, picture: np.ndarray) -> np.ndarray:
         offset, score = (output[0] for output in _run(network, small[None], ("conv2d_4", "softmax")))
         x, y = np.nonzero(score[..., 1] >= _PASS[0])
         corner = _STRIDE * np.stack([x, y], axis=1)
-        found = np.hstack([corner, corner + _CELL]) / scale
-        kept = _best(found, score[x, y, 1], 0.5)
-        boxes.append(found[kept])
+        cells = np.hstack([corner, corner + _CELL]) / scale
+        kept = _best(cells, score[x, y, 1], 0.5)
+        boxes.append(cells[kept])
         scores.append(score[x, y, 1][kept])
         offsets.append(offset[x, y][kept])
         scale *= _FACTOR

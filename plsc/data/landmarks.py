@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def _from_csv(text: str, path: str) -> dict[str, list[np.ndarray]]:
         try:
             face = np.array(numbers, np.float64).reshape(5, 2)
         except ValueError:
-            if number:  # else it is a header with names of its own
+            if number or any(map(_is_number, numbers)):  # else it is a header with names of its own
                 bad.append(lines.line_num)
             continue
         faces.setdefault(photo_key(name), []).append(face)
@@ -74,7 +74,15 @@ def _from_csv(text: str, path: str) -> dict[str, list[np.ndarray]]:
     return faces
 
 
-def _rows(lines: Any, path: str):
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _rows(lines: Any, path: str) -> Iterator[list[str]]:
     """Yield the rows that are not empty. Raises UserError for text that is no CSV."""
     try:
         yield from filter(None, lines)
@@ -91,14 +99,17 @@ def _from_json(text: str, path: str) -> dict[str, list[np.ndarray]]:
         raise UserError(f"--landmarks: {shown(path)}: is not JSON") from None
     if not isinstance(content, dict):
         raise UserError(f"--landmarks: {shown(path)}: must be an object {{name: [[x, y], ...]}}")
-    return {photo_key(name): _faces(value, name, path) for name, value in content.items()}
+    faces: dict[str, list[np.ndarray]] = {}
+    for name, value in content.items():
+        faces.setdefault(photo_key(name), []).extend(_faces(value, name, path))
+    return faces
 
 
 def _faces(value: Any, name: str, path: str) -> list[np.ndarray]:
     """Return the faces of a photo: one, [5, 2], or a list of them."""
     try:
         points = np.array(value, np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         points = np.empty(0)
     if points.shape == (5, 2):
         return [points]

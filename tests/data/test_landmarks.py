@@ -30,7 +30,12 @@ def test_a_csv_with_a_header_or_without(tmp_path, text):
 
 
 def test_json_of_one_face_or_several(tmp_path):
-    content = {"a.jpg": TEMPLATE.tolist(), "b.jpg": [TEMPLATE.tolist()] * 2, "c.jpg": []}
+    content = {
+        "a.jpg": TEMPLATE.tolist(),
+        "b.jpg": [TEMPLATE.tolist()],
+        "./b.jpg": TEMPLATE.tolist(),
+        "c.jpg": [],
+    }
     faces = read(tmp_path, json.dumps(content), "landmarks.json")
     assert {name: len(each) for name, each in faces.items()} == {"a.jpg": 1, "b.jpg": 2, "c.jpg": 0}
     assert np.array_equal(faces["b.jpg"][1], TEMPLATE)
@@ -45,6 +50,7 @@ def test_json_of_one_face_or_several(tmp_path):
             f"a.jpg,{NUMBERS}\nb.jpg,1,2\nc.jpg,{NUMBERS[:-3]}x\n",
             "line 2, line 3: must be .* 2 bad lines",
         ),
+        ("l.csv", f"a.jpg,{NUMBERS[:-3]}x\nb.jpg,{NUMBERS}\n", "line 1: must be .* 1 bad lines"),
         ("l.csv", b"\x00\xff\xfe" * 50, "line 1|has no landmarks"),
         ("l.json", "{", "is not JSON"),
         ("l.json", "[" * 100_000, "is not JSON"),
@@ -53,6 +59,7 @@ def test_json_of_one_face_or_several(tmp_path):
         ("l.json", '{"a\\n.jpg": [1, 2]}', r"'a\\n.jpg': must be five points"),
         ("l.json", '{"a.jpg": {"nose": 1}}', "must be five points"),
         ("l.json", '{"a.jpg": [[[1, 2]]]}', "must be five points"),
+        ("l.json", f'{{"a.jpg": [{"9" * 400}]}}', "must be five points"),
     ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path, name, text, rule):
