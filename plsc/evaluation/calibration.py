@@ -229,6 +229,7 @@ def thresholds(
         roc: of all pairs. similarity: of the different pairs, [N]. of_pair: their identities, int64 [N, 2]; None: not known.
     """
     count = len(similarity)
+    of_two = None if of_pair is None else _number_of_two(of_pair)
     points = []
     for far in fars:
         if count < needed(far):
@@ -236,7 +237,7 @@ def thresholds(
         cosine = threshold_at_far(roc, far)
         variance = far * (1 - far) / count
         if of_pair is not None:
-            variance = max(variance, _variance_of_mean((similarity > cosine).astype(float), of_pair))
+            variance = max(variance, _variance_of_mean((similarity > cosine).astype(float), of_pair, of_two))
         spread = Z * np.sqrt(variance)
         points.append(
             Threshold(
@@ -249,13 +250,21 @@ def thresholds(
     return points
 
 
-def _variance_of_mean(value: np.ndarray, of_pair: np.ndarray) -> float:
-    """Estimate the variance of the mean of `value` [N], where pairs that share an identity are dependent."""
+def _number_of_two(of_pair: np.ndarray) -> np.ndarray:
+    """Number the pairs [N, 2] of identities, int64 [N]: the pairs of images of the same two have one number."""
+    low, high = of_pair.min(1), of_pair.max(1)
+    return np.unique(low * (int(of_pair.max()) + 1) + high, return_inverse=True)[1]
+
+
+def _variance_of_mean(value: np.ndarray, of_pair: np.ndarray, of_two: np.ndarray) -> float:
+    """Estimate the variance of the mean of `value` [N], where pairs that share an identity are dependent.
+
+    of_two: see `_number_of_two`.
+    """
     value = value - value.mean()
     of_each = np.bincount(of_pair.ravel(), np.repeat(value, 2))
-    return float(
-        (np.sum(of_each**2) - np.sum(value**2)) / len(value) ** 2
-    )  # a pair meets itself at both identities
+    twice = np.bincount(of_two, value)  # pairs of the same two identities meet at both
+    return float((np.sum(of_each**2) - np.sum(twice**2)) / len(value) ** 2)
 
 
 def _bounded(cosine: float) -> float:

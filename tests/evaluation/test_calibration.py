@@ -130,6 +130,19 @@ def test_an_interval_has_the_true_threshold_nineteen_times_of_twenty():
     assert 0.88 < inside / 200 <= 1 and by_pairs < inside - 20
 
 
+def test_more_pictures_of_the_same_pairs_of_people_narrow_no_interval():
+    cosine = np.random.default_rng(0).permutation(np.linspace(-0.5, 0.5, 1000))
+    of_pair = np.arange(2000).reshape(1000, 2)  # nobody is in two pairs
+
+    def intervals(times):
+        repeated = np.tile(cosine, times)
+        roc = roc_curve(repeated, np.zeros(len(repeated), bool))
+        return thresholds(roc, repeated, (0.1, 0.01), np.tile(of_pair, (times, 1)))
+
+    assert intervals(10) == intervals(1)
+    assert intervals(1)[0].low < intervals(1)[0].cosine < intervals(1)[0].high
+
+
 def test_too_few_different_pairs_are_said():
     cosine = np.linspace(-0.5, 0.5, 1000)
     points = thresholds(roc_curve(cosine, np.zeros(1000, bool)), cosine, FARS)
