@@ -20,7 +20,7 @@ from plsc.data.pairs import open_text
 from plsc.errors import UserError, shown
 from plsc.evaluation.calibration import thresholds
 from plsc.evaluation.roc import roc_curve
-from plsc.utils.calibration import Threshold
+from plsc.utils.calibration import MOST_GROUPS, Threshold
 
 _SHOWN = 3  # bad lines, or names
 
@@ -96,7 +96,7 @@ class Grouping:
 def group_pairs(groups: Mapping[str, str], data: PairSet) -> Grouping:
     """Find the group of each pair: that of both images, by their own names, else by their identities.
 
-    UserError for templates, and if no name of `groups` is in the set.
+    UserError for templates, too many groups, and if no name of `groups` is in the set.
     """
     if isinstance(data, TemplatePairs):
         raise UserError(
@@ -117,6 +117,10 @@ def group_pairs(groups: Mapping[str, str], data: PairSet) -> Grouping:
             f"'{shown(data.image_name(0))}', its identity {of_whom}"
         )
     names = sorted({groups[name] for name in used if name is not None})
+    if len(names) > MOST_GROUPS:
+        raise UserError(
+            f"--groups: {len(names):,} groups are too many; name at most {MOST_GROUPS:,}, with several identities each"
+        )
     places = {name: place for place, name in enumerate(names)}
     first, second = np.array([places.get(groups.get(name), -1) for name in used])[data.pairs.T]
     of_pair = np.where(first == second, first, -1)
@@ -144,9 +148,12 @@ def compare_groups(
         identities: of each pair, int64 [P, 2]; None: not known. common: the thresholds of all pairs.
     """
     compared = []
-    for place, name in enumerate(grouping.names):
-        chosen = grouping.of_pair == place
-        different = chosen & ~same
+    order = np.argsort(grouping.of_pair, kind="stable")
+    places = np.arange(len(grouping.names) + 1)
+    bounds = np.searchsorted(grouping.of_pair, places, sorter=order).tolist()
+    for name, start, stop in zip(grouping.names, bounds, bounds[1:]):
+        chosen = order[start:stop]
+        different = chosen[~same[chosen]]
         cosines = similarity[different]
         own = []
         if len(cosines):
@@ -160,8 +167,8 @@ def compare_groups(
         compared.append(
             Group(
                 name,
-                int(np.sum(chosen & same)),
-                len(cosines),
+                len(chosen) - len(different),
+                len(different),
                 own,
                 [float(np.mean(cosines > point.cosine)) for point in common] if len(cosines) else [],
             )

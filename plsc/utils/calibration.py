@@ -27,6 +27,10 @@ from plsc.errors import UserError, shown
 
 Cosine = Annotated[FiniteFloat, Field(ge=-1, le=1)]
 Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+MOST_ODDS = 700  # above, exp() overflows
+LogOdds = Annotated[FiniteFloat, Field(ge=-MOST_ODDS, le=MOST_ODDS)]
+MOST_GROUPS = 10_000
+_LEAST_STEP = 1e-12  # between cosines; less is rounding
 
 
 class Threshold(BaseModel):
@@ -61,20 +65,20 @@ class Calibration(BaseModel):
     """The share of same pairs among them."""
     cosine: Annotated[list[Cosine], Field(min_length=2, max_length=10_000)]
     """Increasing."""
-    log_odds: Annotated[list[FiniteFloat], Field(min_length=2, max_length=10_000)]
+    log_odds: Annotated[list[LogOdds], Field(min_length=2, max_length=10_000)]
     """log(P(same) / (1 - P(same))) at each of `cosine`, never decreasing; between them a straight line, outside constant."""
     error: Optional[Annotated[FiniteFloat, Field(ge=0, le=1)]] = None
     """Expected calibration error on pairs that were not fitted; null: too few pairs."""
     thresholds: Thresholds = []
     """For the FARs that the pairs allow."""
-    groups: Annotated[dict[str, Thresholds], Field(max_length=10_000)] = {}
+    groups: Annotated[dict[str, Thresholds], Field(max_length=MOST_GROUPS)] = {}
     """The same of the pairs within a group of identities."""
 
     @model_validator(mode="after")
     def _check_order(self) -> "Calibration":
         if len(self.cosine) != len(self.log_odds):
             raise ValueError("cosine and log_odds must be equally long")
-        if np.any(np.diff(self.cosine) <= 0) or np.any(np.diff(self.log_odds) < 0):
+        if np.any(np.diff(self.cosine) < _LEAST_STEP) or np.any(np.diff(self.log_odds) < 0):
             raise ValueError("cosine must increase, and log_odds must not decrease")
         return self
 
@@ -91,7 +95,7 @@ class Calibration(BaseModel):
             if not 0 < prior < 1:
                 raise UserError(f"prior: must be between 0 and 1, both excluded, got {prior:g}")
             odds = odds + _logit(prior) - _logit(self.prior)
-        return 1 / (1 + np.exp(-np.clip(odds, -700, 700)))
+        return 1 / (1 + np.exp(-np.clip(odds, -MOST_ODDS, MOST_ODDS)))
 
     def threshold(self, far: float, group: Optional[str] = None) -> float:
         """Return the cosine above which at most the share `far` of different pairs is accepted.

@@ -109,6 +109,16 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, text, why):
     assert "\n" not in str(refused.value) and "\x1b" not in str(refused.value)
 
 
+def test_more_groups_than_are_stored_are_refused():
+    class Crowd(People):
+        identity_of = np.array([f"person {number}" for number in range(10_001)])
+        num_images = 10_001
+
+    groups = {name: name for name in Crowd.identity_of.tolist()}
+    with pytest.raises(UserError, match="^--groups: 10,001 groups are too many; name at most 10,000"):
+        group_pairs(groups, Crowd())
+
+
 def test_templates_have_no_groups():
     class Templates(TemplatePairs, People):
         pass

@@ -57,6 +57,8 @@ def test_what_is_written_is_read_again():
         ([], "valid dictionary"),
         ({}, "method: Field required"),
         ({**GIVEN, "cosine": [0, 0, 1]}, "cosine must increase"),
+        ({**GIVEN, "cosine": [-1, 0, 5e-324]}, "cosine must increase"),
+        ({**GIVEN, "log_odds": [-1e308, 0, 1e308]}, "log_odds.0: Input should be greater"),
         ({**GIVEN, "log_odds": [0, 1]}, "equally long"),
         ({**GIVEN, "log_odds": [0, 2, 1]}, "must not decrease"),
         ({**GIVEN, "log_odds": [0, 1, float("inf")]}, "log_odds.2: Input should be a finite number"),
