@@ -20,6 +20,7 @@ import numpy as np
 
 from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder, read_json
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
+from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.calibration import Calibration
@@ -88,6 +89,15 @@ def _read_calibration(path: Path) -> dict[str, Any]:
     return {"calibration": Calibration.from_json(content, str(file))}
 
 
+def _with_later(state: TrainState, later: dict[str, Any]) -> TrainState:
+    """Return the state with the fields of later evaluations, without a calibration of other embeddings than the threshold is of."""
+    state = state.model_copy(update=later)
+    calibration = state.calibration
+    if calibration and state.threshold is not None and calibration.flip != state.flip:
+        return state.model_copy(update={"calibration": None})
+    return state
+
+
 class Checkpoint:
     """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
 
@@ -103,7 +113,7 @@ class Checkpoint:
         self.elsewhere = {name: host for name, host in hosts.items() if name not in tensors}
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
-        self.state = manifest.state.model_copy(update={**_read_threshold(path), **_read_calibration(path)})
+        self.state = _with_later(manifest.state, {**_read_threshold(path), **_read_calibration(path)})
         self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
 
     @classmethod

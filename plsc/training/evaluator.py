@@ -222,6 +222,12 @@ class Evaluator:
         get_logger().info(
             f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
         )
+        known = saved.state.calibration
+        if known and known.flip != self._section.flip:
+            get_logger().warning(
+                f"P(same) of {saved.path.name} is of embeddings with flip {known.flip}, and is not used beside this threshold; add "
+                "--calibrate for one that is"
+            )
 
     def store_calibration(self, saved: Checkpoint) -> None:
         """Store the main set's calibration with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""

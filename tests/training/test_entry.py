@@ -558,13 +558,20 @@ def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_i
     assert Calibration.from_json(card["calibration"], "card") == stored
 
 
-def test_a_calibration_is_of_the_embeddings_that_the_threshold_is_of(tmp_path):
+def test_a_calibration_is_of_the_embeddings_that_the_threshold_is_of(tmp_path, capsys):
     entry(tmp_path).train()
     mirrored = entry(tmp_path, "DataLoader.Eval.flip=true")
     with pytest.raises(
         UserError, match="flip is True, the threshold of step-00000012 is of embeddings with False"
     ):
         mirrored.test(calibrate=True)
+    mirrored.test(set_threshold=True)
+    assert (
+        "P(same) of step-00000012 is of embeddings with flip False, and is not used"
+        in capsys.readouterr().out
+    )
+    assert Checkpoint.open(checkpoint(tmp_path)).state.calibration is None
+    assert entry(tmp_path).export()["calibration"] is None
     mirrored.test(calibrate=True, set_threshold=True)
     assert Checkpoint.open(checkpoint(tmp_path)).state.calibration.flip
 
