@@ -16,6 +16,7 @@ from plsc.checkpoint.train_state import TrainState
 from plsc.cli.commands.ckpt import inspect
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
+from plsc.utils.calibration import Calibration
 from tests.checkpoint import test_shards as foreign
 from tests.checkpoints import Bits, assert_same, content, flip, save_ranks
 
@@ -107,14 +108,19 @@ def test_shards_of_another_program_become_a_checkpoint(tmp_path):
 def test_the_network_of_another_checkpoint_goes_along(tmp_path):
     foreign.plsc_0_1(tmp_path, 2)
     everything = content(1, classes=0)
-    everything["state"] = TrainState(image_shape=[1, 32, 32], threshold=0.3, seed=9)
+    meaning = {"method": "logistic", "set": "pairs", "step": 9, "pairs": 10, "prior": 0.5}
+    meaning.update(cosine=[0.0, 1.0], log_odds=[-2.0, 2.0])
+    everything["state"] = TrainState(
+        image_shape=[1, 32, 32], threshold=0.3, seed=9, calibration=Calibration.from_json(meaning, "here")
+    )
     (network, *_) = save_ranks(tmp_path / "net", 9, everything, 1)
     import_centres([str(tmp_path)], str(tmp_path / "out"), str(network))
     made = Checkpoint.open(tmp_path / "out")
     assert_same(made.backbone(), everything["backbone"])
     assert made.optimizer() == {} and made.step == 0
     assert (made.preprocessing, made.config_yaml) == (everything["preprocessing"], everything["config_yaml"])
-    assert made.state.to_json() == {"image_shape": [1, 32, 32], "threshold": 0.3}
+    kept = {"image_shape": [1, 32, 32], "threshold": 0.3, "calibration": meaning}
+    assert made.state.to_json() == kept
     assert np.array_equal(made.head(0, 11)["bias"], foreign.BIAS)
 
 
