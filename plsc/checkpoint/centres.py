@@ -130,7 +130,8 @@ def import_centres(
                 f"{backbone}: gives embeddings of {saved.embedding_size} numbers, the centres have {size}"
             )
         about = saved.state.to_json()
-        about = {key: about[key] for key in ("image_shape", "threshold", "flip", "calibration") if key in about}
+        kept = ("image_shape", "threshold", "flip", "calibration")
+        about = {key: about[key] for key in kept if key in about}
         fields = {"preprocessing": saved.preprocessing, "state": about, "config": saved.config_yaml}
         files["backbone.safetensors"] = FileBlocks(saved.path / saved.weights_file)
     numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}

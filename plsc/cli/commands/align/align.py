@@ -154,7 +154,8 @@ def list_files(folder: str) -> tuple[list[str], list[Row]]:
         lost.append(Row(name, UNREADABLE, detail=f"folder: cannot be read: {error.strerror}"))
 
     names = []
-    entered = {folder: (os.path.realpath(folder),)}  # a folder -> the real paths of those on the way to it, and its own
+    # A folder -> its real path and those of the folders on the way to it.
+    entered = {folder: (os.path.realpath(folder),)}
     for root, folders, files in os.walk(folder, onerror=report, followlinks=True):
         folders.sort()
         way = entered.pop(root)
@@ -166,7 +167,7 @@ def list_files(folder: str) -> tuple[list[str], list[Row]]:
                 row = Row(photo_key(os.path.relpath(path, folder)), UNREADABLE)
                 lost.append(row._replace(detail="folder: is a link to a folder that it lies in"))
             else:
-                entered[path] = (*way, real)
+                entered[path] = (real, *way)
         names += [os.path.relpath(os.path.join(root, name), folder) for name in files]
     return sorted(names), lost
 
