@@ -17,7 +17,7 @@ from plsc.data.dataset import PairSet, TemplatePairs
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
-from plsc.evaluation.report.html import WorstPair, write_report
+from plsc.evaluation.report.html import WorstPair, group_rows, write_report
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import table as text_table
 from plsc.utils.version import __version__
@@ -80,6 +80,9 @@ def write_results(
     for kind in dict.fromkeys(result.kind for result in results.values()):
         print(table({title: result for title, result in results.items() if result.kind == kind}))
     for title, result in results.items():
+        if result.kind == "verification" and any(group.thresholds for group in result.groups):
+            headings, *lines = group_rows(title, result)
+            print(text_table(lines, headings))
         for note in result.notes:
             print(f"{title}: {note}")
     return page

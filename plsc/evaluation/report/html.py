@@ -69,7 +69,7 @@ def write_report(
         evaluations=_evaluations(results, compared),
         notes=[f"{name}: {note}" for name, result in results.items() for note in _notes(result)],
         thresholds=_of_each(results, _thresholds),
-        groups=_of_each(results, _groups),
+        groups=_of_each(results, group_rows),
         hardest=_of_each(results, _hardest),
         pictures=[picture for picture in pictures if picture.png],
         config_yaml=config_yaml,
@@ -127,8 +127,11 @@ def _thresholds(name: str, result: Any) -> Rows:
     return [[f"FAR on {name}", "threshold (cosine, 95 % confidence)", "TAR (95 % confidence)"], *lines]
 
 
-def _groups(name: str, result: Any) -> Rows:
-    """Make a line for each group and FAR that it allows: its threshold, and its FAR at the threshold of all."""
+def group_rows(name: str, result: Any) -> Rows:
+    """Make the table of a verification's groups, headings first.
+
+    A line for each group and FAR that it allows: the group's threshold, and its FAR at the threshold of all.
+    """
     lines = []
     for group in result.groups:
         pairs = f"{group.same:,} same, {group.different:,} different"
