@@ -38,6 +38,24 @@ def test_without_queries_every_image_is_one(lists, tmp_path):
     assert data.names is None  # numbers mean something in this list only
 
 
+def test_a_query_that_is_in_the_gallery_is_one_image(lists, tmp_path):
+    (tmp_path / "query.txt").write_text("5 a.png\t7\tc2\n./2 a.png\t30\tc2\n4 a.png\t30\tc2\n")
+    data = QueryGallery(**lists)
+    check_arrays(data)
+    assert data.probe.tolist() == [4, 2, 5] and data.num_images == 6
+    assert [data.image_name(index)[-7:] for index in data.probe] == ["5 a.png", "2 a.png", "4 a.png"]
+    assert data.names[data.identities[data.probe]].tolist() == ["7", "30", "30"]
+    (tmp_path / "query.txt").write_text("3 a.png\tshoe\tc1\n")
+    assert QueryGallery(**lists).probe.tolist() == [3]
+    for line, rule in (
+        ("7\tc1", "is of identity '7' as a query, of 'shoe'"),
+        ("shoe\tc2", "is of camera 'c2'"),
+    ):
+        (tmp_path / "query.txt").write_text(f"3 a.png\t{line}\n")
+        with pytest.raises(UserError, match=f"3 a.png: {rule}"):
+            QueryGallery(**lists)
+
+
 def test_folders_name_the_identities(tmp_path):
     gallery = write_folder(tmp_path / "gallery", {"Ann": 2, "Bob": 1})
     query = write_folder(tmp_path / "query", {"Bob": 2})
