@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import latest
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.bar import Bar
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.text import table
 
@@ -193,9 +193,7 @@ def find_duplicates(
     given = f"{threshold:.4f}, as given" if threshold is not None else ""
     if threshold is None:
         threshold, given = choose_threshold(second_nearest(centres), saved.state.threshold)
-    with tqdm(
-        desc="comparing", total=work(centres.count), unit=" pairs", unit_scale=True, disable=None, leave=False
-    ) as bar:
+    with Bar("comparing", work(centres.count), "pairs") as bar:
         pairs = nearest_of_both(pairs_above(centres, threshold, done=bar.update))
     pairs = Pairs(*(column[:top] for column in pairs))
     names = saved.classes() or [str(number) for number in range(saved.num_classes)]

@@ -13,11 +13,11 @@ from typing import NamedTuple, Union
 
 import cv2
 import numpy as np
-from tqdm import tqdm
 
 from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.data.images import decode_pixels
 from plsc.errors import UserError, shown
+from plsc.utils.bar import Bar
 
 AnySet = Union[Dataset, PairSet, IdentificationSet]
 _PART = 128  # images that a thread takes at once
@@ -60,7 +60,8 @@ def scan(images: AnySet, threads: int | None = None) -> Scan:
     before = cv2.getNumThreads()
     cv2.setNumThreads(1)  # the threads are the parallelism
     try:
-        with ThreadPoolExecutor(threads or os.cpu_count()) as pool, _bar(images.title, count) as bar:
+        bar = Bar(f"reading {images.title}", count, "images")
+        with ThreadPoolExecutor(threads or os.cpu_count()) as pool, bar:
             for done in pool.map(look_at, range(0, count, _PART)):
                 bar.update(done)
     finally:
@@ -70,10 +71,6 @@ def scan(images: AnySet, threads: int | None = None) -> Scan:
     return Scan(
         digests, sizes, dict(sorted(faults.items())), float(mean), float(np.sqrt(max(square - mean**2, 0)))
     )
-
-
-def _bar(title: str, count: int) -> tqdm:
-    return tqdm(desc=f"reading {title}", total=count, unit=" images", disable=None, leave=False)
 
 
 def _examine(images: AnySet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:

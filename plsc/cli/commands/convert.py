@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
-from tqdm import tqdm
 
 from plsc.data.autodetect import open_images
 from plsc.data.bin_packs import BinPairs, write_pack
@@ -25,6 +24,7 @@ from plsc.data.pairs import ImagePairs, PairList
 from plsc.data.recordio import RecordWriter, pack_image
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write
+from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 
 # First bytes of encoded images -> extension of their files.
@@ -136,9 +136,12 @@ def _bytes_of(images: EncodedImages, index: int) -> bytes:
     return data
 
 
-def _shown(indices: Iterable[int], target: str) -> Iterator[int]:
-    """Iterate with a progress bar on a terminal."""
-    return tqdm(indices, desc=f"writing {target}", unit=" images", disable=None, leave=False)
+def _shown(indices: Sequence[int], target: str) -> Iterator[int]:
+    """Iterate, and show how many are done."""
+    with Bar(f"writing {target}", len(indices), "images") as bar:
+        for index in indices:
+            yield index
+            bar.update()
 
 
 def convert(

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Union
 
 import numpy as np
-from tqdm import tqdm
 
 from plsc.data.folder import read_folder
 from plsc.data.images import CHANNELS, load_image
 from plsc.data.preprocessing import Preprocessing, check_sample
 from plsc.errors import UserError, shown
-from plsc.utils.logging import get_logger
-from plsc.utils.text import duration
+from plsc.utils.bar import Bar
 
 Picture = Union[str, np.ndarray]
 """The path of a picture, or a sample as the network takes it."""
 
 _BATCH = 256
-_LOG_EVERY = 30.0  # seconds
 
 
 class LeftOut(NamedTuple):
@@ -52,9 +48,11 @@ def embed_pictures(
     kept: list[int] = []
     others: list[LeftOut] = []
     read = partial(_read, preprocessing=embedder.preprocessing)
-    with ThreadPoolExecutor(thread_name_prefix="plsc-pictures") as pool:
-        for start in _shown(range(0, len(pictures), _BATCH), len(pictures)):
+    bar = Bar("embedding", len(pictures), "pictures")
+    with ThreadPoolExecutor(thread_name_prefix="plsc-pictures") as pool, bar:
+        for start in range(0, len(pictures), _BATCH):
             samples = [*pool.map(read, pictures[start : start + _BATCH])]
+            bar.update(len(samples))
             good = [number for number, sample in enumerate(samples, start) if isinstance(sample, np.ndarray)]
             others += [
                 LeftOut(owners[number], str(sample))
@@ -93,15 +91,3 @@ def _read(picture: Picture, preprocessing: Preprocessing) -> np.ndarray | UserEr
 def _no_embedding(picture: Picture) -> str:
     what = "an array" if isinstance(picture, np.ndarray) else shown(picture)
     return f"{what}: has an embedding of zeros, or one that is not finite; is it black?"
-
-
-def _shown(batches: Iterable[int], pictures: int) -> Iterable[int]:
-    """Iterate with a bar on a terminal, and with a line in the log from time to time."""
-    begin = last = time.monotonic()
-    for start in tqdm(batches, desc="embedding", unit=" batches", disable=None, leave=False):
-        now = time.monotonic()
-        if now - last > _LOG_EVERY:
-            last = now
-            left = (now - begin) / start * (pictures - start)
-            get_logger().info(f"embedded {start:,} of {pictures:,} pictures, eta {duration(left)}")
-        yield start

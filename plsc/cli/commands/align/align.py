@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-from tqdm import tqdm
 
 from plsc.cli.commands.align.photo import HEADER, OTHER, UNREADABLE, WRITTEN, Options, Row, align_photo
 from plsc.data.alignment import SIZE
@@ -30,6 +29,7 @@ from plsc.data.folder import EXTENSIONS, check_folder
 from plsc.data.landmarks import photo_key, read_landmarks
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.bar import Bar
 from plsc.utils.text import table
 
 TABLE = "alignment.csv"
@@ -228,12 +228,14 @@ def _earlier_rows(target: Path, settings: dict[str, Any]) -> list[list[str]]:
 def _photo_by_photo(
     names: Sequence[str], align_one: Callable[[str], list[Row]], threads: int | None
 ) -> Iterator[list[Row]]:
-    """Align photos by several threads, with a progress bar on a terminal; yield the rows of each, in order."""
+    """Align photos by several threads, and show how many are done; yield the rows of each, in order."""
     before = cv2.getNumThreads()
     cv2.setNumThreads(1)  # the threads are the parallelism
-    bar = tqdm(desc="aligning", total=len(names), unit=" photos", disable=None, leave=False)
     try:
-        with ThreadPoolExecutor(threads or os.cpu_count()) as pool, bar:
+        with (
+            ThreadPoolExecutor(threads or os.cpu_count()) as pool,
+            Bar("aligning", len(names), "photos") as bar,
+        ):
             for start in range(0, len(names), _PART):
                 for rows in pool.map(align_one, names[start : start + _PART]):
                     bar.update()
