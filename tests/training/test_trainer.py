@@ -282,6 +282,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, start):
     assert_same_arrays(checkpoint(whole), checkpoint(tmp_path))
 
 
+def test_a_resumed_run_keeps_what_the_evaluation_before_gave(whole, tmp_path):
+    before = Checkpoint.open(checkpoint(whole)).state
+    assert before.calibration.step == 12 and before.threshold is not None
+    trainer = make_trainer(tmp_path)
+    trainer.resume(checkpoint(whole))
+    trainer.save(2)
+    after = Checkpoint.open(checkpoint(tmp_path)).state
+    assert (after.threshold, after.calibration) == (before.threshold, before.calibration)
+
+
 def test_a_checkpoint_holds_the_momentum_of_each_parameter(whole):
     found = arrays(checkpoint(whole))
     weights = {name: array.shape for name, array in found.items() if name.startswith("optimizer")}
