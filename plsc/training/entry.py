@@ -182,7 +182,8 @@ class Entry(Setters):
             if given:
                 main_pairs(sets, option)
         if calibrate and not set_threshold:
-            refuse_other_flip(saved, self.config.DataLoader.Eval.flip)
+            # A stored threshold may lie on rank 0's machine alone.
+            distributed.run_on_rank_0(partial(refuse_other_flip, saved, self.config.DataLoader.Eval.flip))
         grouping = group_pairs(read_groups(groups), main_pairs(sets, "--groups")) if groups else None
         head = resume.build_saved_head(self.config, saved) if needs_head(sets) else None
         evaluator = Evaluator(
