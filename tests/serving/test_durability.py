@@ -1,19 +1,19 @@
 """Galleries on the disk: processes that are killed, disks that are full, and two that write at once."""
 
 import errno
-import json
 import os
+import shutil
 import threading
 
 import numpy as np
 import pytest
 
 from plsc import Gallery
-from plsc.checkpoint.tensorfile import crc32_of
+from plsc.checkpoint.tensorfile import crc32_of, layout
 from plsc.distributed.lock import hold
-from plsc.errors import UserError
+from plsc.errors import MissingFileError, UserError
 from plsc.serving.gallery import files, log
-from tests.serving.fake_embedder import FakeEmbedder, units
+from tests.serving.fake_embedder import FakeEmbedder, pictures, units
 from tests.serving.kill_adders import kill_again_and_again
 
 NAMES = ["Ann", "Bob"]
@@ -79,6 +79,37 @@ def test_a_log_of_somebody_who_can_compute_checksums_is_refused(gallery, fields)
         Gallery.open(gallery.folder)
 
 
+@pytest.mark.parametrize(
+    ("fields", "embeddings"),
+    [
+        ({"add": "Cy", "sources": []}, None),
+        ({"add": "Cy", "sources": []}, np.full((1, 8), np.nan)),
+        ({"remove": "Ann"}, units(1)),
+    ],
+)
+def test_a_change_without_its_embeddings_is_refused(gallery, fields, embeddings):
+    log_of(gallery).write_bytes(log.encode(fields, embeddings))
+    with pytest.raises(UserError, match="the record at byte 0 fails its checksum"):
+        Gallery.open(gallery.folder)
+
+
+def test_a_log_that_is_a_link_is_not_written_through(gallery, tmp_path):
+    (tmp_path / "other").write_bytes(b"")
+    log_of(gallery).unlink()
+    log_of(gallery).symlink_to(tmp_path / "other")
+    with pytest.raises(UserError, match="cannot be written"):
+        Gallery.open(gallery.folder).add("Cy", units(1))
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(gallery):
+    for path in (log_of(gallery), gallery.folder / files.HEADER):
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(UserError, match="is a pipe"):
+            Gallery.open(gallery.folder)
+
+
 def test_an_array_that_is_no_embedding_is_refused(gallery):
     log_of(gallery).write_bytes(log.encode({"add": "Cy", "sources": []}, units(1, size=7)))
     with pytest.raises(UserError, match="the record at byte 0"):
@@ -86,16 +117,46 @@ def test_an_array_that_is_no_embedding_is_refused(gallery):
 
 
 @pytest.mark.parametrize(
-    "people", [[], {}, {"names": ["Ann", "Ann"], "sources": [[], []]}, {"names": [1, 2]}]
+    "people",
+    [
+        "[]",
+        "{}",
+        "no JSON",
+        "[" * 100_000,
+        '{"names": ["Ann", "Ann"], "sources": [[], []]}',
+        '{"names": [1, 2], "sources": [[], []]}',
+        '{"names": "ab", "sources": [[], []]}',
+        '{"names": ["Ann", "Bob"], "sources": [[1], []]}',
+        '{"names": ["Ann", "Bob", "of no row"], "sources": [[], [], []]}',
+    ],
 )
 def test_people_who_do_not_fit_the_rows_are_refused(gallery, people):
     path = gallery.folder / gallery.header.people_file
-    path.write_text(json.dumps(people))
+    path.write_text(people)
+    _state_sums(gallery, path)
+    with pytest.raises(UserError, match="does not fit people-1.json; restore the gallery"):
+        Gallery.open(gallery.folder)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
+def test_rows_that_are_no_embeddings_are_refused(gallery, wrong):
+    """Compared with NaN no other row of its block would be the nearest."""
+    path = gallery.folder / gallery.header.rows_file
+    content = files.read(gallery.folder, gallery.header)
+    embeddings = content.embeddings.copy()
+    embeddings[1, 3] = wrong
+    arrays = {"embeddings": embeddings, "owners": content.owners, "lengths": content.lengths}
+    path.write_bytes(b"".join(map(bytes, layout(arrays))))
+    _state_sums(gallery, path)
+    with pytest.raises(UserError, match="does not fit people-1.json; restore the gallery"):
+        Gallery.open(gallery.folder)
+
+
+def _state_sums(gallery, path):
+    """State a file's size and checksum in gallery.json, as somebody does who means to deceive."""
     sums = {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
     changed = {**gallery.header.files, path.name: files.FileSum(**sums)}
     files.write_header(gallery.folder, gallery.header.model_copy(update={"files": changed}))
-    with pytest.raises(UserError, match="does not fit people-1.json; restore the gallery"):
-        Gallery.open(gallery.folder)
 
 
 def test_searching_goes_on_while_another_process_has_the_lock(gallery, monkeypatch):
@@ -151,6 +212,7 @@ def test_a_new_generation_that_is_not_finished_leaves_the_old_one(gallery, monke
     with pytest.raises(UserError, match="cannot be written"):
         gallery.upgrade(FakeEmbedder(threshold=0.1))
     monkeypatch.undo()
+    assert not (gallery.folder / "rows-2.safetensors").exists(), "a part of it must not fill the disk"
     opened = Gallery.open(gallery.folder)
     assert opened.names() == ["Ann", "Bob", "Cy"] and (opened.threshold, opened.header.generation) == (0.5, 1)
     opened.upgrade(FakeEmbedder(threshold=0.1))
@@ -179,6 +241,53 @@ def test_a_build_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot be written: No space left"):
         Gallery.from_embeddings(tmp_path / "g", FakeEmbedder(), NAMES, units(2), np.arange(2))
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_build_leaves_what_another_one_is_writing(tmp_path, monkeypatch):
+    """Two that began at the same time: neither has found anything there."""
+    monkeypatch.setattr(files, "refuse_existing", lambda _: None)
+    (tmp_path / "g.tmp" / "rows").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"g\.tmp: cannot be made: File exists"):
+        Gallery.from_embeddings(tmp_path / "g", FakeEmbedder(), NAMES, units(2), np.arange(2))
+    assert (tmp_path / "g.tmp" / "rows").exists()
+
+
+def test_a_gallery_that_was_removed_is_not_made_again(gallery):
+    shutil.rmtree(gallery.folder)
+    for change in (lambda: gallery.add("Cy", units(1)), gallery.refresh, lambda: gallery.remove("Ann")):
+        with pytest.raises(MissingFileError, match="is no gallery"):
+            change()
+    assert not gallery.folder.exists()
+
+
+@pytest.mark.parametrize("size", [8, 12])
+def test_a_writer_that_waited_for_an_upgrade_adds_nothing(gallery, size):
+    """Its embeddings are of the network before."""
+    before, after = FakeEmbedder(), FakeEmbedder(seed=1, size=size)
+    others = [Gallery.open(gallery.folder) for _ in range(2)]
+    gallery.upgrade(after, {name: pictures(1) for name in NAMES})
+    with pytest.raises(UserError, match=r"of the network run 1 .*, these are of run 0"):
+        others[0].add("Cy", units(1))
+    with pytest.raises(UserError, match=r"of the network run 1 .*, these are of run 0"):
+        others[1].add("Cy", units(1), embedder=before)
+    opened = Gallery.open(gallery.folder)
+    assert opened.names() == NAMES
+    opened.add("Cy", units(1, size), embedder=after)
+
+
+def test_a_threshold_that_is_set_while_the_gallery_is_read_is_seen_later(gallery, monkeypatch):
+    real, other = files.read_header, Gallery.open(gallery.folder)
+
+    def read_header(folder):
+        header = real(folder)
+        monkeypatch.undo()
+        other.set_threshold(0.9)
+        return header
+
+    monkeypatch.setattr(files, "read_header", read_header)
+    opened = Gallery.open(gallery.folder)
+    opened.refresh()
+    assert opened.threshold == 0.9
 
 
 def test_writers_wait_for_each_other(gallery):

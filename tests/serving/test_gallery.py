@@ -146,6 +146,12 @@ def test_another_network_is_refused_with_both_names(gallery):
         (lambda gallery: gallery.add("Ann", np.zeros((1, 8))), "must be finite and not all zeros"),
         (lambda gallery: gallery.add("Ann", np.full((1, 8), np.nan)), "must be finite and not all zeros"),
         (lambda gallery: gallery.add("", units(1)), "needs a name"),
+        (lambda gallery: gallery.add(5, units(1)), "needs a name"),
+        (lambda gallery: gallery.add("Ann", units(0)), "needs at least one embedding"),
+        (
+            lambda gallery: gallery.search(units(1), threshold=np.nan),
+            "must be a cosine from -1 to 1, got nan",
+        ),
         (lambda gallery: gallery.remove("Dee\n"), r"has nobody named 'Dee\\n'"),
         (lambda gallery: gallery.verify("Dee", units(1)), "has nobody named 'Dee'"),
         (lambda gallery: gallery.search(units(1), top=0), "top: must be at least 1"),
@@ -250,6 +256,8 @@ def test_arrays_that_are_no_samples_are_listed(tmp_path, embedder):
     assert [each.reason.split(":")[0] for each in gallery.left_out] == ["an array", "an array"]
     with pytest.raises(UserError, match="there are no pictures"):
         Gallery.build(tmp_path / "h", embedder, {})
+    with pytest.raises(UserError, match="needs a name"):
+        Gallery.build(tmp_path / "h", embedder, {7: pictures(1)})
 
 
 @pytest.mark.parametrize(

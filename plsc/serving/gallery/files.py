@@ -15,7 +15,7 @@ A new generation is written beside the old one, and becomes the gallery's when g
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Optional
 
@@ -29,6 +29,7 @@ from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.atomic_write import remove
 from plsc.utils.calibration import Calibration
 from plsc.utils.disk import nearest_folder
+from plsc.utils.files import read_regular, refuse_irregular
 from plsc.utils.version import __version__
 
 FORMAT = 1
@@ -136,7 +137,7 @@ def read_header(folder: Path) -> Header:
     """Read gallery.json. Raises MissingFileError, DamagedError, UserError (a newer format, not readable)."""
     file = folder / HEADER
     try:
-        data = file.read_bytes()
+        data = read_regular(file)
     except (FileNotFoundError, NotADirectoryError):
         raise MissingFileError(
             f"{shown(folder)}: is no gallery, it has no {HEADER}; make one with plsc-gallery build"
@@ -145,7 +146,10 @@ def read_header(folder: Path) -> Header:
         raise UserError(f"{shown(file)}: cannot be read: {error.strerror}") from error
     if data != seal(data[len(seal(b"")) :]):
         raise DamagedError(f"{shown(file)}: fails its checksum; {_OTHER}")
-    fields = json.loads(data)
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{shown(file)}: is not JSON; {_OTHER}") from error
     if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
         raise UserError(
             f"{shown(file)}: has format {fields['format']}, this plsc reads up to {FORMAT}; install a newer plsc"
@@ -167,6 +171,8 @@ def read(folder: Path, header: Header) -> Content:
 
     Raises FileNotFoundError where another process has just replaced it; DamagedError, OSError.
     """
+    for name in (header.rows_file, header.people_file, header.log_file):
+        refuse_irregular(folder / name, (folder / name).stat().st_mode)
     for name in (header.rows_file, header.people_file):
         path = folder / name
         if name not in header.files or path.stat().st_size != header.files[name].bytes:
@@ -174,12 +180,14 @@ def read(folder: Path, header: Header) -> Content:
         if crc32_of(path) != header.files[name].crc32:
             raise DamagedError(f"{shown(path)}: fails its checksum; {_OTHER}")
     tensors = TensorFile(folder / header.rows_file)
-    people = json.loads((folder / header.people_file).read_bytes())
     try:
+        people = json.loads((folder / header.people_file).read_bytes())
         embeddings, owners = tensors.map("embeddings"), tensors.read("owners")
         content = Content(people["names"], people["sources"], embeddings, owners, tensors.read("lengths"))
         sound = _fit(content, header)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
         sound = False
     if not sound:  # whoever wrote them can compute checksums
         raise DamagedError(f"{shown(folder / header.rows_file)}: does not fit {header.people_file}; {_OTHER}")
@@ -187,26 +195,42 @@ def read(folder: Path, header: Header) -> Content:
 
 
 def _fit(content: Content, header: Header) -> bool:
-    """Say whether the parts of a content have the types and sizes that they must have."""
+    """Say whether the parts of a content have the types, sizes and ranges that they must have."""
     rows, people = len(content.owners), len(content.names)
     return (
-        content.embeddings.shape == (rows, header.embedding_size)
+        isinstance(content.names, list)
+        and isinstance(content.sources, list)
+        and content.embeddings.shape == (rows, header.embedding_size)
         and content.embeddings.dtype == content.lengths.dtype == np.float32
         and content.owners.dtype == np.int64
         and content.lengths.shape == (rows,)
         and len(content.sources) == people == len(set(content.names))
         and all(isinstance(name, str) for name in content.names)
         and all(isinstance(sources, list) for sources in content.sources)
+        and all(isinstance(path, str) for sources in content.sources for path in sources)
         and (rows == 0 or (content.owners.min() >= 0 and content.owners.max() < people))
+        and np.bincount(content.owners, minlength=people).all()  # everybody has a row
+        and bool(np.isfinite(content.lengths).all())
+        and _of_length_1_or_0(content.embeddings)
     )
+
+
+def _of_length_1_or_0(embeddings: np.ndarray) -> bool:
+    """Say whether all rows have this length. One that is not finite would hide others from a search."""
+    squares = np.einsum("ij,ij->i", embeddings, embeddings)
+    return bool(np.all((np.abs(squares - 1) < 1e-3) | (squares == 0)))
 
 
 def make_folder(folder: Path, header: Header, content: Content) -> Header:
     """Write the first generation of a new gallery; the folder appears when all of it is on the disk."""
+    check_names(content.names)
     folder = Path(os.path.abspath(folder))
     beside = _beside(folder)
     try:
         beside.mkdir(parents=True)
+    except OSError as error:  # what is there may be another process's: it stays
+        raise UserError(f"{shown(beside)}: cannot be made: {error.strerror}; name another folder") from error
+    try:
         header = write(beside, header, content)
         os.rename(beside, folder)  # onto an empty folder, or none
         sync_folder(folder.parent)
@@ -217,6 +241,13 @@ def make_folder(folder: Path, header: Header, content: Content) -> Header:
     finally:
         remove(beside)
     return header
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse by UserError names that are no text, or empty."""
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise UserError(f"a person needs a name, text that is not empty; got {shown(repr(name))}")
 
 
 def refuse_existing(folder: Path) -> None:

@@ -198,11 +198,11 @@ class Gallery:
 
         Raises UserError for embeddings of another size or not finite, or where no threshold is known.
         """
-        limit = self._limit(threshold)
-        queries = unit(embeddings, self._header)
         if top < 1:
             raise UserError(f"top: must be at least 1, got {top}")
         with self._mutex:
+            limit = self._limit(threshold)
+            queries = unit(embeddings, self._header)
             if not len(self._rows):
                 return [[] for _ in queries]
             nearest = self._rows.nearest(queries, top)
@@ -216,12 +216,12 @@ class Gallery:
 
         Raises UserError for an unknown name, and what `search` raises.
         """
-        limit = self._limit(threshold)
-        query = unit(embeddings, self._header).sum(axis=0, dtype=np.float64)
-        query /= max(float(np.linalg.norm(query)), 1e-12)
         with self._mutex:
+            limit = self._limit(threshold)
+            query = unit(embeddings, self._header).sum(axis=0, dtype=np.float64)
+            query /= max(float(np.linalg.norm(query)), 1e-12)
             rows, _ = self._rows.of(self._number(name))
-        return self._match(name, float(np.max(rows.astype(np.float64) @ query)), limit)
+            return self._match(name, float(np.max(rows.astype(np.float64) @ query)), limit)
 
     def _limit(self, threshold: float | None) -> float:
         limit = self.threshold if threshold is None else threshold
@@ -230,6 +230,8 @@ class Gallery:
                 f"{shown(self.folder)}: has no threshold, since its checkpoint had none: give one with --threshold, or store one "
                 "with plsc-eval --set-threshold and run plsc-gallery upgrade"
             )
+        if not -1 <= limit <= 1:
+            raise UserError(f"threshold: must be a cosine from -1 to 1, got {limit:g}")
         return limit
 
     def _match(self, name: str, cosine: float, limit: float) -> Match:
@@ -246,29 +248,37 @@ class Gallery:
 
     # -- changing -------------------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, embeddings: np.ndarray, sources: Sequence[str] = ()) -> None:
+    def add(
+        self, name: str, embeddings: np.ndarray, sources: Sequence[str] = (), embedder: Any = None
+    ) -> None:
         """Add pictures of a person, who may be in the gallery already. When it returns, they are on the disk.
 
         Args:
             embeddings: float32 [n, D], n at least 1.
             sources: the paths of the pictures.
+            embedder: what the embeddings are of; None: the gallery's network, as this object knows it.
+
+        UserError, and nothing is changed, where another process has upgraded the gallery to another network.
         """
+        of = embedder or self._header
         rows = unit(embeddings, self._header)
-        if not name or not len(rows):
-            raise UserError(
-                f"add: needs a name and at least one embedding, got '{shown(name)}' and {len(rows)}"
-            )
-        self._write({"add": name, "sources": [*sources]}, rows)
+        if not len(rows):
+            raise UserError("add: needs at least one embedding")
+        files.check_names([name])
+        self._write({"add": name, "sources": [os.fspath(path) for path in sources]}, rows, of)
 
     def remove(self, name: str) -> None:
         """Remove a person with all pictures. UserError if there is none of that name."""
         self._write({"remove": name})
 
-    def _write(self, fields: dict[str, Any], embeddings: np.ndarray | None = None) -> None:
+    def _write(self, fields: dict[str, Any], embeddings: np.ndarray | None = None, of: Any = None) -> None:
+        """Append a change to the log. embeddings, of: what is added, and the embedder or header that it is of."""
         with self._held():
             with self._mutex:
                 if "remove" in fields:
                     self._number(fields["remove"])
+                else:
+                    self.check(of)
                 record = log.encode(fields, embeddings)
                 try:
                     log.append(self.folder / self._header.log_file, self._read_up_to, record)
@@ -326,6 +336,8 @@ class Gallery:
         try:
             header = files.write(self.folder, header, content)
         except OSError as error:
+            with contextlib.suppress(UserError):  # a part of a generation must not fill the disk
+                files.remove_others(self.folder, files.read_header(self.folder))
             raise self._unwritable(error) from error
         files.remove_others(self.folder, header)
         with self._mutex:
@@ -368,11 +380,16 @@ class Gallery:
             self._replay()
         except FileNotFoundError:
             self._load()
+        except OSError as error:
+            raise UserError(f"{shown(self.folder)}: cannot be read: {error}") from error
 
     def _load(self) -> None:
         """Read the present generation and its log."""
         for attempt in range(10):
-            header, identity = files.read_header(self.folder), _identity(self.folder)
+            identity = _identity(
+                self.folder
+            )  # before the header: one that is replaced meanwhile is read again
+            header = files.read_header(self.folder)
             try:
                 content = files.read(self.folder, header)
                 self._header, self._identity = header, identity
@@ -427,6 +444,8 @@ class Gallery:
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Hold the folder's lock, knowing all that other processes have written. Take `_mutex` after it, never before."""
+        if not self.folder.is_dir():
+            files.read_header(self.folder)  # says that it is gone; the lock would make it again
         with hold(self.folder, "try again", _WAIT):
             with self._mutex:
                 self._read_news()

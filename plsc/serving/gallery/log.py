@@ -48,7 +48,7 @@ def append(path: Path, at: int, record: bytes) -> None:
 
     After an error the log ends at `at`, as before.
     """
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(file, at)
         os.lseek(file, at, os.SEEK_SET)
@@ -84,16 +84,16 @@ def read(path: Path, start: int, width: int) -> Iterator[Record]:
             if crc != zlib.crc32(payload):
                 raise DamagedError(_damaged(path, start))
             try:
-                fields = _check(json.loads(payload[:text_bytes]))
                 embeddings = np.frombuffer(payload, "<f4", offset=text_bytes).reshape(-1, width)
-            except ValueError as error:  # whoever wrote it can compute checksums
+                fields = _check(json.loads(payload[:text_bytes]), embeddings)
+            except (ValueError, RecursionError) as error:  # whoever wrote it can compute checksums
                 raise DamagedError(_damaged(path, start)) from error
             start += _HEAD.size + len(payload)
             yield Record(fields, embeddings, start)
 
 
-def _check(fields: Any) -> dict[str, Any]:
-    """Return the fields of a change. Raises ValueError if they are something else."""
+def _check(fields: Any, embeddings: np.ndarray) -> dict[str, Any]:
+    """Return the fields of a change with these embeddings. Raises ValueError if they are something else."""
     removal = isinstance(fields, dict) and fields.keys() == {"remove"} and isinstance(fields["remove"], str)
     addition = (
         isinstance(fields, dict)
@@ -101,7 +101,8 @@ def _check(fields: Any) -> dict[str, Any]:
         and isinstance(fields["sources"], list)
         and all(isinstance(text, str) for text in (fields["add"], *fields["sources"]))
     )
-    if not (removal or addition):
+    fits = len(embeddings) > 0 if addition else len(embeddings) == 0
+    if not (removal or addition) or not fits or not np.isfinite(embeddings).all():
         raise ValueError("is no change of a gallery")
     return fields
 

@@ -37,10 +37,10 @@ class Rows:
 
     def of(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of a person's embeddings [n, D] and lengths [n]."""
-        found = [(part, part.find(owner)) for part in self.parts]
+        places = [(part, part.find(owner)) for part in self.parts]
         return (
-            np.concatenate([part.embeddings[at] for part, at in found]),
-            np.concatenate([part.lengths[at] for part, at in found]),
+            np.concatenate([part.embeddings[at] for part, at in places]),
+            np.concatenate([part.lengths[at] for part, at in places]),
         )
 
     def add(self, owner: int, embeddings: np.ndarray, lengths: np.ndarray) -> None:
