@@ -1,6 +1,7 @@
 """What the service answers, over HTTP: embeddings, comparisons, the gallery, limits of load, metrics."""
 
 import concurrent.futures
+import shutil
 import time
 
 import numpy as np
@@ -266,3 +267,65 @@ def _until(true, seconds=20):
 def _metric(client, name):
     lines = client.ask("GET", "/metrics")[1].splitlines()
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def test_names_of_bytes_that_are_no_text(client, gallery):
+    """Folders may have them, and so may galleries; UTF-8 has none."""
+    gallery.add("Z\udcff", Pixels().embed(np.stack([samples(picture(9))])))
+    assert client.send("/search", picture(9))[1]["name"] == "Z\\udcff"
+    assert "Z\\udcff" in client.ask("GET", "/people")[1]["names"]
+
+
+def test_an_embedding_that_is_not_finite_is_refused_alone(client, monkeypatch):
+    def embed(self, samples):
+        return np.where(samples[:, :1, 0, 0] == 255, np.nan, np.ones((len(samples), 64), np.float32))
+
+    monkeypatch.setattr(Pixels, "_embed", embed)
+    white = cv2.imencode(".png", np.full((8, 8), 255, np.uint8))[1].tobytes()
+    for path in ("/embed", "/search"):
+        status, answer = client.ask("POST", path, white)
+        assert status == 422 and "not finite" in answer["error"]
+        assert client.ask("POST", path, picture(1))[0] == 200
+
+
+def test_a_gallery_that_is_upgraded_between_the_check_and_the_search_gives_no_matches(
+    client, gallery, monkeypatch
+):
+    """The other network's embeddings have the same size: the numbers would look right."""
+    real = Gallery.search
+
+    def search(self, *args, **kwargs):
+        monkeypatch.undo()
+        Gallery.open(gallery.folder).upgrade(
+            Pixels(network="b" * 64), {name: [samples(picture(1))] for name in self.names()}
+        )
+        self.refresh()
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Gallery, "search", search)
+    assert client.send("/search", picture(1))[0] == 503
+
+
+def test_pictures_are_not_added_to_a_gallery_of_another_network(client, gallery, monkeypatch):
+    real = Gallery.add
+
+    def add(self, *args, **kwargs):
+        monkeypatch.undo()
+        Gallery.open(gallery.folder).upgrade(
+            Pixels(network="b" * 64), {name: [samples(picture(1))] for name in self.names()}
+        )
+        self.refresh()
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Gallery, "add", add)
+    assert client.send("/people?name=Eve", picture(1), Authorization=BEARER)[0] == 503
+    assert "Eve" not in Gallery.open(gallery.folder).names()
+
+
+def test_a_gallery_that_was_removed(client, gallery):
+    shutil.rmtree(gallery.folder)
+    for path in ("/search", "/verify?name=Ann"):
+        status, answer = client.send(path, picture(1))
+        assert status == 503 and str(gallery.folder) not in answer["error"]
+    assert client.send("/people?name=Eve", picture(1), Authorization=BEARER)[0] == 503
+    assert not gallery.folder.exists() and client.send("/embed", picture(1))[0] == 200

@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
@@ -98,8 +99,8 @@ def _options(args: argparse.Namespace) -> Options:
         for name in ("batch", "queue", "deadline", "max_bytes", "max_pixels", "max_pictures")
     }
     for name, value in limits.items():
-        if not value > 0:
-            raise UserError(f"--{name.replace('_', '-')}: must be more than 0, got {value:g}")
+        if not 0 < value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')}: must be more than 0 and finite, got {value:g}")
     if args.max_pixels > MOST_PIXELS:
         raise UserError(f"--max-pixels: must be at most {MOST_PIXELS:,}, got {args.max_pixels:,}")
     if not 0 <= args.port <= 65535:
@@ -242,8 +243,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(256)
-    except OSError as error:
-        raise UserError(f"--host {shown(host)} --port {port}: {error.strerror}; name another") from error
+    except (OSError, UnicodeError) as error:  # a name of the network may not have every letter, or length
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {shown(host)} --port {port}: {why}; name another") from error
     return listener
 
 

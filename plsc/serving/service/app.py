@@ -220,7 +220,7 @@ class _Service:
         limit = _threshold(gallery, threshold, far)
         candidates = [
             answers.Candidate(
-                name=match.name,
+                name=_as_text(match.name),
                 similarity=match.similarity,
                 probability=match.probability,
                 accepted=_accepted(match.similarity, limit),
@@ -293,16 +293,17 @@ class _Service:
         prepared = await asyncio.gather(*jobs)
         embeddings = np.stack(await self._embedding.submit([picture.sample for picture in prepared]))
         for number, embedding in enumerate(embeddings, 1):
-            if not embedding.any():
+            if not (np.isfinite(embedding).all() and embedding.any()):
                 raise Refusal(
-                    422, f"picture {number} shows nothing: its embedding is zero, as of a black picture"
+                    422,
+                    f"picture {number} shows nothing: its embedding is zero, as of a black picture, or not finite",
                 )
         return embeddings, [picture.faces for picture in prepared] if align else None
 
     def _prepare(self, number: int, data: bytes, align: bool) -> Prepared:
-        found_by = self._detector if align else None
+        finder = self._detector if align else None
         try:
-            return prepare(data, self._embedder.preprocessing, self._options.max_pixels, found_by)
+            return prepare(data, self._embedder.preprocessing, self._options.max_pixels, finder)
         except Refusal as refusal:
             raise Refusal(refusal.status, f"picture {number} {refusal}") from None
 
@@ -340,21 +341,24 @@ class _Service:
         return gallery
 
     def _names(self) -> list[str]:
-        return sorted(self._refreshed().names())
+        return sorted(map(_as_text, self._refreshed().names()))
 
     def _search_batch(self, queries: list[np.ndarray]) -> list:
-        return self._refreshed().search(
-            np.stack(queries), MOST_MATCHES, threshold=0.0
-        )  # requests have their own
+        gallery = self._refreshed()
+        matches = gallery.search(np.stack(queries), MOST_MATCHES, threshold=0.0)  # requests have their own
+        gallery.check(self._embedder)  # another thread may have read an upgrade meanwhile
+        return matches
 
     def _verify_name(self, name: str, embeddings: np.ndarray) -> float:
         gallery = self._refreshed()
         _need_name(gallery, name)
-        return gallery.verify(name, embeddings, threshold=0.0).similarity
+        similarity = gallery.verify(name, embeddings, threshold=0.0).similarity
+        gallery.check(self._embedder)
+        return similarity
 
     def _add(self, name: str, embeddings: np.ndarray) -> int:
         gallery = self._refreshed()
-        gallery.add(name, embeddings)
+        gallery.add(name, embeddings, embedder=self._embedder)
         return len(gallery)
 
     def _remove(self, name: str) -> int:
@@ -395,6 +399,11 @@ def _need_name(gallery: "Gallery", name: str) -> None:
         gallery.sources(name)
     except UserError:
         raise Refusal(404, f"'{name}': no such name in the gallery") from None
+
+
+def _as_text(name: str) -> str:
+    """Return a name that JSON in UTF-8 can hold: the names of folders may have bytes that are no text."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _file(path: Path, kind: str) -> Callable:
