@@ -74,9 +74,10 @@ class Detector:
         times = max(1.0, max(height, width) / LONGEST_SIDE)
         picture = resize(picture, max(1, round(height / times)), max(1, round(width / times)))
         boxes, scores, points = self._cascade(picture)
+        scale = np.array([width / picture.shape[1], height / picture.shape[0]])  # `times`, but for rounding
         # The cascade counts from the picture's edge, half a pixel before the first pixel's centre.
         faces = [
-            Face(tuple((box * times - 0.5).tolist()), float(score), five * times - 0.5)
+            Face(tuple((box * np.tile(scale, 2) - 0.5).tolist()), float(score), five * scale - 0.5)
             for box, score, five in zip(boxes, scores, points)
         ]
         return sorted(faces, key=lambda face: -face.area)

@@ -64,3 +64,18 @@ def test_a_larger_photo_gives_the_same_face():
     again = finder.detect(large)[0]
     np.testing.assert_allclose((again.landmarks + 0.5) / 4 - 0.5, face.landmarks, atol=1.5)
     np.testing.assert_allclose(np.array(again.box) / 4, face.box, atol=6)
+
+
+@needs_detector
+def test_a_shrunk_picture_keeps_its_corners(monkeypatch):
+    """Its sides are rounded, so that it is not shrunk by quite the same in both directions."""
+
+    def whole_picture(self, picture):
+        height, width = picture.shape[:2]
+        corners = np.array([[0, 0], [width, 0], [0, height], [width, height], [width, height]])
+        return np.array([[0, 0, width, height]]), np.ones(1), corners[None]
+
+    monkeypatch.setattr(Detector, "_cascade", whole_picture)
+    (face,) = Detector().detect(np.zeros((21, 4001, 3), np.uint8))
+    assert face.box == pytest.approx((-0.5, -0.5, 4000.5, 20.5))
+    np.testing.assert_allclose(face.landmarks[4], [4000.5, 20.5])
