@@ -159,14 +159,13 @@ def _search(args: argparse.Namespace) -> Answer:
     limit = _threshold(args, gallery)
     matches = gallery.search(_embed(args, gallery), args.top, limit)
     blocks = [
-        f"{shown(picture)}: {_verdict(found)}\n{_table(found)}"
-        for picture, found in zip(args.pictures, matches)
+        f"{shown(picture)}: {_verdict(best)}\n{_table(best)}" for picture, best in zip(args.pictures, matches)
     ]
     answer = [
-        {"picture": picture, "threshold": limit, "matches": [match._asdict() for match in found]}
-        for picture, found in zip(args.pictures, matches)
+        {"picture": picture, "threshold": limit, "matches": [match._asdict() for match in best]}
+        for picture, best in zip(args.pictures, matches)
     ]
-    return "\n\n".join(blocks), answer, 0 if all(found and found[0].accepted for found in matches) else 1
+    return "\n\n".join(blocks), answer, 0 if all(best and best[0].accepted for best in matches) else 1
 
 
 def _verify(args: argparse.Namespace) -> Answer:
@@ -269,13 +268,13 @@ def _facts(gallery: Gallery) -> dict[str, Any]:
     }
 
 
-def _verdict(found: Sequence[Match]) -> str:
-    return shown(found[0].name) if found and found[0].accepted else "nobody in the gallery"
+def _verdict(matches: Sequence[Match]) -> str:
+    return shown(matches[0].name) if matches and matches[0].accepted else "nobody in the gallery"
 
 
-def _table(found: Sequence[Match]) -> str:
+def _table(matches: Sequence[Match]) -> str:
     rows = [
         [shown(match.name), match.similarity, match.probability, "yes" if match.accepted else "no"]
-        for match in found
+        for match in matches
     ]
     return table(rows, ["name", "similarity", "P(same)", "accepted"])

@@ -103,7 +103,7 @@ def evaluate(gallery: Gallery, embeddings: np.ndarray, names: Sequence[str]) -> 
     known = set(gallery.names())
     if not known:
         raise UserError(f"{shown(gallery.folder)}: has no people; add some first")
-    nearest = [found[0] for found in gallery.search(embeddings, top=1, threshold=-1.0)]
+    nearest = [matches[0] for matches in gallery.search(embeddings, top=1, threshold=-1.0)]
     cosine = np.array([match.similarity for match in nearest])
     right = np.array([match.name == name for match, name in zip(nearest, names)], bool)
     mated = np.array([name in known for name in names], bool)

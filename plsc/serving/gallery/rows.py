@@ -69,16 +69,16 @@ class Rows:
 
     def _nearest(self, queries: np.ndarray, people: int, most: int) -> list[dict[int, float]]:
         """Find the people among the `most` nearest rows, as `nearest` returns them."""
-        found: list[dict[int, float]] = [{} for _ in queries]
+        best: list[dict[int, float]] = [{} for _ in queries]
         for part in self.parts:
             if not part.count:
                 continue
             indices = _candidates(queries, part.embeddings[: part.count], most)
-            for query, row, nearest in zip(queries, indices, found):
+            for query, row, nearest in zip(queries, indices, best):
                 cosines = part.embeddings[row].astype(np.float64) @ query
                 for owner, cosine in zip(part.owners[row].tolist(), cosines.tolist()):
                     nearest[owner] = max(cosine, nearest.get(owner, -np.inf))
-        return [dict(sorted(each.items(), key=lambda item: (-item[1], item[0]))[:people]) for each in found]
+        return [dict(sorted(each.items(), key=lambda item: (-item[1], item[0]))[:people]) for each in best]
 
 
 def _candidates(queries: np.ndarray, embeddings: np.ndarray, count: int) -> np.ndarray:

@@ -58,7 +58,7 @@ def gallery(args: argparse.Namespace) -> dict:
         opened = Gallery.open(folder)
         result["open_seconds"] = time.perf_counter() - began
         first = opened.search(queries[:_CHECKED], top=5)  # reads the file, if it is not in memory
-        assert [found[0].name for found in first] == [names[row] for row in expected.tolist()]
+        assert [matches[0].name for matches in first] == [names[row] for row in expected.tolist()]
         result["batch_seconds"] = _median(lambda _: opened.search(queries, top=5), args.runs)
         result["single_seconds"] = _median(lambda n: opened.search(queries[n : n + 1], top=5), args.runs * 5)
         result["memory_mb"] = (resident_bytes() - before) / 1e6
