@@ -165,7 +165,14 @@ class Entry(Setters):
         from plsc.evaluation.groups import group_pairs, read_groups
         from plsc.evaluation.results import read_compared
         from plsc.training import resume
-        from plsc.training.evaluator import Evaluator, build_sets, main_pairs, needs_head, refuse_other_flip
+        from plsc.training.evaluator import (
+            Evaluator,
+            build_sets,
+            main_pairs,
+            needs_head,
+            refuse_other_flip,
+            warn_of_other_flip,
+        )
 
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
@@ -196,6 +203,8 @@ class Entry(Setters):
                 evaluator.store_threshold(saved)
             if calibrate:
                 evaluator.store_calibration(saved)
+            elif set_threshold:
+                warn_of_other_flip(saved, self.config.DataLoader.Eval.flip)
             how = f"checkpoint {saved.path}"
             finish(self.config, evaluator, self.output_dir / "test", how, facts, compared)
         return evaluator.row

@@ -46,7 +46,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.training.ema import Ema
 from plsc.training.embed import embed
 from plsc.utils.calibration import Calibration
-from plsc.utils.logging import get_logger
+from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
 
 EvalSet = Union[Dataset, PairSet, IdentificationSet]
@@ -119,6 +119,16 @@ def refuse_other_flip(saved: Checkpoint, flip: bool) -> None:
         raise UserError(
             f"--calibrate: DataLoader.Eval.flip is {flip}, the threshold of {saved.path.name} is of embeddings with "
             f"{saved.state.flip}; add --set-threshold, or -o DataLoader.Eval.flip={str(saved.state.flip).lower()}"
+        )
+
+
+def warn_of_other_flip(saved: Checkpoint, flip: bool) -> None:
+    """Warn that a new threshold is of other embeddings than the checkpoint's calibration."""
+    known = saved.state.calibration
+    if known and known.flip != flip:
+        warn(
+            f"P(same) of {saved.path.name} is of embeddings with flip {known.flip}, and is not used beside this threshold; add "
+            "--calibrate for one that is"
         )
 
 
@@ -222,12 +232,6 @@ class Evaluator:
         get_logger().info(
             f"threshold {cosine:.4f} of {self.main} stored in {file}; predict and export use it"
         )
-        known = saved.state.calibration
-        if known and known.flip != self._section.flip:
-            get_logger().warning(
-                f"P(same) of {saved.path.name} is of embeddings with flip {known.flip}, and is not used beside this threshold; add "
-                "--calibrate for one that is"
-            )
 
     def store_calibration(self, saved: Checkpoint) -> None:
         """Store the main set's calibration with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""

@@ -558,22 +558,32 @@ def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_i
     assert Calibration.from_json(card["calibration"], "card") == stored
 
 
-def test_a_calibration_is_of_the_embeddings_that_the_threshold_is_of(tmp_path, capsys):
-    entry(tmp_path).train()
-    mirrored = entry(tmp_path, "DataLoader.Eval.flip=true")
+@pytest.fixture
+def mirrored(trained, tmp_path):
+    """An entry that evaluates mirror images, too, on a copy of the checkpoint."""
+    folder = shutil.copytree(checkpoint(trained), tmp_path / "step-00000012")
+    there = [f"Global.checkpoint={folder}", f"Global.output_dir={tmp_path}"]
+    return entry(trained, *there, "DataLoader.Eval.flip=true")
+
+
+def test_a_calibration_is_of_the_embeddings_that_the_threshold_is_of(mirrored, tmp_path, capsys):
     with pytest.raises(
         UserError, match="flip is True, the threshold of step-00000012 is of embeddings with False"
     ):
         mirrored.test(calibrate=True)
+    mirrored.test(calibrate=True, set_threshold=True)
+    assert "is not used" not in capsys.readouterr().out
+    assert Checkpoint.open(tmp_path / "step-00000012").state.calibration.flip
+
+
+def test_a_threshold_of_other_embeddings_drops_the_calibration(mirrored, tmp_path, capsys):
     mirrored.test(set_threshold=True)
     assert (
         "P(same) of step-00000012 is of embeddings with flip False, and is not used"
         in capsys.readouterr().out
     )
-    assert Checkpoint.open(checkpoint(tmp_path)).state.calibration is None
-    assert entry(tmp_path).export()["calibration"] is None
-    mirrored.test(calibrate=True, set_threshold=True)
-    assert Checkpoint.open(checkpoint(tmp_path)).state.calibration.flip
+    assert Checkpoint.open(tmp_path / "step-00000012").state.calibration is None
+    assert mirrored.export()["calibration"] is None
 
 
 def test_a_calibration_needs_pairs_of_both_kinds_and_a_file_that_is_whole(trained, tmp_path):
