@@ -175,11 +175,19 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
         files = card["files"]
         onnx = "onnx" in files and find_spec("onnxruntime") is not None
         names = files["onnx"] if onnx else files.get("paddle")
-        run = _onnx_runtime(folder, names) if onnx else _paddle_inference(folder, names)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{file}: is not what plsc-export writes ({error!r}); export again") from error
+    try:
+        run = _onnx_runtime(folder, names) if onnx else _paddle_inference(folder, names)
+    except UserError:
+        raise
+    except Exception as error:  # the engines' own, of many kinds and lines
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        raise UserError(
+            f"{shown(folder)}: its graph cannot be loaded ({shown(lines[0])}); export again"
+        ) from error
     return _OfExport(run, **fields)
 
 

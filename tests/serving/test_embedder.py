@@ -118,6 +118,23 @@ def test_an_export_that_is_none_is_refused(copied, change, message):
         from_export(file.parent)
 
 
+@pytest.mark.parametrize("engine", ["paddle", "onnx"])
+def test_a_graph_that_is_cut_off_is_refused(copied, engine, monkeypatch):
+    if engine == "onnx":
+        pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+        card = json.loads((copied / "export" / "preprocessing.json").read_text())
+        if "onnx" not in card["files"]:
+            pytest.skip("ONNX export needs Paddle 3 and the extra export")
+    else:
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    for name in ("model.onnx", "inference.pdiparams"):
+        path = copied / "export" / name
+        if path.exists():
+            path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match=r"export: its graph cannot be loaded \(.+\); export again"):
+        from_export(copied / "export")
+
+
 def test_the_calibration_is_that_of_the_checkpoint_for_the_same_embeddings(copied, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     saved = Checkpoint.open(copied / "checkpoints" / "step-00000012")
