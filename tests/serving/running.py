@@ -89,11 +89,11 @@ def samples(data: bytes) -> np.ndarray:
 
 
 @contextmanager
-def running(app: Any) -> Iterator[Client]:
-    """Serve `app` on a free port while the block runs."""
+def running(app: Any, **settings: Any) -> Iterator[Client]:
+    """Serve `app` on a free port while the block runs. settings: uvicorn's."""
     import uvicorn
 
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, **settings))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

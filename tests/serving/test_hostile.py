@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import threading
 import time
 import zlib
 from urllib.parse import quote
@@ -14,6 +15,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from plsc.serving.gallery import Gallery
 from plsc.serving.service.app import create_app
+from plsc.serving.service.connections import protocol
 from plsc.serving.service.options import Options
 from plsc.utils.measure import resident_bytes
 from tests.serving.running import Pixels, form, picture, running
@@ -143,6 +145,8 @@ def test_the_wrong_picture_of_several_is_named(client):
         ("GET", "/page/../../../../setup.py", 404, "Not Found"),
         ("GET", "/%2e%2e%2f%2e%2e%2fsetup.py", 404, "Not Found"),
         ("GET", "/embed", 405, "Method Not Allowed"),
+        ("POST", "/search/", 404, "Not Found"),
+        ("POST", "/search?far=nan", 422, "far: "),
         ("PUT", "/people?name=x", 405, "Method Not Allowed"),
         ("POST", "/embed", 400, "no picture"),
         ("POST", "/search?top=0", 422, "top: "),
@@ -186,6 +190,22 @@ def test_a_body_that_does_not_come_is_given_up():
         with socket.create_connection(("127.0.0.1", client.port), 20) as slow:
             slow.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
             assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+        assert client.send("/embed", picture(0))[0] == 200
+
+
+def test_a_header_that_does_not_come_is_given_up():
+    """Also after a request that was answered; and a request that takes longer is not cut off."""
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    embedder = Pixels()
+    app = create_app(embedder)
+    with running(app, http=protocol(0.3), timeout_keep_alive=60) as client:
+        for before in (b"", whole):
+            with socket.create_connection(("127.0.0.1", client.port), 20) as slow:
+                slow.sendall(before + b"GET /health HT")
+                answers = b"".join(iter(lambda sock=slow: sock.recv(4096), b""))
+                assert answers.count(b"HTTP/1.1 200 ") == bool(before) and answers.count(b"HTTP/1.1") < 2
+        embedder.may_go_on.clear()
+        threading.Timer(1.0, embedder.may_go_on.set).start()
         assert client.send("/embed", picture(0))[0] == 200
 
 

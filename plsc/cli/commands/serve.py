@@ -197,6 +197,7 @@ def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> No
     import uvicorn
 
     from plsc.serving.service.app import create_app
+    from plsc.serving.service.connections import protocol
 
     for name in ("uvicorn.error", "python_multipart"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -206,6 +207,7 @@ def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> No
     server = uvicorn.Server(
         uvicorn.Config(
             app,
+            http=protocol(options.deadline),
             access_log=False,  # it would have the names of people
             log_config=None,
             server_header=False,

@@ -99,6 +99,7 @@ def create_app(
         version=__version__,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever the Host header says
         responses=_PROBLEMS,
         lifespan=service.lifespan,
     )
