@@ -356,3 +356,11 @@ def test_a_network_on_a_gpu_is_compared_on_the_cpu(tmp_path, monkeypatch):
         "gpu:1",
         "model to gpu:1",
     ]
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "export").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        export(Net(), tmp_path / "export", preprocessing=PREPROCESSING, formats=["paddle"])
+        assert (tmp_path / "export").is_symlink() and (tmp_path / "disk" / "preprocessing.json").exists()

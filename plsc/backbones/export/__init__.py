@@ -80,7 +80,7 @@ def export(
     Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a model that does
         not export truly, or is less accurate in 8 bits).
     """
-    out = Path(os.path.abspath(out_dir))
+    out = Path(os.path.realpath(out_dir))  # a link stays one
     check_packages(formats)
     check_pictures(formats, preprocessing)
     check_replaceable(out)

@@ -49,14 +49,12 @@ def check_replaceable(out: Path) -> None:
     """Refuse a folder that holds anything but an export, since it is replaced as a whole."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder for the export")
-    strangers = _strangers(out) if out.exists() else []
-    if strangers:
-        raise UserError(
-            f"{out}: holds other files ({strangers[0]}); name a new or empty folder for the export"
-        )
+    others = _other_files(out) if out.exists() else []
+    if others:
+        raise UserError(f"{out}: holds other files ({others[0]}); name a new or empty folder for the export")
 
 
-def _strangers(out: Path) -> list[str]:
+def _other_files(out: Path) -> list[str]:
     folders = [out, *(out / name for name in _FOLDERS if (out / name).is_dir())]
     paths = [path for folder in folders for path in folder.iterdir()]
     return sorted(
