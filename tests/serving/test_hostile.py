@@ -147,6 +147,13 @@ def test_the_wrong_picture_of_several_is_named(client):
         ("GET", "/embed", 405, "Method Not Allowed"),
         ("POST", "/search/", 404, "Not Found"),
         ("POST", "/search?far=nan", 422, "far: "),
+        (
+            "POST",
+            "/search?thresold=0.9%0a",
+            422,
+            "thresold: is not known here; there are top, align, threshold",
+        ),
+        ("GET", "/people?name%0a=Ann", 422, "name\\n: is not known here; there are start, limit"),
         ("PUT", "/people?name=x", 405, "Method Not Allowed"),
         ("POST", "/embed", 400, "no picture"),
         ("POST", "/search?top=0", 422, "top: "),

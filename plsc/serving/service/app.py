@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, Union
 
 import numpy as np
-from fastapi import FastAPI, Query, Request, Security
+from fastapi import Depends, FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.security import HTTPBearer
@@ -71,6 +71,17 @@ _PROBLEMS = {
 }
 
 _TOKEN = [Security(HTTPBearer(auto_error=False))]  # for the schema; see _need_writable
+
+
+async def _refuse_unknown(request: Request) -> None:
+    """Refuse what a path does not take: with a slip in `threshold` it would be answered by the stored one."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            raise Refusal(422, f"{name}: is not known here; there are {', '.join(known)}")
+
+
+_STRICT = [Depends(_refuse_unknown)]
 
 Align = Annotated[bool, Query(description="Find faces, and align the largest")]
 Name = Annotated[str, Query(min_length=1, max_length=500)]
@@ -157,14 +168,19 @@ class _Service:
         """Add the paths to the application."""
         for path, (name, kind) in _FILES.items():
             app.add_api_route(path, _file(_PAGE / name, kind), include_in_schema=False)
-        app.add_api_route("/embed", self.embed, methods=["POST"], openapi_extra=_BODY)
-        app.add_api_route("/verify", self.verify, methods=["POST"], openapi_extra=_BODY)
-        app.add_api_route("/search", self.search, methods=["POST"], openapi_extra=_BODY)
-        app.add_api_route("/people", self.people, methods=["GET"])
+        app.add_api_route("/embed", self.embed, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
+        app.add_api_route("/verify", self.verify, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
+        app.add_api_route("/search", self.search, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
+        app.add_api_route("/people", self.people, methods=["GET"], dependencies=_STRICT)
         app.add_api_route(
-            "/people", self.add, methods=["POST"], status_code=201, openapi_extra=_BODY, dependencies=_TOKEN
+            "/people",
+            self.add,
+            methods=["POST"],
+            status_code=201,
+            openapi_extra=_BODY,
+            dependencies=_TOKEN + _STRICT,
         )
-        app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=_TOKEN)
+        app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=_TOKEN + _STRICT)
         app.add_api_route("/about", self.about, methods=["GET"])
         app.add_api_route("/health", self.health, methods=["GET"])
         app.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
