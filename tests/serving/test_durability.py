@@ -103,7 +103,8 @@ def test_a_log_that_is_a_link_is_not_written_through(gallery, tmp_path):
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused(gallery):
-    for path in (log_of(gallery), gallery.folder / files.HEADER):
+    gallery.add("Cy", units(1))
+    for path in (gallery.folder / ".lock", log_of(gallery), gallery.folder / files.HEADER):
         path.unlink()
         os.mkfifo(path)
         with pytest.raises(UserError, match="is a pipe"):

@@ -21,6 +21,7 @@ from plsc.serving.gallery.content import content_of, embed_people, header_of, un
 from plsc.serving.gallery.pictures import LeftOut, Picture
 from plsc.serving.gallery.rows import Rows, sums
 from plsc.utils.calibration import Calibration
+from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 
 _WAIT = 60.0  # seconds for another process that writes
@@ -454,7 +455,7 @@ class Gallery:
     def _say_unfinished(self) -> None:
         """Warn of a change that a process did not finish, as far as no process is at it now."""
         path = self.folder / self._header.log_file
-        with contextlib.suppress(OSError), open(self.folder / ".lock", "rb") as lock:
+        with contextlib.suppress(OSError), open_regular(self.folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._replay()
             rest = path.stat().st_size - self._read_up_to
