@@ -40,6 +40,11 @@ def hold(
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"Global.output_dir: cannot make {folder}: {error.strerror}; name another folder"
+        ) from error
+    try:
         file = _open(folder / ".lock")
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.EISDIR):
@@ -47,7 +52,7 @@ def hold(
                 f"{folder / '.lock'}: is not a plain file; remove it, or name another folder"
             ) from error
         raise UserError(
-            f"Global.output_dir: cannot make {folder}: {error.strerror}; name another folder"
+            f"{folder / '.lock'}: cannot be written: {error.strerror}; name another folder"
         ) from error
     try:
         _lock(file, time.monotonic() + wait)

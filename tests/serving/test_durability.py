@@ -348,3 +348,15 @@ def test_a_writer_that_takes_too_long_is_named(gallery, monkeypatch):
 def test_nobody_acknowledged_is_lost_when_a_writer_is_killed(tmp_path):
     said = kill_again_and_again(tmp_path / "g", kills=4, rows=20, size=8, least_log=1500, seconds=0.25)
     assert "nobody lost" in said
+
+
+def test_a_gallery_that_may_only_be_read(gallery, monkeypatch):
+    def refuse(_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("plsc.distributed.lock._open", refuse)
+    with pytest.raises(
+        UserError, match=r"^\S+/g/\.lock: cannot be written: Read-only file system; name another"
+    ):
+        gallery.add("Cy", units(1))
+    assert Gallery.open(gallery.folder).search(units(1))[0][0].name == "Ann"
