@@ -62,7 +62,12 @@ class Gallery:
     @classmethod
     def open(cls, folder: str | os.PathLike) -> Gallery:
         """Open a gallery; every checksum is compared. Raises MissingFileError, DamagedError, UserError."""
-        gallery = cls(folder)
+        try:
+            gallery = cls(folder)
+        except DamagedError:
+            gallery = cls(
+                folder
+            )  # a log may be read just while a writer replaces what another had not finished: once more
         gallery._say_unfinished()
         return gallery
 
