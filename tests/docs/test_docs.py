@@ -57,7 +57,9 @@ def _resolves(name):
     for length in range(len(parts), 0, -1):
         try:
             found = importlib.import_module(".".join(parts[:length]))
-        except ImportError:
+        except ImportError as error:
+            if not (error.name or "plsc").startswith("plsc"):
+                return True  # the module is there; an extra that it imports is not
             continue
         for part in parts[length:]:
             found = getattr(found, part, None)
