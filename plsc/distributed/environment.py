@@ -101,6 +101,11 @@ def prepare(threads: int | None = None) -> tuple[int, list[str]]:
     return threads, notes
 
 
+def cpu_threads() -> int:
+    """Return how many threads this process may compute with, where `prepare` was not given a number."""
+    return _threads(None)[0]
+
+
 def _threads(wanted: int | None) -> tuple[int, str]:
     if wanted is not None:
         return wanted, "Global.threads"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
+from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError
 from plsc.serving.gallery.pictures import people_of
 from plsc.utils.calibration import Calibration
@@ -322,7 +323,7 @@ def test_damage_is_found(gallery):
 
 
 def test_faiss_gives_the_same_answers(tmp_path, embedder, monkeypatch):
-    pytest.importorskip("faiss", reason="needs the extra faiss")
+    faiss = pytest.importorskip("faiss", reason="needs the extra faiss")
     gallery = Gallery.from_embeddings(
         tmp_path / "g", embedder, [f"p{number}" for number in range(300)], units(300), np.arange(300)
     )
@@ -331,4 +332,6 @@ def test_faiss_gives_the_same_answers(tmp_path, embedder, monkeypatch):
     expected = gallery.search(units(40, seed=1), top=6)
     monkeypatch.setattr("plsc.serving.gallery.rows.FAISS_ROWS", 1)
     monkeypatch.setattr("plsc.serving.gallery.rows.FAISS_QUERIES", 1)
+    faiss.omp_set_num_threads(1)  # as where Paddle was imported before
     assert gallery.search(units(40, seed=1), top=6) == expected
+    assert faiss.omp_get_max_threads() == environment.cpu_threads()

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from plsc.distributed import environment
 from plsc.evaluation.search import search
 
 # Rows and queries from which on faiss is used if it is installed; with fewer queries NumPy's products are faster.
@@ -88,6 +89,7 @@ def _candidates(queries: np.ndarray, embeddings: np.ndarray, count: int) -> np.n
     if many and find_spec("faiss") is not None:
         import faiss
 
+        faiss.omp_set_num_threads(environment.cpu_threads())  # importing Paddle sets OMP_NUM_THREADS=1
         return faiss.knn(queries, embeddings, count, metric=faiss.METRIC_INNER_PRODUCT)[1]  # without a copy
     return search(queries, embeddings, count)[1]
 
