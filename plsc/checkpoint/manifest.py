@@ -20,7 +20,7 @@ import stat
 import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -54,6 +54,9 @@ _FILE_NAME = re.compile(r"((backbone|ema|optimizer|head-\d{5}-of-\d{5})\.safeten
 BACKBONE = "backbone.safetensors"
 EMA = "ema.safetensors"  # the averaged weights
 _MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
+
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class HeadFile(BaseModel):
@@ -177,6 +180,36 @@ def seal(rest: bytes) -> bytes:
     return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
 
 
+def parse_sealed(data: bytes, where: str, model: type[Model], newest: int, remedy: str = "") -> Model:
+    """Check the bytes that `seal` returned, and make a `model` of their fields.
+
+    Args:
+        where: the file, for messages.
+        newest: the highest format that this plsc reads.
+        remedy: the end of the message about damage.
+
+    Raises: DamagedError (altered, or other fields than the model's), UserError (a newer format).
+    """
+    if data != seal(data[len(seal(b"")) :]):
+        raise DamagedError(f"{where}: fails its checksum{remedy}")
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{where}: is not JSON{remedy}") from error
+    if isinstance(fields.get("format"), int) and fields["format"] > newest:
+        raise UserError(
+            f"{where}: has format {fields['format']}, this plsc reads up to {newest}; install a newer plsc"
+        )
+    del fields["crc32"]
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        what = shown(first["msg"].removeprefix("Value error, "))
+        raise DamagedError(f"{where}: {shown(key)}: {what}{remedy}") from error
+
+
 def read_json(path: Path) -> Any:
     """Read the value in a JSON file. Raises DamagedError if it is not JSON; OSError."""
     try:
@@ -197,25 +230,7 @@ def read_manifest(path: Path) -> Manifest:
         data = read_regular(path, _MOST_BYTES)
     except UserError as error:  # not a regular file, or too large for a manifest
         raise DamagedError(str(error)) from error
-    if data != seal(data[len(seal(b"")) :]):
-        raise DamagedError(f"{path}: fails its checksum")
-    try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path}: is not JSON") from error
-    if isinstance(fields.get("format"), int) and fields["format"] > FORMATS[-1]:
-        raise UserError(
-            f"{path}: has format {fields['format']}, this plsc reads up to {FORMATS[-1]}; install a newer plsc"
-        )
-    del fields["crc32"]
-    try:
-        manifest = Manifest.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise DamagedError(
-            f"{path}: {shown(key)}: {shown(first['msg'].removeprefix('Value error, '))}"
-        ) from error
+    manifest = parse_sealed(data, str(path), Manifest, FORMATS[-1])
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name):
             raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")

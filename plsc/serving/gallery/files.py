@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Optional
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
 
-from plsc.checkpoint.manifest import FileSum, seal
+from plsc.checkpoint.manifest import FileSum, parse_sealed, seal
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of, layout, sync_folder, write_synced
 from plsc.errors import MissingFileError, UserError, shown
@@ -144,23 +144,7 @@ def read_header(folder: Path) -> Header:
         ) from None
     except OSError as error:
         raise UserError(f"{shown(file)}: cannot be read: {error.strerror}") from error
-    if data != seal(data[len(seal(b"")) :]):
-        raise DamagedError(f"{shown(file)}: fails its checksum; {_OTHER}")
-    try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{shown(file)}: is not JSON; {_OTHER}") from error
-    if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
-        raise UserError(
-            f"{shown(file)}: has format {fields['format']}, this plsc reads up to {FORMAT}; install a newer plsc"
-        )
-    del fields["crc32"]
-    try:
-        header = Header.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise DamagedError(f"{shown(file)}: {shown(key)}: {shown(first['msg'])}; {_OTHER}") from error
+    header = parse_sealed(data, shown(file), Header, FORMAT, f"; {_OTHER}")
     if header.calibration is not None:
         Calibration.from_json(header.calibration, f"{shown(file)}: calibration")
     return header
