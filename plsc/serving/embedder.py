@@ -167,9 +167,9 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
             "described": described or shown(folder),
             "preprocessing": _preprocessing_of(card),
             "embedding_size": int(card["embedding_size"]),
-            "flip": "mirror" in card["threshold_of"],
+            "flip": _flag(card, "flip"),
             "threshold": None if card["threshold"] is None else float(card["threshold"]),
-            "calibration": _of_flip(_calibration_of(card, file), "mirror" in card["threshold_of"]),
+            "calibration": _of_flip(_calibration_of(card, file), _flag(card, "flip")),
             "origin": {"export": os.path.abspath(folder)},
         }
         files = card["files"]
@@ -201,6 +201,12 @@ def _preprocessing_of(card: dict) -> Preprocessing:
         float(inside["mean"]),
         float(inside["scale"]),
     )
+
+
+def _flag(card: dict, key: str) -> bool:
+    if not isinstance(card[key], bool):
+        raise TypeError(f"{key} must be true or false")
+    return card[key]
 
 
 def _calibration_of(card: dict, file: Path) -> Calibration | None:

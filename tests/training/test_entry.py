@@ -500,6 +500,7 @@ def test_mirror_images_count_for_test_predict_and_the_export(trained, tmp_path):
         "image",
         "image and mirror image, embeddings summed, length 1",
     ]
+    assert [card["flip"] for card in cards] == [False, True]
 
 
 def test_the_threshold_of_a_later_evaluation_is_exported_when_it_is_asked_for(tmp_path, capsys):

@@ -41,6 +41,7 @@ def make_card(preprocessing: Any, embedding_size: int, threshold: float | None, 
         "inside_the_graph": inside,
         "threshold": threshold,
         "threshold_of": threshold_of(preprocessing, flip),
+        "flip": flip,
     }
 
 

@@ -81,6 +81,7 @@ def save_int8(
         "network": hashlib.sha256((folder / MODEL).read_bytes()).hexdigest(),
         "threshold": after.threshold,
         "threshold_of": threshold_of(preprocessing, data.flip),
+        "flip": data.flip,
         "threshold_set": data.title,
         "threshold_step": data.step,
         "calibration": after.calibration.to_json() if after.calibration else None,

@@ -64,7 +64,7 @@ def _threshold(card: dict, noun: str) -> list[str]:
     where = "the main evaluation set" if card["threshold_set"] is None else shown(card["threshold_set"])
     line = f"threshold  {card['threshold']:.4f}: two {noun}s with a higher cosine are of the same class. "
     line += f"It is the most accurate one on {where}; other pictures may need another."
-    if _mirrors(card):
+    if card["flip"]:
         line += f" It is of the {card['threshold_of']}."
     lines = [line]
     if card.get("calibration"):
@@ -72,10 +72,6 @@ def _threshold(card: dict, noun: str) -> list[str]:
             "P(same)    follows from the cosine by `calibration` in preprocessing.json, as below, for pairs such as those."
         )
     return lines
-
-
-def _mirrors(card: dict) -> bool:
-    return "mirror" in card["threshold_of"]
 
 
 def _folders(card: dict) -> list[str]:
@@ -122,7 +118,7 @@ def _comparison(card: dict, noun: str, mirrored: str, turned: str) -> list[str]:
     """Write the lines that compare the sample with another one, here an image upside down, by the threshold."""
     lines = ["card = json.load(open('preprocessing.json'))"]
     embed, other = "embed", turned if noun == "image" else noun
-    if _mirrors(card):
+    if card["flip"]:
         embed = "both"
         lines += [f"def both({noun}):", f"    total = embed({noun}) + embed({mirrored})"]
         lines += ["    return total / np.linalg.norm(total)"]
