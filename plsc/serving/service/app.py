@@ -233,7 +233,7 @@ class _Service:
         """Find the names of the gallery that are most like a picture."""
         gallery = self._need_gallery()
         embeddings, faces = await self._embed(request, 1, align)
-        matches = (await self._searching.submit(list(embeddings)))[0][:top]
+        (matches,) = await self._searching.submit([(embeddings[0], top)])
         limit = _threshold(gallery, threshold, far)
         candidates = [
             answers.Candidate(
@@ -360,11 +360,12 @@ class _Service:
     def _names(self) -> list[str]:
         return sorted(map(_as_text, self._refreshed().names()))
 
-    def _search_batch(self, queries: list[np.ndarray]) -> list:
+    def _search_batch(self, queries: list[tuple[np.ndarray, int]]) -> list:
+        embeddings, tops = zip(*queries)
         gallery = self._refreshed()
-        matches = gallery.search(np.stack(queries), MOST_MATCHES, threshold=0.0)  # requests have their own
+        matches = gallery.search(np.stack(embeddings), max(tops), threshold=0.0)  # requests have their own
         gallery.check(self._embedder)  # another thread may have read an upgrade meanwhile
-        return matches
+        return [nearest[:top] for nearest, top in zip(matches, tops)]
 
     def _verify_name(self, name: str, embeddings: np.ndarray) -> float:
         gallery = self._refreshed()
