@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("pictures", nargs="+", help="of one person")
     threshold(verify)
     evaluate = verb(
-        "evaluate", "measure how well pictures of known people and of strangers are told apart", "optional"
+        "evaluate", "measure how many known people are recognised, and strangers rejected", "optional"
     )
     evaluate.add_argument("people", help="a folder for each person; who is not in the gallery is a stranger")
     evaluate.add_argument(

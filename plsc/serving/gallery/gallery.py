@@ -65,9 +65,8 @@ class Gallery:
         try:
             gallery = cls(folder)
         except DamagedError:
-            gallery = cls(
-                folder
-            )  # a log may be read just while a writer replaces what another had not finished: once more
+            # It may have been read just while a writer replaced what another had not finished: once more.
+            gallery = cls(folder)
         gallery._say_unfinished()
         return gallery
 
