@@ -307,7 +307,10 @@ class _Service:
         jobs = [
             self._in_thread(self._prepare, number, data, align) for number, data in enumerate(pictures, 1)
         ]
-        prepared = await asyncio.gather(*jobs)
+        prepared = await asyncio.gather(*jobs, return_exceptions=True)
+        for picture in prepared:  # the first one by number is named, whichever thread was done first
+            if isinstance(picture, BaseException):
+                raise picture
         embeddings = np.stack(await self._embedding.submit([picture.sample for picture in prepared]))
         for number, embedding in enumerate(embeddings, 1):
             if not (np.isfinite(embedding).all() and embedding.any()):
