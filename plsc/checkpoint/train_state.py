@@ -105,6 +105,8 @@ class TrainState(BaseModel):
     """How often the run went back to an older checkpoint."""
     sets: list[SetState] = []
     """The sets of a run with several, in their order."""
+    other_networks: dict[str, str] = {}
+    """Of each loss beside the head's, by title, the identity of the network of another run that it takes."""
     ema_steps: NonNegativeInt = 0
     """Optimizer steps in the averaged weights of ema.safetensors."""
 

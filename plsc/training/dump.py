@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class TakenStep:
     """A step as this rank has it after the backward pass.
 
     number: of the step, from 1. images, labels, indices: this rank's batch, as the loader gave it. emb_BD:
-    with its gradient.
+    with its gradient. extra: the losses beside the head's, by title.
     """
 
     number: int
@@ -40,6 +40,7 @@ class TakenStep:
     indices: np.ndarray
     emb_BD: paddle.Tensor
     out: HeadOutput
+    extra: Mapping[str, paddle.Tensor]
 
 
 class Cause(NamedTuple):

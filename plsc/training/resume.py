@@ -129,6 +129,7 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
         "class centres' optimizer": (theirs.head_optimizer, ours.head_optimizer),
         "head": (theirs.head, ours.head),
         "preprocessing": (saved.preprocessing or None, data.preprocessing.to_json()),
+        "networks of other runs": (theirs.other_networks, ours.other_networks),
     }
     for what, (there, here) in alike.items():
         if there not in (None, here):

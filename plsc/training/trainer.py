@@ -14,7 +14,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +38,7 @@ from plsc.training.divergence import DivergedError, NonFiniteGuard, Outcome, fin
 from plsc.training.dump import DumpWriter, TakenStep, find_cause
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
+from plsc.training.extra_loss import ExtraLoss
 from plsc.training.flags import Flags, LateFlags
 from plsc.training.local_disks import with_rank_0s_statistics
 from plsc.training.loss_scaler import LossScaler
@@ -88,6 +89,7 @@ class Trainer:
             none.
         disks: which ranks share Global.output_dir.
         signals: notes signals that ask the run to stop; None: there are none.
+        extra_losses: are added to the head's loss.
 
     Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
     `threshold`, of the last one; `rollbacks`, how often the run went back to an older checkpoint; `seconds`,
@@ -111,6 +113,7 @@ class Trainer:
         scaler: LossScaler | None = None,
         signals: Guard | None = None,
         ema: Ema | None = None,
+        extra_losses: Sequence[ExtraLoss] = (),
     ):
         self.cfg = cfg
         self.rank = distributed.rank()
@@ -128,6 +131,7 @@ class Trainer:
         self.scaler = scaler
         self.signals = signals or Guard()
         self.ema = ema
+        self.extra_losses = extra_losses
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.head_lr_scale = cfg.Optimizer.of_head.lr_scale
@@ -264,12 +268,16 @@ class Trainer:
         counts = [stop - start for start, stop in self.loader.shares(self.step)]
         label_B = to_device(labels)
         out = self.head(emb_BD, label_B, self.step, counts=counts, check=not asynchronous())
-        out.loss.backward()  # up to the embeddings
+        with timer.part("head"):
+            extra = {
+                each.title: each(images, emb_BD, labels, self.step, counts) for each in self.extra_losses
+            }
+        sum(extra.values(), start=out.loss).backward()  # up to the embeddings
         self.network.backward(emb_BD.grad)
         with timer.part("check"):
             data = self.loader.wait_seconds, self.loader.replaced
             flags = self.nonfinite.examine(out, emb_BD, self.signals.signal, data)
-        taken = TakenStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out)
+        taken = TakenStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out, extra)
         self._unsettled = Unsettled(taken, flags, undo)
         # The first update makes the optimizer's state, which nothing could be copied back to.
         late = asynchronous() and self.optimizer.is_repeated and not timer.on
@@ -384,7 +392,10 @@ class Trainer:
             return
         step, epoch = taken.number, -(-taken.number // self.steps_per_epoch)
         self._data = flags.waited, flags.replaced
-        row = self.progress.update(step, epoch, flags.loss, taken.learning_rate, accuracy=flags.accuracy)
+        extra = {f"loss/{title}": loss for title, loss in taken.extra.items()}
+        row = self.progress.update(
+            step, epoch, flags.loss, taken.learning_rate, accuracy=flags.accuracy, **extra
+        )
         if row and timer.on:
             row["profile"] = timer.take(step)
         if row and self._metrics:
@@ -571,6 +582,7 @@ class Trainer:
 
     def _state(self, replaced: list[int], best: Best | None) -> TrainState:
         """Return the state of the run for a checkpoint of this step. Every rank calls it."""
+        others = {each.title: each.network for each in self.extra_losses}
         return TrainState(
             seed=self.cfg.Global.seed,
             global_batch=self.loader.global_batch,
@@ -592,6 +604,7 @@ class Trainer:
             **({"calibration": self.calibration} if self.calibration else {}),
             **(self.scaler.state() if self.scaler else {}),
             **({"ema_steps": self.ema.steps} if self.ema else {}),
+            **({"other_networks": others} if others else {}),
         )
 
     def _of_this_rank(self, counts: list[int]) -> int:

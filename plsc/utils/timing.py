@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 PARTS = {  # in the order of a step
     "data": "waiting for a batch",
     "forward": "the backbone forward",
-    "head": "forward, backward and update of the class centres",
+    "head": "forward, backward and update of the class centres; losses beside theirs",
     "gather": "the head's collectives, and those by which ranks agree: waiting for a slower rank counts here",
     "backward": "the backbone backward, with the sum of its gradients over the ranks, which Paddle does meanwhile, and what is computed again",
     "check": "whether all is finite",

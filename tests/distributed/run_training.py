@@ -27,6 +27,7 @@ from tests.tiny_runs import (
     train_sets,
 )
 from tests.training.test_evaluator import MORE, Broken
+from tests.training.test_extra_loss import run_on_ranks
 
 folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)
@@ -36,6 +37,7 @@ for name in head_names():
     train_linear(folder / name, name, 12 // W)
 
 train_sets(folder / "sets", 12 // W)
+run_on_ranks(folder / "extra loss")
 
 assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size={12 // W}"), saved)
 

@@ -22,6 +22,7 @@ from tests.tiny_runs import (
     train_linear,
     train_sets,
 )
+from tests.training.test_extra_loss import run_on_ranks
 
 TRAIN = ROOT / "tools/train.py"
 HALF = "DataLoader.Train.batch_size=6"  # on two ranks, the global batch of one
@@ -107,6 +108,7 @@ def one_process(tmp_path_factory):
     for name in head_names():
         train_linear(folder / name, name, 12)
     train_sets(folder / "sets", 12)
+    run_on_ranks(folder / "extra loss")
     return folder
 
 
@@ -116,10 +118,10 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     script = Path(__file__).with_name("run_training.py")
     said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
     assert said.count("training ok") == ranks
-    for name in head_names():
+    for name in [*head_names(), "extra loss"]:
         found, expected = rows(tmp_path / "runs" / name), rows(one_process / name)
         assert steps(found) == [1, 2, 3]
-        for key in ("loss", "accuracy"):
+        for key in expected[0].keys() & {"loss", "accuracy", "loss/length"}:
             assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=1e-4), (
                 name
             )

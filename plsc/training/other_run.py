@@ -1,0 +1,110 @@
+"""Open another run, whose network or class centres take part in this one without being trained.
+
+other = OtherRun("output/before", "Teacher.checkpoint")
+network = other.build_network(dataset.preprocessing)
+row_C = other.rows_of(class_names(dataset))
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.checkpoint.class_names import match_names, refuse_duplicates
+from plsc.checkpoint.manifest import config_sections
+from plsc.checkpoint.saved import Checkpoint
+from plsc.checkpoint.store import find
+from plsc.config import load
+from plsc.data.preprocessing import Preprocessing
+from plsc.errors import MissingFileError, UserError
+from plsc.training.resume import build_saved_backbone
+
+
+class OtherRun:
+    """Holds the checkpoint of another run. Every rank makes one; rank 0 alone reads every byte.
+
+    Args:
+        path: the folder of a run, whose newest checkpoint is taken, or of a checkpoint.
+        key: the key of the config that names it, for messages.
+
+    Attributes: `saved`, the checkpoint; `cfg`, a config with the sections Model, Head and Optimizer of that run;
+    `where`, key and path.
+
+    Raises UserError: no checkpoint there, a damaged one, or one without a config.
+    """
+
+    def __init__(self, path: str, key: str):
+        self.where = f"{key}: {path}"
+        checkpoint = distributed.run_on_rank_0(lambda: _find(path, self.where))
+        self.saved = Checkpoint.open(checkpoint, verify=False)
+        sections = config_sections(self.saved.config_yaml)
+        if "Model" not in sections:
+            raise UserError(f"{self.where}: says nothing of its network; name a checkpoint of a training")
+        given = [
+            f"{name}={json.dumps(sections[name])}"
+            for name in ("Model", "Head", "Optimizer")
+            if name in sections
+        ]
+        try:
+            self.cfg = load(None, given)
+        except UserError as error:
+            raise UserError(f"{self.where}: its config does not fit this version: {error}") from error
+
+    @property
+    def network(self) -> str:
+        """The identity of its network."""
+        return self.saved.network
+
+    def refuse_other(self, preprocessing: Preprocessing, embedding_size: int) -> None:
+        """Refuse by UserError a run whose samples or embeddings are not of the kind of this run's."""
+        if self.saved.preprocessing != (ours := preprocessing.to_json()):
+            raise UserError(
+                f"{self.where}: has samples {self.saved.preprocessing}, this run has {ours}; both must be alike"
+            )
+        if self.saved.embedding_size != embedding_size:
+            raise UserError(
+                f"{self.where}: has embeddings of {self.saved.embedding_size} numbers, this run of {embedding_size}; "
+                f"set Model.embedding_size={self.saved.embedding_size}"
+            )
+
+    def build_network(self) -> paddle.nn.Layer:
+        """Build its network with its weights, averaged if it has such, in evaluation mode and without gradients."""
+        network = build_saved_backbone(self.cfg, self.saved)
+        network.eval()
+        for parameter in network.parameters():
+            parameter.stop_gradient = True
+        return network
+
+    def rows_of(self, names: list[str] | None) -> np.ndarray:
+        """Find the row of each class of this run, by the names of both, -1 for one that it does not know: int64 [C].
+
+        Raises UserError if a run has no names, or a name twice, or if no name is in both.
+        """
+        there = self.saved.classes()
+        for of_run, whose in ((there, "its classes"), (names, "the classes of the data")):
+            if of_run is None:
+                raise UserError(f"{self.where}: {whose} have no names, by which classes are found")
+            refuse_duplicates(of_run, self.where)
+        row_C, _ = match_names(there, names)
+        if (row_C < 0).all():
+            raise UserError(
+                f"{self.where}: no class of it ('{there[0]}', ...) is in the data ('{names[0]}', ...)"
+            )
+        return row_C
+
+
+def _find(path: str, where: str) -> Path:
+    """Find the checkpoint that `path` means, every checksum verified."""
+    folder = Path(path)
+    if not (folder / "checkpoints").is_dir():
+        return Checkpoint.open(folder).path
+    found = find(folder / "checkpoints")
+    if found is None:
+        raise MissingFileError(
+            f"{where}: there is no checkpoint; name the folder of a run, or of one of its checkpoints"
+        )
+    return found

@@ -1,0 +1,140 @@
+"""A loss beside the head's: its gradient, its rows, bad steps, resuming; and what another run is refused for."""
+
+import re
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc import distributed
+from plsc.data.preprocessing import Preprocessing
+from plsc.errors import MissingFileError, UserError
+from plsc.training.extra_loss import ExtraLoss, global_mean
+from plsc.training.other_run import OtherRun
+from plsc.utils.metrics import Metrics
+from tests.tiny_runs import IMAGE_SHAPE, Linear, arrays, assert_same_arrays, checkpoint, make_trainer, rows
+
+NO_PAIRS = "DataLoader.Eval.dataset=null"
+PEOPLE = "DataLoader.Train.dataset={name: tests.tiny_runs:People, people: [a, b, c, d]}"
+
+
+class Length(ExtraLoss):
+    """The mean square of the embeddings' numbers times the sample's label; NaN in the step `bad`."""
+
+    title = "length"
+
+    def __init__(self, network="n", bad=None):
+        self.network, self.bad = network, bad
+
+    def __call__(self, images, emb_BD, labels, step, counts):
+        assert emb_BD.shape[0] == len(images) == len(labels)
+        weight_B = paddle.to_tensor(labels.astype(np.float32))
+        loss_B = weight_B * emb_BD.square().mean(axis=1)
+        return global_mean(loss_B * float("nan") if step == self.bad else loss_B, counts)
+
+
+def make_linear(folder, *overrides):
+    paddle.seed(0)
+    return make_trainer(folder, NO_PAIRS, "Optimizer.weight_decay=0", *overrides, backbone=Linear())
+
+
+def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
+    trainer = make(folder, NO_PAIRS, *overrides)
+    trainer.extra_losses = [loss or Length()]
+    if resume:
+        trainer.resume(resume)
+    metrics = Metrics(folder) if distributed.rank() == 0 else None
+    trainer.train(metrics)
+    if metrics:
+        metrics.close()
+    return trainer
+
+
+def run_on_ranks(folder):
+    """Three steps that come out the same, but for rounding, on any number of ranks (tests/distributed/test_train.py)."""
+    batch_size = f"DataLoader.Train.batch_size={12 // distributed.world_size()}"
+    run(folder, batch_size, "Global.max_steps=3", make=make_linear)
+
+
+@pytest.mark.parametrize("kernels", ["1", "0"])
+def test_its_gradient_is_added_to_the_heads_and_its_value_is_in_the_rows(tmp_path, monkeypatch, kernels):
+    """With and without micro-batches, where the host waits for the device and where not."""
+    monkeypatch.setenv("PLSC_KERNELS", kernels)
+    ends = []
+    for name, batch in {"whole": (12, 1), "parts": (4, 3)}.items():
+        keys = [f"DataLoader.Train.batch_size={batch[0]}", f"DataLoader.Train.accumulate={batch[1]}"]
+        trainer = run(tmp_path / name, *keys, "Global.max_steps=1", make=make_linear)
+        ends.append({key: value.numpy() for key, value in trainer.backbone.state_dict().items()})
+    trainer = make_linear(tmp_path)
+    images, labels, _ = next(iter(trainer.loader.epoch(0)))
+    emb_BD = trainer.network.forward(images, 0)
+    label_B = paddle.to_tensor(labels)
+    extra = (label_B.astype("float32") * emb_BD.square().mean(axis=1)).mean()
+    assert rows(tmp_path / "whole")[0]["loss/length"] == pytest.approx(extra.item(), rel=1e-6)
+    (trainer.head(emb_BD, label_B).loss + extra).backward()
+    trainer.network.backward(emb_BD.grad)
+    for name, parameter in trainer.backbone.named_parameters():
+        expected = parameter.numpy() - 0.05 * parameter.grad.numpy()
+        for end in ends:
+            assert np.allclose(end[name], expected, rtol=0, atol=1e-6), name
+
+
+def test_a_step_that_it_spoils_changes_nothing(tmp_path, capsys):
+    run(tmp_path, "Global.max_steps=4", loss=Length(bad=2))
+    assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
+    assert "step 3: gradient of the embeddings is NaN on rank 0" in capsys.readouterr().out
+
+
+def test_a_resumed_run_goes_on_exactly_and_refuses_another_network(tmp_path):
+    run(tmp_path / "whole")
+    run(tmp_path / "cut", resume=checkpoint(tmp_path / "whole", 8))
+    assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")[8:]
+    line = "was made with the networks of other runs {'length': 'n'}, this run has {'length': 'm'}: resume with the same"
+    with pytest.raises(UserError, match=re.escape(line)):
+        run(tmp_path / "other", loss=Length("m"), resume=checkpoint(tmp_path / "whole", 8))
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("before")
+    make_trainer(folder, NO_PAIRS, PEOPLE).save(1)
+    return folder
+
+
+@pytest.mark.parametrize("path", ["", "checkpoints/step-00000000"])
+def test_another_run_gives_its_network_and_rows_by_name(before, path):
+    other = OtherRun(str(before / path), "Teacher.checkpoint")
+    network = other.build_network()
+    assert not network.training and all(p.stop_gradient for p in network.parameters())
+    saved = arrays(checkpoint(before, 0))
+    assert all(
+        np.array_equal(value.numpy(), saved[f"backbone: {name}"])
+        for name, value in network.state_dict().items()
+    )
+    assert other.rows_of(["d", "x", "a"]).tolist() == [3, -1, 0]
+    other.refuse_other(Preprocessing.of_images(IMAGE_SHAPE), 8)
+
+
+@pytest.mark.parametrize(
+    ("ask", "line"),
+    [
+        (lambda other: other.rows_of(["x", "y"]), "no class of it ('a', ...) is in the data ('x', ...)"),
+        (lambda other: other.rows_of(None), "the classes of the data have no names"),
+        (lambda other: other.rows_of(["a", "a"]), "2 classes are called 'a'"),
+        (lambda other: other.refuse_other(Preprocessing.of_images(IMAGE_SHAPE), 9), "of 8 numbers, this run of 9"),
+        (lambda other: other.refuse_other(Preprocessing.of_images((3, 8, 8)), 8), "both must be alike"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(before, ask, line):
+    with pytest.raises(UserError, match=re.escape(line)) as caught:
+        ask(OtherRun(str(before), "Teacher.checkpoint"))
+    assert str(caught.value).startswith(f"Teacher.checkpoint: {before}: ") and "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(MissingFileError, match="there is no checkpoint; name the folder of a run"):
+        OtherRun(str(tmp_path), "Teacher.checkpoint")
+    with pytest.raises(MissingFileError, match="no such checkpoint folder"):
+        OtherRun(str(tmp_path / "none"), "Teacher.checkpoint")
