@@ -9,7 +9,7 @@ from plsc import cli
 from plsc.serving import embedder as module
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
-from tests.serving.fake_embedder import FakeEmbedder, pictures
+from tests.serving.fake_embedder import FakeEmbedder, Turned, pictures
 
 THRESHOLDS = [{"far": 0.01, "cosine": 0.9}]
 CALIBRATION = Calibration(
@@ -32,6 +32,7 @@ def networks(monkeypatch):
             threshold=0.95, calibration=CALIBRATION, origin={"config": "a.yaml", "overrides": []}
         ),
         "b.yaml": FakeEmbedder(seed=1, threshold=None),
+        "turned.yaml": Turned(),
     }
 
     def from_run(config, overrides=()):
@@ -111,6 +112,23 @@ def test_another_network_needs_an_upgrade(folder, capsys):
     assert code == 2 and err.endswith("ERROR -o: changes the config that -c names; give -c too\n")
     code, _, err = run(capsys, "search", "g", "stranger.png")
     assert code == 2 and "does not say where its network is; name its run with -c" in err
+
+
+def test_upgrade_without_pictures_of_the_people(folder, capsys):
+    for number, picture in enumerate(pictures(60, seed=9)):
+        (folder / f"others/p{number}").mkdir(parents=True)
+        cv2.imwrite(str(folder / f"others/p{number}/0.png"), picture[0])
+    for path in folder.glob("people/*/*.png"):
+        path.unlink()
+    code, _, err = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--old", "a.yaml")
+    assert code == 2 and "--old: names the network that --map leads from; give --map too" in err
+    code, _, err = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--map", "others", "--old", "b.yaml")
+    assert code == 2 and "of the network run 0 (000000000000), these are of run 1" in err
+    code, out, _ = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--map", "others")
+    assert code == 0 and "g: upgraded by a map, 2 people, 2 rows\nrows carried over from run 0 (" in out
+    assert "fitted on 60 pictures of 60 people" in out and "\nno threshold: give --threshold" in out
+    found = json.loads(run(capsys, "list", "g", "--json")[1])
+    assert found["mapped"].startswith("carried over from run 0") and found["threshold"] is None
 
 
 def test_pictures_that_cannot_be_used(folder, capsys):

@@ -20,6 +20,8 @@ from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.serving.gallery import Gallery, Match
 from plsc.serving.gallery.evaluate import evaluate
+from plsc.serving.gallery.files import Mapped
+from plsc.serving.gallery.mapping import fit_map
 from plsc.serving.gallery.pictures import embed_pictures, people_of
 from plsc.utils.text import table
 
@@ -87,8 +89,19 @@ def _parser() -> argparse.ArgumentParser:
         help="from now on use the threshold that accepts at most this share of these strangers",
     )
     upgrade = verb("upgrade", "embed all people again by another network", "required")
-    upgrade.add_argument(
+    source = upgrade.add_mutually_exclusive_group()
+    source.add_argument(
         "people", nargs="?", help="folder of their pictures; default: those that were recorded"
+    )
+    source.add_argument(
+        "--map",
+        metavar="FOLDER",
+        help="without their pictures: by a map between the networks, fitted on these of other people, a folder for each",
+    )
+    upgrade.add_argument(
+        "--old",
+        metavar="PATH",
+        help="with --map: config.yaml of the gallery's present network, or its export's folder, if it is elsewhere now",
     )
     return parser
 
@@ -113,13 +126,39 @@ def _build(args: argparse.Namespace) -> Answer:
 
 def _upgrade(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
+    if args.old and not args.map:
+        raise UserError("--old: names the network that --map leads from; give --map too")
+    if args.map:
+        return _upgrade_by_map(args, gallery)
     gallery.upgrade(_embedder(args), people_of(args.people) if args.people else None)
     return _made(gallery, "upgraded")
+
+
+def _upgrade_by_map(args: argparse.Namespace, gallery: Gallery) -> Answer:
+    pictures = people_of(args.map)
+    new = _embedder(args)
+    old = _old_embedder(args, gallery)
+    gallery.check(old)
+    gallery.upgrade_by_map(new, fit_map(old, new, pictures))
+    return _made(gallery, "upgraded by a map")
+
+
+def _old_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
+    """Make the embedder of the gallery's present network."""
+    from plsc.serving import embedder
+
+    if args.old:
+        return embedder.from_export(args.old) if os.path.isdir(args.old) else embedder.from_run(args.old)
+    if not gallery.header.origin:
+        raise UserError(f"{shown(args.gallery)}: does not say where its network is; name it with --old")
+    return embedder.from_origin(gallery.header.origin)
 
 
 def _made(gallery: Gallery, what: str) -> Answer:
     others = gallery.left_out
     text = f"{shown(gallery.folder)}: {what}, {len(gallery):,} people, {gallery.rows:,} rows"
+    if gallery.header.mapped:
+        text += f"\nrows {_describe_map(gallery.header.mapped)}"
     if gallery.threshold is None:
         text += "\nno threshold: give --threshold to search, or measure one with plsc-gallery evaluate --set-threshold"
     else:
@@ -265,7 +304,15 @@ def _facts(gallery: Gallery) -> dict[str, Any]:
         "network": f"{header.described} ({header.network})",
         "threshold": header.threshold,
         "mirrored": header.flip,
+        **({"mapped": _describe_map(header.mapped)} if header.mapped else {}),
     }
+
+
+def _describe_map(mapped: Mapped) -> str:
+    return (
+        f"carried over from {shown(mapped.described)} ({mapped.network[:12]}) by a map fitted on {mapped.pictures:,} pictures of "
+        f"{mapped.people:,} people; mean cosine with the network's own embeddings, on people left out of the fit: {mapped.cosine:.4f}"
+    )
 
 
 def _verdict(matches: Sequence[Match]) -> str:

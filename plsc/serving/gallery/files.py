@@ -37,6 +37,23 @@ HEADER = "gallery.json"
 _OTHER = "restore the gallery, or build it again"
 
 
+class Mapped(BaseModel):
+    """How rows came from another network by a map; see plsc.serving.gallery.mapping."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    network: str
+    """Identity of the network that had made the rows."""
+    described: str
+    pictures: PositiveInt
+    """That the map was fitted on."""
+    people: PositiveInt
+    """Whom they show."""
+    penalty: FiniteFloat
+    """Of the ridge regression."""
+    cosine: FiniteFloat
+    """Between a mapped embedding and the new network's of the same picture: the mean over people that the map was not fitted on."""
+
+
 class Header(BaseModel):
     """The fields of gallery.json after "crc32"."""
 
@@ -58,6 +75,8 @@ class Header(BaseModel):
     """One row for each person, or one for each picture."""
     threshold: Optional[FiniteFloat] = None
     calibration: Optional[dict[str, Any]] = None
+    mapped: Optional[Mapped] = None
+    """How the rows came from another network without pictures; not in the file where they are the network's own."""
     people: NonNegativeInt = 0
     """When the generation was written."""
     files: dict[str, FileSum] = {}
@@ -117,7 +136,8 @@ def write_header(folder: Path, header: Header) -> None:
     """Replace gallery.json. The caller holds the lock. Raises OSError; the one before is then untouched."""
     beside = folder / f"{HEADER}.tmp"
     beside.unlink(missing_ok=True)
-    write_synced(beside, [seal(json.dumps(header.model_dump()).encode()[1:])])
+    left_out = None if header.mapped else {"mapped"}  # older versions refuse keys that they do not know
+    write_synced(beside, [seal(json.dumps(header.model_dump(exclude=left_out)).encode()[1:])])
     sync_folder(folder)
     os.replace(beside, folder / HEADER)
     sync_folder(folder)

@@ -18,6 +18,7 @@ from plsc.distributed.lock import hold
 from plsc.errors import UserError, shown
 from plsc.serving.gallery import files, log
 from plsc.serving.gallery.content import content_of, embed_people, header_of, unit
+from plsc.serving.gallery.mapping import FittedMap
 from plsc.serving.gallery.pictures import LeftOut, Picture
 from plsc.serving.gallery.rows import Rows, sums
 from plsc.utils.calibration import Calibration
@@ -231,10 +232,13 @@ class Gallery:
     def _limit(self, threshold: float | None) -> float:
         limit = self.threshold if threshold is None else threshold
         if limit is None:
-            raise UserError(
-                f"{shown(self.folder)}: has no threshold, since its checkpoint had none: give one with --threshold, or store one "
-                "with plsc-eval --set-threshold and run plsc-gallery upgrade"
+            why = (
+                "since its rows came by a map: give one with --threshold, or measure one with plsc-gallery evaluate --set-threshold"
+                if self._header.mapped
+                else "since its checkpoint had none: give one with --threshold, or store one with plsc-eval --set-threshold and run "
+                "plsc-gallery upgrade"
             )
+            raise UserError(f"{shown(self.folder)}: has no threshold, {why}")
         if not -1 <= limit <= 1:
             raise UserError(f"threshold: must be a cosine from -1 to 1, got {limit:g}")
         return limit
@@ -308,7 +312,8 @@ class Gallery:
         """
         with self._held():
             header = header_of(embedder, self._header.template, self._header.generation)
-            if (header.network, header.flip) == (self._header.network, self._header.flip) and people is None:
+            same = (header.network, header.flip) == (self._header.network, self._header.flip)
+            if same and people is None and self._header.mapped is None:
                 self._replace(header, self._content())
                 return
             given = {name: self.sources(name) for name in self._numbers} if people is None else people
@@ -322,6 +327,30 @@ class Gallery:
                     f"'{shown(lacking[0])}'; give a folder with pictures of all, or remove them first; nothing was changed"
                 )
             self._replace(header, content)
+
+    def upgrade_by_map(self, embedder: Any, fitted: FittedMap) -> None:
+        """Carry all rows over to another network by a map, without pictures; all or nothing.
+
+        Threshold and calibration are left out: they are of pairs whose embeddings are both the network's own. Raises UserError
+        if the map is of other networks, or the rows came by a map already.
+        """
+        with self._held():
+            ours = self._header
+            if (fitted.facts.network, fitted.new) != (ours.network, embedder.network):
+                raise UserError(
+                    f"{shown(self.folder)}: the map is of other networks than {_name(ours)} and {_name(embedder)}; fit one of these"
+                )
+            if ours.mapped:
+                raise UserError(
+                    f"{shown(self.folder)}: its rows came by a map from {shown(ours.mapped.described)} already, and a second one would "
+                    "add its error to the first one's; upgrade with pictures"
+                )
+            header = header_of(embedder, ours.template, ours.generation)
+            header = header.model_copy(
+                update={"mapped": fitted.facts, "threshold": None, "calibration": None}
+            )
+            content = self._content()
+            self._replace(header, content._replace(embeddings=fitted(content.embeddings)))
 
     def set_threshold(self, cosine: float) -> None:
         """Accept matches above this cosine from now on, in all processes. UserError outside [-1, 1]."""
