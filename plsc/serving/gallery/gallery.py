@@ -231,14 +231,16 @@ class Gallery:
 
     def _limit(self, threshold: float | None) -> float:
         limit = self.threshold if threshold is None else threshold
-        if limit is None:
-            why = (
-                "since its rows came by a map: give one with --threshold, or measure one with plsc-gallery evaluate --set-threshold"
-                if self._header.mapped
-                else "since its checkpoint had none: give one with --threshold, or store one with plsc-eval --set-threshold and run "
-                "plsc-gallery upgrade"
+        if limit is None and self._header.mapped:
+            raise UserError(
+                f"{shown(self.folder)}: has no threshold, since its rows came by a map: give one with --threshold, or measure one "
+                "with plsc-gallery evaluate --set-threshold"
             )
-            raise UserError(f"{shown(self.folder)}: has no threshold, {why}")
+        if limit is None:
+            raise UserError(
+                f"{shown(self.folder)}: has no threshold, since its checkpoint had none: give one with --threshold, or store one "
+                "with plsc-eval --set-threshold and run plsc-gallery upgrade"
+            )
         if not -1 <= limit <= 1:
             raise UserError(f"threshold: must be a cosine from -1 to 1, got {limit:g}")
         return limit
