@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,32 @@ class Layers:
             message = f"a config must be a mapping of sections (got {shown(document.value)})"
             self.add_error(ConfigProblem((), message), source(1))
 
+    def read_over(self, text: str, name: str, only: Sequence[KeyPath]) -> None:
+        """Let the values of a YAML text win over all so far: sections are merged, but one with a `name` is replaced whole.
+
+        Args:
+            name: of the text, for errors. only: the keys, with all below them, that it may set.
+        """
+        level = max(1, self.next_level)
+        document = parse(text)
+
+        def source(line: int) -> Source:
+            return Source(level, line, f"{name}:{line}", f"{name}:{line}")
+
+        for problem in document.problems:
+            self.add_error(ConfigProblem(problem.path, problem.message), source(problem.line))
+        if not isinstance(document.value, dict):
+            message = f"must be a mapping of sections (got {shown(document.value)})"
+            self.add_error(ConfigProblem((), message), source(1))
+            return
+        for path, value in _changes(document.value):
+            origin = source(document.lines[path])
+            if any(path[: len(key)] == key for key in only):
+                self.put(path, value, origin)
+            else:
+                names = ", ".join(".".join(key) for key in only)
+                self.add_error(ConfigProblem(path, f"cannot be set here, only {names} can"), origin)
+
     @property
     def next_level(self) -> int:
         """The level that wins over all values so far."""
@@ -107,13 +133,7 @@ class Layers:
 
     def get(self, path: KeyPath) -> Any:
         """Return the value at a path; None if there is none."""
-        node: Any = self.tree
-        for key in path:
-            if isinstance(node, list) and isinstance(key, int) and key < len(node):
-                node = node[key]
-            else:
-                node = node.get(key) if isinstance(node, dict) else None
-        return node
+        return _value_at(self.tree, path)
 
     def _numbered(self, path: KeyPath) -> KeyPath:
         """Turn the keys of list items, "1", into numbers; ConfigError for one that is no number of an item."""
@@ -171,6 +191,24 @@ def plain(value: Any) -> Any:
         raise UserError(f"a config holds plain values, not {type(other).__name__} (got {other!r})")
 
     return json.loads(json.dumps(value, default=convert))
+
+
+def _changes(value: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield path and value of each value, and of each mapping that is to be set whole: one with a name, and {}."""
+    for key, below in value.items():
+        if isinstance(below, dict) and below and "name" not in below:
+            yield from _changes(below, (*path, key))
+        else:
+            yield (*path, key), below
+
+
+def _value_at(node: Any, path: KeyPath) -> Any:
+    for key in path:
+        if isinstance(node, list) and isinstance(key, int) and key < len(node):
+            node = node[key]
+        else:
+            node = node.get(key) if isinstance(node, dict) else None
+    return node
 
 
 def _paths(value: Any) -> Iterator[KeyPath]:
