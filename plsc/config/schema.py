@@ -196,6 +196,9 @@ class GlobalCfg(Section):
     new_centres: Optional[Literal["mean", "random"]] = Field(None, json_schema_extra=NOT_TRAINING)
     """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
     numbers. null is `mean` where other centres are kept, else `random`."""
+    keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
+    (docs/finetune.md)."""
     log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
@@ -239,10 +242,10 @@ class GlobalCfg(Section):
             raise ValueError("must name each program once")
         return value
 
-    @field_validator("keep_centres", "new_centres")
+    @field_validator("keep_centres", "new_centres", "keep_step")
     @classmethod
-    def _starts_somewhere(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
-        if value is not None and info.data.get("init_from") is None:
+    def _starts_somewhere(cls, value: Union[str, bool, None], info: ValidationInfo) -> Union[str, bool, None]:
+        if value and info.data.get("init_from") is None:
             raise ValueError("has no meaning without Global.init_from")
         return value
 

@@ -7,6 +7,7 @@ trainer.train(metrics=None)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import paddle
 
@@ -17,7 +18,7 @@ from plsc.data.folder import nested_hint
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
-from plsc.distributed.disks import find_disks
+from plsc.distributed.disks import Disks, find_disks
 from plsc.distributed.guard import Guard
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
@@ -28,6 +29,7 @@ from plsc.training.dump import DumpWriter
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
+from plsc.training.join import JoinRequests
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.resume import build_backbone
@@ -106,6 +108,7 @@ def build_trainer(
         signals=signals,
         ema=ema,
         disks=disks,
+        joins=JoinRequests(cfg, dataset, partial(_build_other_data, disks)),
     )
 
 
@@ -128,6 +131,18 @@ def build_training_set(cfg: Config) -> Dataset:
             "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
             + f"; {hint}" * bool(hint)
         )
+    return dataset
+
+
+def _build_other_data(disks: Disks, cfg: Config) -> Dataset:
+    """Build the data set with which a run goes on; UserError also if its ranks could not have the batches, or not all
+    read the checkpoint."""
+    if disks.several:
+        raise UserError(
+            f"a checkpoint is spread over {disks}, and one disk must have all of it to start from"
+        )
+    dataset = build_training_set(cfg)
+    build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
     return dataset
 
 

@@ -24,6 +24,7 @@ from plsc.config.setters import Setters
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text
+from plsc.training import join
 from plsc.training.finish import finish
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.loggers import check_packages
@@ -34,6 +35,7 @@ from plsc.utils.text import duration
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
+    *(join.FILE, join.REFUSED, join.FOLDER),
     *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
     *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
@@ -80,21 +82,56 @@ class Entry(Setters):
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
         self._start(reads_data=False)
         from plsc import distributed
+
+        distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
+        guarded.listen()
+        if self.config.Global.resume:
+            self.config = join.with_joined(self.config)
+        trainer, metrics = self._begin(guarded)
+        while trainer.joined:
+            self.config = trainer.joined
+            del trainer  # its class centres may fill the memory
+            trainer, metrics = self._begin(guarded, goes_on=True)
+        if guarded.stopped:
+            return self._stopped(guarded, metrics)
+        if metrics and (late := self.output_dir / join.FILE).exists():
+            get_logger().warning(f"{late} was written after the last step, so nobody has joined by it")
+        evaluator = trainer.evaluator
+        if evaluator.sets and evaluator.row is None:
+            evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
+        result = {**(evaluator.row or {"accuracy": None})}
+        result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
+        if metrics:
+            metrics.close()
+            took = f"took {duration(trainer.seconds)}"
+            best = trainer.best.model_dump() if trainer.best else None
+            facts = {"step": trainer.step, "best": best}
+            finish(self.config, evaluator, self.output_dir, took, facts)
+        return result
+
+    def _begin(self, guarded: guard.Guard, goes_on: bool = False) -> tuple[Any, Metrics | None]:
+        """Build a Trainer and train; return it and rank 0's metrics. Every rank calls it.
+
+        goes_on: with the output_dir of this process's Trainer before it, which people have joined.
+        """
+        from plsc import distributed
         from plsc.distributed.network import measure_network
         from plsc.training import build, finetune
         from plsc.training.plan_lines import plan_lines
 
-        distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
-        guarded.listen()
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
-        path = self._resume_from(trainer) if self.config.Global.resume else None
+        path = self._resume_from(trainer) if self.config.Global.resume and not goes_on else None
+        if path and join.is_before_join(self.config, path):
+            self.config = self.config.edit({"Global.init_from": str(path)}, join.FILE)
+            goes_on = True
         start = finetune.Start([], {})
-        if path is not None:
+        if path and not goes_on:
             trainer.resume(path)
         elif self.config.Global.init_from:
             start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
+            trainer.begin_at(start.step)
         metrics = None
-        if path is None and trainer.disks.is_first:
+        if not (path or goes_on) and trainer.disks.is_first:
             self._set_earlier_run_aside()
         if distributed.rank() == 0:
             setup(0, self.output_dir / "train.log")
@@ -120,20 +157,9 @@ class Entry(Setters):
             network = measure_network()
             get_logger().info(f"network: {distributed.world_size()} ranks on {machines} machines: {network}")
         trainer.train(metrics)
-        if guarded.stopped:
-            return self._stopped(guarded, metrics)
-        evaluator = trainer.evaluator
-        if evaluator.sets and evaluator.row is None:
-            evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
-        result = {**(evaluator.row or {"accuracy": None})}
-        result.update(seconds=trainer.seconds, output_dir=str(self.output_dir))
-        if metrics:
+        if trainer.joined and metrics:
             metrics.close()
-            took = f"took {duration(trainer.seconds)}"
-            best = trainer.best.model_dump() if trainer.best else None
-            facts = {"step": trainer.step, "best": best}
-            finish(self.config, evaluator, self.output_dir, took, facts)
-        return result
+        return trainer, metrics
 
     def _stopped(self, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:
         if metrics:

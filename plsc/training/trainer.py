@@ -40,6 +40,7 @@ from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.extra_loss import ExtraLoss
 from plsc.training.flags import Flags, LateFlags
+from plsc.training.join import ASKED, FILE, JoinRequests
 from plsc.training.local_disks import with_rank_0s_statistics
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
@@ -90,10 +91,12 @@ class Trainer:
         disks: which ranks share Global.output_dir.
         signals: notes signals that ask the run to stop; None: there are none.
         extra_losses: are added to the head's loss.
+        joins: looks for people who are to join the run; None: nobody can.
 
     Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
     `threshold`, of the last one; `rollbacks`, how often the run went back to an older checkpoint; `seconds`,
-    of training and evaluation in this process.
+    of training and evaluation in this process; `joined`, the config with which another Trainer has to go on after this
+    step, since people join or leave; None: nobody does.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Trainer:
         signals: Guard | None = None,
         ema: Ema | None = None,
         extra_losses: Sequence[ExtraLoss] = (),
+        joins: JoinRequests | None = None,
     ):
         self.cfg = cfg
         self.rank = distributed.rank()
@@ -132,6 +136,8 @@ class Trainer:
         self.signals = signals or Guard()
         self.ema = ema
         self.extra_losses = extra_losses
+        self.joins = joins
+        self.joined: Config | None = None
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
         self.head_lr_scale = cfg.Optimizer.of_head.lr_scale
@@ -185,7 +191,7 @@ class Trainer:
             timer.start(self.step, distributed.finish)
         self.signals.step_started(self.step)
         try:
-            while self.step < self.total_steps and not self.signals.stopped:
+            while self.step < self.total_steps and not (self.signals.stopped or self.joined):
                 try:
                     self._train_epoch()
                 except DivergedError as error:
@@ -232,14 +238,25 @@ class Trainer:
                 if self.step == self.total_steps or self._stops(epoch + 1):
                     break
 
+    @property
+    def _asked(self) -> int:
+        """The number of a signal that asks this rank to stop, or ASKED; 0 = none."""
+        return self.signals.signal or (self.joins.asked if self.joins else 0)
+
     def _stops(self, epoch: int) -> bool:
-        """Say whether some rank was asked to stop, and save this step on all of them if so. UserError if they
-        cannot."""
+        """Say whether some rank was asked to stop, or people join, and save this step on all ranks if so.
+        UserError if they cannot."""
         self.signals.step_started(self.step)
         if not self._signal:
             return False
         self.settle()
-        name = signal.Signals(self._signal).name
+        if self._signal == ASKED:
+            self._signal = 0
+            with self._pause():
+                self.joined = self.joins.take(self.step)
+            if self.joined is None:
+                return False
+        name = signal.Signals(self._signal).name if self._signal else FILE
         if self._saved != self.step:
             with self._pause():
                 self.save(epoch)
@@ -248,7 +265,8 @@ class Trainer:
                 f"stopped on {name} at step {self.step}, which could not be saved (see above); make space, and resume from the "
                 "checkpoint before it"
             )
-        self.signals.stop(name)
+        if self._signal:
+            self.signals.stop(name)
         return True
 
     def train_step(
@@ -276,7 +294,7 @@ class Trainer:
         self.network.backward(emb_BD.grad)
         with timer.part("check"):
             data = self.loader.wait_seconds, self.loader.replaced
-            flags = self.nonfinite.examine(out, emb_BD, self.signals.signal, data)
+            flags = self.nonfinite.examine(out, emb_BD, self._asked, data)
         taken = TakenStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out, extra)
         self._unsettled = Unsettled(taken, flags, undo)
         # The first update makes the optimizer's state, which nothing could be copied back to.
@@ -436,7 +454,7 @@ class Trainer:
             with self._pause():
                 self.save(epoch, best)
         if evaluates or saves:  # which may take long, so a signal does not wait for another step
-            self._signal = max(self._signal, *distributed.gather_counts(self.signals.signal))
+            self._signal = max(self._signal, *distributed.gather_counts(self._asked))
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
@@ -518,6 +536,14 @@ class Trainer:
         distributed.barrier()  # so that no collective waits for a disk and times out
         get_logger().info(f"checkpoint {path}")
 
+    def begin_at(self, step: int) -> None:
+        """Begin at this step of the schedule and of the data's order. Called before `train`."""
+        self.step = step
+        if step >= self.total_steps:
+            warn(
+                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
+            )
+
     def resume(self, path) -> None:
         """Take over a checkpoint of any world size: weights, optimizers, step. UserError if it is of another
         problem."""
@@ -535,7 +561,6 @@ class Trainer:
         load_ema(self.ema, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         state = saved.state
-        self.step = saved.step
         self._saved = saved.step
         self.best = state.best
         self.threshold = state.threshold
@@ -546,13 +571,10 @@ class Trainer:
         if self.scaler:
             self.scaler.load(state)
         self._replaced = self._of_this_rank(state.replaced)
-        get_logger().info(f"resuming at step {self.step} from {saved.path}")
+        get_logger().info(f"resuming at step {saved.step} from {saved.path}")
         if changed := changed_keys(self.cfg, saved):
             warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
-        if self.step >= self.total_steps:
-            warn(
-                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
-            )
+        self.begin_at(saved.step)
 
     def _roll_back(self, error: DivergedError) -> None:
         """Go back to an older checkpoint after `error`, and on with a lower learning rate; the metrics go

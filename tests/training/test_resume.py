@@ -187,6 +187,7 @@ NOT_TRAINING = {
             "checkpoint",
             "init_from",
             "keep_centres",
+            "keep_step",
             "new_centres",
             "log_every",
             "loggers",

@@ -1,0 +1,90 @@
+"""join.yaml: a live run that takes people in has the bits of one that was stopped and started from the checkpoint; what is refused."""
+
+import json
+import logging
+
+import pytest
+
+from plsc.checkpoint.store import Checkpoint
+from plsc.config import load
+from plsc.training.entry import Entry
+from plsc.training.join import is_before_join, with_joined
+from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, steps
+from tests.training.test_finetune import NEW, NO_PAIRS, OLD, people
+
+SETTINGS = [people(OLD), NO_PAIRS, "Head.sample_rate=0.5", "Checkpoint.keep=9"]
+JOIN = f"DataLoader: {{Train: {{dataset: {{people: {json.dumps(NEW)}}}}}}}\n"
+
+
+def net(folder, *plan):
+    return ["Model.name=tests.faults:FaultyNet", f"Model.plan={list(plan)}", f"Model.marks={folder}"]
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """The output_dir of a run that people have joined after step 5."""
+    folder = tmp_path_factory.mktemp("joined")
+    (folder / "join.yaml").write_text(JOIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Entry(TINY, ["Global.output_dir=out", *SETTINGS, *net(folder, "0:5:join")]).train()
+    return folder / "out"
+
+
+def test_a_join_equals_a_stop_and_a_start_from_the_checkpoint(joined, tmp_path):
+    start = [f"Global.init_from={checkpoint(joined, 5)}", "Global.keep_step=true"]
+    other = [f"Global.output_dir={tmp_path}", *SETTINGS, people(NEW), *net(tmp_path), *start]
+    Entry(TINY, other).train()
+    assert_same_arrays(checkpoint(joined), checkpoint(tmp_path))
+    assert rows(joined)[5:] == rows(tmp_path)
+
+
+def test_the_files_go_on(joined):
+    assert steps(rows(joined)) == list(range(1, 13))
+    assert Checkpoint.open(checkpoint(joined, 5)).classes() == OLD
+    assert Checkpoint.open(checkpoint(joined, 8)).classes() == NEW
+    assert load(joined / "config.yaml").DataLoader.Train.dataset.keywords["people"] == NEW
+    assert not (joined / "join.yaml").exists() and (joined / "joined/00000005.yaml").read_text() == JOIN
+    assert json.loads((joined / "identities.json").read_text())["new"] == ["x", "y", "z"]
+
+
+def test_a_run_that_is_started_again_has_the_people_who_joined(joined):
+    cfg = load(TINY, [f"Global.output_dir={joined}", *SETTINGS])
+    again = with_joined(cfg).Global
+    assert with_joined(cfg).DataLoader.Train.dataset.keywords["people"] == NEW
+    assert again.keep_step and again.init_from == str(checkpoint(joined, 5))
+    assert is_before_join(cfg, checkpoint(joined, 5)) and not is_before_join(cfg, checkpoint(joined, 8))
+
+
+def refused(trainer, text, caplog):
+    """What is said of a join.yaml with this text."""
+    folder = trainer.joins._file.parent
+    (folder / "join.yaml").write_text(text)
+    caplog.clear()
+    logging.getLogger("plsc").addHandler(caplog.handler)
+    try:
+        assert trainer.joins.asked and trainer.joins.take(3) is None
+    finally:
+        logging.getLogger("plsc").removeHandler(caplog.handler)
+    assert not (folder / "join.yaml").exists() and (folder / "join.refused.yaml").read_text() == text
+    assert not (folder / "joined").exists() and not trainer.joins.asked
+    return caplog.text
+
+
+def test_a_bad_file_is_refused_and_the_run_goes_on(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, *SETTINGS)
+    same = JOIN.replace(json.dumps(NEW), json.dumps(OLD[::-1]))
+    for text, why in {
+        "DataLoader: {Train: {datset: {}}}": "join.yaml:1: DataLoader.Train.datset: unknown key",
+        "Head: {margin: 0.1}": "Head.margin: cannot be set here",
+        "[": "not valid YAML",
+        "- a": "must be a mapping",
+        JOIN.replace("people", "persons"): "persons",
+        "DataLoader: {Train: {dataset: {name: ImageFolder, folder: nowhere}}}": "nowhere",
+        same: "nobody joins or leaves",
+        JOIN.replace(json.dumps(NEW), '["a", "a"]'): "2 classes are called 'a'",
+        "DataLoader: {Train: {dataset: {name: Synthetic}}}": "its samples have shape",
+        "DataLoader: {Train: {dataset: {name: Synthetic, image_shape: [1, 12, 10]}}}": "have no names",
+    }.items():
+        assert why in refused(trainer, text, caplog), text
+    assert trainer.joins.take(3) is None  # it has been taken away in the meantime
