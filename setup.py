@@ -111,6 +111,7 @@ setup(
             "plsc-convert = plsc.cli:convert",
             "plsc-align = plsc.cli:align",
             "plsc-doctor = plsc.cli:doctor",
+            "plsc-card = plsc.cli:card",
             "plsc-ckpt = plsc.cli:ckpt",
             "plsc-plan = plsc.cli:plan",
             "plsc-serve = plsc.cli:serve",

@@ -259,6 +259,11 @@ def ckpt(argv: Sequence[str] | None = None) -> int:
     return _module("ckpt", argv)
 
 
+def card(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-card`; exit code 1 if a run is not what its card says."""
+    return _module("card", argv)
+
+
 def align(argv: Sequence[str] | None = None) -> int:
     """Run `plsc-align`; exit code 1 if a photo was left out."""
     return _module("align.align", argv)
@@ -300,6 +305,7 @@ COMMANDS = {
     "eval": Command("evaluate a checkpoint on the sets of DataLoader.Eval", evaluate),
     "predict": Command("embeddings of images, as .npy", predict),
     "export": Command("write the backbone for Paddle Inference and ONNX", export),
+    "card": Command("a run's model card: show, write, and verify by evaluating again", card),
     "gallery": Command("known people: build, add, search, verify", gallery),
     "serve": Command("compare and look up pictures over HTTP, with a web page", serve),
     "run": Command("train on several ranks, and restart what died", supervise),

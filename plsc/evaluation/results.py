@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def write_results(
     summary: Mapping[str, Any],
     facts: Mapping[str, Any],
     compared: tuple[str, dict[str, dict[str, str]]] | None = None,
+    write_card: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Path:
     """Write the report and results.json into `folder`, print tables and notes -> the path of the page.
 
@@ -43,19 +44,11 @@ def write_results(
         summary: of the report, see plsc.evaluation.report.html.write_report.
         facts: further content of results.json, such as the checkpoint.
         compared: another run, as `read_compared` gives it, for a second column in the report's tables.
+        write_card: writes the model card from the results, the main one first, when the pictures are there; None: no card.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = {title: results[title] for title in sets if title in results}
-    numbers = {
-        title: {
-            "kind": result.kind,
-            **result.numbers(),
-            "notes": list(result.notes),
-            "table": result.results(),
-        }
-        for title, result in results.items()
-    }
-    content = {"plsc": __version__, **facts, "sets": numbers}
+    content = {"plsc": __version__, **facts, "sets": numbers_of(results)}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     worst = {
         title: worst_of(result, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)
@@ -75,6 +68,8 @@ def write_results(
         remarks=overfitting(rows, results[main]) if main else (),
         compared=compared,
     )
+    if write_card:
+        write_card(results)
     # Last: plsc-run takes this file as the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
     for kind in dict.fromkeys(result.kind for result in results.values()):
@@ -86,6 +81,19 @@ def write_results(
         for note in result.notes:
             print(f"{title}: {note}")
     return page
+
+
+def numbers_of(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return every number of each set by its title, as plain values."""
+    return {
+        title: {
+            "kind": result.kind,
+            **result.numbers(),
+            "notes": list(result.notes),
+            "table": result.results(),
+        }
+        for title, result in results.items()
+    }
 
 
 _METRICS = {"accuracy": "accuracy", "rank1": "rank-1", "map": "mAP"}

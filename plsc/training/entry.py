@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.text import duration
 
+if TYPE_CHECKING:
+    from plsc.training.check_card import Outcome
+
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
@@ -39,7 +42,7 @@ RUN_FILES = (
     *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
     *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
-    *("diverged", "export", "test", "predict"),
+    *("card.md", "card.json", "diverged", "export", "test", "predict"),
 )
 
 
@@ -82,6 +85,7 @@ class Entry(Setters):
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
         self._start(reads_data=False)
         from plsc import distributed
+        from plsc.training import card
 
         distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
         guarded.listen()
@@ -106,7 +110,10 @@ class Entry(Setters):
             took = f"took {duration(trainer.seconds)}"
             best = trainer.best.model_dump() if trainer.best else None
             facts = {"step": trainer.step, "best": best}
-            finish(self.config, evaluator, self.output_dir, took, facts)
+            write_card = partial(
+                card.write_of_training, self.config, trainer.step, trainer.dataset, evaluator.sets
+            )
+            finish(self.config, evaluator, self.output_dir, took, facts, write_card=write_card)
         return result
 
     def _begin(self, guarded: guard.Guard, goes_on: bool = False) -> tuple[Any, Metrics | None]:
@@ -190,12 +197,10 @@ class Entry(Setters):
         from plsc import distributed
         from plsc.evaluation.groups import group_pairs, read_groups
         from plsc.evaluation.results import read_compared
-        from plsc.training import resume
         from plsc.training.evaluator import (
-            Evaluator,
-            build_sets,
+            build_saved_evaluator,
+            build_saved_sets,
             main_pairs,
-            needs_head,
             refuse_other_flip,
             warn_of_other_flip,
         )
@@ -203,13 +208,7 @@ class Entry(Setters):
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
         saved = self._checkpoint()
-        backbone = resume.build_saved_backbone(self.config, saved, self._model)
-        sets = build_sets(
-            self.config,
-            Preprocessing.from_json(saved.preprocessing),
-            saved.num_classes,
-            names=saved.classes(),
-        )
+        sets = build_saved_sets(self.config, saved)
         compared = read_compared(compare, sets) if compare else None
         for option, given in (("--set-threshold", set_threshold), ("--calibrate", calibrate)):
             if given:
@@ -218,10 +217,7 @@ class Entry(Setters):
             # A stored threshold may lie on rank 0's machine alone.
             distributed.run_on_rank_0(partial(refuse_other_flip, saved, self.config.DataLoader.Eval.flip))
         grouping = group_pairs(read_groups(groups), main_pairs(sets, "--groups")) if groups else None
-        head = resume.build_saved_head(self.config, saved) if needs_head(sets) else None
-        evaluator = Evaluator(
-            self.config.DataLoader.Eval, sets, backbone, saved.num_classes, head, grouping=grouping
-        )
+        evaluator = build_saved_evaluator(self.config, saved, sets, self._model, grouping)
         evaluator.evaluate(saved.step)
         if distributed.rank() == 0:
             facts = {"checkpoint": str(saved.path), "step": saved.step}
@@ -234,6 +230,21 @@ class Entry(Setters):
             how = f"checkpoint {saved.path}"
             finish(self.config, evaluator, self.output_dir / "test", how, facts, compared)
         return evaluator.row
+
+    def write_card(self) -> Path:
+        """Evaluate a checkpoint and write the run's model card (plsc/evaluation/card.py); return its path."""
+        self._start()
+        from plsc.training import card
+
+        return card.write(self.config, self._checkpoint(), self._model)
+
+    def check_card(self, training_data: bool = True) -> Outcome:
+        """Compare the run's model card with its files, its data and its evaluation; `training_data`: those too."""
+        self._start()
+        from plsc.evaluation.card import read_card
+        from plsc.training import check_card
+
+        return check_card.check(self.config, read_card(self.output_dir), self._model, training_data)
 
     def predict(
         self, images: str | os.PathLike | Sequence[str] | np.ndarray, output: str | os.PathLike | None = None
@@ -297,6 +308,7 @@ class Entry(Setters):
         backbone, saved = self.load_network()
         from plsc import distributed
         from plsc.backbones.export import export
+        from plsc.training.card import files_for_export
         from plsc.training.int8 import int8_data
 
         folder = Path(output) if output else self.output_dir / "export"
@@ -315,6 +327,7 @@ class Entry(Setters):
                 calibration=saved.state.calibration,
                 network=saved.network,
                 int8=partial(int8_data, self.config, saved),
+                documents=files_for_export(self.output_dir, saved),
             )
             print(f"done: exported {saved.path} to {folder}")
             return facts

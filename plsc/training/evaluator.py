@@ -45,6 +45,7 @@ from plsc.evaluation.groups import Grouping
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.ema import Ema
 from plsc.training.embed import embed
+from plsc.training.resume import build_saved_backbone, build_saved_head
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
@@ -273,6 +274,28 @@ class Evaluator:
         else:
             what, of = "verification", f"{len(data.same):,}"
         get_logger().info(f"{what}: {result.headline} on {of} {title}")
+
+
+def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:
+    """Build the sets of DataLoader.Eval for the network of a checkpoint, as `build_sets`."""
+    preprocessing = Preprocessing.from_json(saved.preprocessing)
+    return build_sets(cfg, preprocessing, saved.num_classes, names=saved.classes())
+
+
+def build_saved_evaluator(
+    cfg: Config,
+    saved: Checkpoint,
+    sets: dict[str, EvalSet],
+    model: paddle.nn.Layer | None = None,
+    grouping: Grouping | None = None,
+) -> Evaluator:
+    """Build the evaluator of a checkpoint on `sets`, with a head if they need one.
+
+    model: a Layer that takes the weights instead of Model.name's.
+    """
+    backbone = build_saved_backbone(cfg, saved, model)
+    head = build_saved_head(cfg, saved) if needs_head(sets) else None
+    return Evaluator(cfg.DataLoader.Eval, sets, backbone, saved.num_classes, head, grouping=grouping)
 
 
 def score(

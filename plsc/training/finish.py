@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from plsc.utils.version import __version__
 
 
 def finish(
-    cfg: Config, evaluator, folder: Path, how: str, facts: dict[str, Any], compared: tuple | None = None
+    cfg: Config,
+    evaluator,
+    folder: Path,
+    how: str,
+    facts: dict[str, Any],
+    compared: tuple | None = None,
+    write_card: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Write table, results.json, report and the last line. Rank 0 calls it.
 
@@ -27,7 +34,7 @@ def finish(
         evaluator: has evaluated.
         how: how long the training took, or which checkpoint was tested; for the report.
         facts: of results.json; with "checkpoint" for a test, else with "step" and "best".
-        compared: another run, as `read_compared` returns it.
+        compared, write_card: see plsc.evaluation.results.write_results.
     """
     from plsc.evaluation.results import write_results
 
@@ -36,8 +43,8 @@ def finish(
     rows = read_metrics(metrics) if metrics.is_file() else []
     summary = {
         "run": str(Path(cfg.Global.output_dir)),
-        "date": datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
-        "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "date": date(),
+        "command": command_line(),
         "version": f"plsc {__version__}, Python {platform.python_version()}",
         "trained on": f"{' and '.join(map(_describe_set, cfg.DataLoader.Train.sets))}, {evaluator.num_classes:,} classes",
         "training" if "checkpoint" not in facts else "evaluated": how,
@@ -48,7 +55,15 @@ def finish(
     facts = {**facts, "main": evaluator.main, "flip": cfg.DataLoader.Eval.flip}
     try:
         page = write_results(
-            folder, evaluator.sets, evaluator.results, rows, cfg.to_yaml(), summary, facts, compared
+            folder,
+            evaluator.sets,
+            evaluator.results,
+            rows,
+            cfg.to_yaml(),
+            summary,
+            facts,
+            compared,
+            write_card,
         )
     except OSError as error:
         raise UserError(
@@ -61,6 +76,16 @@ def finish(
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
     print(f"done: {line}, results in {folder}, report {page}", flush=True)
+
+
+def command_line() -> str:
+    """Return the command of this process, as a shell takes it."""
+    return shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
+
+
+def date() -> str:
+    """Return date, minute and time zone."""
+    return datetime.datetime.now().astimezone().isoformat(" ", "minutes")
 
 
 def _describe_set(section: TrainDatasetCfg) -> str:

@@ -80,22 +80,29 @@ def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def describe_machine() -> dict:
-    """Describe the machine: processor, Paddle version, commit (None outside a checkout)."""
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+def processor() -> str:
+    """Return the system's name of the processor; "unknown" where it has none."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown")
+
+
+def commit() -> str | None:
+    """Return the commit that this plsc is of, "-dirty" if its files were changed; None outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        commit = subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip() or None
+        return subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip() or None
     except FileNotFoundError:
-        commit = None
+        return None
+
+
+def describe_machine() -> dict:
+    """Describe the machine: processor, Paddle version, commit (None outside a checkout)."""
     packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
     return {
-        "machine": next(
-            (line.split(": ")[1] for line in cpuinfo if line.startswith("model name")), "unknown"
-        ),
+        "machine": processor(),
         "processors": os.cpu_count(),
         "paddle": next((v for name, v in packages.items() if (name or "").startswith("paddlepaddle")), None),
-        "commit": commit,
+        "commit": commit(),
     }
 
 

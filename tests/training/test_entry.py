@@ -35,7 +35,7 @@ CAN_ONNX = paddle.__version__.startswith("3") and all(
 FORMATS = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
 WRITTEN = {"config.yaml", "metrics.jsonl", "train.log", "visualdl", "checkpoints", "report.html"}
 PICTURES = {"curves.png", "roc.png", "det.png", "histogram.png", "calibration.png", "worst_pairs.png"}
-WRITTEN |= {"results.json", *PICTURES}
+WRITTEN |= {"results.json", "card.md", "card.json", *PICTURES}
 
 
 def entry(output, *overrides):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def export(
     calibration: Calibration | None = None,
     network: str | None = None,
     int8: Callable[[], Int8Data] | None = None,
+    documents: Mapping[str, bytes] | None = None,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -75,6 +76,7 @@ def export(
         calibration: what a cosine means; None = not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
         int8: makes what "onnx_int8" needs; called for that format only.
+        documents: further files for each folder, such as the model card: name -> content.
 
     Returns: what preprocessing.json has (see make_card), and "folder".
     Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a model that does
@@ -98,7 +100,7 @@ def export(
         card = make_card(preprocessing, len(embedding), threshold, flip)
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
         card["calibration"] = calibration.to_json() if calibration else None
-        about = Description(card, preprocessing, sample, embedding)
+        about = Description(card, preprocessing, sample, embedding, documents or {})
         files, checks = {}, []
         for kind in formats:
             if kind in graphs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from plsc.backbones.export.self_check import write_self_check
 class Description:
     """Describes a network for those who run its graph.
 
-    card: see make_card. sample, embedding: [*shape] and what the graph gives for it, [D].
+    card: see make_card. sample, embedding: [*shape] and what the graph gives for it, [D]. documents: further files, name -> content.
     """
 
     card: dict
     preprocessing: Any
     sample: np.ndarray
     embedding: np.ndarray
+    documents: Mapping[str, bytes]
 
     def write(self, folder: Path, files: dict[str, dict], checks: list[dict]) -> dict:
         """Write the files to `folder`; return the content of preprocessing.json.
@@ -36,4 +38,6 @@ class Description:
         card = {**self.card, "files": files, "checks": checks, "self_check": self_check}
         (folder / "README.txt").write_text(readme_text(card), encoding="utf-8")
         (folder / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
+        for name, content in self.documents.items():
+            (folder / name).write_bytes(content)
         return card

@@ -16,6 +16,7 @@ NEED_ONNX = frozenset({"onnx", "onnx_int8", "insightface"})
 _FOLDERS = {"onnx_int8", "insightface", "paddlex"}
 _FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info", "yml")}
 _FILES |= {"model.onnx", "preprocessing.json", "README.txt", "check.png", "check.npy", "check.json"}
+_FILES |= {"card.md", "card.json"}  # the model card
 _FILES |= {"contract.json"}  # what earlier versions called preprocessing.json
 
 

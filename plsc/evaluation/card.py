@@ -1,0 +1,161 @@
+"""The model card of a run: what it is, what it was trained and evaluated on, and what its numbers are.
+
+card.json has everything; card.md is the same for people, written from it by `to_markdown` and card.md.jinja. Imports no Paddle.
+`plsc-card verify RUN` repeats the evaluation and compares: plsc/training/card.py.
+"""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+import jinja2
+import markupsafe
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.evaluation.calibration import cosine_with_interval
+from plsc.evaluation.intervals import percent, with_interval
+from plsc.utils.atomic_write import replace_file
+from plsc.utils.calibration import Threshold
+from plsc.utils.files import read_regular
+
+JSON, MARKDOWN = "card.json", "card.md"
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
+_MOST_BYTES = 2**26
+_PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)  # whose cosines are listed
+
+
+class Card(BaseModel):
+    """The content of card.json."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    format: Literal[1] = 1
+    run: str
+    """Name of the run's folder."""
+    date: str
+    command: str
+    licence: Optional[str]
+    """Of the training data, as the user gave it."""
+    checkpoint: Annotated[str, Field(pattern=r"^step-\d{8,}(\.old)?$")]
+    """Name of the folder in checkpoints/ that the numbers are of."""
+    step: NonNegativeInt
+    headline: str
+    """The main set's result in a few words; empty where nothing was evaluated."""
+    network: str
+    """See plsc.checkpoint.saved.Checkpoint.network."""
+    facts: dict[str, str]
+    """What was trained, on what, and evaluated on what."""
+    sets: dict[str, dict[str, Any]]
+    """The numbers of each evaluation set by its title, the main one first, as in results.json."""
+    limits: list[str]
+    software: dict[str, Optional[str]]
+    machine: dict[str, Union[str, int, bool]]
+    """What the rounding of the numbers depends on, together with `software`."""
+    files: dict[str, str]
+    """SHA-256 of the files that the numbers depend on, by what they are."""
+    data: dict[str, str]
+    """SHA-256 of the data sets, see plsc.data.fingerprint."""
+    pictures: dict[str, str]
+    """Heading -> file beside the card."""
+    config: str
+    """The text of config.yaml."""
+    markdown: str = ""
+    """SHA-256 of card.md."""
+    seal: str = ""
+    """SHA-256 of all other fields: it shows a mistake, and stops nobody who means to change them."""
+
+    def make_seal(self) -> str:
+        """Compute what `seal` has to be."""
+        content = json.dumps(self.model_dump(exclude={"seal"}), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+def write_card(card: Card, folder: Path) -> None:
+    """Write card.md and card.json to `folder`."""
+    for name, content in files_of(card).items():
+        replace_file(folder / name, content)
+
+
+def files_of(card: Card) -> dict[str, bytes]:
+    """Return the bytes of card.md and card.json by name."""
+    text = to_markdown(card).encode("utf-8", "backslashreplace")
+    sealed = card.model_copy(update={"markdown": hashlib.sha256(text).hexdigest()})
+    fields = {**sealed.model_dump(), "seal": sealed.make_seal()}
+    content = json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return {MARKDOWN: text, JSON: content.encode("utf-8", "backslashreplace")}
+
+
+def read_card(folder: Path) -> Card:
+    """Read card.json in the folder of a run. Raises UserError if it is missing or damaged."""
+    file = folder / JSON
+    try:
+        return Card.model_validate_json(read_regular(file, _MOST_BYTES))
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"{file}: no such file; plsc-card write {folder} evaluates the run and writes it"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = shown(".".join(map(str, first["loc"])))
+        raise UserError(
+            f"{file}: {key}: {shown(first['msg'])}; it is not as plsc wrote it: plsc-card write writes it anew"
+        ) from error
+
+
+def to_markdown(card: Card) -> str:
+    """Write the text of card.md."""
+    environment = jinja2.Environment(  # noqa: S701 (Markdown, not HTML: `finalize` escapes what Markdown would read)
+        finalize=_escaped, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        card=card,
+        main=next(iter(card.sets.items()), None),
+        points={title: _operating_points(numbers) for title, numbers in card.sets.items()},
+        probabilities={title: _probabilities(numbers) for title, numbers in card.sets.items()},
+        config=[shown(line) for line in card.config.splitlines()],
+    )
+
+
+def _escaped(value: object) -> str:
+    """Return text on one line that Markdown takes as it stands; what the template calls safe stays as it is."""
+    if isinstance(value, markupsafe.Markup):
+        return value
+    return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", shown(value))
+
+
+def _operating_points(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """List FAR, threshold and TAR, with intervals, of a verification."""
+    intervals = numbers.get("threshold@far_confidence_95", {})
+    rows = []
+    for far, cosine in numbers.get("threshold@far", {}).items():
+        low, high = intervals[far]
+        point = Threshold(far=float(far), cosine=cosine, low=low, high=high)
+        rate = f"tar@far={far}"
+        rows.append(
+            (far, cosine_with_interval(point), with_interval(numbers[rate], numbers["confidence_95"][rate]))
+        )
+    return rows
+
+
+def _probabilities(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    """List P(same) and the cosine that has it, of a verification, where the fit reaches it."""
+    fit = numbers.get("calibration")
+    if not fit:
+        return []
+    odds = [math.log(share / (1 - share)) for share in _PROBABILITIES]
+    reached = [fit["log_odds"][0] < each < fit["log_odds"][-1] for each in odds]
+    cosines = np.interp(odds, fit["log_odds"], fit["cosine"])
+    return [
+        (percent(share), f"{cosine:.3f}")
+        for share, cosine, is_reached in zip(_PROBABILITIES, cosines, reached)
+        if is_reached
+    ]
