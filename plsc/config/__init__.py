@@ -50,6 +50,7 @@ from plsc.config.schema import (
     OptimizerCfg,
     Plug,
     Section,
+    TeacherCfg,
     TrainDatasetCfg,
     listed,
 )
@@ -88,6 +89,7 @@ class Config(Section):
     Global: GlobalCfg = GlobalCfg()
     Model: ModelCfg = ModelCfg()
     Head: HeadCfg = HeadCfg()
+    Teacher: TeacherCfg = TeacherCfg()
     Optimizer: OptimizerCfg = OptimizerCfg()
     LRScheduler: LRSchedulerCfg = LRSchedulerCfg()
     DataLoader: DataLoaderCfg = DataLoaderCfg()

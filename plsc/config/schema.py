@@ -611,6 +611,27 @@ class OptimizerCfg(RuleCfg, extra="allow"):
         return HeadOptimizerCfg(**{**rule, **given})
 
 
+class TeacherCfg(Section):
+    """Distillation: a trained network, the teacher, shows this run's which embeddings to give (docs/training.md)."""
+
+    checkpoint: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
+    embedding size must be those of this run. A resumed run must have the same teacher."""
+    weight: float = Field(10.0, gt=0)
+    """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the head's loss."""
+    centres: bool = True
+    """Take the teacher's class centres, by name, and leave them as they are. A class that it does not know has the mean
+    of the teacher's embeddings of its images. false: centres of the run's own."""
+
+    @property
+    def freezes_centres(self) -> bool:
+        """Whether the class centres are the teacher's and stay so."""
+        return self.checkpoint is not None and self.centres
+
+    def applies(self, key: str) -> bool:
+        return key == "checkpoint" or self.checkpoint is not None
+
+
 class LRSchedulerCfg(Section):
     """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
 

@@ -33,6 +33,7 @@ from plsc.training.join import JoinRequests
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.resume import build_backbone
+from plsc.training.teacher import build_teacher
 from plsc.training.trainer import Trainer
 from plsc.utils.device import on_gpu
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
@@ -80,6 +81,7 @@ def build_trainer(
         getattr(dataset, "ranges", None),
         amp,
     )
+    teacher = build_teacher(cfg, dataset)
     scaler = LossScaler() if amp and amp.dtype == "float16" else None
     return Trainer(
         cfg,
@@ -109,6 +111,7 @@ def build_trainer(
         ema=ema,
         disks=disks,
         joins=JoinRequests(cfg, dataset, partial(_build_other_data, disks)),
+        extra_losses=[teacher] if teacher else [],
     )
 
 

@@ -351,6 +351,7 @@ class Entry(Setters):
         from plsc.training.build_head import build_margin
         from plsc.training.network import check_amp, layers_to_recompute
         from plsc.training.plan_lines import plan_lines
+        from plsc.training.teacher import build_teacher
 
         decide(self.config.Global.device, [why_no_gpu()])  # for what it refuses
         dataset = build_training_set(self.config)
@@ -366,6 +367,8 @@ class Entry(Setters):
         check_amp(self.config.Global.amp)
         plan = [f"WARNING {line}" for line in self._advice(ranks)]
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
+        if teacher := build_teacher(self.config, dataset, alone=True):
+            plan.append(f"plan: teacher  {teacher}")
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:
             from plsc.training.finetune import check_start

@@ -13,6 +13,8 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
+from plsc.data.dataset import Dataset
+from plsc.heads.softmax import SoftmaxHead
 
 
 class ExtraLoss(ABC):
@@ -27,6 +29,9 @@ class ExtraLoss(ABC):
 
     title: str
     network: str
+
+    def start(self, head: SoftmaxHead, data: Dataset) -> None:  # noqa: B027 (most have nothing to do)
+        """Prepare the class centres, before the first step of a run that is not resumed. Every rank calls it."""
 
     @abstractmethod
     def __call__(

@@ -144,7 +144,7 @@ def _what_fits(
     arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
     match = match_classes(cfg.Global, saved, names, data.num_classes)
     if (match.row_C >= 0).any():
-        _refuse_other_head(cfg, saved, where)
+        refuse_other_head(cfg, saved, where, "set Global.keep_centres=none to start with its backbone alone")
     return arrays, names, match
 
 
@@ -211,7 +211,7 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
     return Match(row_C, dropped, same)
 
 
-def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
+def refuse_other_head(cfg: Config, saved: Checkpoint, where: str, remedy: str) -> None:
     """Refuse by UserError centres whose rows have another meaning in this run's head."""
     theirs = saved.head_arrays.keys() & {"centres", "bias"}
     ours = {"centres", "bias"} if cfg.Head.bias else {"centres"}
@@ -226,8 +226,7 @@ def _refuse_other_head(cfg: Config, saved: Checkpoint, where: str) -> None:
         differs.append("a bias is in one of the two only (Head.bias)")
     if differs:
         raise UserError(
-            f"{where}: its centres mean something else there: {'; '.join(differs)}; make them alike, or set "
-            "Global.keep_centres=none to start with its backbone alone"
+            f"{where}: its centres mean something else there: {'; '.join(differs)}; make them alike, or {remedy}"
         )
 
 
@@ -243,6 +242,15 @@ def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]
     return [
         f"margin: its statistics go on from {', '.join(f'{key} {value:.4g}' for key, value in statistics.items())}"
     ]
+
+
+def take_centres(
+    saved: Checkpoint, row_C: np.ndarray, head: SoftmaxHead, backbone: paddle.nn.Layer, data: Dataset
+) -> list[int]:
+    """Set the centres of all classes: the rows `row_C` of the checkpoint, and where that is -1 the mean embeddings by
+    `backbone`, as long as the others -> the classes without a readable image, which stay. Every rank calls it."""
+    length, bias = _keep(saved, head, row_C)
+    return _mean_centres(backbone, head, data, np.flatnonzero(row_C < 0), length, bias)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------------

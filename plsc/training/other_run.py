@@ -8,6 +8,7 @@ row_C = other.rows_of(class_names(dataset))
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ class OtherRun:
     Args:
         path: the folder of a run, whose newest checkpoint is taken, or of a checkpoint.
         key: the key of the config that names it, for messages.
+        alone: this process makes one without the other ranks, as for a dry run.
 
     Attributes: `saved`, the checkpoint; `cfg`, a config with the sections Model, Head and Optimizer of that run;
     `where`, key and path.
@@ -37,9 +39,10 @@ class OtherRun:
     Raises UserError: no checkpoint there, a damaged one, or one without a config.
     """
 
-    def __init__(self, path: str, key: str):
+    def __init__(self, path: str, key: str, alone: bool = False):
         self.where = f"{key}: {path}"
-        checkpoint = distributed.run_on_rank_0(lambda: _find(path, self.where))
+        find = partial(_find, path, self.where)
+        checkpoint = find() if alone else distributed.run_on_rank_0(find)
         self.saved = Checkpoint.open(checkpoint, verify=False)
         sections = config_sections(self.saved.config_yaml)
         if "Model" not in sections:
@@ -58,6 +61,11 @@ class OtherRun:
     def network(self) -> str:
         """The identity of its network."""
         return self.saved.network
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing of its samples."""
+        return Preprocessing.from_json(self.saved.preprocessing)
 
     def refuse_other(self, preprocessing: Preprocessing, embedding_size: int) -> None:
         """Refuse by UserError a run whose samples or embeddings are not of the kind of this run's."""

@@ -140,7 +140,7 @@ class Trainer:
         self.joined: Config | None = None
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
-        self.head_lr_scale = cfg.Optimizer.of_head.lr_scale
+        self.head_lr_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
         self.step = 0
         self.best: Best | None = None
@@ -172,6 +172,9 @@ class Trainer:
         self.loader.probe()
         if self.step < self.total_steps:
             self._check_space()
+        if self.step == 0:
+            for each in self.extra_losses:
+                each.start(self.head, self.dataset)
         self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.network.start()

@@ -121,7 +121,7 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     for name in [*head_names(), "extra loss"]:
         found, expected = rows(tmp_path / "runs" / name), rows(one_process / name)
         assert steps(found) == [1, 2, 3]
-        for key in expected[0].keys() & {"loss", "accuracy", "loss/length"}:
+        for key in expected[0].keys() & {"loss", "accuracy", "loss/length", "loss/teacher"}:
             assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=1e-4), (
                 name
             )

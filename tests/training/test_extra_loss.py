@@ -40,7 +40,7 @@ def make_linear(folder, *overrides):
 
 def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
     trainer = make(folder, NO_PAIRS, *overrides)
-    trainer.extra_losses = [loss or Length()]
+    trainer.extra_losses = [*trainer.extra_losses, loss or Length()]
     if resume:
         trainer.resume(resume)
     metrics = Metrics(folder) if distributed.rank() == 0 else None
@@ -52,8 +52,9 @@ def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
 
 def run_on_ranks(folder):
     """Three steps that come out the same, but for rounding, on any number of ranks (tests/distributed/test_train.py)."""
-    batch_size = f"DataLoader.Train.batch_size={12 // distributed.world_size()}"
-    run(folder, batch_size, "Global.max_steps=3", make=make_linear)
+    make_trainer(folder / "teacher", NO_PAIRS, PEOPLE).save(1)
+    given = [f"Teacher.checkpoint={folder / 'teacher'}", PEOPLE.replace("[a", "[x, a"), "Global.max_steps=3"]
+    run(folder, *given, f"DataLoader.Train.batch_size={12 // distributed.world_size()}", make=make_linear)
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])

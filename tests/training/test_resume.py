@@ -177,6 +177,7 @@ NOT_TRAINING = {
         "max_corrupt",
     },
     "Model": {"recompute"},
+    "Teacher": {"checkpoint"},
     "Head": {"bank_folder", "logits_budget_mb", "init_std"},
     "Global": {
         *(

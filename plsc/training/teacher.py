@@ -1,0 +1,99 @@
+"""Train a network to give the embeddings of another one, the teacher, beside its own task (distillation).
+
+The teacher's network embeds the same pixels, after the same augmentation, in evaluation mode. Its class centres may
+take the place of this run's: then both networks put a class in the same direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+from paddle.nn.functional import cosine_similarity
+
+from plsc import distributed
+from plsc.config import Config
+from plsc.data.dataset import Dataset, class_names
+from plsc.errors import UserError
+from plsc.heads.softmax import SoftmaxHead
+from plsc.training.embed import to_input
+from plsc.training.extra_loss import ExtraLoss, global_mean
+from plsc.training.finetune import refuse_other_head, take_centres
+from plsc.training.other_run import OtherRun
+from plsc.utils.logging import get_logger
+
+_REMEDY = "set Teacher.centres=false for centres of the run's own"
+
+
+class Teacher(ExtraLoss):
+    """Computes `weight` times 1 - cosine between each embedding and the teacher's of the same sample.
+
+    Args:
+        other: the teacher.
+        weight: of the loss, against the head's.
+        batch_size: most samples that go through the teacher at once.
+        row_C: the teacher's class of each class, -1 where it has none; None: its centres are not taken.
+    """
+
+    title = "teacher"
+
+    def __init__(self, other: OtherRun, weight: float, batch_size: int, row_C: np.ndarray | None):
+        self.network = other.network
+        self._saved = other.saved
+        self._preprocessing = other.preprocessing
+        self._backbone = other.build_network()
+        self._weight = weight
+        self._batch_size = batch_size
+        self._row_C = row_C
+
+    def __str__(self) -> str:
+        parameters = sum(parameter.size for parameter in self._backbone.parameters())
+        network = f"{type(self._backbone).__name__} of {self._saved.path}"
+        size = f"{parameters:,} parameters, {4 * parameters / 2**20:.1f} MB"
+        if self._row_C is None:
+            return f"{network}, {size}"
+        known = int((self._row_C >= 0).sum())
+        return f"{network}, {size}; its centres of {known:,} classes, means of {len(self._row_C) - known:,}"
+
+    def start(self, head: SoftmaxHead, data: Dataset) -> None:
+        without = []
+        if self._row_C is not None:
+            without = take_centres(self._saved, self._row_C, head, self._backbone, data)
+        if distributed.rank() == 0:
+            get_logger().info(f"teacher: {self}")
+            if without:
+                get_logger().warning(
+                    f"teacher: {len(without):,} classes that it does not know have no readable image, and random centres"
+                )
+
+    def __call__(
+        self, images: np.ndarray, emb_BD: paddle.Tensor, labels: np.ndarray, step: int, counts: Sequence[int]
+    ) -> paddle.Tensor:
+        cosine_B = cosine_similarity(emb_BD.flatten(1), self._embed(images))
+        return global_mean(self._weight * (1 - cosine_B), counts)
+
+    @paddle.no_grad()
+    def _embed(self, images: np.ndarray) -> paddle.Tensor:
+        starts = range(0, len(images), self._batch_size)
+        parts = [to_input(images[at : at + self._batch_size], self._preprocessing) for at in starts]
+        return paddle.concat([self._backbone(part).flatten(1) for part in parts])
+
+
+def build_teacher(cfg: Config, data: Dataset, alone: bool = False) -> Teacher | None:
+    """Build the teacher that the config names, None without one. UserError if it does not fit this run.
+
+    alone: as of OtherRun.
+    """
+    if cfg.Teacher.checkpoint is None:
+        return None
+    other = OtherRun(cfg.Teacher.checkpoint, "Teacher.checkpoint", alone)
+    other.refuse_other(data.preprocessing, cfg.Model.embedding_size)
+    row_C = None
+    if cfg.Teacher.centres:
+        refuse_other_head(cfg, other.saved, other.where, _REMEDY)
+        try:
+            row_C = other.rows_of(class_names(data))
+        except UserError as error:
+            raise UserError(f"{error}; {_REMEDY}") from error
+    return Teacher(other, cfg.Teacher.weight, cfg.DataLoader.Train.batch_size, row_C)
