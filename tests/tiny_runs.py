@@ -135,6 +135,13 @@ def train_sets(output: Path, batch_size: int) -> None:
     train(output, *overrides, backbone=Linear())
 
 
+def train_compatible(output: Path, old: Path, batch_size: int) -> None:
+    """As `train_linear`, compatible with the checkpoint `old`, of sampled classes."""
+    paddle.seed(0)
+    keys = [f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3", "Head.sample_rate=0.5"]
+    train(output, *keys, f"Global.compatible_with={old}", "DataLoader.Eval.dataset=null", backbone=Linear())
+
+
 def assert_takes_over(trainer: Trainer, path: Path) -> None:
     """Right after `resume`, this rank holds exactly its classes' rows of the checkpoint, the backbone and the step."""
     trainer.resume(path)

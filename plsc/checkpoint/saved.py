@@ -20,7 +20,7 @@ import numpy as np
 
 from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder, read_json
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
-from plsc.checkpoint.train_state import TrainState
+from plsc.checkpoint.train_state import COMPATIBLE, TrainState
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.calibration import Calibration
@@ -175,6 +175,11 @@ class Checkpoint:
             digest.update(json.dumps([name, entry.dtype.name, entry.shape]).encode())
             digest.update(np.ascontiguousarray(file.read(name)))
         return digest.hexdigest()
+
+    @property
+    def compatible_with(self) -> str | None:
+        """The identity of the network with whose embeddings this one's can be compared, too (Global.compatible_with)."""
+        return self.state.other_networks.get(COMPATIBLE)
 
     def ema(self) -> dict[str, np.ndarray] | None:
         """Read the averaged weights; None if the run had none."""

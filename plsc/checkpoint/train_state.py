@@ -32,6 +32,10 @@ Shape = Annotated[
 """Of a sample of any kind."""
 
 
+COMPATIBLE = "compatible"
+"""The title of the loss that makes a network compatible with another, in `other_networks`."""
+
+
 class Best(BaseModel):
     """The best evaluation of the main set so far."""
 

@@ -199,6 +199,9 @@ class GlobalCfg(Section):
     keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
     (docs/finetune.md)."""
+    compatible_with: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns embeddings that can
+    be compared with the old one's, so that its galleries stay in use (docs/gallery.md). null: no other network's."""
     log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)

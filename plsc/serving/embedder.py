@@ -37,6 +37,7 @@ class Embedder(ABC):
         flip: embeddings are of an image and its mirror image together.
         threshold: cosine above which two samples are of the same class; None: not known.
         calibration: what a cosine means; None: not known.
+        compatible_with: the identity of the network that this one was trained to be compatible with; None: there is none.
         origin: how `from_origin` makes it again, as plain values; None: not known.
     """
 
@@ -50,6 +51,7 @@ class Embedder(ABC):
         threshold: float | None = None,
         calibration: Calibration | None = None,
         origin: dict[str, Any] | None = None,
+        compatible_with: str | None = None,
     ):
         self.network = network
         self.described = described
@@ -59,6 +61,7 @@ class Embedder(ABC):
         self.threshold = threshold
         self.calibration = calibration
         self.origin = origin
+        self.compatible_with = compatible_with
 
     def embed(self, samples: np.ndarray) -> np.ndarray:
         """Embed samples [B, *shape] of the preprocessing's dtype: float32 [B, D] of length 1, for any B.
@@ -133,6 +136,7 @@ class _OfRun(Embedder):
             state.threshold,
             _of_flip(state.calibration, flip),
             origin,
+            saved.compatible_with,
         )
         self._backbone = backbone
         self._batch_size = evaluation.batch_size
@@ -171,6 +175,7 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
             "threshold": None if card["threshold"] is None else float(card["threshold"]),
             "calibration": _of_flip(_calibration_of(card, file), _flag(card, "flip")),
             "origin": {"export": os.path.abspath(folder)},
+            "compatible_with": _optional_text(card, "compatible_with"),
         }
         files = card["files"]
         onnx = "onnx" in files and find_spec("onnxruntime") is not None
@@ -207,6 +212,13 @@ def _flag(card: dict, key: str) -> bool:
     if not isinstance(card[key], bool):
         raise TypeError(f"{key} must be true or false")
     return card[key]
+
+
+def _optional_text(card: dict, key: str) -> str | None:
+    text = card.get(key)
+    if not isinstance(text, (str, type(None))):
+        raise TypeError(f"{key} must be text or null")
+    return text
 
 
 def _calibration_of(card: dict, file: Path) -> Calibration | None:

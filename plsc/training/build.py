@@ -24,6 +24,7 @@ from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
 from plsc.training import optim
 from plsc.training.build_head import build_head
+from plsc.training.compatible import build_compatible
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.ema import Ema
@@ -82,6 +83,7 @@ def build_trainer(
         amp,
     )
     teacher = build_teacher(cfg, dataset)
+    compatible = build_compatible(cfg, dataset)
     scaler = LossScaler() if amp and amp.dtype == "float16" else None
     return Trainer(
         cfg,
@@ -111,7 +113,7 @@ def build_trainer(
         ema=ema,
         disks=disks,
         joins=JoinRequests(cfg, dataset, partial(_build_other_data, disks)),
-        extra_losses=[teacher] if teacher else [],
+        extra_losses=[loss for loss in (teacher, compatible) if loss],
     )
 
 

@@ -326,6 +326,7 @@ class Entry(Setters):
                 threshold_step=saved.state.threshold_step,
                 calibration=saved.state.calibration,
                 network=saved.network,
+                compatible_with=saved.compatible_with,
                 int8=partial(int8_data, self.config, saved),
                 documents=files_for_export(self.output_dir, saved),
             )
@@ -349,6 +350,7 @@ class Entry(Setters):
         from plsc.distributed.sync_batch_norm import synchronise
         from plsc.training.build import build_loader, build_optimizer, build_training_set
         from plsc.training.build_head import build_margin
+        from plsc.training.compatible import open_old_run
         from plsc.training.network import check_amp, layers_to_recompute
         from plsc.training.plan_lines import plan_lines
         from plsc.training.teacher import build_teacher
@@ -369,6 +371,9 @@ class Entry(Setters):
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
         if teacher := build_teacher(self.config, dataset, alone=True):
             plan.append(f"plan: teacher  {teacher}")
+        if self.config.Global.compatible_with:
+            old = open_old_run(self.config, dataset, alone=True)
+            plan.append(f"plan: old      {old.saved.path}, to be compatible with")
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:
             from plsc.training.finetune import check_start

@@ -95,7 +95,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
         how, random = "at random", new.tolist()
     else:
         how = f"from the mean embeddings of at most {IMAGES} images each"
-        random = _mean_centres(backbone, head, data, new, length, bias)
+        random = set_means(backbone, head, data, new, length, bias)
     if not kept and len(random) == data.num_classes:
         return Start(lines, {}, step)
     names = names or [f"class {number}" for number in range(data.num_classes)]
@@ -250,7 +250,7 @@ def take_centres(
     """Set the centres of all classes: the rows `row_C` of the checkpoint, and where that is -1 the mean embeddings by
     `backbone`, as long as the others -> the classes without a readable image, which stay. Every rank calls it."""
     length, bias = _keep(saved, head, row_C)
-    return _mean_centres(backbone, head, data, np.flatnonzero(row_C < 0), length, bias)
+    return set_means(backbone, head, data, np.flatnonzero(row_C < 0), length, bias)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def _put(head: SoftmaxHead, state: dict, at: np.ndarray, rows: dict[str, np.ndar
 # -- new classes ------------------------------------------------------------------------------------------------------------
 
 
-def _mean_centres(
+def set_means(
     backbone: paddle.nn.Layer, head: SoftmaxHead, data: Dataset, new: np.ndarray, length: float, bias: float
 ) -> list[int]:
     """Set the new classes' centres, with this length and bias -> the classes without a readable image, whose

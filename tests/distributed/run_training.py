@@ -23,6 +23,7 @@ from tests.tiny_runs import (
     assert_takes_over,
     make_trainer,
     train,
+    train_compatible,
     train_linear,
     train_sets,
 )
@@ -38,6 +39,7 @@ for name in head_names():
 
 train_sets(folder / "sets", 12 // W)
 run_on_ranks(folder / "extra loss")
+train_compatible(folder / "compatible", saved, 12 // W)
 
 assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size={12 // W}"), saved)
 

@@ -19,6 +19,7 @@ from tests.tiny_runs import (
     make_trainer,
     rows,
     steps,
+    train_compatible,
     train_linear,
     train_sets,
 )
@@ -102,13 +103,14 @@ def test_one_process_takes_over_two_ranks(whole, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
+def one_process(whole, tmp_path_factory):
     """Three steps of every head on one process."""
     folder = tmp_path_factory.mktemp("one")
     for name in head_names():
         train_linear(folder / name, name, 12)
     train_sets(folder / "sets", 12)
     run_on_ranks(folder / "extra loss")
+    train_compatible(folder / "compatible", checkpoint(whole[0]), 12)
     return folder
 
 
@@ -118,10 +120,12 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     script = Path(__file__).with_name("run_training.py")
     said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
     assert said.count("training ok") == ranks
-    for name in [*head_names(), "extra loss"]:
+    for name in [*head_names(), "extra loss", "compatible"]:
         found, expected = rows(tmp_path / "runs" / name), rows(one_process / name)
         assert steps(found) == [1, 2, 3]
-        for key in expected[0].keys() & {"loss", "accuracy", "loss/length", "loss/teacher"}:
+        for key in expected[0].keys() & {
+            "loss", "accuracy", "loss/length", "loss/teacher", "loss/compatible"
+        }:  # fmt: skip
             assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=1e-4), (
                 name
             )

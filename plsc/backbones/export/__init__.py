@@ -56,6 +56,7 @@ def export(
     threshold_step: int | None = None,
     calibration: Calibration | None = None,
     network: str | None = None,
+    compatible_with: str | None = None,
     int8: Callable[[], Int8Data] | None = None,
     documents: Mapping[str, bytes] | None = None,
     check_batches: Sequence[int] = (1, 8),
@@ -75,6 +76,7 @@ def export(
         threshold_set, threshold_step: the set it was computed on, and at which step.
         calibration: what a cosine means; None = not known.
         network: identity of the weights, see plsc.checkpoint.saved.Checkpoint.network.
+        compatible_with: identity of the network that it was trained to be compatible with; None: there is none.
         int8: makes what "onnx_int8" needs; called for that format only.
         documents: further files for each folder, such as the model card: name -> content.
 
@@ -99,6 +101,7 @@ def export(
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
         card = make_card(preprocessing, len(embedding), threshold, flip)
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
+        card["compatible_with"] = compatible_with
         card["calibration"] = calibration.to_json() if calibration else None
         about = Description(card, preprocessing, sample, embedding, documents or {})
         files, checks = {}, []

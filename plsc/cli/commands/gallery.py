@@ -23,6 +23,7 @@ from plsc.serving.gallery.evaluate import evaluate
 from plsc.serving.gallery.files import Mapped
 from plsc.serving.gallery.mapping import fit_map
 from plsc.serving.gallery.pictures import embed_pictures, people_of
+from plsc.utils.logging import get_logger
 from plsc.utils.text import table
 
 
@@ -281,6 +282,8 @@ def _embed_all(
 ) -> Any:
     embedder = _embedder(args, gallery)
     gallery.check(embedder)
+    if line := gallery.describe_other(embedder):
+        get_logger().info(line)
     return embed_pictures(embedder, pictures, owners)
 
 

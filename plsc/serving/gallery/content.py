@@ -21,6 +21,7 @@ def header_of(embedder: Any, template: str, generation: int) -> files.Header:
         generation=generation,
         network=embedder.network,
         described=shown(embedder.described),
+        compatible_with=embedder.compatible_with,
         origin=embedder.origin,
         flip=embedder.flip,
         preprocessing=embedder.preprocessing.to_json(),

@@ -64,6 +64,8 @@ class Header(BaseModel):
     generation: PositiveInt
     network: str
     """Identity of the network, see `Checkpoint.network`."""
+    compatible_with: Optional[str] = None
+    """Identity of the network that it was trained to be compatible with; not in the file where there is none."""
     described: str
     """Where the network was from, for messages."""
     origin: Optional[dict[str, Any]] = None
@@ -136,8 +138,9 @@ def write_header(folder: Path, header: Header) -> None:
     """Replace gallery.json. The caller holds the lock. Raises OSError; the one before is then untouched."""
     beside = folder / f"{HEADER}.tmp"
     beside.unlink(missing_ok=True)
-    left_out = None if header.mapped else {"mapped"}  # older versions refuse keys that they do not know
-    write_synced(beside, [seal(json.dumps(header.model_dump(exclude=left_out)).encode()[1:])])
+    # Older versions refuse keys that they do not know.
+    unset = {key for key in ("compatible_with", "mapped") if getattr(header, key) is None}
+    write_synced(beside, [seal(json.dumps(header.model_dump(exclude=unset)).encode()[1:])])
     sync_folder(folder)
     os.replace(beside, folder / HEADER)
     sync_folder(folder)

@@ -179,9 +179,11 @@ class Gallery:
         return self._calibration
 
     def check(self, embedder: Any) -> None:
-        """Refuse by UserError the embeddings of another network, or with mirror images where these are without."""
+        """Refuse by UserError embeddings that cannot be compared with these: of another network, unless one of the two
+        was trained to be compatible with the other, or with mirror images where these are without."""
         ours = self._header
-        if embedder.network != ours.network:
+        compatible = embedder.network == ours.compatible_with or embedder.compatible_with == ours.network
+        if embedder.network != ours.network and not compatible:
             raise UserError(
                 f"{shown(self.folder)}: its embeddings are of the network {_name(ours)}, these are of {_name(embedder)}, and cannot "
                 "be compared; use that network, or plsc-gallery upgrade"
@@ -192,6 +194,15 @@ class Gallery:
                 f"{shown(self.folder)}: its embeddings ({_name(ours)}) are {kinds[ours.flip]}, those of {_name(embedder)} are "
                 f"{kinds[embedder.flip]}, and cannot be compared; set DataLoader.Eval.flip={str(ours.flip).lower()}, or upgrade"
             )
+
+    def describe_other(self, embedder: Any) -> str:
+        """Say in a line that `embedder`, which `check` accepts, has another network; "" for the same one."""
+        if embedder.network == self._header.network:
+            return ""
+        return (
+            f"{shown(self.folder)}: its embeddings are of the network {_name(self._header)}, these of {_name(embedder)}; one was trained "
+            "to be compatible with the other. The threshold is that of the gallery's: plsc-gallery evaluate measures it"
+        )
 
     def search(
         self, embeddings: np.ndarray, top: int = 5, threshold: float | None = None

@@ -104,6 +104,8 @@ def create_app(
         )
     if gallery is not None:
         gallery.check(embedder)
+        if line := gallery.describe_other(embedder):
+            get_logger().info(line)
     service = _Service(embedder, gallery, options)
     app = FastAPI(
         title="plsc",
