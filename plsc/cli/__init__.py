@@ -274,6 +274,11 @@ def gallery(argv: Sequence[str] | None = None) -> int:
     return _module("gallery", argv)
 
 
+def forget(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-forget`."""
+    return _module("forget", argv)
+
+
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run `plsc-serve`."""
     return _module("serve", argv, prepare=True)
@@ -307,6 +312,7 @@ COMMANDS = {
     "export": Command("write the backbone for Paddle Inference and ONNX", export),
     "card": Command("a run's model card: show, write, and verify by evaluating again", card),
     "gallery": Command("known people: build, add, search, verify", gallery),
+    "forget": Command("take people out of a trained network", forget),
     "serve": Command("compare and look up pictures over HTTP, with a web page", serve),
     "run": Command("train on several ranks, and restart what died", supervise),
     "import": Command("weights and training configs of other programs", import_weights),

@@ -55,7 +55,7 @@ from plsc.config.schema import (
     listed,
 )
 from plsc.errors import MissingFileError, UserError
-from plsc.utils.registry import DATASETS, JOINED
+from plsc.utils.registry import DATASETS, JOINED, WITHOUT
 from plsc.utils.yaml_lines import KeyPath, dump
 
 __all__ = [
@@ -200,10 +200,10 @@ class Config(Section):
         A UserError about one of its keywords is raised again with file, line and key in front.
         """
         sets = {".".join(map(str, path)): (path, section) for path, section in self._sets().items()}
-        if key in sets:
-            return self._build_one(key, *sets[key])
-        listed_sets = {name: sets[name] for name in sets if name.startswith(f"{key}.")}
+        listed_sets = {name: sets[name] for name in sets if name == key or name.startswith(f"{key}.")}
         parts = {name: self._build_one(name, *of_set) for name, of_set in listed_sets.items()}
+        if key == ".".join(_TRAIN_SET):
+            parts = self._leave_out(parts)
         if len(parts) == 1:
             return next(iter(parts.values()))
         own = [section.head == "own" for _, section in listed_sets.values()]
@@ -213,6 +213,24 @@ class Config(Section):
             path, _ = listed_sets.get(str(error).partition(": ")[0], (_TRAIN_SET, None))
             place = self._layers.source(path).place
             raise UserError(f"{place}: {error}" if place else str(error)) from error
+
+    def _leave_out(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """Leave the classes of Train.without out of the training sets. UserError for one that no set has."""
+        names = self.DataLoader.Train.without
+        if not names:
+            return parts
+        source = self._layers.source((*_TRAIN, "without")).place
+        where = ": ".join(filter(None, (source, "DataLoader.Train.without")))
+        try:
+            parts = {key: DATASETS.build(WITHOUT, data=part, names=names) for key, part in parts.items()}
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        lacking = set(names).difference(*(part.left_out for part in parts.values()))
+        if lacking:
+            raise UserError(
+                f"{where}: the data have no class '{min(lacking)}'; take the name out of this key"
+            )
+        return parts
 
     def _build_one(self, key: str, path: KeyPath, section: EvalDatasetCfg | TrainDatasetCfg) -> Any:
         # Sets of a list must not draw the same random numbers for their samples of the same number.

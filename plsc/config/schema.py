@@ -757,6 +757,9 @@ class TrainCfg(Section):
         ],
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
+    without: list[str] = []
+    """Names of classes whose images are left out, as those of people whom `plsc-forget` has taken out of the network
+    (docs/finetune.md). A name that no class has is refused."""
     sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
     """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise `accumulate`, or

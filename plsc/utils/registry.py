@@ -128,6 +128,8 @@ def _path(cls: type) -> str:
 
 # The data set that joins those of a list; it has no name in a config.
 JOINED = "plsc.data.joined:Joined"
+# Leaves classes out of a data set, by DataLoader.Train.without.
+WITHOUT = "plsc.data.without:Without"
 
 BACKBONES = Registry(
     "backbone",

@@ -1,0 +1,172 @@
+"""plsc-forget: take people out of a trained network, and write a receipt of it.
+
+    plsc-forget output Ann Bob --to output-without --gallery faces.gallery
+
+The new run has neither their centres nor the optimizer's state of these, and is trained on for two epochs without their
+images. forgotten.json and forgotten.md in its folder say what was done and what a membership test finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from plsc.checkpoint import store
+from plsc.checkpoint.class_names import format_names
+from plsc.checkpoint.saved import Checkpoint
+from plsc.config import add_overrides, load
+from plsc.distributed import environment
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.serving.gallery import Gallery
+from plsc.utils.atomic_write import remove, replace_file
+from plsc.utils.text import table
+from plsc.utils.version import __version__
+
+_PROVES = (
+    "What it shows: whether the network treats the training images of these people otherwise than images of people whom it has "
+    "never seen, as far as these two scores can tell. 0.5 is what a guess has. What it does not show: that nothing of them is left. "
+    "Another score may find more, and the intervals of few people are wide. Only a network that is trained anew without them never had "
+    "them. Copies of images, networks, galleries and embeddings elsewhere are not known here."
+)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "plsc-forget", description="Take people out of a trained network, and write a receipt of it."
+    )
+    parser.add_argument("run", help="folder of the run, Global.output_dir")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="classes, as plsc-ckpt inspect shows them")
+    parser.add_argument(
+        "--to", metavar="FOLDER", help="of the run without them; default: the run's, and -without"
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="processes of the repair (default: 1)")
+    parser.add_argument(
+        "--gallery", action="append", default=[], metavar="FOLDER", help="remove them from it, too"
+    )
+    parser.add_argument(
+        "--delete-old",
+        action="store_true",
+        help="delete the run's checkpoints, exports and dumps that were made with them",
+    )
+    add_overrides(parser, "change the config of the repair, such as Global.epochs=4")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc-forget`. Raises UserError."""
+    args = _parser().parse_args(argv)
+    run, output = Path(args.run), Path(args.to or f"{args.run.rstrip('/')}-without")
+    names = list(dict.fromkeys(args.names))
+    checkpoint = _check(run, names, output)
+    galleries = [Gallery.open(folder) for folder in args.gallery]
+    environment.prepare()
+    from plsc.training import forget
+
+    cfg = load(run / "config.yaml")
+    repaired = forget.repair_config(cfg, checkpoint, names, str(output), args.override)
+    tested, strangers = forget.read_pictures(load(cfg, args.override), names)
+    before = forget.test(cfg, checkpoint, tested, strangers)
+    dropped = forget.test(cfg, checkpoint, tested, strangers, without=names)
+    made = forget.repair(repaired, args.ranks)
+    after = forget.test(repaired, made, tested, strangers)
+    removed = {str(gallery.folder): _remove(gallery, names) for gallery in galleries}
+    of_old, of_new = _identify(checkpoint), _identify(made)
+    held = forget.holders(run, names)
+    if args.delete_old:
+        for path in held:
+            remove(path)
+    receipt = {
+        "forgotten": names,
+        "images": len(tested.samples),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "plsc": __version__,
+        "from": of_old,
+        "to": of_new,
+        "strangers": {"set": strangers.title, "images": len(strangers.samples)},
+        "membership": {"as trained": before, "without the centres": dropped, "after the repair": after},
+        "galleries": removed,
+        "deleted": [str(path) for path in held] if args.delete_old else [],
+        "still there": [] if args.delete_old else [str(path) for path in held],
+    }
+    receipt["membership"] = {
+        network: {score: auc and auc._asdict() for score, auc in test._asdict().items()}
+        for network, test in receipt["membership"].items()
+    }
+    text = _format(receipt)
+    replace_file(
+        output / "forgotten.json", (json.dumps(receipt, indent=1, ensure_ascii=False) + "\n").encode()
+    )
+    replace_file(output / "forgotten.txt", text.encode("utf-8", "backslashreplace"))
+    print(f"{text}done: {output / 'forgotten.txt'}, forgotten.json")
+    return 0
+
+
+def _check(run: Path, names: Sequence[str], output: Path) -> Path:
+    """Find the newest checkpoint of a run. UserError if it does not know one of the names, or `output` has a run."""
+    if not (run / "config.yaml").is_file():
+        raise MissingFileError(f"{shown(run)}: has no config.yaml; name the folder of a run")
+    checkpoint = store.find(run / "checkpoints")
+    if checkpoint is None:
+        raise MissingFileError(f"{shown(run)}: has no checkpoint, so nobody has to be forgotten")
+    known = Checkpoint.open(checkpoint, whole=True).classes()
+    if known is None:
+        raise UserError(
+            f"{checkpoint}: its classes have no names; plsc-ckpt edit-identities --names gives some"
+        )
+    if lacking := set(names).difference(known):
+        raise UserError(f"{checkpoint}: has no class '{shown(min(lacking))}'; plsc-ckpt list shows the names")
+    if (output / "checkpoints").exists():
+        raise UserError(f"--to: {shown(output)} has a run already; name another folder")
+    return checkpoint
+
+
+def _remove(gallery: Gallery, names: Sequence[str]) -> list[str]:
+    """Remove people from a gallery, with every byte of theirs -> those whom it had."""
+    there = [name for name in names if name in gallery.names()]
+    for name in there:
+        gallery.remove(name, erase=True)
+    return there
+
+
+def _identify(checkpoint: Path) -> dict[str, Any]:
+    saved = Checkpoint.open(checkpoint, verify=False)
+    return {"checkpoint": str(checkpoint), "network": saved.network, "classes": saved.num_classes}
+
+
+def _format(receipt: dict[str, Any]) -> str:
+    """Format a receipt for people."""
+    names = [shown(name) for name in receipt["forgotten"]]
+    lines = [f"{len(names):,} forgotten: {format_names(names)}", f"{receipt['time']}, plsc {receipt['plsc']}"]
+    for which in ("from", "to"):
+        facts = receipt[which]
+        lines.append(
+            f"{which:5}{shown(facts['checkpoint'])}, {facts['classes']:,} classes, network {facts['network']}"
+        )
+    strangers = receipt["strangers"]
+    lines.append(
+        f"\nMembership test: {receipt['images']:,} training images of theirs against {strangers['images']:,} images of people "
+        f"never trained on ({shown(strangers['set'])})\n"
+    )
+    rows = [
+        [network, *(_format_auc(scores[score]) for score in ("nearest", "alike"))]
+        for network, scores in receipt["membership"].items()
+    ]
+    lines.append(table(rows, ["network", "AUC: nearest centre", "AUC: alike among themselves"]))
+    lines += ["", textwrap.fill(_PROVES, 120), ""]
+    for gallery, there in receipt["galleries"].items():
+        lines.append(f"gallery {shown(gallery)}: removed {format_names([*map(shown, there)]) or 'nobody'}")
+    lines += [f"deleted: {shown(path)}" for path in receipt["deleted"]]
+    lines += [f"made with them, and still there: {shown(path)}" for path in receipt["still there"]]
+    lines.append(
+        "Their images are still in the data: delete them, and then their names in DataLoader.Train.without."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _format_auc(auc: dict[str, float] | None) -> str:
+    return "-" if auc is None else f"{auc['value']:.3f} ({auc['low']:.3f} to {auc['high']:.3f})"

@@ -1,0 +1,121 @@
+"""plsc-forget: nothing of the forgotten is in the new run, in the gallery, and the receipt says what was done."""
+
+import json
+
+import numpy as np
+import pytest
+
+from plsc import cli
+from plsc.checkpoint.store import Checkpoint
+from plsc.serving.gallery import Gallery
+from plsc.training.entry import Entry
+from plsc.utils.logging import setup
+from tests.launch import ROOT, launch
+from tests.pictures import drawn
+from tests.serving.fake_embedder import FakeEmbedder, pictures
+from tests.tiny_runs import TINY, arrays, checkpoint, checkpoints
+from tests.training.test_finetune import OLD, people
+
+GONE = ["p3", "p10"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The output_dir of a run with eleven people."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    with drawn():
+        Entry(TINY, [f"Global.output_dir={folder}", people(OLD), "Global.max_steps=4"]).train()
+    setup()
+    return folder
+
+
+def forget(capsys, *arguments):
+    capsys.readouterr()
+    with drawn():
+        code = cli.forget([str(argument) for argument in arguments])
+    setup()
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gallery") / "faces"
+    made = Gallery.build(
+        folder, FakeEmbedder(), {name: [pictures(1, seed)[0]] for seed, name in enumerate(["p3", "x"])}
+    )
+    return made
+
+
+def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
+    row = gallery.search(FakeEmbedder().embed(pictures(1, 0)), 1, -1)[0][0]
+    assert row.name == "p3"
+    of_p3 = FakeEmbedder().embed(pictures(1, 0)).tobytes()
+    assert any(of_p3 in path.read_bytes() for path in gallery.folder.iterdir() if path.is_file())
+    new = tmp_path / "new"
+    given = ["--to", new, "--gallery", gallery.folder, "-o", "Global.epochs=1"]
+    code, said = forget(capsys, run, *GONE, *given)
+    assert code == 0, said
+
+    stays = [name for name in OLD if name not in GONE]
+    for step in checkpoints(new):
+        saved = Checkpoint.open(checkpoint(new, step))
+        assert saved.classes() == stays and all(
+            len(saved.head(0, 9)[name]) == 9 for name in saved.head_arrays
+        )
+    old = arrays(checkpoint(run, 4))["head: centres"]
+    last = arrays(checkpoint(new, checkpoints(new)[-1]))["head: centres"]
+    assert not any(np.array_equal(row, other) for row in old[[3, 10]] for other in last)
+    assert not any(of_p3 in path.read_bytes() for path in gallery.folder.iterdir() if path.is_file())
+    assert Gallery.open(gallery.folder).names() == ["x"]
+
+    receipt = json.loads((new / "forgotten.json").read_text())
+    assert receipt["forgotten"] == GONE and receipt["images"] == 10 and receipt["strangers"]["images"] == 80
+    assert receipt["galleries"] == {str(gallery.folder): ["p3"]} and receipt["deleted"] == []
+    assert receipt["still there"] == [str(checkpoint(run, step)) for step in checkpoints(run)]
+    tests = receipt["membership"]
+    assert list(tests) == ["as trained", "without the centres", "after the repair"]
+    assert tests["as trained"]["nearest"] != tests["without the centres"]["nearest"]
+    assert receipt["to"] == {
+        "checkpoint": str(checkpoint(new, checkpoints(new)[-1])),
+        "network": Checkpoint.open(checkpoint(new, checkpoints(new)[-1])).network,
+        "classes": 9,
+    }
+    text = (new / "forgotten.txt").read_text()
+    assert text in said and "2 forgotten: p3, p10" in text and "AUC: nearest centre" in text
+
+
+def test_a_repair_on_two_ranks(run, tmp_path):
+    start = [f"Global.init_from={checkpoint(run, 4)}", f"DataLoader.Train.without={json.dumps(GONE)}"]
+    launch(
+        ROOT / "tools/train.py", 2, tmp_path, "-c", run / "config.yaml", "-o", *start, "Global.output_dir=two"
+    )
+    saved = Checkpoint.open(checkpoint(tmp_path / "two", 4))
+    assert saved.num_classes == 9 and not set(GONE) & set(saved.classes())
+
+
+def test_what_is_refused(run, tmp_path, capsys):
+    for arguments, why in {
+        (tmp_path, "p3"): "has no config.yaml",
+        (run, "Ann"): "has no class 'Ann'",
+        (run, "p3", "--to", run): "has a run already",
+        (
+            run,
+            "p3",
+            "-o",
+            "DataLoader.Eval.dataset=null",
+        ): "must be pairs of people who were never trained on",
+        (run, "p3", "-o", "Global.epoch=1"): "unknown key",
+    }.items():
+        code, said = forget(capsys, *arguments)
+        assert code == 2 and why in said and not (run.parent / "out-without").exists(), said
+
+
+def test_what_holds_them_is_deleted_on_request(run, tmp_path, capsys):
+    (run / "export").mkdir()
+    code, said = forget(capsys, run, "p3", "--to", tmp_path / "new", "--delete-old", "-o", "Global.epochs=1")
+    assert code == 0, said
+    assert not list((run / "checkpoints").glob("step-*")) and not (run / "export").exists()
+    receipt = json.loads((tmp_path / "new/forgotten.json").read_text())
+    assert receipt["still there"] == [] and str(run / "export") in receipt["deleted"]
+    assert receipt["galleries"] == {} and (run / "metrics.jsonl").exists()
