@@ -620,11 +620,19 @@ class TeacherCfg(Section):
     checkpoint: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
     embedding size must be those of this run. A resumed run must have the same teacher."""
-    weight: float = Field(10.0, gt=0)
-    """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the head's loss."""
+    weight: float = Field(10.0, ge=0)
+    """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the head's loss.
+    0: only the centres are the teacher's, which costs no forward pass of its network."""
     centres: bool = True
     """Take the teacher's class centres, by name, and leave them as they are. A class that it does not know has the mean
     of the teacher's embeddings of its images. false: centres of the run's own."""
+
+    @field_validator("centres")
+    @classmethod
+    def _takes_something(cls, value: bool, info: ValidationInfo) -> bool:
+        if not value and info.data.get("weight") == 0:
+            raise ValueError("must be true where Teacher.weight is 0, or nothing is taken from the teacher")
+        return value
 
     @property
     def freezes_centres(self) -> bool:

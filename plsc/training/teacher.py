@@ -31,7 +31,7 @@ class Teacher(ExtraLoss):
 
     Args:
         other: the teacher.
-        weight: of the loss, against the head's.
+        weight: of the loss, against the head's; 0: the network embeds nothing in a step.
         batch_size: most samples that go through the teacher at once.
         row_C: the teacher's class of each class, -1 where it has none; None: its centres are not taken.
     """
@@ -70,6 +70,8 @@ class Teacher(ExtraLoss):
     def __call__(
         self, images: np.ndarray, emb_BD: paddle.Tensor, labels: np.ndarray, step: int, counts: Sequence[int]
     ) -> paddle.Tensor:
+        if self._weight == 0:
+            return paddle.zeros([])
         cosine_B = cosine_similarity(emb_BD.flatten(1), self._embed(images))
         return global_mean(self._weight * (1 - cosine_B), counts)
 
