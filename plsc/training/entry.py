@@ -373,7 +373,10 @@ class Entry(Setters):
             plan.append(f"plan: teacher  {teacher}")
         if self.config.Global.compatible_with:
             old = open_old_run(self.config, dataset, alone=True)
-            plan.append(f"plan: old      {old.saved.path}, to be compatible with")
+            size = 4 * self.config.Model.embedding_size * -(-dataset.num_classes // ranks) / 2**20
+            plan.append(
+                f"plan: old      {old.saved.path}, to be compatible with; {size:.1f} MB per rank for its classes"
+            )
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:
             from plsc.training.finetune import check_start
