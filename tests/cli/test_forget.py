@@ -10,7 +10,6 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.serving.gallery import Gallery
 from plsc.training.entry import Entry
 from plsc.utils.logging import setup
-from tests.launch import ROOT, launch
 from tests.pictures import drawn
 from tests.serving.fake_embedder import FakeEmbedder, pictures
 from tests.tiny_runs import TINY, arrays, checkpoint, checkpoints
@@ -83,15 +82,6 @@ def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
     }
     text = (new / "forgotten.txt").read_text()
     assert text in said and "2 forgotten: p3, p10" in text and "AUC: nearest centre" in text
-
-
-def test_a_repair_on_two_ranks(run, tmp_path):
-    start = [f"Global.init_from={checkpoint(run, 4)}", f"DataLoader.Train.without={json.dumps(GONE)}"]
-    launch(
-        ROOT / "tools/train.py", 2, tmp_path, "-c", run / "config.yaml", "-o", *start, "Global.output_dir=two"
-    )
-    saved = Checkpoint.open(checkpoint(tmp_path / "two", 4))
-    assert saved.num_classes == 9 and not set(GONE) & set(saved.classes())
 
 
 def test_what_is_refused(run, tmp_path, capsys):
