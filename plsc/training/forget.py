@@ -28,7 +28,7 @@ from plsc.training.entry import Entry
 from plsc.training.evaluator import build_sets
 from plsc.utils.bfloat16 import float32_of
 
-EPOCHS = 2  # of the repair
+EPOCHS = 3  # of the repair
 WARMUP_STEPS = 10
 _ROWS_AT_ONCE = 65_536  # of the centres
 
@@ -41,7 +41,7 @@ class Pictures(NamedTuple):
     title: str
 
 
-class Test(NamedTuple):
+class Membership(NamedTuple):
     """How a network treats the tested people's images against those of strangers. None where no person has two."""
 
     nearest: Auc | None
@@ -88,7 +88,7 @@ def _read_strangers(cfg: Config, trained: Dataset) -> Pictures:
 
 def test(
     cfg: Config, checkpoint: Path, tested: Pictures, strangers: Pictures, without: Sequence[str] = ()
-) -> Test:
+) -> Membership:
     """Test whether a checkpoint's network treats `tested` otherwise than `strangers`.
 
     without: classes whose centres count as gone.
@@ -103,7 +103,7 @@ def test(
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         people = People(emb, person)
         scores.append((nearest(people, _centres(saved, without)), alike(people)))
-    return Test(*(auc(ours, tested.person_N, theirs) for ours, theirs in zip(*scores)))
+    return Membership(*(auc(ours, tested.person_N, theirs) for ours, theirs in zip(*scores)))
 
 
 def _rows(samples: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
     plsc-forget output Ann Bob --to output-without --gallery faces.gallery
 
-The new run has neither their centres nor the optimizer's state of these, and is trained on for two epochs without their
+The new run has neither their centres nor the optimizer's state of these, and is trained on for three epochs without their
 images. forgotten.json and forgotten.md in its folder say what was done and what a membership test finds.
 """
 
@@ -24,6 +24,7 @@ from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.serving.gallery import Gallery
 from plsc.utils.atomic_write import remove, replace_file
+from plsc.utils.registry import did_you_mean
 from plsc.utils.text import table
 from plsc.utils.version import __version__
 
@@ -40,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         "plsc-forget", description="Take people out of a trained network, and write a receipt of it."
     )
     parser.add_argument("run", help="folder of the run, Global.output_dir")
-    parser.add_argument("names", nargs="+", metavar="NAME", help="classes, as plsc-ckpt inspect shows them")
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", help="of classes, as in the checkpoint's classes.json"
+    )
     parser.add_argument(
         "--to", metavar="FOLDER", help="of the run without them; default: the run's, and -without"
     )
@@ -67,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment.prepare()
     from plsc.training import forget
 
-    cfg = load(run / "config.yaml")
+    cfg = load(run / "config.yaml", args.override)
     repaired = forget.repair_config(cfg, checkpoint, names, str(output), args.override)
-    tested, strangers = forget.read_pictures(load(cfg, args.override), names)
+    tested, strangers = forget.read_pictures(cfg, names)
     before = forget.test(cfg, checkpoint, tested, strangers)
     dropped = forget.test(cfg, checkpoint, tested, strangers, without=names)
     made = forget.repair(repaired, args.ranks)
@@ -88,20 +91,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "from": of_old,
         "to": of_new,
         "strangers": {"set": strangers.title, "images": len(strangers.samples)},
-        "membership": {"as trained": before, "without the centres": dropped, "after the repair": after},
+        "membership": {
+            "as trained": _plain(before),
+            "without the centres": _plain(dropped),
+            "after the repair": _plain(after),
+        },
         "galleries": removed,
         "deleted": [str(path) for path in held] if args.delete_old else [],
         "still there": [] if args.delete_old else [str(path) for path in held],
     }
-    receipt["membership"] = {
-        network: {score: auc and auc._asdict() for score, auc in test._asdict().items()}
-        for network, test in receipt["membership"].items()
-    }
     text = _format(receipt)
-    replace_file(
-        output / "forgotten.json", (json.dumps(receipt, indent=1, ensure_ascii=False) + "\n").encode()
-    )
-    replace_file(output / "forgotten.txt", text.encode("utf-8", "backslashreplace"))
+    as_json = json.dumps(receipt, indent=1, ensure_ascii=False) + "\n"
+    for name, content in (("forgotten.json", as_json), ("forgotten.txt", text)):
+        replace_file(output / name, content.encode("utf-8", "backslashreplace"))
     print(f"{text}done: {output / 'forgotten.txt'}, forgotten.json")
     return 0
 
@@ -119,7 +121,8 @@ def _check(run: Path, names: Sequence[str], output: Path) -> Path:
             f"{checkpoint}: its classes have no names; plsc-ckpt edit-identities --names gives some"
         )
     if lacking := set(names).difference(known):
-        raise UserError(f"{checkpoint}: has no class '{shown(min(lacking))}'; plsc-ckpt list shows the names")
+        name = min(lacking)
+        raise UserError(f"{checkpoint}: has no class '{shown(name)}'{did_you_mean(name, known)}")
     if (output / "checkpoints").exists():
         raise UserError(f"--to: {shown(output)} has a run already; name another folder")
     return checkpoint
@@ -136,6 +139,10 @@ def _remove(gallery: Gallery, names: Sequence[str]) -> list[str]:
 def _identify(checkpoint: Path) -> dict[str, Any]:
     saved = Checkpoint.open(checkpoint, verify=False)
     return {"checkpoint": str(checkpoint), "network": saved.network, "classes": saved.num_classes}
+
+
+def _plain(membership: Any) -> dict[str, Any]:
+    return {score: auc and auc._asdict() for score, auc in membership._asdict().items()}
 
 
 def _format(receipt: dict[str, Any]) -> str:
