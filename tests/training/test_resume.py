@@ -190,6 +190,8 @@ NOT_TRAINING = {
             "keep_centres",
             "keep_step",
             "new_centres",
+            "compatible_with",
+            "data_licence",
             "log_every",
             "loggers",
         ),
