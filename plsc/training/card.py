@@ -45,6 +45,8 @@ _PICTURES = {
 }
 # Bytes of a file, such as a pack of millions of images, above which only what is evaluated of it is hashed.
 _LARGE = 2**31
+# Variables of the environment that choose the code of matrix products and convolutions on a CPU.
+_INSTRUCTIONS = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA")
 TRAINING_DATA = "training data: names and labels"
 
 
@@ -156,12 +158,15 @@ def software() -> dict[str, str | None]:
 
 def machine_of(cfg: Config) -> dict[str, Any]:
     """Describe what the rounding of an evaluation depends on."""
+    chosen = [f"{name}={os.environ[name]}" for name in _INSTRUCTIONS if name in os.environ]
     return {
         "processor": processor(),
         "device": paddle.device.cuda.get_device_name() if on_gpu() else "CPU",
         "threads of a rank": cfg.Global.threads or environment.cpu_threads(),
         "ranks": environment.world_size_from_env(),
+        "batch size": cfg.DataLoader.Eval.batch_size,
         "kernels": library() is not None,
+        "instruction sets": " ".join(chosen) or "the processor's",
     }
 
 

@@ -131,6 +131,24 @@ def test_a_changed_number_is_named(run, capsys):
     )
 
 
+def test_other_rounding_is_allowed_where_it_has_a_reason(run, capsys):
+    found = read_card(run)
+    found.sets["noise pairs"]["auc"] += 1e-6
+    found.sets["noise pairs"]["table"]["area under ROC"] = "0.12345"
+    write_card(found, run)
+    assert card(capsys, "verify", run)[0] == 1
+    found.machine["processor"] = "another"
+    write_card(found, run)
+    code, lines, _ = card(capsys, "verify", run)
+    assert code == 0 and lines[-1].endswith(
+        "compared within 0.002, since rounding may differ with another processor"
+    )
+    found.sets["noise pairs"]["auc"] += 0.01
+    write_card(found, run)
+    code, lines, _ = card(capsys, "verify", run)
+    assert code == 1 and len(lines) == 2 and lines[0].startswith("DIFFERS noise pairs: auc: ")
+
+
 def test_other_training_data_are_named(run, capsys):
     other = "DataLoader.Train.dataset.images_per_class=6"
     code, lines, _ = card(capsys, "verify", run, "-o", other)

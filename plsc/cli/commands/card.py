@@ -19,6 +19,8 @@ from plsc.errors import shown, shown_lines
 from plsc.evaluation.card import Card, read_card, to_markdown
 from plsc.training.entry import Entry
 
+_SHOWN = 20  # differences
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("plsc-card", description="The model card of a run.")
@@ -70,8 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     threads = _threads(args.run, card, args.override)
     outcome = _entry(args.run, args.override, threads=threads).check_card(not args.no_training_data)
     if environment.rank_from_env() == 0:
-        for line in outcome.differences:
+        for line in outcome.differences[:_SHOWN]:
             print(f"DIFFERS {shown(line)}")
+        if len(outcome.differences) > _SHOWN:
+            print(f"DIFFERS and {len(outcome.differences) - _SHOWN:,} more")
         verdict = "is not what the card says" if outcome.differences else "is what the card says"
         not_compared = "; the training data were not compared" if args.no_training_data else ""
         print(shown_lines(f"done: {args.run} {verdict}: {outcome.compared}{not_compared}"))
