@@ -12,6 +12,7 @@ from plsc.evaluation.report import html
 from plsc.training.entry import RUN_FILES
 from plsc.utils.logging import setup
 from tests.launch import Forking
+from tests.warm import do_not_sync
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_")  # of the environment, which launches hand on
@@ -27,6 +28,7 @@ def settings():
 os.environ["OMP_NUM_THREADS"] = "1"
 environment.prepare()
 USERS = settings()
+do_not_sync()
 environment._environment_at_start = lambda: USERS  # as if pytest had been started so
 
 # Ignored where pytest runs in a shell's background, and plsc leaves an ignored signal ignored: the tests send it.

@@ -1,8 +1,8 @@
 """plsc-run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle: a start costs a
 second and not eight.
 
-Popen is replaced, reports have no pictures, plsc-run does not pause and the launcher looks at its ranks five times a second, not
-once; who starts, kills and waits for whom stays. The fork is sound: that process has computed nothing and has no thread at work.
+Popen is replaced, reports have no pictures, fsync does nothing, plsc-run does not pause and the launcher looks at its ranks five times a
+second, not once; who starts, kills and waits for whom stays. The fork is sound: that process has computed nothing and has no thread at work.
 tests/distributed/test_restart.py shows that its runs have the bits of real starts.
 
     with Warm() as warm: code = warm.start(["tools/run.py", "--nproc_per_node", "2", ...], folder).wait(60)
@@ -247,6 +247,14 @@ def _keep(request: dict, answers: int, output: int, errors: int) -> None:
     os._exit(0)
 
 
+def do_not_sync() -> None:
+    """Make fsync do nothing: it waits for the disk, for longer than a tiny run computes.
+
+    What a killed process has written is in the system's memory. That plsc syncs, and when, is tested by what takes its place.
+    """
+    os.fsync = lambda _: None
+
+
 def main(number: int) -> None:
     import plsc  # isort: skip (before Paddle, as in a user's process: it loads zlib, which Paddle 2.6 needs first)
     import paddle
@@ -260,6 +268,7 @@ def main(number: int) -> None:
     import plsc.evaluation.results
     import plsc.training.trainer
 
+    do_not_sync()
     plsc.evaluation.report.html.draw = lambda *_: []
     plsc.cli.commands.run.history._PAUSE = 0
     Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
