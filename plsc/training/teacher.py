@@ -22,6 +22,7 @@ from plsc.training.extra_loss import ExtraLoss, global_mean
 from plsc.training.finetune import refuse_other_head, take_centres
 from plsc.training.other_run import OtherRun
 from plsc.utils.logging import get_logger
+from plsc.utils.timing import timer
 
 _REMEDY = "set Teacher.centres=false for centres of the run's own"
 
@@ -72,8 +73,9 @@ class Teacher(ExtraLoss):
     ) -> paddle.Tensor:
         if self._weight == 0:
             return paddle.zeros([])
-        cosine_B = cosine_similarity(emb_BD.flatten(1), self._embed(images))
-        return global_mean(self._weight * (1 - cosine_B), counts)
+        with timer.part("head"):
+            cosine_B = cosine_similarity(emb_BD.flatten(1), self._embed(images))
+            return global_mean(self._weight * (1 - cosine_B), counts)
 
     @paddle.no_grad()
     def _embed(self, images: np.ndarray) -> paddle.Tensor:

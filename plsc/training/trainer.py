@@ -289,10 +289,7 @@ class Trainer:
         counts = [stop - start for start, stop in self.loader.shares(self.step)]
         label_B = to_device(labels)
         out = self.head(emb_BD, label_B, self.step, counts=counts, check=not asynchronous())
-        with timer.part("head"):
-            extra = {
-                each.title: each(images, emb_BD, labels, self.step, counts) for each in self.extra_losses
-            }
+        extra = {each.title: each(images, emb_BD, labels, self.step, counts) for each in self.extra_losses}
         sum(extra.values(), start=out.loss).backward()  # up to the embeddings
         self.network.backward(emb_BD.grad)
         with timer.part("check"):
