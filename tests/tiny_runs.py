@@ -12,6 +12,7 @@ from safetensors import deserialize
 
 from plsc import distributed
 from plsc.config import load
+from plsc.data.corrections import Correction, write_corrections
 from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
@@ -118,7 +119,10 @@ def train_linear(output: Path, head: str, batch_size: int) -> None:
 
 
 def train_sets(output: Path, batch_size: int) -> None:
-    """As `train_linear`, on two sets with a person in common and a softmax each, of whose samples a quarter are the second's."""
+    """As `train_linear`, on two sets with a person in common and a softmax each, of whose samples a quarter are the second's.
+
+    A list of corrections drops a sample of the first set and merges two people of the second.
+    """
     people = {"name": "tests.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3}
     others = {**people, "people": [*(f"b{number}" for number in range(10)), "a3"], "weight": 1, "head": "own"}
     overrides = [
@@ -131,8 +135,12 @@ def train_sets(output: Path, batch_size: int) -> None:
         "Head.sample_rate=0.3",
         "DataLoader.Eval.dataset=null",
     ]
+    data = load(TINY, overrides).build_dataset("DataLoader.Train.dataset")
+    output.mkdir(parents=True, exist_ok=True)
+    corrections = [Correction("drop", 3, -1, 4.0), Correction("merge", 12, 10, 0.1)]
+    write_corrections(output / "corrections.tsv", data, corrections)
     paddle.seed(0)
-    train(output, *overrides, backbone=Linear())
+    train(output, *overrides, f"DataLoader.Train.corrections=[{output}/corrections.tsv]", backbone=Linear())
 
 
 def train_compatible(output: Path, old: Path, batch_size: int) -> None:

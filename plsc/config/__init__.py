@@ -55,7 +55,7 @@ from plsc.config.schema import (
     listed,
 )
 from plsc.errors import MissingFileError, UserError
-from plsc.utils.registry import DATASETS, JOINED, WITHOUT
+from plsc.utils.registry import CORRECTED, DATASETS, JOINED, WITHOUT
 from plsc.utils.yaml_lines import KeyPath, dump
 
 __all__ = [
@@ -195,24 +195,40 @@ class Config(Section):
         return {(*_TRAIN_SET, number): section for number, section in enumerate(train.sets)}
 
     def build_dataset(self, key: str) -> Any:
-        """Build the data set of a key such as "DataLoader.Train.dataset"; of a list of sets the one that joins them.
+        """Build the data set of a key such as "DataLoader.Train.dataset", with its corrections; of a list of sets the one
+        that joins them.
 
         A UserError about one of its keywords is raised again with file, line and key in front.
         """
         sets = {".".join(map(str, path)): (path, section) for path, section in self._sets().items()}
         listed_sets = {name: sets[name] for name in sets if name == key or name.startswith(f"{key}.")}
         parts = {name: self._build_one(name, *of_set) for name, of_set in listed_sets.items()}
-        if key == ".".join(_TRAIN_SET):
+        trained = key == ".".join(_TRAIN_SET)
+        if trained:
+            if len(parts) == 1:
+                parts = {name: self._correct(part) for name, part in parts.items()}
             parts = self._leave_out(parts)
         if len(parts) == 1:
             return next(iter(parts.values()))
         own = [section.head == "own" for _, section in listed_sets.values()]
         try:
-            return DATASETS.build(JOINED, parts=parts, own=own)
+            joined = DATASETS.build(JOINED, parts=parts, own=own)
         except UserError as error:
             path, _ = listed_sets.get(str(error).partition(": ")[0], (_TRAIN_SET, None))
             place = self._layers.source(path).place
             raise UserError(f"{place}: {error}" if place else str(error)) from error
+        return self._correct(joined) if trained else joined
+
+    def _correct(self, data: Any) -> Any:
+        """Correct the labels of the data to train on by the lists of Train.corrections, one after the other."""
+        for number, path in enumerate(self.DataLoader.Train.corrections):
+            try:
+                data = DATASETS.get(CORRECTED).of(data, path)
+            except UserError as error:
+                place = self._layers.source((*_TRAIN, "corrections", number)).place
+                text = ": ".join(filter(None, (place, f"DataLoader.Train.corrections: {error}")))
+                raise type(error)(text) from error
+        return data
 
     def _leave_out(self, parts: dict[str, Any]) -> dict[str, Any]:
         """Leave the classes of Train.without out of the training sets. UserError for one that no set has."""
@@ -221,6 +237,11 @@ class Config(Section):
             return parts
         source = self._layers.source((*_TRAIN, "without")).place
         where = ": ".join(filter(None, (source, "DataLoader.Train.without")))
+        if self.DataLoader.Train.corrections and len(parts) > 1:
+            raise UserError(
+                f"{where}: has no meaning together with corrections of several data sets, which number all samples; leave the images "
+                "out of the sets themselves"
+            )
         try:
             parts = {key: DATASETS.build(WITHOUT, data=part, names=names) for key, part in parts.items()}
         except UserError as error:

@@ -768,6 +768,9 @@ class TrainCfg(Section):
     without: list[str] = []
     """Names of classes whose images are left out, as those of people whom `plsc-forget` has taken out of the network
     (docs/finetune.md). A name that no class has is refused."""
+    corrections: list[str] = []
+    """Lists of wrong labels in `dataset`, as `plsc-doctor --trained` writes them, each of the data that the one before leaves:
+    `[corrections.tsv]` (docs/data.md)."""
     sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
     """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise `accumulate`, or

@@ -38,6 +38,7 @@ def stand_in(config: Config) -> Config:
     }
     changes = {
         "DataLoader.Train.dataset": noise,
+        "DataLoader.Train.corrections": [],
         "DataLoader.Eval.dataset": None,
         "DataLoader.Eval.more": {},
     }

@@ -130,6 +130,8 @@ def _path(cls: type) -> str:
 JOINED = "plsc.data.joined:Joined"
 # Leaves classes out of a data set, by DataLoader.Train.without.
 WITHOUT = "plsc.data.without:Without"
+# Corrects the labels of a data set, by DataLoader.Train.corrections.
+CORRECTED = "plsc.data.corrections:Corrected"
 
 BACKBONES = Registry(
     "backbone",

@@ -1,0 +1,145 @@
+"""Lists of corrections: what they change in a data set, and which lists are refused."""
+
+import numpy as np
+import pytest
+
+from plsc.config import load
+from plsc.data.corrections import Corrected, Correction, read_corrections, write_corrections
+from plsc.data.dataset import Dataset, class_names
+from plsc.data.joined import Joined
+from plsc.errors import MissingFileError, UserError
+
+
+class People(Dataset):
+    """Three images of each person; a pixel is the image's number."""
+
+    image_shape = (1, 2, 2)
+
+    def __init__(self, people: list[str], seed: int = 0):
+        self.identities = np.array(people)
+        self.num_classes = len(people)
+        self.labels = np.repeat(np.arange(len(people)), 3)
+
+    def sample(self, index, epoch):
+        return np.full(self.image_shape, index + epoch % 2, np.uint8)
+
+    def name(self, index):
+        return f"{self.identities[self.labels[index]]}/{index}.jpg"
+
+
+NAMES = ["Ann", "Bob", "Cy", "Ann\tB"]  # a TAB must not become a column
+RELABEL = Correction("relabel", 4, 0, 5.5)
+DROP = Correction("drop", 6, -1, 3.2)
+MERGE = Correction("merge", 3, 0, 0.1)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Corrections of People(NAMES) -> the path of their list."""
+
+    def write(*corrections, data=None, proposed=()):
+        path = tmp_path / "corrections.tsv"
+        write_corrections(path, data or People(NAMES), corrections, proposed)
+        return str(path)
+
+    return write
+
+
+def test_samples_change_their_class_or_go_and_classes_become_one(write):
+    data = Corrected.of(People(NAMES), write(RELABEL, DROP, MERGE))
+    assert class_names(data) == ["Ann", "Bob", "Cy"] and data.num_classes == 3
+    assert data.labels.tolist() == [0, 0, 0, 1, 0, 1, 2, 2, 0, 0, 0] and data.labels.dtype == np.int64
+    # Each sample is the one that it was, augmented alike.
+    assert [data.name(index) for index in (5, 6)] == ["Bob/5.jpg", "Cy/7.jpg"]
+    assert [int(data.sample(index, 1)[0, 0, 0]) for index in (0, 6, 10)] == [1, 8, 12]
+    assert data.preprocessing == People(NAMES).preprocessing and len(data) == 11
+
+
+def test_a_class_without_samples_goes_and_merges_follow_each_other(write):
+    alone = [Correction("drop", index, -1, 4.0) for index in (3, 4, 5)]
+    merges = [Correction("merge", 2, 3, 0.1), MERGE]
+    data = Corrected.of(People(NAMES), write(*alone, *merges, Correction("relabel", 0, 2, 3.0)))
+    assert class_names(data) == ["Ann"] and data.labels.tolist() == [0] * 9
+
+
+def test_proposed_lines_are_not_applied_until_their_sign_is_deleted(write, tmp_path):
+    path = write(DROP, proposed=[MERGE])
+    assert read_corrections(path, People(NAMES)) == [DROP]
+    edited = tmp_path / "edited.tsv"
+    edited.write_text((tmp_path / "corrections.tsv").read_text().replace("# merge", "merge"))
+    assert read_corrections(edited, People(NAMES)) == [DROP, MERGE]
+
+
+def test_lists_follow_each_other(write, tmp_path):
+    first = write(DROP, MERGE)
+    once = Corrected.of(People(NAMES), first)
+    second = str(tmp_path / "second.tsv")
+    write_corrections(second, once, [Correction("relabel", 6, 1, 3.0)])
+    config = load(
+        None,
+        [
+            "DataLoader.Train.dataset={name: tests.data.test_corrections:People, people: [Ann, Bob, Cy, 'Ann\tB']}",
+            f"DataLoader.Train.corrections=[{first}, {second}]",
+            "DataLoader.Eval.dataset=null",
+        ],
+    )
+    data = config.build_dataset("DataLoader.Train.dataset")
+    assert data.labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 0, 0, 0]
+
+
+def test_sets_that_are_trained_on_together(write):
+    parts = {"one": People(["Ann", "Bob"]), "two": People(["Bob", "Cy", "Di"])}
+    joined = Joined(parts, own=[False, True])
+    data = Corrected.of(
+        joined, write(Correction("drop", 0, -1, 4.0), Correction("merge", 4, 3, 0.1), data=joined)
+    )
+    assert isinstance(data, Joined) and data.ranges == [(0, 2), (2, 4)]
+    assert class_names(data) == ["Ann", "Bob", "People 2/Bob", "Cy"]
+    assert data.starts.tolist() == [0, 5, 14] and data.sets_of(np.array([4, 5])).tolist() == [0, 1]
+    assert data.substitutes(2) == (0, 5) and data.substitutes(5) == (5, 14)
+    with pytest.raises(
+        UserError, match="'.*Bob' is a class of a set with head: own; choose one of the same set"
+    ):
+        Corrected.of(joined, write(Correction("relabel", 0, 2, 4.0), data=joined))
+    with pytest.raises(UserError, match="leaves a set with less than 2 classes; delete some of its lines"):
+        Corrected.of(joined, write(Correction("merge", 1, 0, 4.0), data=joined))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("drop\t6\tCy/6.jpg", "drop\t7\tCy/6.jpg"), ":4: sample 7 is 'Cy/7.jpg' in the data, 'Cy/6.jpg' in the list"),
+        (("Ann\t5.5", "Anna\t5.5"), ":3: class 0 is 'Ann' in the data, 'Anna' in the list"),
+        (("drop\t6", "drop\t99"), ":4: must be a number below 12, got '99'"),
+        (("drop\t6", "drop\t-1"), ":4: must be a number below 12, got '-1'"),
+        (("drop", "remove"), ":4: must be relabel, drop, merge and five more columns"),
+        (("3.200", "high"), ":4: the score must be a number, got 'high'"),
+        (("drop\t6\tCy/6.jpg", "drop\t4\tBob/4.jpg"), ":4: corrects the same as line 3; delete one of the two"),
+        (("in 4 classes", "in 5 classes"), "is of other data than DataLoader.Train.dataset"),
+        (("# plsc corrections 1", "hello"), "is no list of corrections; plsc-doctor --trained writes one"),
+    ],
+)  # fmt: skip
+def test_a_list_that_does_not_fit_is_refused_in_a_line(write, change, message):
+    path = write(RELABEL, DROP)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    assert change[0] in text
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text.replace(*change))
+    with pytest.raises(UserError) as caught:
+        Corrected.of(People(NAMES), path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_data_a_circle_and_a_missing_list_are_refused(write, tmp_path):
+    path = write(DROP)
+    with pytest.raises(UserError, match="is of other data"):
+        Corrected.of(People(["Ann", "Bob", "Di", "Ann\tB"]), path)
+    circle = write(MERGE, Correction("merge", 0, 3, 0.1))
+    with pytest.raises(UserError, match="merges 'Ann' in a circle; delete one of its lines"):
+        Corrected.of(People(NAMES), circle)
+    config = load(None, [f"DataLoader.Train.corrections=[{tmp_path}/none.tsv]"])
+    with pytest.raises(
+        MissingFileError, match=r"^-o.*DataLoader.Train.corrections: .*none.tsv: no such list"
+    ):
+        config.build_dataset("DataLoader.Train.dataset")
