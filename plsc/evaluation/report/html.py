@@ -27,7 +27,6 @@ from plsc.utils.text import number
 
 __all__ = ["WorstPair", "write_report"]
 
-TEMPLATE = Path(__file__).with_name("report.html.jinja")
 Rows = list[list[str]]
 
 
@@ -61,7 +60,7 @@ def write_report(
             (folder / picture.file).unlink(missing_ok=True)  # an earlier report's would contradict the page
         else:
             replace_file(folder / picture.file, picture.png)
-    page = _template().render(
+    page = template("report.html.jinja").render(
         title=shown(title),
         headlines=headlines,
         remarks=remarks,
@@ -78,11 +77,15 @@ def write_report(
     return folder / "report.html"
 
 
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+def template(name: str) -> jinja2.Template:
+    """Load a template of this folder; it escapes every value."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
     environment.filters["breakable"] = _breakable
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return environment.get_template(name)
 
 
 def _breakable(text: str) -> markupsafe.Markup:

@@ -1,0 +1,77 @@
+"""Wrong labels and double classes among embeddings, against a slow reference."""
+
+import numpy as np
+import pytest
+
+from plsc.errors import UserError
+from plsc.evaluation.label_noise import find_noise
+
+CLASSES, EACH, SIZE = 40, 12, 32
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """Embeddings around the centres of 40 classes, their labels; 20 labels are wrong, class 39 is half of class 7."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((CLASSES, SIZE))
+    centres[39] = centres[7]
+    truth = np.repeat(np.arange(CLASSES), EACH)
+    embeddings = centres[truth] + 0.45 * rng.standard_normal((len(truth), SIZE))
+    wrong = rng.choice(len(truth) - 2 * EACH, 20, replace=False)
+    labels = truth.copy()
+    labels[wrong] = (truth[wrong] + rng.integers(10, 20, 20)) % 39
+    return embeddings.astype(np.float32), labels, truth, np.sort(wrong)
+
+
+def test_wrong_labels_and_classes_that_are_one(planted):
+    embeddings, labels, truth, wrong = planted
+    noise = find_noise(embeddings, labels, CLASSES)
+    assert np.array_equal(np.sort(noise.samples), wrong)
+    right = truth[noise.samples]
+    assert (noise.classes == right)[noise.relabel].all() and noise.relabel.mean() > 0.8
+    assert (np.diff(noise.scores) <= 0).all() and noise.scores[-1] > 3
+    assert np.array_equal(noise.scores, noise.score_N[noise.samples])
+    assert [{*merge[:2]} for merge in noise.merges] == [{7, 39}] and noise.merges[0][2] > 0
+
+
+def test_scores_are_those_of_a_slow_reference(planted):
+    embeddings, labels, _, _ = planted
+
+    def cosine(one, other):
+        return one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+
+    unit = embeddings.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    nearer = []
+    for index, label in enumerate(labels.tolist()):
+        others = [row for row in np.flatnonzero(labels == label).tolist() if row != index]
+        own = cosine(unit[index], unit[others].sum(axis=0))
+        foreign = [cosine(unit[index], unit[labels == k].sum(axis=0)) for k in range(CLASSES) if k != label]
+        nearer.append(max(foreign) - own)
+    low, median = np.quantile(nearer, [0.1587, 0.5])
+    expected = (np.array(nearer) - median) / (median - low)
+    assert np.allclose(find_noise(embeddings, labels, CLASSES).score_N, expected, atol=1e-3)
+
+
+def test_right_labels_stay(planted):
+    embeddings, _, truth, _ = planted
+    noise = find_noise(embeddings, np.where(truth == 39, 7, truth), CLASSES - 1)
+    assert len(noise.samples) == 0 and noise.merges == []
+
+
+def test_what_is_not_known_is_left_out(planted):
+    """A corrupt sample, the only sample of a class, and classes of another range."""
+    embeddings, labels = planted[0].copy(), planted[1].copy()
+    embeddings[3] = 0
+    labels[0] = CLASSES
+    noise = find_noise(embeddings, labels, CLASSES + 1)
+    assert np.isnan(noise.score_N[[0, 3]]).all() and not np.isin([0, 3], noise.samples).any()
+    ranges = [(0, 20), (20, CLASSES)]
+    apart = find_noise(planted[0], planted[1], CLASSES, ranges)
+    assert ((apart.classes < 20) == (planted[1][apart.samples] < 20)).all()
+    assert apart.merges == []  # 7 and 39
+
+
+def test_a_network_that_has_diverged_is_refused():
+    with pytest.raises(UserError, match="label noise: the embedding of image 1 is not finite"):
+        find_noise(np.array([[1, 0], [np.nan, 1], [0, 1]], np.float32), np.array([0, 0, 1]), 2)
