@@ -311,7 +311,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     damage.
     """
     root = Path(root)
-    complete = _completed(root)
+    complete = completed(root)
     for path in reversed(complete):
         if before is not None and int(path.stem[5:]) >= before:
             continue
@@ -333,7 +333,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
         if rename and path.suffix:  # a replacement was killed halfway
             path = path.rename(path.with_suffix(""))
         return path
-    present = _completed(root)
+    present = completed(root)
     if set(present) - set(complete):  # written since
         return latest(root, rename, before)
     bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
@@ -346,7 +346,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     return None
 
 
-def _completed(root: Path) -> list[Path]:
+def completed(root: Path) -> list[Path]:
     """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
     folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if _may_be_folder(path)]
     return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))

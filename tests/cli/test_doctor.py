@@ -168,7 +168,10 @@ def test_the_sets_of_a_config(run, tmp_path):
 
 def test_what_to_examine_must_be_given(capsys):
     assert cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err == "ERROR give either a set of images to train on, or -c with a config\n"
+    assert (
+        capsys.readouterr().err
+        == "ERROR give either a set of images to train on, or -c with a config, or --trained with a run\n"
+    )
 
 
 @pytest.mark.parametrize(

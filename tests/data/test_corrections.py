@@ -85,6 +85,9 @@ def test_lists_follow_each_other(write, tmp_path):
     )
     data = config.build_dataset("DataLoader.Train.dataset")
     assert data.labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 0, 0, 0]
+    # Who is left out later does not make the lists those of other data.
+    without = load(config, ["DataLoader.Train.without=[Bob]"]).build_dataset("DataLoader.Train.dataset")
+    assert class_names(without) == ["Ann", "Cy"] and without.labels.tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
 def test_sets_that_are_trained_on_together(write):

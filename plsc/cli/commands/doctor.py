@@ -1,4 +1,5 @@
-"""Find errors in sets of images: `plsc-doctor train.rec --validation lfw.bin`, or `plsc-doctor -c my.yaml`.
+"""Find errors in sets of images: `plsc-doctor train.rec --validation lfw.bin`, or `plsc-doctor -c my.yaml`. With `--trained output`
+find wrong labels by the network of a run (doctor_trained.py).
 
 Every image is read and decoded once. It finds labels with gaps, images that cannot be decoded or have another
 size, the same bytes twice (in one identity, in two, in training and validation), identities in both sets,
@@ -375,15 +376,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the same formats, .bin packs and lists of pairs",
     )
     parser.add_argument("-c", "--config", metavar="FILE", help="examine the data sets of a config instead")
-    add_overrides(parser, "a key of that config")
+    parser.add_argument(
+        "--trained",
+        metavar="RUN",
+        help="a run's output folder: find wrong labels in its training set by its network",
+    )
+    add_overrides(parser, "a key of that config, or of the run's")
     parser.add_argument(
         "--output", type=Path, default=Path("doctor"), metavar="FOLDER", help="default: doctor"
     )
     args = parser.parse_args(argv)
-    if (args.train is None) == (args.config is None):
-        raise UserError("give either a set of images to train on, or -c with a config")
+    if sum(given is not None for given in (args.train, args.config, args.trained)) != 1:
+        raise UserError(
+            "give either a set of images to train on, or -c with a config, or --trained with a run"
+        )
     if args.train and args.override:
         raise UserError("-o: changes keys of a config; give that with -c instead of a set of images")
+    if args.trained:
+        return _examine_trained(args)
     if args.config and args.validation:
         raise UserError(
             "--validation: the sets are the config's with -c; name another in DataLoader.Eval.more"
@@ -398,6 +408,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(shown_lines(findings.text()))
     print(f"done: report in {args.output}")
     return findings.severity
+
+
+def _examine_trained(args: argparse.Namespace) -> int:
+    """Examine the training set of a run by its network; exit code 1 if anything is wrong."""
+    from plsc.cli.commands.doctor_trained import examine_trained  # it imports Paddle
+
+    if args.validation:
+        raise UserError("--validation: has no meaning with --trained, which examines the training set")
+    text, wrong = examine_trained(args.trained, args.override, args.output)
+    print(text)
+    return int(wrong)
 
 
 def _sets_of(cfg: Config) -> dict[str, Any]:

@@ -1,0 +1,219 @@
+"""Find the wrong labels of a training set by the network that it has trained: `plsc-doctor --trained output`.
+
+Every image is embedded by the networks of several of the run's checkpoints: what one of them has learned by heart, an earlier one has
+not. It writes corrections.tsv, which DataLoader.Train.corrections takes, and
+label_noise.html, which shows the pictures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plsc.checkpoint.store import completed
+from plsc.config import load
+from plsc.data.batch import make_sample
+from plsc.data.corrections import Correction, names_of_classes, write_corrections
+from plsc.data.dataset import EVALUATION, Dataset
+from plsc.errors import CorruptImageError, MissingFileError, shown
+from plsc.evaluation.label_noise import LIMIT, LabelNoise, find_noise
+from plsc.evaluation.report.label_noise import Case, Part, Strip, strip_of, write_page
+from plsc.evaluation.search import unit_rows
+from plsc.serving.embedder import Embedder, from_run
+from plsc.utils.bar import Bar
+from plsc.utils.logging import get_logger
+
+CHECKPOINTS = 4  # of the run, evenly spread, the newest among them
+VIEWS = 4  # of a sample that is augmented, each augmented in another way
+SHOWN = 100  # corrections of a kind that the page has pictures of
+PER_CLASS = 4  # pictures of a class beside each
+LIST, PAGE = "corrections.tsv", "label_noise.html"
+_BATCH = 256
+
+
+class Embedded(NamedTuple):
+    """Embeddings of all samples by one network after the other, [N, networks * D]; 0 for those not trained on, or corrupt."""
+
+    embeddings: np.ndarray
+    corrupt: int
+    described: str  # the networks, and how many views of each sample they have seen
+
+
+def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[str, bool]:
+    """Write the list and the page of a run; return the text to print, and whether anything is wrong.
+
+    Args:
+        run: its Global.output_dir, or its config.yaml. overrides: as -o takes them.
+
+    Raises UserError.
+    """
+    from plsc.training.entry import Entry
+
+    config = Path(run)
+    if config.is_dir():
+        overrides = [f"Global.output_dir={json.dumps(run)}", *overrides]  # it may have been moved
+        config /= "config.yaml"
+    if not config.is_file():
+        raise MissingFileError(
+            f"--trained: {shown(config)}: no such file; name a run's Global.output_dir or config.yaml"
+        )
+    entry = Entry(config, overrides)
+    # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more does not make it stale.
+    data = load(entry.config, ["DataLoader.Train.without=[]"]).build_dataset("DataLoader.Train.dataset")
+    left_out = np.isin(names_of_classes(data), entry.config.DataLoader.Train.without)
+    trained = np.flatnonzero(~left_out[data.labels])
+    embedded = _embed_by_all(_networks(entry, config, overrides), data, trained)
+    noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
+    wrong = [
+        Correction("relabel", sample, to, score) if relabel else Correction("drop", sample, -1, score)
+        for sample, to, score, relabel in zip(
+            noise.samples.tolist(), noise.classes.tolist(), noise.scores.tolist(), noise.relabel.tolist()
+        )
+    ]
+    merges = [Correction("merge", *merge) for merge in noise.merges]
+    output.mkdir(parents=True, exist_ok=True)
+    write_corrections(output / LIST, data, wrong, proposed=merges)
+    _write_page(output / PAGE, data, noise, wrong, merges, embedded)
+    return _text(data, wrong, merges, embedded, output), bool(wrong or merges)
+
+
+def _networks(entry: Any, config: Path, overrides: Sequence[str]) -> Iterator[Embedder]:
+    """Make an embedder of each of the run's checkpoints, CHECKPOINTS of them at most, or of the one that Global.checkpoint names."""
+    paths = completed(entry.output_dir / "checkpoints")
+    if entry.config.Global.checkpoint is not None or not paths:
+        yield from_run(config, overrides)
+        return
+    count = min(CHECKPOINTS, len(paths))
+    for number in range(1, count + 1):
+        path = paths[number * len(paths) // count - 1]
+        yield from_run(config, [*overrides, f"Global.checkpoint={json.dumps(str(path))}"])
+
+
+def _embed_by_all(networks: Iterable[Embedder], data: Dataset, trained: np.ndarray) -> Embedded:
+    parts = []
+    steps = []
+    corrupt: set[int] = set()
+    views = _views(data, trained)
+    for network in networks:
+        get_logger().info(f"embedding {len(trained):,} samples by {network.described}, {views} views of each")
+        parts.append(_embed(network, data, trained, views, corrupt))
+        steps.append(network.described)
+    embeddings = np.concatenate(parts, axis=1)
+    embeddings[[*corrupt]] = 0
+    return Embedded(embeddings, len(corrupt), f"{'; '.join(steps)}: {views} views of each sample")
+
+
+def _views(data: Dataset, trained: np.ndarray) -> int:
+    """Return how many views of each sample to take: 1 where the first ones are not augmented."""
+    one, other = (_samples(data, trained[:_BATCH], view, set()) for view in (0, 1))
+    return 1 if np.array_equal(one, other) else VIEWS
+
+
+def _embed(
+    network: Embedder, data: Dataset, trained: np.ndarray, views: int, corrupt: set[int]
+) -> np.ndarray:
+    """Embed the samples `trained`, indices: float32 [N, D] of length 1, 0 for the others; note the corrupt ones."""
+    sums = np.zeros((len(data), network.embedding_size), np.float32)
+    with Bar("embedding", len(trained), "samples") as bar:
+        for start in range(0, len(trained), _BATCH):
+            indices = trained[start : start + _BATCH]
+            for view in range(views):
+                sums[indices] += network.embed(_samples(data, indices, view, corrupt))
+            bar.update(len(indices))
+    return unit_rows(sums, np.arange(len(sums)), network.described)
+
+
+def _samples(data: Dataset, indices: np.ndarray, view: int, corrupt: set[int]) -> np.ndarray:
+    """Make samples [n, *shape], of zeros and added to `corrupt` where they cannot be decoded."""
+    samples = data.preprocessing.empty(len(indices))
+    for row, index in enumerate(indices.tolist()):
+        try:
+            make_sample(data, EVALUATION + view, index, samples[row])
+        except CorruptImageError:
+            samples[row] = 0
+            corrupt.add(index)
+    return samples
+
+
+def _text(
+    data: Dataset,
+    wrong: list[Correction],
+    merges: list[Correction],
+    embedded: Embedded,
+    output: Path,
+) -> str:
+    relabel = sum(correction.action == "relabel" for correction in wrong)
+    lines = [
+        f"{shown(data.title)}: {len(data):,} samples in {data.num_classes:,} classes",
+        f"by {embedded.described}",
+        f"wrong labels: {len(wrong):,} ({len(wrong) / len(data):.2%}), {relabel:,} with another label, {len(wrong) - relabel:,} to drop",
+        f"classes that may be one: {len(merges):,}; look at them, and delete the # in front of those to merge",
+    ]
+    if embedded.corrupt:
+        lines.append(
+            f"left out: {embedded.corrupt:,} images that cannot be decoded; plsc-doctor -c names them"
+        )
+    return "\n".join([*lines, f"done: {output / PAGE}, and {output / LIST} for DataLoader.Train.corrections"])
+
+
+def _write_page(
+    path: Path,
+    data: Dataset,
+    noise: LabelNoise,
+    wrong: list[Correction],
+    merges: list[Correction],
+    embedded: Embedded,
+) -> None:
+    names = names_of_classes(data)
+    members: dict[int, list[int]] = {}
+    listed = np.zeros(len(data), bool)
+    listed[noise.samples] = True
+    for index in np.flatnonzero(~listed).tolist():
+        members.setdefault(int(data.labels[index]), []).append(index)
+
+    def strip(indices: list[int], text: str) -> Strip:
+        samples = _samples(data, np.array(indices, np.int64), 0, set())
+        return Strip(strip_of(samples, data.preprocessing) if indices else None, text)
+
+    def of_class(number: int) -> Strip:
+        return strip(members.get(number, [])[:PER_CLASS], names[number])
+
+    def of_wrong(correction: Correction, nearest: int) -> Case:
+        sample, label = correction.number, int(data.labels[correction.number])
+        what = f"{correction.action}, score {correction.score:.1f}"
+        name = shown(data.name(sample))
+        strips = [strip([sample], name), of_class(label), of_class(nearest)]
+        return Case(f"{what}: labelled {names[label]}, nearest {names[nearest]}", strips)
+
+    def of_merge(correction: Correction) -> Case:
+        title = f"{names[correction.number]} and {names[correction.to]}, score {correction.score:.3f}"
+        return Case(title, [of_class(correction.number), of_class(correction.to)])
+
+    nearest = dict(zip(noise.samples.tolist(), noise.classes.tolist()))
+    write_page(
+        path,
+        f"Label noise: {shown(data.title)}",
+        [("wrong labels", f"{len(wrong):,}"), ("classes that may be one", f"{len(merges):,}")],
+        [
+            ("data", f"{len(data):,} samples in {data.num_classes:,} classes"),
+            ("networks", embedded.described),
+        ],
+        [
+            Part(
+                "Wrong labels",
+                f"The sample, others of its class, and of the nearest class; the {SHOWN} most certain ones. Score: by how many "
+                f"deviations of the ordinary samples it is nearer to the other class than they are; {LIMIT:g} and more are listed.",
+                [of_wrong(correction, nearest[correction.number]) for correction in wrong[:SHOWN]],
+            ),
+            Part(
+                "Classes that may be one",
+                "Their means are more alike than the samples of each. So are classes that the network cannot tell apart: merge "
+                f"those only whose pictures show the same. The {SHOWN} most alike.",
+                [of_merge(correction) for correction in merges[:SHOWN]],
+            ),
+        ],
+    )

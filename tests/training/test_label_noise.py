@@ -1,0 +1,84 @@
+"""Wrong labels by the network of a run: the list and the page of `plsc-doctor --trained`, and a training with the list."""
+
+import re
+
+import numpy as np
+import pytest
+
+from plsc import cli
+from plsc.data.dataset import Dataset
+from plsc.data.synthetic import Synthetic
+from plsc.errors import CorruptImageError, UserError
+from tests.tiny_runs import IMAGE_SHAPE, assert_equal_runs, checkpoint, train
+
+WRONG = {7: 9, 50: 2, 61: 20}  # sample -> its wrong label
+DATA = "DataLoader.Train.dataset={name: tests.training.test_label_noise:Mislabelled}"
+MORE = ["Model.embedding_size=32", "DataLoader.Train.max_corrupt=0.2", "DataLoader.Eval.dataset=null"]
+
+
+class Mislabelled(Dataset):
+    """The images of tiny.yaml with some wrong labels; the last one is corrupt, and a class has a name that is HTML."""
+
+    image_shape = IMAGE_SHAPE
+
+    def __init__(self, seed: int = 0):
+        self._source = Synthetic(23, 5, IMAGE_SHAPE, seed)
+        self.num_classes = 23
+        self.labels = self._source.labels.copy()
+        self.labels[[*WRONG]] = [*WRONG.values()]
+        self.identities = np.array([f"<b>{number}" for number in range(23)])
+
+    def sample(self, index, epoch):
+        if index == 114:
+            raise CorruptImageError("not an image")
+        return self._source.sample(index, epoch)
+
+
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory):
+    """A run on wrong labels, and the doctor's folder."""
+    folder = tmp_path_factory.mktemp("noisy")
+    trainer = train(folder / "run", DATA, *MORE)
+    (folder / "run/config.yaml").write_text(trainer.cfg.to_yaml())
+    assert cli.doctor(["--trained", str(folder / "run"), "--output", str(folder / "doctor")]) == 1
+    return folder
+
+
+def test_the_list_names_the_wrong_labels(examined, capsys):
+    lines = (examined / "doctor/corrections.tsv").read_text().splitlines()
+    fields = [line.split("\t") for line in lines if not line.startswith("#")]
+    assert {int(line[1]) for line in fields} == {*WRONG}
+    for action, number, _, to, _, _ in fields:
+        assert (action, to) in (("relabel", str(int(number) // 5)), ("drop", "-"))
+    again = ["--trained", str(examined / "run/config.yaml"), "--output", str(examined / "again")]
+    assert cli.doctor([*again, "-o", f"Global.checkpoint={checkpoint(examined / 'run')}"]) == 1
+    said = capsys.readouterr().out
+    assert "115 samples in 23 classes" in said and "step 12: 4 views of each sample" in said
+    assert re.search(r"wrong labels: \d+ \(\d\.\d\d%\), \d+ with another label, \d+ to drop", said)
+    assert "left out: 1 images that cannot be decoded" in said
+
+
+def test_the_page_shows_them(examined):
+    page = (examined / "doctor/label_noise.html").read_text()
+    assert page.count('class="case"') >= len(WRONG) and page.count("data:image/png;base64,") >= 3 * len(WRONG)
+    assert "labelled &lt;b&gt;9, nearest &lt;b&gt;1<" in page and "<b>" not in page
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)", page)
+
+
+def test_a_training_with_the_list_resumes_bit_for_bit(examined, tmp_path):
+    corrected = [DATA, f"DataLoader.Train.corrections=[{examined}/doctor/corrections.tsv]", *MORE]
+    whole = train(tmp_path / "whole", *corrected)
+    assert np.bincount(whole.dataset.labels)[9] == 5
+    train(tmp_path / "stopped", *corrected, "Global.max_steps=8")
+    train(tmp_path / "stopped", *corrected, resume=checkpoint(tmp_path / "stopped", 8))
+    assert_equal_runs(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_mistakes_are_refused_in_a_line(examined, tmp_path):
+    for arguments, message in (
+        (["--trained", str(tmp_path / "none")], "no such file; name a run's Global.output_dir or config.yaml"),
+        (["--trained", "a", "-c", "b"], "give either a set of images to train on, or -c with a config, or --trained"),
+        (["--trained", "a", "--validation", "b"], "--validation: has no meaning with --trained"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=re.escape(message)):
+            cli.commands.doctor.main(arguments)
