@@ -27,6 +27,7 @@ from plsc.utils.calibration import Threshold
 from plsc.utils.files import read_regular
 
 JSON, MARKDOWN = "card.json", "card.md"
+NOT_COMPUTED = "the numbers were not computed again"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _MOST_BYTES = 2**26
 _PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)  # whose cosines are listed

@@ -19,7 +19,7 @@ from plsc.checkpoint.tensorfile import DamagedError
 from plsc.config import Config
 from plsc.data import fingerprint
 from plsc.errors import MissingFileError
-from plsc.evaluation.card import JSON, MARKDOWN, Card
+from plsc.evaluation.card import JSON, MARKDOWN, NOT_COMPUTED, Card
 from plsc.evaluation.results import numbers_of
 from plsc.training.build import build_training_set
 from plsc.training.card import TRAINING_DATA, hash_data, hash_files, machine_of, software
@@ -51,13 +51,13 @@ def check(
     folder = Path(cfg.Global.output_dir) / "checkpoints" / card.checkpoint
     lines = distributed.run_on_rank_0(partial(_check_files, cfg, card, folder))
     if lines:
-        return Outcome(lines, "the numbers were not computed again")
+        return Outcome(lines, NOT_COMPUTED)
     saved = Checkpoint.open(folder, verify=False)
     sets = build_saved_sets(cfg, saved)
 
     lines = distributed.run_on_rank_0(partial(_check_data, cfg, card, sets, training_data))
     if lines:
-        return Outcome(lines, "the numbers were not computed again")
+        return Outcome(lines, NOT_COMPUTED)
     evaluator = build_saved_evaluator(cfg, saved, sets, model)
     evaluator.evaluate(saved.step)
     return distributed.run_on_rank_0(lambda: _check_numbers(cfg, card, evaluator.results))

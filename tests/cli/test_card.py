@@ -85,7 +85,7 @@ def test_the_card_says_what_the_run_is(trained, capsys):
         ("checkpoints/step-00000012/backbone.safetensors", "backbone.safetensors: fails its checksum"),
         ("checkpoints/step-00000012/head-00000-of-00001.safetensors", "safetensors: fails its checksum"),
         ("checkpoints/step-00000012/manifest.json", "manifest.json: fails its checksum"),
-        ("config.yaml", "config.yaml: "),
+        ("config.yaml", "config.yaml: is not the one that the card was written with"),
         ("card.md", "card.md: is not the text that was written with card.json"),
     ],
 )

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plsc.config import add_overrides, load
+from plsc.data.fingerprint import of_file
 from plsc.distributed import environment
-from plsc.errors import shown, shown_lines
-from plsc.evaluation.card import Card, read_card, to_markdown
+from plsc.errors import shown
+from plsc.evaluation.card import NOT_COMPUTED, Card, read_card, to_markdown
 from plsc.training.entry import Entry
 
 _SHOWN = 20  # differences
@@ -69,14 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verb == "show":
         print(json.dumps(card.model_dump(), indent=1, ensure_ascii=False) if args.json else to_markdown(card))
         return 0
+    config = Path(args.run) / "config.yaml"
+    if not config.is_file() or of_file(config) != card.files.get(
+        config.name
+    ):  # it may not even be read any more
+        return _report(args.run, [f"{config}: is not the one that the card was written with"], NOT_COMPUTED)
     threads = _threads(args.run, card, args.override)
     outcome = _entry(args.run, args.override, threads=threads).check_card(not args.no_training_data)
+    not_compared = "; the training data were not compared" if args.no_training_data else ""
+    return _report(args.run, outcome.differences, outcome.compared + not_compared)
+
+
+def _report(run: str, differences: Sequence[str], compared: str) -> int:
+    """Print on rank 0 what differs and what was compared; return the exit code."""
     if environment.rank_from_env() == 0:
-        for line in outcome.differences[:_SHOWN]:
+        for line in differences[:_SHOWN]:
             print(f"DIFFERS {shown(line)}")
-        if len(outcome.differences) > _SHOWN:
-            print(f"DIFFERS and {len(outcome.differences) - _SHOWN:,} more")
-        verdict = "is not what the card says" if outcome.differences else "is what the card says"
-        not_compared = "; the training data were not compared" if args.no_training_data else ""
-        print(shown_lines(f"done: {args.run} {verdict}: {outcome.compared}{not_compared}"))
-    return 1 if outcome.differences else 0
+        if len(differences) > _SHOWN:
+            print(f"DIFFERS and {len(differences) - _SHOWN:,} more")
+        verdict = "is not what the card says" if differences else "is what the card says"
+        print(shown(f"done: {run} {verdict}: {compared}"))
+    return 1 if differences else 0
