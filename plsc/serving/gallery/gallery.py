@@ -201,7 +201,7 @@ class Gallery:
             return ""
         return (
             f"{shown(self.folder)}: its embeddings are of the network {_name(self._header)}, these of {_name(embedder)}; one was trained "
-            "to be compatible with the other. The threshold is that of the gallery's: plsc-gallery evaluate measures it"
+            "to be compatible with the other. The threshold is of the gallery's network: measure it with plsc-gallery evaluate"
         )
 
     def search(
