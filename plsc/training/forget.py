@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from plsc.training.entry import Entry
 from plsc.training.evaluator import build_sets
 from plsc.utils.bfloat16 import float32_of
 
-EPOCHS = 3  # of the repair
+SHARE = 0.375  # of the run's length that the repair takes
 WARMUP_STEPS = 10
 _ROWS_AT_ONCE = 65_536  # of the centres
 
@@ -122,10 +123,12 @@ def _centres(saved: Checkpoint, without: Sequence[str]) -> Iterator[np.ndarray]:
 def repair_config(
     cfg: Config, checkpoint: Path, names: Sequence[str], output: str, overrides: Sequence[str] = ()
 ) -> Config:
-    """Return the config of the repair: EPOCHS epochs from `checkpoint` without the classes `names`, at the run's rate.
+    """Return the config of the repair: SHARE of the run's length from `checkpoint`, without the classes `names`, at the run's
+    rate.
 
     overrides: win over all that. Raises ConfigError.
     """
+    length = "max_steps" if cfg.Global.max_steps else "epochs"
     changes = {
         "Global.output_dir": output,
         "Global.init_from": str(checkpoint),
@@ -134,7 +137,7 @@ def repair_config(
         "Global.keep_step": False,
         "Global.resume": False,
         "Global.checkpoint": None,
-        "Global.epochs": EPOCHS,
+        f"Global.{length}": math.ceil(SHARE * getattr(cfg.Global, length)),
         "DataLoader.Train.without": [*cfg.DataLoader.Train.without, *names],
         "LRScheduler": {
             "name": "cosine",

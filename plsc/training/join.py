@@ -64,7 +64,7 @@ class JoinRequests:
         if not self._file.exists():
             return None
         try:
-            text = read_regular(self._file, _MOST_BYTES).decode()
+            text = read_regular(self._file, _MOST_BYTES).decode("utf-8-sig")
             line = self._check(text)
             folder = self._file.parent / FOLDER
             folder.mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ def _joined(cfg: Config, text: str, step: int) -> Config:
 def with_joined(cfg: Config) -> Config:
     """Return the config of a run that is started again, with all that has joined it."""
     for path in _taken(cfg):
-        cfg = _joined(cfg, read_regular(path, _MOST_BYTES).decode(), int(path.stem))
+        cfg = _joined(cfg, read_regular(path, _MOST_BYTES).decode("utf-8-sig"), int(path.stem))
     return cfg
 
 
