@@ -69,6 +69,8 @@ def test_what_cannot_be_carried_over_is_refused_and_changes_nothing(gallery):
     with pytest.raises(UserError, match="the map is of other networks than run 0 .* and run 5"):
         gallery.upgrade_by_map(FakeEmbedder(5), fit_map(old, new, others()))
     assert (gallery.folder / "gallery.json").read_bytes() == before
+    with pytest.raises(UserError, match="its embeddings are of run 0 .* already; name another network"):
+        gallery.upgrade_by_map(old, fit_map(old, old, others()))
     gallery.upgrade_by_map(new, fit_map(old, new, others()))
     with pytest.raises(UserError, match="its rows came by a map from run 0 already"):
         gallery.upgrade_by_map(old, fit_map(new, old, others()))

@@ -159,7 +159,7 @@ def _made(gallery: Gallery, what: str) -> Answer:
     others = gallery.left_out
     text = f"{shown(gallery.folder)}: {what}, {len(gallery):,} people, {gallery.rows:,} rows"
     if gallery.header.mapped:
-        text += f"\nrows {_describe_map(gallery.header.mapped)}"
+        text += f"\nrows {shown(_describe_map(gallery.header.mapped))}"
     if gallery.threshold is None:
         text += "\nno threshold: give --threshold to search, or measure one with plsc-gallery evaluate --set-threshold"
     else:
@@ -313,7 +313,7 @@ def _facts(gallery: Gallery) -> dict[str, Any]:
 
 def _describe_map(mapped: Mapped) -> str:
     return (
-        f"carried over from {shown(mapped.described)} ({mapped.network[:12]}) by a map fitted on {mapped.pictures:,} pictures of "
+        f"carried over from {mapped.described} ({mapped.network[:12]}) by a map fitted on {mapped.pictures:,} pictures of "
         f"{mapped.people:,} people; mean cosine with the network's own embeddings, on people left out of the fit: {mapped.cosine:.4f}"
     )
 

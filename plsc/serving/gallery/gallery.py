@@ -359,6 +359,10 @@ class Gallery:
                 raise UserError(
                     f"{shown(self.folder)}: the map is of other networks than {_name(ours)} and {_name(embedder)}; fit one of these"
                 )
+            if (ours.network, ours.flip) == (embedder.network, embedder.flip):
+                raise UserError(
+                    f"{shown(self.folder)}: its embeddings are of {_name(ours)} already; name another network"
+                )
             if ours.mapped:
                 raise UserError(
                     f"{shown(self.folder)}: its rows came by a map from {shown(ours.mapped.described)} already, and a second one would "
@@ -527,4 +531,4 @@ def _identity(folder: Path) -> tuple[int, int, int] | None:
 
 
 def _name(network: Any) -> str:
-    return f"{shown(network.described)} ({network.network[:12]})"
+    return f"{shown(network.described)} ({shown(network.network[:12])})"
