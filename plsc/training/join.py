@@ -1,6 +1,6 @@
 """Take people into a live run, or let some leave it, by a file in its output_dir: join.yaml.
 
-    DataLoader: {Train: {dataset: {list_file: longer.txt}}}
+    DataLoader: {Train: {dataset: {list: longer.txt}}}
 
 All ranks take it after the same step. They save that step, and go on in the same processes as a run of the changed
 config with Global.init_from, that checkpoint, and Global.keep_step: plsc/training/finetune.py finds the classes by name.
