@@ -156,6 +156,7 @@ class Trainer:
         self._signal = 0  # the largest number of a signal that any rank was asked by to stop
         self._data = (0.0, 0)  # longest wait of a rank for batches in seconds, images replaced in this epoch
         self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
+        self._resumed = False
         self._saved = 0  # step of the newest checkpoint
         self._failed_saves = 0  # since that
 
@@ -172,7 +173,7 @@ class Trainer:
         self.loader.probe()
         if self.step < self.total_steps:
             self._check_space()
-        if self.step == 0:
+        if not self._resumed:
             for each in self.extra_losses:
                 each.start(self.head, self.dataset)
         self.head.bank.write_initial_rows()
@@ -561,6 +562,7 @@ class Trainer:
         load_ema(self.ema, saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         state = saved.state
+        self._resumed = True
         self._saved = saved.step
         self.best = state.best
         self.threshold = state.threshold

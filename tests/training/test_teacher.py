@@ -82,6 +82,15 @@ def test_the_teachers_centres_stay_and_unknown_classes_have_means(teacher, tmp_p
     assert [row["loss/teacher"] == 0 for row in rows(tmp_path)] == ["Teacher.weight=0" in keys_of_head] * 5
 
 
+def test_a_run_that_begins_in_the_middle_has_the_teachers_centres(teacher, tmp_path):
+    """As one that people have joined."""
+    trainer = make_trainer(tmp_path, *keys(teacher, "Global.max_steps=6"))
+    trainer.begin_at(4)
+    trainer.train(None)
+    expected = arrays(checkpoint(teacher, 4))["head: centres"][::-1]
+    assert trainer.head.bank.state()["centres"][1:].tobytes() == expected.tobytes()
+
+
 def test_centres_of_its_own_are_trained(teacher, tmp_path):
     trainer = train(tmp_path, *keys(teacher, "Teacher.centres=false", "Global.max_steps=2"))
     before = make_trainer(tmp_path / "new", *keys(teacher)).head.bank.state()["centres"]
