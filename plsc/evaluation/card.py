@@ -7,6 +7,7 @@ card.json has everything; card.md is the same for people, written from it by `to
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
 # ruff: noqa: FA100
 
+import functools
 import hashlib
 import json
 import math
@@ -114,16 +115,21 @@ def read_card(folder: Path) -> Card:
 
 def to_markdown(card: Card) -> str:
     """Write the text of card.md."""
-    environment = jinja2.Environment(  # noqa: S701 (Markdown, not HTML: `finalize` escapes what Markdown would read)
-        finalize=_escaped, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return _template().render(
         card=card,
         main=next(iter(card.sets.items()), None),
         points={title: _operating_points(numbers) for title, numbers in card.sets.items()},
         probabilities={title: _probabilities(numbers) for title, numbers in card.sets.items()},
         config=[shown(line) for line in card.config.splitlines()],
     )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(  # noqa: S701 (Markdown, not HTML: `finalize` escapes what Markdown would read)
+        finalize=_escaped, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _escaped(value: object) -> str:

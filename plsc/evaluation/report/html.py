@@ -11,6 +11,7 @@ page's HTML is report.html.jinja, which escapes every value. Try it:
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def write_report(
     return folder / "report.html"
 
 
+@functools.cache
 def template(name: str) -> jinja2.Template:
     """Load a template of this folder; it escapes every value."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
