@@ -417,7 +417,7 @@ def _examine_trained(args: argparse.Namespace) -> int:
     if args.validation:
         raise UserError("--validation: has no meaning with --trained, which examines the training set")
     text, wrong = examine_trained(args.trained, args.override, args.output)
-    print(text)
+    print(shown_lines(text))
     return int(wrong)
 
 

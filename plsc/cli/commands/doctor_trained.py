@@ -1,8 +1,7 @@
 """Find the wrong labels of a training set by the network that it has trained: `plsc-doctor --trained output`.
 
-Every image is embedded by the networks of several of the run's checkpoints: what one of them has learned by heart, an earlier one has
-not. It writes corrections.tsv, which DataLoader.Train.corrections takes, and
-label_noise.html, which shows the pictures.
+Every image is embedded by the networks of several of the run's checkpoints, since an earlier one has not memorised what a later one
+has. It writes corrections.tsv, which DataLoader.Train.corrections takes, and label_noise.html, which shows the pictures.
 """
 
 from __future__ import annotations
