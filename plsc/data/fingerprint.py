@@ -43,7 +43,7 @@ def content(data: SampleSet) -> str:
     digest = hashlib.sha256(_encode(data.preprocessing.to_json()))
     for name in _ARRAYS:
         array = getattr(data, name, None)
-        if array is None:
+        if not isinstance(array, np.ndarray):  # None, or of a user's own class and something else
             continue
         if array.dtype.kind not in "biuf":
             array = np.array([_file_name(str(text)) for text in array.tolist()])
