@@ -254,6 +254,10 @@ class GlobalCfg(Section):
             raise ValueError("has no meaning without Global.init_from")
         return value
 
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the step that a run ends at."""
+        return self.max_steps or self.epochs * steps_per_epoch
+
 
 class ModelCfg(Plug):
     """The backbone: images in, embeddings out. Further keys are keyword arguments of its class; its docstring

@@ -139,15 +139,20 @@ def build_training_set(cfg: Config) -> Dataset:
     return dataset
 
 
-def _build_other_data(disks: Disks, cfg: Config) -> Dataset:
-    """Build the data set with which a run goes on; UserError also if its ranks could not have the batches, or not all
-    read the checkpoint."""
+def _build_other_data(disks: Disks, cfg: Config, step: int) -> Dataset:
+    """Build the data set with which a run goes on after `step`; UserError also if its ranks could not have the batches, or
+    not all read the checkpoint, or no step is left to train."""
     if disks.several:
         raise UserError(
             f"a checkpoint is spread over {disks}, and one disk must have all of it to start from"
         )
     dataset = build_training_set(cfg)
-    build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
+    loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
+    last = cfg.Global.total_steps(loader.steps_per_epoch)
+    if step >= last:
+        raise UserError(
+            f"with these data the run would end at step {last}, and {step} are done; raise Global.epochs or Global.max_steps"
+        )
     return dataset
 
 

@@ -37,10 +37,10 @@ class JoinRequests:
 
     Args:
         cfg: the config of the run. dataset: what it trains on.
-        build_data: builds the data of a config; UserError if these ranks could not go on with it.
+        build_data: builds the data of a config; UserError if these ranks could not go on with it after a step.
     """
 
-    def __init__(self, cfg: Config, dataset: Dataset, build_data: Callable[[Config], Dataset]):
+    def __init__(self, cfg: Config, dataset: Dataset, build_data: Callable[[Config, int], Dataset]):
         self._cfg = cfg
         self._dataset = dataset
         self._build_data = build_data
@@ -65,7 +65,7 @@ class JoinRequests:
             return None
         try:
             text = read_regular(self._file, _MOST_BYTES).decode("utf-8-sig")
-            line = self._check(text)
+            line = self._check(text, step)
             folder = self._file.parent / FOLDER
             folder.mkdir(exist_ok=True)
             # After a kill between these two the run has taken it, and finds that nobody joins by it.
@@ -80,11 +80,11 @@ class JoinRequests:
         get_logger().info(f"{FILE} after step {step}: {line}")
         return text
 
-    def _check(self, text: str) -> str:
-        """Check that the run can go on with the file -> who joins and who leaves; UserError if not."""
+    def _check(self, text: str, step: int) -> str:
+        """Check that the run can go on with the file after `step` -> who joins and who leaves; UserError if not."""
         cfg = self._cfg.overlay(text, FILE, _KEYS)
         cfg.check_data()
-        data = self._build_data(cfg)
+        data = self._build_data(cfg, step)
         if differences := data.preprocessing.differences(self._dataset.preprocessing):
             what, value, other = differences[0]
             raise UserError(f"its samples have {what} {value}, those of the run {other}; they must be alike")

@@ -24,7 +24,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     else:
         shards = [(0, dataset.num_classes)] * world_size
     sizes = sorted({stop - start for start, stop in shards}, reverse=True)
-    steps = cfg.Global.max_steps or cfg.Global.epochs * steps_per_epoch
+    steps = cfg.Global.total_steps(steps_per_epoch)
     rate = build_schedule(cfg.LRScheduler, steps_per_epoch, steps)
     warmup = min(warmup_steps(cfg.LRScheduler, steps_per_epoch), steps - 1)
     warm = f", {rate(warmup):.3g} after {warmup:,} steps" if warmup else ""

@@ -139,7 +139,7 @@ class Trainer:
         self.joins = joins
         self.joined: Config | None = None
         self.steps_per_epoch = loader.steps_per_epoch
-        self.total_steps = cfg.Global.max_steps or cfg.Global.epochs * self.steps_per_epoch
+        self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.head_lr_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
         self.step = 0
@@ -538,12 +538,13 @@ class Trainer:
         get_logger().info(f"checkpoint {path}")
 
     def begin_at(self, step: int) -> None:
-        """Begin at this step of the schedule and of the data's order. Called before `train`."""
-        self.step = step
+        """Begin at this step of the schedule and of the data's order. Called before `train`. UserError if none is left."""
         if step >= self.total_steps:
-            warn(
-                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
+            raise UserError(
+                f"Global.keep_step: nothing is left to train after step {step}, since this run ends at step {self.total_steps}; raise "
+                "Global.epochs or Global.max_steps"
             )
+        self.step = step
 
     def resume(self, path) -> None:
         """Take over a checkpoint of any world size: weights, optimizers, step. UserError if it is of another
@@ -576,7 +577,11 @@ class Trainer:
         get_logger().info(f"resuming at step {saved.step} from {saved.path}")
         if changed := changed_keys(self.cfg, saved):
             warn(f"this run has other keys than the checkpoint's: {', '.join(changed)}")
-        self.begin_at(saved.step)
+        self.step = saved.step
+        if self.step >= self.total_steps:
+            warn(
+                f"nothing is left to train: this run ends at step {self.total_steps}; raise Global.epochs or Global.max_steps"
+            )
 
     def _roll_back(self, error: DivergedError) -> None:
         """Go back to an older checkpoint after `error`, and on with a lower learning rate; the metrics go

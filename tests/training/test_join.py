@@ -7,6 +7,7 @@ import pytest
 
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
+from plsc.errors import UserError
 from plsc.training.entry import Entry
 from plsc.training.join import is_before_join, with_joined
 from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, steps
@@ -56,6 +57,12 @@ def test_a_run_that_is_started_again_has_the_people_who_joined(joined):
     assert is_before_join(cfg, checkpoint(joined, 5)) and not is_before_join(cfg, checkpoint(joined, 8))
 
 
+def test_a_start_after_the_last_step_is_refused(joined, tmp_path):
+    start = [f"Global.init_from={checkpoint(joined, 12)}", "Global.keep_step=true"]
+    with pytest.raises(UserError, match="nothing is left to train after step 12"):
+        Entry(TINY, [f"Global.output_dir={tmp_path}", *SETTINGS, people(NEW), *net(tmp_path), *start]).train()
+
+
 def refused(trainer, text, caplog):
     """What is said of a join.yaml with this text."""
     folder = trainer.joins._file.parent
@@ -85,6 +92,7 @@ def test_a_bad_file_is_refused_and_the_run_goes_on(tmp_path, caplog):
         JOIN.replace(json.dumps(NEW), '["a", "a"]'): "2 classes are called 'a'",
         "DataLoader: {Train: {dataset: {name: Synthetic}}}": "its samples have shape",
         "DataLoader: {Train: {dataset: {name: Synthetic, image_shape: [1, 12, 10]}}}": "have no names",
+        f"{JOIN}Global: {{max_steps: 3}}": "the run would end at step 3, and 3 are done",
     }.items():
         assert why in refused(trainer, text, caplog), text
     assert trainer.joins.take(3) is None  # it has been taken away in the meantime
