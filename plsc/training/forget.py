@@ -32,6 +32,7 @@ from plsc.utils.bfloat16 import float32_of
 SHARE = 0.375  # of the run's length that the repair takes
 WARMUP_STEPS = 10
 _ROWS_AT_ONCE = 65_536  # of the centres
+_MADE = ("export", "diverged", "predict", "card.md", "card.json")  # of a checkpoint
 
 
 class Pictures(NamedTuple):
@@ -126,7 +127,7 @@ def repair_config(
     """Return the config of the repair: SHARE of the run's length from `checkpoint`, without the classes `names`, at the run's
     rate.
 
-    overrides: win over all that. Raises ConfigError.
+    overrides: win over all that. Raises ConfigError, and UserError if they bring the people back, or name another folder.
     """
     length = "max_steps" if cfg.Global.max_steps else "epochs"
     changes = {
@@ -146,7 +147,14 @@ def repair_config(
             "warmup_steps": WARMUP_STEPS,
         },
     }
-    return load(cfg.edit(changes, "plsc-forget"), overrides)
+    repaired = load(cfg.edit(changes, "plsc-forget"), overrides)
+    if kept := set(names).difference(repaired.DataLoader.Train.without):
+        raise UserError(
+            f"-o DataLoader.Train.without: lacks '{shown(min(kept))}', who is to be forgotten; add the name, or leave the key out"
+        )
+    if repaired.Global.output_dir != output:
+        raise UserError("-o Global.output_dir: cannot be set here; name the new folder by --to")
+    return repaired
 
 
 def repair(cfg: Config, ranks: int) -> Path:
@@ -169,7 +177,7 @@ def holders(run: Path, names: Sequence[str]) -> list[Path]:
         checkpoints = [path for path in sorted(folder.glob("checkpoints/step-*")) if _holds(path, names)]
         held += checkpoints
         if checkpoints:
-            held += [folder / name for name in ("export", "diverged", "predict") if (folder / name).exists()]
+            held += [folder / name for name in _MADE if (folder / name).exists()]
     return held
 
 

@@ -1,6 +1,7 @@
 """plsc-forget: nothing of the forgotten is in the new run, in the gallery, and the receipt says what was done."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,16 +42,21 @@ def forget(capsys, *arguments):
 def gallery(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gallery") / "faces"
     made = Gallery.build(
-        folder, FakeEmbedder(), {name: [pictures(1, seed)[0]] for seed, name in enumerate(["p3", "x"])}
+        folder, FakeEmbedder(), {name: [pictures(1, seed)[0]] for seed, name in enumerate(["p3", "p10", "x"])}
     )
+    made.remove("p10")  # its row is still in the files
     return made
+
+
+def is_in(folder, content):
+    return any(content in path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
 def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
     row = gallery.search(FakeEmbedder().embed(pictures(1, 0)), 1, -1)[0][0]
     assert row.name == "p3"
-    of_p3 = FakeEmbedder().embed(pictures(1, 0)).tobytes()
-    assert any(of_p3 in path.read_bytes() for path in gallery.folder.iterdir() if path.is_file())
+    gone = [FakeEmbedder().embed(pictures(1, seed)).tobytes() for seed in (0, 1)]
+    assert all(map(partial(is_in, gallery.folder), gone))
     new = tmp_path / "new"
     given = ["--to", new, "--gallery", gallery.folder, "-o", "Global.epochs=1"]
     code, said = forget(capsys, run, *GONE, *given)
@@ -65,13 +71,14 @@ def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
     old = arrays(checkpoint(run, 4))["head: centres"]
     last = arrays(checkpoint(new, checkpoints(new)[-1]))["head: centres"]
     assert not any(np.array_equal(row, other) for row in old[[3, 10]] for other in last)
-    assert not any(of_p3 in path.read_bytes() for path in gallery.folder.iterdir() if path.is_file())
+    assert not any(map(partial(is_in, gallery.folder), gone))
     assert Gallery.open(gallery.folder).names() == ["x"]
 
     receipt = json.loads((new / "forgotten.json").read_text())
     assert receipt["forgotten"] == GONE and receipt["images"] == 10 and receipt["strangers"]["images"] == 80
     assert receipt["galleries"] == {str(gallery.folder): ["p3"]} and receipt["deleted"] == []
-    assert receipt["still there"] == [str(checkpoint(run, step)) for step in checkpoints(run)]
+    made = [*(checkpoint(run, step) for step in checkpoints(run)), run / "card.md", run / "card.json"]
+    assert receipt["still there"] == [*map(str, made)]
     tests = receipt["membership"]
     assert list(tests) == ["as trained", "without the centres", "after the repair"]
     assert tests["as trained"]["nearest"] != tests["without the centres"]["nearest"]
@@ -96,6 +103,9 @@ def test_what_is_refused(run, tmp_path, capsys):
             "DataLoader.Eval.dataset=null",
         ): "must be pairs of people who were never trained on",
         (run, "p3", "-o", "Global.epoch=1"): "unknown key",
+        (run, "p3", "-o", "DataLoader.Train.without=[p10]"): "lacks 'p3', who is to be forgotten",
+        (run, "p3", "-o", f"Global.output_dir={tmp_path}/x"): "by --to",
+        (run, "p3", "--ranks", "0"): "--ranks: must be at least 1, got 0",
     }.items():
         code, said = forget(capsys, *arguments)
         assert code == 2 and why in said and not (run.parent / "out-without").exists(), said
@@ -106,6 +116,7 @@ def test_what_holds_them_is_deleted_on_request(run, tmp_path, capsys):
     code, said = forget(capsys, run, "p3", "--to", tmp_path / "new", "--delete-old", "-o", "Global.epochs=1")
     assert code == 0, said
     assert not list((run / "checkpoints").glob("step-*")) and not (run / "export").exists()
+    assert not (run / "card.md").exists() and (tmp_path / "new/card.md").exists()
     receipt = json.loads((tmp_path / "new/forgotten.json").read_text())
     assert receipt["still there"] == [] and str(run / "export") in receipt["deleted"]
     assert receipt["galleries"] == {} and (run / "metrics.jsonl").exists()

@@ -63,7 +63,10 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc-forget`. Raises UserError."""
     args = _parser().parse_args(argv)
-    run, output = Path(args.run), Path(args.to or f"{args.run.rstrip('/')}-without")
+    if args.ranks < 1:
+        raise UserError(f"--ranks: must be at least 1, got {args.ranks}")
+    run = Path(args.run)
+    output = Path(args.to or f"{run.resolve() if run.name in ('', '..') else run}-without")
     names = list(dict.fromkeys(args.names))
     checkpoint = _check(run, names, output)
     galleries = [Gallery.open(folder) for folder in args.gallery]
@@ -77,12 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     dropped = forget.test(cfg, checkpoint, tested, strangers, without=names)
     made = forget.repair(repaired, args.ranks)
     after = forget.test(repaired, made, tested, strangers)
-    removed = {str(gallery.folder): _remove(gallery, names) for gallery in galleries}
     of_old, of_new = _identify(checkpoint), _identify(made)
     held = forget.holders(run, names)
-    if args.delete_old:
-        for path in held:
-            remove(path)
     receipt = {
         "forgotten": names,
         "images": len(tested.samples),
@@ -96,16 +95,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             "without the centres": _plain(dropped),
             "after the repair": _plain(after),
         },
-        "galleries": removed,
-        "deleted": [str(path) for path in held] if args.delete_old else [],
-        "still there": [] if args.delete_old else [str(path) for path in held],
+        "galleries": {},
+        "deleted": [],
+        "still there": [str(path) for path in held],
     }
+    _write(output, receipt)  # what is removed below may fail halfway
+    for gallery in galleries:
+        receipt["galleries"][str(gallery.folder)] = gallery.erase(names)
+        _write(output, receipt)
+    if args.delete_old:
+        for path in held:
+            remove(path)
+        receipt["deleted"], receipt["still there"] = receipt["still there"], []
+    print(f"{_write(output, receipt)}done: {output / 'forgotten.txt'}, forgotten.json")
+    return 0
+
+
+def _write(output: Path, receipt: dict[str, Any]) -> str:
+    """Write the receipt -> its text for people."""
     text = _format(receipt)
     as_json = json.dumps(receipt, indent=1, ensure_ascii=False) + "\n"
     for name, content in (("forgotten.json", as_json), ("forgotten.txt", text)):
         replace_file(output / name, content.encode("utf-8", "backslashreplace"))
-    print(f"{text}done: {output / 'forgotten.txt'}, forgotten.json")
-    return 0
+    return text
 
 
 def _check(run: Path, names: Sequence[str], output: Path) -> Path:
@@ -126,14 +138,6 @@ def _check(run: Path, names: Sequence[str], output: Path) -> Path:
     if (output / "checkpoints").exists():
         raise UserError(f"--to: {shown(output)} has a run already; name another folder")
     return checkpoint
-
-
-def _remove(gallery: Gallery, names: Sequence[str]) -> list[str]:
-    """Remove people from a gallery, with every byte of theirs -> those whom it had."""
-    there = [name for name in names if name in gallery.names()]
-    for name in there:
-        gallery.remove(name, erase=True)
-    return there
 
 
 def _identify(checkpoint: Path) -> dict[str, Any]:

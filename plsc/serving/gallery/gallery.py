@@ -289,15 +289,22 @@ class Gallery:
         files.check_names([name])
         self._write({"add": name, "sources": [os.fspath(path) for path in sources]}, rows, of)
 
-    def remove(self, name: str, erase: bool = False) -> None:
+    def remove(self, name: str) -> None:
         """Remove a person with all pictures. UserError if there is none of that name.
 
-        erase: write all rows anew, so that the files have nothing of the person any more; else that is done later.
+        The rows stay in the files until they are written anew; see `erase`.
         """
         self._write({"remove": name})
-        if erase:
-            with self._held():
-                self._replace(self._header, self._content())
+
+    def erase(self, names: Sequence[str]) -> list[str]:
+        """Remove people, and write all rows anew: the files have nothing of them any more, nor of whom `remove` has removed
+        before. Return those whom the gallery had."""
+        there = [name for name in names if name in self.names()]
+        for name in there:
+            self.remove(name)
+        with self._held():
+            self._replace(self._header, self._content())
+        return there
 
     def _write(self, fields: dict[str, Any], embeddings: np.ndarray | None = None, of: Any = None) -> None:
         """Append a change to the log. embeddings, of: what is added, and the embedder or header that it is of."""
