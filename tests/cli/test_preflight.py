@@ -140,13 +140,15 @@ def test_a_config_that_differs_is_named_by_its_keys(machines, images):
     )
 
 
-def test_resources_and_folders_of_a_machine_may_differ(machines, images, tmp_path_factory):
+def test_resources_and_folders_of_a_machine_may_differ(images, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("mounted")
     write_folder(elsewhere / "images", {"ada": 3, "bob": 2})
     (elsewhere / "train.txt").write_text((images / "train.txt").read_text())
-    machines[1] = collect(
-        config(elsewhere, "Global.threads=1", "DataLoader.Train.num_workers=3", "Head.logits_budget_mb=9"), 1
-    )
+    others = ["Global.init_from", "Global.compatible_with", "Teacher.checkpoint"]
+    machines = {0: collect(config(images, *(f"{key}=/here/run" for key in others)), 0)}
+    given = [f"{key}={elsewhere}/run" for key in others]
+    own = ["Global.threads=1", "DataLoader.Train.num_workers=3", "Head.logits_budget_mb=9"]
+    machines[1] = collect(config(elsewhere, *given, *own), 1)
     assert preflight.compare(machines) == []
 
 

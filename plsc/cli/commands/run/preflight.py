@@ -66,7 +66,7 @@ _OF_MACHINE = (
     "DataLoader.Train.num_workers",
 )
 # Folders that a machine may have elsewhere: the last part of the path counts.
-_FOLDERS = ("Global.init_from", "Global.compatible_with", "Global.checkpoint")
+_FOLDERS = ("Global.init_from", "Global.compatible_with", "Teacher.checkpoint", "Global.checkpoint")
 
 # What sets for verification and search have in the place of labels.
 _ARRAYS = ("pairs", "same", "template", "media", "gallery", "probe", "identities")
