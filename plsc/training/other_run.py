@@ -41,8 +41,8 @@ class OtherRun:
 
     def __init__(self, path: str, key: str, alone: bool = False):
         self.where = f"{key}: {path}"
-        find = partial(_find, path, self.where)
-        checkpoint = find() if alone else distributed.run_on_rank_0(find)
+        find_here = partial(_find, path, self.where)
+        checkpoint = find_here() if alone else distributed.run_on_rank_0(find_here)
         self.saved = Checkpoint.open(checkpoint, verify=False)
         sections = config_sections(self.saved.config_yaml)
         if "Model" not in sections:
@@ -109,7 +109,12 @@ def _find(path: str, where: str) -> Path:
     """Find the checkpoint that `path` means, every checksum verified."""
     folder = Path(path)
     if not (folder / "checkpoints").is_dir():
-        return Checkpoint.open(folder).path
+        try:
+            return Checkpoint.open(folder).path
+        except MissingFileError as error:
+            raise MissingFileError(
+                f"{where}: there is no run, and no checkpoint; name the folder of one"
+            ) from error
     found = find(folder / "checkpoints")
     if found is None:
         raise MissingFileError(
