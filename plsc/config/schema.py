@@ -631,6 +631,13 @@ class TeacherCfg(Section):
     """Take the teacher's class centres, by name, and leave them as they are. A class that it does not know has the mean
     of the teacher's embeddings of its images. false: centres of the run's own."""
 
+    @field_validator("weight", "centres")
+    @classmethod
+    def _has_a_teacher(cls, value: Union[float, bool], info: ValidationInfo) -> Union[float, bool]:
+        if info.data.get("checkpoint", "") is None:
+            raise ValueError("has no meaning without Teacher.checkpoint")
+        return value
+
     @field_validator("centres")
     @classmethod
     def _takes_something(cls, value: bool, info: ValidationInfo) -> bool:

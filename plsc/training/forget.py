@@ -138,7 +138,7 @@ def repair_config(
         "Global.keep_step": False,
         "Global.resume": False,
         "Global.checkpoint": None,
-        "Teacher.checkpoint": None,  # it may have been trained with them
+        "Teacher": {},  # it may have been trained with them
         f"Global.{length}": math.ceil(SHARE * getattr(cfg.Global, length)),
         "DataLoader.Train.without": [*cfg.DataLoader.Train.without, *names],
         "LRScheduler": {

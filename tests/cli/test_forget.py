@@ -8,8 +8,10 @@ import pytest
 
 from plsc import cli
 from plsc.checkpoint.store import Checkpoint
+from plsc.config import load
 from plsc.serving.gallery import Gallery
 from plsc.training.entry import Entry
+from plsc.training.forget import repair_config
 from plsc.utils.logging import setup
 from tests.pictures import drawn
 from tests.serving.fake_embedder import FakeEmbedder, pictures
@@ -89,6 +91,11 @@ def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
     }
     text = (new / "forgotten.txt").read_text()
     assert text in said and "2 forgotten: p3, p10" in text and "AUC: nearest centre" in text
+
+
+def test_the_repair_has_no_teacher(tmp_path):
+    cfg = load(TINY, ["Teacher={checkpoint: before, weight: 2}"])
+    assert repair_config(cfg, tmp_path, ["Ann"], str(tmp_path)).Teacher.checkpoint is None
 
 
 def test_what_is_refused(run, tmp_path, capsys):

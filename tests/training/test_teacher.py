@@ -131,7 +131,8 @@ def test_the_plan_describes_the_teacher(teacher, tmp_path):
     ("given", "line"),
     [
         (["Model.embedding_size=6"], "has embeddings of 8 numbers, this run of 6; set Model.embedding_size=8"),
-        (["Teacher={weight: 0, centres: false}"], "Teacher.centres: must be true where Teacher.weight is 0"),
+        (["Teacher.weight=0", "Teacher.centres=false"], "Teacher.centres: must be true where Teacher.weight is 0"),
+        (["Teacher={weight: 2}"], "Teacher.weight: has no meaning without Teacher.checkpoint (got 2)"),
         (["Head.sub_centres=2"], "a class has 8 numbers, in this run 16 (Head.sub_centres); make them alike, or set Teacher.c"),
         ([people(["q", "r"])], "no class of it ('p0', ...) is in the data ('q', ...); set Teacher.centres=false"),
     ],
