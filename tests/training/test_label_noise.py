@@ -17,7 +17,7 @@ MORE = ["Model.embedding_size=32", "DataLoader.Train.max_corrupt=0.2", "DataLoad
 
 
 class Mislabelled(Dataset):
-    """The images of tiny.yaml with some wrong labels; the last one is corrupt, and a class has a name that is HTML."""
+    """The images of tiny.yaml with some wrong labels; the last one is corrupt, and the classes have names that are HTML, with a TAB."""
 
     image_shape = IMAGE_SHAPE
 
@@ -26,7 +26,7 @@ class Mislabelled(Dataset):
         self.num_classes = 23
         self.labels = self._source.labels.copy()
         self.labels[[*WRONG]] = [*WRONG.values()]
-        self.identities = np.array([f"<b>{number}" for number in range(23)])
+        self.identities = np.array([f"<b>\t{number}" for number in range(23)])
 
     def sample(self, index, epoch):
         if index == 114:
@@ -44,15 +44,19 @@ def examined(tmp_path_factory):
     return folder
 
 
-def test_the_list_names_the_wrong_labels(examined, capsys):
+def test_the_list_names_the_wrong_labels(examined, capsys, caplog):
     lines = (examined / "doctor/corrections.tsv").read_text().splitlines()
     fields = [line.split("\t") for line in lines if not line.startswith("#")]
     assert {int(line[1]) for line in fields} == {*WRONG}
     for action, number, _, to, _, _ in fields:
         assert (action, to) in (("relabel", str(int(number) // 5)), ("drop", "-"))
     again = ["--trained", str(examined / "run/config.yaml"), "--output", str(examined / "again")]
-    assert cli.doctor([*again, "-o", f"Global.checkpoint={checkpoint(examined / 'run')}"]) == 1
-    said = capsys.readouterr().out
+    without = 'DataLoader.Train.without=["<b>\\t4"]'
+    newest = f"Global.checkpoint={checkpoint(examined / 'run')}"
+    with caplog.at_level("INFO", "plsc"):
+        assert cli.doctor([*again, "-o", newest, without]) == 1
+    said, logged = capsys.readouterr()
+    assert "embedding 110 samples" in logged + caplog.text
     assert "115 samples in 23 classes" in said and "step 12: 4 views of each sample" in said
     assert re.search(r"wrong labels: \d+ \(\d\.\d\d%\), \d+ with another label, \d+ to drop", said)
     assert "left out: 1 images that cannot be decoded" in said
@@ -61,7 +65,7 @@ def test_the_list_names_the_wrong_labels(examined, capsys):
 def test_the_page_shows_them(examined):
     page = (examined / "doctor/label_noise.html").read_text()
     assert page.count('class="case"') >= len(WRONG) and page.count("data:image/png;base64,") >= 3 * len(WRONG)
-    assert "labelled &lt;b&gt;9, nearest &lt;b&gt;1<" in page and "<b>" not in page
+    assert r"labelled &lt;b&gt;\t9, nearest &lt;b&gt;\t1<" in page and "<b>" not in page
     assert not re.search(r"<script|https?://(?!www\.w3\.org)", page)
 
 

@@ -63,7 +63,8 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     entry = Entry(config, overrides)
     # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more does not make it stale.
     data = load(entry.config, ["DataLoader.Train.without=[]"]).build_dataset("DataLoader.Train.dataset")
-    left_out = np.isin(names_of_classes(data), entry.config.DataLoader.Train.without)
+    without = entry.config.DataLoader.Train.without
+    left_out = np.isin(data.identities, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])
     embedded = _embed_by_all(_networks(entry, config, overrides), data, trained)
     noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
