@@ -180,6 +180,11 @@ def _facts(cfg: Config, saved: Checkpoint, dataset: Dataset, sets: Mapping[str, 
         "training": f"{saved.step:,} steps, {saved.epoch:,} epochs",
         "evaluated on": "; ".join(evaluated) or "nothing",
     }
+    train = cfg.DataLoader.Train
+    if train.without:
+        facts["left out"] = f"{len(train.without):,} classes (DataLoader.Train.without)"
+    if train.corrections:
+        facts["labels corrected by"] = ", ".join(train.corrections)
     if best:
         facts["best step"] = f"{best.step:,}: {best.metric} {best.value:.4f} on {best.set}"
     return facts
