@@ -114,7 +114,7 @@ def test_another_network_needs_an_upgrade(folder, capsys):
     assert code == 2 and "does not say where its network is; name its run with -c" in err
 
 
-def test_upgrade_without_pictures_of_the_people(folder, capsys):
+def test_upgrade_without_pictures_of_the_people(folder, capsys, monkeypatch):
     for number, picture in enumerate(pictures(60, seed=9)):
         (folder / f"others/p{number}").mkdir(parents=True)
         cv2.imwrite(str(folder / f"others/p{number}/0.png"), picture[0])
@@ -129,6 +129,9 @@ def test_upgrade_without_pictures_of_the_people(folder, capsys):
     assert "fitted on 60 pictures of 60 people" in out and "\nno threshold: give --threshold" in out
     found = json.loads(run(capsys, "list", "g", "--json")[1])
     assert found["mapped"].startswith("carried over from run 0") and found["threshold"] is None
+    monkeypatch.setattr("plsc.cli.commands.gallery.fit_map", None)  # what cannot be used is not fitted
+    code, _, err = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--map", "others", "--old", "turned.yaml")
+    assert code == 2 and "already; name another network" in err
 
 
 def test_pictures_that_cannot_be_used(folder, capsys):

@@ -140,6 +140,7 @@ def _upgrade_by_map(args: argparse.Namespace, gallery: Gallery) -> Answer:
     new = _embedder(args)
     old = _old_embedder(args, gallery)
     gallery.check(old)
+    gallery.check_map(new, old.network, new.network)  # before all pictures are embedded
     gallery.upgrade_by_map(new, fit_map(old, new, pictures))
     return _made(gallery, "upgraded by a map")
 

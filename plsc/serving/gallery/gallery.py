@@ -361,26 +361,30 @@ class Gallery:
         if the map is of other networks, or the rows came by a map already.
         """
         with self._held():
-            ours = self._header
-            if (fitted.facts.network, fitted.new) != (ours.network, embedder.network):
-                raise UserError(
-                    f"{shown(self.folder)}: the map is of other networks than {_name(ours)} and {_name(embedder)}; fit one of these"
-                )
-            if (ours.network, ours.flip) == (embedder.network, embedder.flip):
-                raise UserError(
-                    f"{shown(self.folder)}: its embeddings are of {_name(ours)} already; name another network"
-                )
-            if ours.mapped:
-                raise UserError(
-                    f"{shown(self.folder)}: its rows came by a map from {shown(ours.mapped.described)} already, and a second one would "
-                    "add its error to the first one's; upgrade with pictures"
-                )
-            header = header_of(embedder, ours.template, ours.generation)
+            self.check_map(embedder, fitted.facts.network, fitted.new)
+            header = header_of(embedder, self._header.template, self._header.generation)
             header = header.model_copy(
                 update={"mapped": fitted.facts, "threshold": None, "calibration": None}
             )
             content = self._content()
             self._replace(header, content._replace(embeddings=fitted(content.embeddings)))
+
+    def check_map(self, embedder: Any, old: str, new: str) -> None:
+        """Refuse by UserError what `upgrade_by_map` to `embedder` refuses of a map from the network `old` to `new`."""
+        ours = self._header
+        if (old, new) != (ours.network, embedder.network):
+            raise UserError(
+                f"{shown(self.folder)}: the map is of other networks than {_name(ours)} and {_name(embedder)}; fit one of these"
+            )
+        if (ours.network, ours.flip) == (embedder.network, embedder.flip):
+            raise UserError(
+                f"{shown(self.folder)}: its embeddings are of {_name(ours)} already; name another network"
+            )
+        if ours.mapped:
+            raise UserError(
+                f"{shown(self.folder)}: its rows came by a map from {shown(ours.mapped.described)} already, and a second one would "
+                "add its error to the first one's; upgrade with pictures"
+            )
 
     def set_threshold(self, cosine: float) -> None:
         """Accept matches above this cosine from now on, in all processes. UserError outside [-1, 1]."""
