@@ -20,7 +20,7 @@ from plsc.checkpoint.pieces import step_of
 from plsc.config import Config
 from plsc.data.dataset import Dataset, class_names
 from plsc.errors import UserError, shown
-from plsc.utils.atomic_write import replace_file
+from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 
@@ -71,10 +71,13 @@ class JoinRequests:
             # After a kill between these two the run has taken it, and finds that nobody joins by it.
             replace_file(folder / f"{step:08d}.yaml", text.encode())
             self._file.unlink()
-        except (UserError, OSError, UnicodeDecodeError) as error:
-            why = shown("; ".join(str(error).splitlines()))
+        except Exception as error:  # noqa: BLE001 (a user's own data set may raise anything)
+            kind = "" if isinstance(error, (UserError, OSError)) else f"{type(error).__name__}: "
+            why = shown(kind + "; ".join(str(error).splitlines()))
+            refused = self._file.with_name(REFUSED)
+            remove(refused)
             with contextlib.suppress(FileNotFoundError):  # its owner has just removed it
-                os.replace(self._file, self._file.with_name(REFUSED))
+                os.replace(self._file, refused)
             get_logger().error(f"{FILE} is refused, and is {REFUSED} now; the run goes on without it: {why}")
             return None
         get_logger().info(f"{FILE} after step {step}: {line}")

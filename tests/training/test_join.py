@@ -88,6 +88,7 @@ def test_a_bad_file_is_refused_and_the_run_goes_on(tmp_path, caplog):
         "- a": "must be a mapping",
         JOIN.replace("people", "persons"): "persons",
         "DataLoader: {Train: {dataset: {name: ImageFolder, folder: nowhere}}}": "nowhere",
+        "DataLoader: {Train: {dataset: {name: tests.tiny_runs:Unready}}}": "KeyError: 'no index yet'",
         same: "nobody joins or leaves",
         JOIN.replace(json.dumps(NEW), '["a", "a"]'): "2 classes are called 'a'",
         "DataLoader: {Train: {dataset: {name: Synthetic}}}": "its samples have shape",
@@ -95,4 +96,7 @@ def test_a_bad_file_is_refused_and_the_run_goes_on(tmp_path, caplog):
         f"{JOIN}Global: {{max_steps: 3}}": "the run would end at step 3, and 3 are done",
     }.items():
         assert why in refused(trainer, text, caplog), text
+    for _ in range(2):  # a folder is renamed, too, also where one has been before
+        (tmp_path / "join.yaml/x").mkdir(parents=True)
+        assert trainer.joins.take(3) is None and (tmp_path / "join.refused.yaml/x").exists()
     assert trainer.joins.take(3) is None  # it has been taken away in the meantime
