@@ -20,7 +20,7 @@ import numpy as np
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config, load
-from plsc.data.dataset import Dataset, PairSet, class_names
+from plsc.data.dataset import Dataset, PairSet, class_names, shared_identities
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, UserError, shown
 from plsc.evaluation.membership import Auc, People, alike, auc, nearest
@@ -36,11 +36,13 @@ _MADE = ("export", "diverged", "predict", "card.md", "card.json")  # of a checkp
 
 
 class Pictures(NamedTuple):
-    """Samples of some people: [N, *shape], the person of each [N], and the title of their set."""
+    """Samples of some people: [N, *shape], the person of each [N], the title of their set, and whether the people are known
+    by name."""
 
     samples: np.ndarray
     person_N: np.ndarray
     title: str
+    named: bool
 
 
 class Membership(NamedTuple):
@@ -73,7 +75,7 @@ def read_pictures(cfg: Config, names: Sequence[str]) -> tuple[Pictures, Pictures
             person.append(int(data.labels[index]))
     if not samples:
         raise UserError(f"{key}: no image of these people can be decoded")
-    return Pictures(np.stack(samples), np.array(person), data.title), _read_strangers(cfg, data)
+    return Pictures(np.stack(samples), np.array(person), data.title, True), _read_strangers(cfg, data)
 
 
 def _read_strangers(cfg: Config, trained: Dataset) -> Pictures:
@@ -85,7 +87,8 @@ def _read_strangers(cfg: Config, trained: Dataset) -> Pictures:
             "DataLoader.Eval.dataset: must be pairs of people who were never trained on, to compare with; name some by -o"
         )
     person = np.arange(pairs.num_images) if pairs.identity_of is None else pairs.identity_of
-    return Pictures(pairs.images(), person, pairs.title)
+    named = shared_identities(seen, pairs) is not None  # build_sets refuses those who were trained on
+    return Pictures(pairs.images(), person, pairs.title, named)
 
 
 def test(
@@ -99,12 +102,14 @@ def test(
     evaluation = cfg.DataLoader.Eval
     preprocessing = Preprocessing.from_json(saved.preprocessing)
     scores = []
-    for samples, person, _ in (tested, strangers):
-        read = partial(_rows, samples)
-        emb = embed(backbone, read, len(samples), preprocessing, evaluation.batch_size, evaluation.flip)
+    for people in (tested, strangers):
+        read = partial(_rows, people.samples)
+        emb = embed(
+            backbone, read, len(people.samples), preprocessing, evaluation.batch_size, evaluation.flip
+        )
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        people = People(emb, person)
-        scores.append((nearest(people, _centres(saved, without)), alike(people)))
+        embedded = People(emb, people.person_N)
+        scores.append((nearest(embedded, _centres(saved, without)), alike(embedded)))
     return Membership(*(auc(ours, tested.person_N, theirs) for ours, theirs in zip(*scores)))
 
 

@@ -92,6 +92,7 @@ def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
     assert "| left out | 2 classes" in (new / "card.md").read_text()
     text = (new / "forgotten.txt").read_text()
     assert text in said and "2 forgotten: p3, p10" in text and "AUC: nearest centre" in text
+    assert "never trained on is not checked" in text and not receipt["strangers"]["named"]
 
 
 def test_the_repair_has_no_teacher(tmp_path):

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plsc": __version__,
         "from": of_old,
         "to": of_new,
-        "strangers": {"set": strangers.title, "images": len(strangers.samples)},
+        "strangers": {"set": strangers.title, "images": len(strangers.samples), "named": strangers.named},
         "membership": {
             "as trained": _plain(before),
             "without the centres": _plain(dropped),
@@ -163,6 +163,8 @@ def _format(receipt: dict[str, Any]) -> str:
         f"\nMembership test: {receipt['images']:,} training images of theirs against {strangers['images']:,} images of people "
         f"never trained on ({shown(strangers['set'])})\n"
     )
+    if not strangers["named"]:
+        lines.append("These have no names to compare: that they were never trained on is not checked.\n")
     rows = [
         [network, *(_format_auc(scores[score]) for score in ("nearest", "alike"))]
         for network, scores in receipt["membership"].items()
