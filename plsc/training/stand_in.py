@@ -42,6 +42,8 @@ def stand_in(config: Config) -> Config:
         "DataLoader.Eval.dataset": None,
         "DataLoader.Eval.more": {},
     }
+    if config.Teacher.freezes_centres and config.Teacher.weight:
+        changes["Teacher.centres"] = False  # classes of noise have no names to find the teacher's by
     return config.edit(changes, "--stand-in")
 
 

@@ -55,6 +55,9 @@ def test_noise_of_the_stated_counts_and_shape_stands_in_for_absent_files():
     evaluation = stand_in(cfg).DataLoader.Eval
     assert (evaluation.dataset, evaluation.more) == (None, {})
     assert stand_in(cfg).source("DataLoader.Train.dataset.num_samples") == "--stand-in"
+    assert not stand_in(
+        cfg.edit({"Teacher.checkpoint": "before"})
+    ).Teacher.freezes_centres  # noise has no names
 
 
 @pytest.mark.parametrize(
