@@ -85,7 +85,7 @@ def read_corrections(path: str | os.PathLike, data: Dataset) -> list[Correction]
     """Read a list for `data`. Raises MissingFileError, and UserError with the line: a fault, or other data than the list's."""
     try:
         with open_regular(path) as file:
-            lines = file.read().decode().splitlines()
+            lines = file.read().decode("utf-8-sig").splitlines()  # some editors put a mark in front
     except FileNotFoundError:
         raise MissingFileError(f"{shown(path)}: no such list of corrections") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -68,6 +68,10 @@ def test_proposed_lines_are_not_applied_until_their_sign_is_deleted(write, tmp_p
     edited = tmp_path / "edited.tsv"
     edited.write_text((tmp_path / "corrections.tsv").read_text().replace("# merge", "merge"))
     assert read_corrections(edited, People(NAMES)) == [DROP, MERGE]
+    edited.write_bytes(
+        b"\xef\xbb\xbf" + edited.read_bytes().replace(b"\n", b"\r\n")
+    )  # as some editors save it
+    assert read_corrections(edited, People(NAMES)) == [DROP, MERGE]
 
 
 def test_lists_follow_each_other(write, tmp_path):
