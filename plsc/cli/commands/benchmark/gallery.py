@@ -12,15 +12,23 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 from plsc.data.preprocessing import Preprocessing
+from plsc.serving.embedder import Embedder
 from plsc.serving.gallery import Gallery
 from plsc.utils.measure import resident_bytes
 
 _CHECKED = 20  # queries that are compared
+_PREPROCESSING = Preprocessing.of_images((3, 112, 112))
+
+
+class _RandomNumbers(Embedder):
+    """Stands for the network that the embeddings would be of."""
+
+    def _embed(self, samples):
+        raise AssertionError("the embeddings are drawn, not computed")
 
 
 def add_arguments(part: argparse.ArgumentParser) -> None:
@@ -34,16 +42,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
 def gallery(args: argparse.Namespace) -> dict:
     """Measure building, opening, adding and searching."""
     embeddings, queries = _units(args.rows, args.size, 0), _units(args.queries, args.size, 1)
-    network = SimpleNamespace(
-        network="0" * 64,
-        described="random numbers",
-        preprocessing=Preprocessing.of_images((3, 112, 112)),
-        embedding_size=args.size,
-        flip=False,
-        threshold=0.5,
-        calibration=None,
-        origin=None,
-    )
+    network = _RandomNumbers("0" * 64, "random numbers", _PREPROCESSING, args.size, threshold=0.5)
     names = [f"person {number}" for number in range(args.rows)]
     result = {"rows": args.rows, "size": args.size, "queries": args.queries}
     with tempfile.TemporaryDirectory(dir=args.folder) as above:
