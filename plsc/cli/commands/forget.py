@@ -3,7 +3,7 @@
     plsc-forget output Ann Bob --to output-without --gallery faces.gallery
 
 The new run has neither their centres nor the optimizer's state of these, and is trained on without their images for three
-eighths of the run's length. forgotten.json and forgotten.md in its folder say what was done and what a membership test finds.
+eighths of the run's length. forgotten.json and forgotten.txt in its folder say what was done and what a membership test finds.
 """
 
 from __future__ import annotations
