@@ -99,7 +99,7 @@ def _check_numbers(cfg: Config, card: Card, results: Mapping[str, Any]) -> Outco
         f"{place}: {known} in the card, {value} now"
         for place, known, value in _unequal(card.sets, now, TOLERANCE if changed else 0.0)
     ]
-    within = f"within {TOLERANCE}, since rounding may differ with another {', '.join(changed)}"
+    within = f"within {TOLERANCE}, since rounding may differ where these do: {', '.join(changed)}"
     return Outcome(lines, f"{what}, compared {within if changed else 'to the last bit'}")
 
 

@@ -141,7 +141,7 @@ def test_other_rounding_is_allowed_where_it_has_a_reason(run, capsys):
     write_card(found, run)
     code, lines, _ = card(capsys, "verify", run)
     assert code == 0 and lines[-1].endswith(
-        "compared within 0.002, since rounding may differ with another processor"
+        "compared within 0.002, since rounding may differ where these do: processor"
     )
     found.sets["noise pairs"]["auc"] += 0.01
     write_card(found, run)

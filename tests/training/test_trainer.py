@@ -1,6 +1,8 @@
 """The trainer on one process: its step against numpy, its calendar, resuming bit for bit, and what it refuses."""
 
+import itertools
 import re
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -15,6 +17,7 @@ from plsc.errors import CorruptImageError, UserError
 from plsc.heads import reference
 from plsc.training.evaluator import Evaluator
 from plsc.utils.metrics import Metrics, read_metrics
+from plsc.utils.progress import Progress
 from plsc.utils.timing import PARTS, timer
 from tests.tiny_runs import (
     IMAGE_SHAPE,
@@ -150,10 +153,13 @@ def test_when_it_writes_a_row(tmp_path, every, expected):
     assert set(found[0]) == {"step", "epoch", "loss", "lr", "accuracy"}  # and what `rows` takes out
 
 
-def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path):
+def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path, monkeypatch):
     """All of the time between two rows but the evaluations and checkpoints, and nothing of it changes the run."""
-    train(tmp_path / "on", "Global.profile=true", "Global.log_every=4")
     train(tmp_path / "off", "Global.log_every=4")
+    clock = partial(next, itertools.count(0.0))  # a second passes with each look at it
+    monkeypatch.setattr(timer, "_clock", clock)
+    monkeypatch.setattr("plsc.training.trainer.Progress", partial(Progress, clock=clock))
+    train(tmp_path / "on", "Global.profile=true", "Global.log_every=4")
     found = rows(tmp_path / "on")
     profiles = [row.pop("profile") for row in found]
     assert found == rows(tmp_path / "off")
