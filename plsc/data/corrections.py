@@ -23,7 +23,7 @@ import numpy as np
 
 from plsc.data.dataset import Dataset
 from plsc.data.joined import Joined
-from plsc.data.preprocessing import Preprocessing
+from plsc.data.subset import Subset
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import open_regular
@@ -163,7 +163,7 @@ def _range_of(data: Dataset, number: int) -> int:
     return int(np.searchsorted(starts, number, side="right"))
 
 
-class Corrected(Dataset):
+class Corrected(Subset):
     """A data set without the samples that are dropped, with the labels and classes that a list says.
 
     Classes that lose all their samples are left out, and the others numbered anew in their order. A sample is augmented as without the
@@ -176,11 +176,10 @@ class Corrected(Dataset):
         return (CorrectedJoined if isinstance(data, Joined) else Corrected)(data, path)
 
     def __init__(self, data: Dataset, path: str):
-        self._data = data
         corrections = read_corrections(path, data)
         labels, kept = _apply(data, corrections, path)
         present = np.unique(labels[kept])
-        self._kept = np.flatnonzero(kept)
+        super().__init__(data, np.flatnonzero(kept))
         self.labels = np.searchsorted(present, labels[kept])
         self.num_classes = len(present)
         self.identities = None if data.identities is None else data.identities[present]
@@ -198,26 +197,8 @@ class Corrected(Dataset):
         )
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        return self._data.preprocessing
-
-    @property
     def class_names(self) -> np.ndarray | None:
         return self._names
-
-    @property
-    def title(self) -> str:
-        return self._data.title
-
-    def sample(self, index: int, epoch: int) -> np.ndarray:
-        return self._data.sample(int(self._kept[index]), epoch)
-
-    def name(self, index: int) -> str:
-        return self._data.name(int(self._kept[index]))
-
-    def substitutes(self, index: int) -> tuple[int, int]:
-        start, stop = np.searchsorted(self._kept, self._data.substitutes(int(self._kept[index])))
-        return int(start), int(stop)
 
 
 class CorrectedJoined(Corrected, Joined):
