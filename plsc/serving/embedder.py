@@ -76,10 +76,10 @@ class Embedder(ABC):
             )
         if not len(samples):
             return np.empty((0, self.embedding_size), np.float32)
-        embeddings = _of_length_1(self._embed(samples))
+        embeddings = of_length_1(self._embed(samples))
         if self.flip:
             mirrored = self._embed(np.ascontiguousarray(samples[..., ::-1]))
-            embeddings = _of_length_1(embeddings + _of_length_1(mirrored))
+            embeddings = of_length_1(embeddings + of_length_1(mirrored))
         return embeddings
 
     @abstractmethod
@@ -87,7 +87,8 @@ class Embedder(ABC):
         """Compute embeddings float32 [B, D] of any length, of the samples alone; B is at least 1."""
 
 
-def _of_length_1(embeddings: np.ndarray) -> np.ndarray:
+def of_length_1(embeddings: np.ndarray) -> np.ndarray:
+    """Divide embeddings [N, D] by their lengths; zeros stay zeros."""
     lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
     return embeddings / np.maximum(lengths, np.finfo(np.float32).tiny)
 

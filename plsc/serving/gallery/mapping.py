@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from plsc.errors import UserError
+from plsc.serving.embedder import of_length_1
 from plsc.serving.gallery.files import Mapped
 from plsc.serving.gallery.pictures import Picture, embed_pictures
 from plsc.utils.logging import get_logger
@@ -38,7 +39,7 @@ class FittedMap:
         out = np.empty((len(rows), self.matrix.shape[1]), np.float32)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             block = slice(start, start + _ROWS_AT_ONCE)
-            out[block] = _unit(rows[block] @ self.matrix)
+            out[block] = of_length_1(rows[block] @ self.matrix)
         return out
 
 
@@ -68,7 +69,9 @@ def fit_map(old: Any, new: Any, people: Mapping[str, Sequence[Picture]]) -> Fitt
         )
     out = number % LEFT_OUT == LEFT_OUT - 1
     cosines = {
-        penalty: float(np.mean(np.sum(_unit(x[out] @ _ridge(x[~out], y[~out], penalty)) * y[out], axis=1)))
+        penalty: float(
+            np.mean(np.sum(of_length_1(x[out] @ _ridge(x[~out], y[~out], penalty)) * y[out], axis=1))
+        )
         for penalty in PENALTIES
     }
     penalty = max(cosines, key=cosines.__getitem__)
@@ -86,8 +89,3 @@ def fit_map(old: Any, new: Any, people: Mapping[str, Sequence[Picture]]) -> Fitt
 def _ridge(x: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
     """Compute the W that minimises |x W - y|^2 + penalty |W|^2."""
     return np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T @ y)
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.maximum(lengths, np.finfo(np.float32).tiny)
