@@ -143,9 +143,13 @@ def train_sets(output: Path, batch_size: int) -> None:
         "DataLoader.Eval.dataset=null",
     ]
     data = load(TINY, overrides).build_dataset("DataLoader.Train.dataset")
-    output.mkdir(parents=True, exist_ok=True)
     corrections = [Correction("drop", 3, -1, 4.0), Correction("merge", 12, 10, 0.1)]
-    write_corrections(output / "corrections.tsv", data, corrections)
+
+    def write_list():
+        output.mkdir(parents=True, exist_ok=True)
+        write_corrections(output / "corrections.tsv", data, corrections)
+
+    distributed.run_on_rank_0(write_list)
     paddle.seed(0)
     train(output, *overrides, f"DataLoader.Train.corrections=[{output}/corrections.tsv]", backbone=Linear())
 
