@@ -32,6 +32,7 @@ from plsc.distributed import calls
 from plsc.distributed.device import decide, set_precision, why_no_gpu
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
+from plsc.distributed.store import get_store
 from plsc.errors import UserError
 from plsc.utils.device import on_gpu
 from plsc.utils.sharding import split
@@ -70,6 +71,7 @@ def init(
     if device == "cpu" or world_size() == 1:
         paddle.set_device(device)  # in a launch on GPUs, fleet picks each rank's own
     if world_size() > 1 and not dist.is_initialized():
+        get_store()  # before the ranks exchange their addresses by it
         with _backend_for(device), _groups_of_all_ranks_share_one():
             fleet.init(is_collective=True, log_level="ERROR")
     if threads is not None:
@@ -78,7 +80,7 @@ def init(
 
 def _texts_of_ranks(name: str, text: str) -> list[str]:
     """Gather a text of each rank, in rank order, before there are collectives. Every rank calls it."""
-    store = paddle.base.core.create_or_get_global_tcp_store()
+    store = get_store()
     store.set(f"plsc/{name}/{rank()}", text)
     return [store.get(f"plsc/{name}/{r}").decode() for r in range(world_size())]
 
@@ -371,24 +373,33 @@ def barrier(timeout: float = 3600.0) -> None:
     """Wait until every rank has called it, for at most `timeout` seconds.
 
     It polls the job's key-value store: a Gloo collective gives up after a fixed 30 s, which a rank that
-    saves, evaluates or builds an index alone easily exceeds. About 0.1 s each, so not for every step. Every
-    rank must call it equally often.
+    saves, evaluates or builds an index alone easily exceeds. Some milliseconds each, so not for every step.
+    Every rank must call it equally often.
     """
     if world_size() == 1:
         return
-    store = paddle.base.core.create_or_get_global_tcp_store()
+    store = get_store()
     calls.count()
     key = f"plsc/barrier/{next(_barriers)}"
     give_up = time.monotonic() + timeout
-    store.add(key, 1)
-    while (here := store.add(key, 0)) < world_size():
+    pauses = _pauses()
+    here = store.add(key, 1)
+    while here < world_size():
         if time.monotonic() > give_up:
             raise TimeoutError(
                 f"only {here} of {world_size()} ranks reached barrier {key} within {timeout:.0f} s"
             )
-        time.sleep(0.02)
+        time.sleep(next(pauses))
+        here = store.add(key, 0)
     # The store belongs to rank 0 and ends with it, so rank 0 leaves last: the others may still ask it.
     if rank() != 0:
         store.add(key, 1)
-    while rank() == 0 and store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up:
-        time.sleep(0.005)
+        return
+    pauses = _pauses()
+    while store.add(key, 0) < 2 * world_size() - 1 and time.monotonic() < give_up:
+        time.sleep(next(pauses))
+
+
+def _pauses() -> Iterator[float]:
+    """Yield seconds between two questions: 1, 2, 4 to 32 ms, then always 32, so that many ranks do not flood rank 0."""
+    return itertools.chain((0.001 * 2**n for n in range(5)), itertools.repeat(0.032))

@@ -1,5 +1,8 @@
 """On W ranks: every collective of plsc.distributed against numpy, forward and backward, even and uneven."""
 
+import contextlib
+import os
+import socket
 import time
 
 import numpy as np
@@ -107,4 +110,12 @@ if W > 1:
             raise AssertionError("the barrier must not open for one rank")
     except TimeoutError as error:
         assert f"only 1 of {W} ranks reached barrier" in str(error), error
+
+    port = int(os.environ["PADDLE_MASTER"].rpartition(":")[2])
+    of_the_store = []
+    for number in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.getpeername()[1:2] == (port,):
+                of_the_store.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    assert of_the_store and all(of_the_store), "each question to the store would take 44 ms"
 print(f"rank {r} of {W}: collectives ok")

@@ -210,8 +210,9 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     positives = np.intersect1d(label, np.arange(head.shard.start, head.shard.stop))
     worst.note("positives that are missing", len(np.setdiff1d(positives, taken)))
     dense.taken = np.arange(head.shard.num_classes)
-    if head.sample_rate < 1:  # asking every rank takes a tenth of a second
-        dense.taken = np.concatenate(distributed.gather_objects(taken))
+    if head.sample_rate < 1:
+        counts_of_taken = distributed.gather_counts(len(taken))
+        dense.taken = distributed.gather_rows(paddle.to_tensor(taken), counts_of_taken).numpy()
     whole = ClassShard.whole(head.shard.num_classes)
     of_one_rank = choose_classes(np.unique(label), whole, head.sample_rate, head.seed, number)
     worst.note("classes that one rank would not have sampled", len(np.setxor1d(dense.taken, of_one_rank)))
