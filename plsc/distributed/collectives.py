@@ -32,7 +32,7 @@ from plsc.distributed import calls
 from plsc.distributed.device import decide, set_precision, why_no_gpu
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
-from plsc.distributed.store import get_store
+from plsc.distributed.key_value_store import get_store
 from plsc.errors import UserError
 from plsc.utils.device import on_gpu
 from plsc.utils.sharding import split

@@ -2,7 +2,7 @@
 
 import socket
 
-from plsc.distributed.store import _send_at_once
+from plsc.distributed.key_value_store import _send_at_once
 
 
 def test_connections_to_the_store_and_no_others_send_at_once():
