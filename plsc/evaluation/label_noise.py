@@ -35,6 +35,7 @@ class LabelNoise(NamedTuple):
         classes: the nearest other class of each, int64 [W].
         scores: by how many deviations of the ordinary samples each is nearer to that class, float64 [W].
         relabel: whether that class is certain enough to be the label; the other samples are to be dropped, bool [W].
+        of_two: whether the class has two samples, so that nothing shows which of them is wrong, bool [W].
         merges: (class, class that it is part of, by how much the cosine of their means is above that of their samples).
         score_N: of all samples; NaN: not known.
     """
@@ -43,6 +44,7 @@ class LabelNoise(NamedTuple):
     classes: np.ndarray
     scores: np.ndarray
     relabel: np.ndarray
+    of_two: np.ndarray
     merges: list[tuple[int, int, float]]
     score_N: np.ndarray
 
@@ -74,7 +76,9 @@ def find_noise(
     samples = np.flatnonzero(wrong)
     samples = samples[np.argsort(-score_N[samples], kind="stable")]
     relabel = distances.lead[samples] > LEAD * deviation
-    return LabelNoise(samples, distances.nearest[samples], score_N[samples], relabel, merges, score_N)
+    counts = np.bincount(labels[~np.isnan(distances.own)], minlength=num_classes)
+    of_two = counts[labels[samples]] == 2
+    return LabelNoise(samples, distances.nearest[samples], score_N[samples], relabel, of_two, merges, score_N)
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

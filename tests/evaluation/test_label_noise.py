@@ -59,6 +59,19 @@ def test_right_labels_stay(planted):
     assert len(noise.samples) == 0 and noise.merges == []
 
 
+def test_samples_of_classes_of_two_are_marked(planted):
+    """And only those; a third one is corrupt. They are of classes 11 and 25."""
+    embeddings, labels, truth, _ = planted
+    embeddings, labels = embeddings.copy(), labels.copy()
+    labels[labels == 3] = 20
+    three = np.flatnonzero(truth == 3)[:3]
+    labels[three] = 3
+    embeddings[three] = [np.zeros(SIZE), embeddings[truth == 11][0], embeddings[truth == 25][0]]
+    noise = find_noise(embeddings, labels, CLASSES)
+    assert np.isin(three[1:], noise.samples).any() and not noise.of_two.all()
+    assert np.array_equal(noise.of_two, labels[noise.samples] == 3)
+
+
 def test_what_is_not_known_is_left_out(planted):
     """A corrupt sample, the only sample of a class, and classes of another range."""
     embeddings, labels = planted[0].copy(), planted[1].copy()

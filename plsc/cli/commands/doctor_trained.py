@@ -34,6 +34,14 @@ LIST, PAGE = "corrections.tsv", "label_noise.html"
 _BATCH = 256
 
 
+class Listed(NamedTuple):
+    """What goes into the list."""
+
+    wrong: list[Correction]
+    of_two: list[Correction]  # of classes of two samples, of which one may be wrong: proposed only
+    merges: list[Correction]  # proposed only
+
+
 class Embedded(NamedTuple):
     """Embeddings of all samples by one network after the other, [N, networks * D]; 0 for those not trained on, or corrupt."""
 
@@ -68,17 +76,21 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     trained = np.flatnonzero(~left_out[data.labels])
     embedded = _embed_by_all(_networks(entry, config, overrides), data, trained)
     noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
-    wrong = [
+    corrections = [
         Correction("relabel", sample, to, score) if relabel else Correction("drop", sample, -1, score)
         for sample, to, score, relabel in zip(
             noise.samples.tolist(), noise.classes.tolist(), noise.scores.tolist(), noise.relabel.tolist()
         )
     ]
-    merges = [Correction("merge", *merge) for merge in noise.merges]
+    listed = Listed(
+        wrong=[correction for correction, of_two in zip(corrections, noise.of_two) if not of_two],
+        of_two=[correction for correction, of_two in zip(corrections, noise.of_two) if of_two],
+        merges=[Correction("merge", *merge) for merge in noise.merges],
+    )
     output.mkdir(parents=True, exist_ok=True)
-    write_corrections(output / LIST, data, wrong, proposed=merges)
-    _write_page(output / PAGE, data, noise, wrong, merges, embedded)
-    return _text(data, wrong, merges, embedded, output), bool(wrong or merges)
+    write_corrections(output / LIST, data, listed.wrong, proposed=listed.of_two + listed.merges)
+    _write_page(output / PAGE, data, noise, listed, embedded)
+    return _text(data, listed, embedded, output), any(listed)
 
 
 def _networks(entry: Any, config: Path, overrides: Sequence[str]) -> Iterator[Embedder]:
@@ -141,17 +153,18 @@ def _samples(data: Dataset, indices: np.ndarray, view: int, corrupt: set[int]) -
 
 def _text(
     data: Dataset,
-    wrong: list[Correction],
-    merges: list[Correction],
+    listed: Listed,
     embedded: Embedded,
     output: Path,
 ) -> str:
-    relabel = sum(correction.action == "relabel" for correction in wrong)
+    count = len(listed.wrong)
+    relabel = sum(correction.action == "relabel" for correction in listed.wrong)
     lines = [
         f"{shown(data.title)}: {len(data):,} samples in {data.num_classes:,} classes",
         f"by {embedded.described}",
-        f"wrong labels: {len(wrong):,} ({len(wrong) / len(data):.2%}), {relabel:,} with another label, {len(wrong) - relabel:,} to drop",
-        f"classes that may be one: {len(merges):,}; look at them, and delete the # in front of those to merge",
+        f"wrong labels: {count:,} ({count / len(data):.2%}), {relabel:,} with another label, {count - relabel:,} to drop",
+        f"in classes of two samples, of which one may be wrong: {len(listed.of_two):,}; look at them, and delete the # in front of the wrong ones",
+        f"classes that may be one: {len(listed.merges):,}; look at them, and delete the # in front of those to merge",
     ]
     if embedded.corrupt:
         lines.append(
@@ -164,8 +177,7 @@ def _write_page(
     path: Path,
     data: Dataset,
     noise: LabelNoise,
-    wrong: list[Correction],
-    merges: list[Correction],
+    corrections: Listed,
     embedded: Embedded,
 ) -> None:
     names = names_of_classes(data)
@@ -197,7 +209,11 @@ def _write_page(
     write_page(
         path,
         f"Label noise: {shown(data.title)}",
-        [("wrong labels", f"{len(wrong):,}"), ("classes that may be one", f"{len(merges):,}")],
+        [
+            ("wrong labels", f"{len(corrections.wrong):,}"),
+            ("in classes of two", f"{len(corrections.of_two):,}"),
+            ("classes that may be one", f"{len(corrections.merges):,}"),
+        ],
         [
             ("data", f"{len(data):,} samples in {data.num_classes:,} classes"),
             ("networks", embedded.described),
@@ -207,13 +223,25 @@ def _write_page(
                 "Wrong labels",
                 f"The sample, others of its class, and of the nearest class; the {SHOWN} most certain ones. Score: by how many "
                 f"deviations of the ordinary samples it is nearer to the other class than they are; {LIMIT:g} and more are listed.",
-                [of_wrong(correction, nearest[correction.number]) for correction in wrong[:SHOWN]],
+                [
+                    of_wrong(correction, nearest[correction.number])
+                    for correction in corrections.wrong[:SHOWN]
+                ],
+            ),
+            Part(
+                "Wrong labels in classes of two",
+                "The two samples are less alike than one of them and another class, and nothing shows which of the two is wrong. "
+                f"The list has them behind a #. The {SHOWN} most certain ones.",
+                [
+                    of_wrong(correction, nearest[correction.number])
+                    for correction in corrections.of_two[:SHOWN]
+                ],
             ),
             Part(
                 "Classes that may be one",
                 "Their means are more alike than the samples of each. So are classes that the network cannot tell apart: merge "
                 f"those only whose pictures show the same. The {SHOWN} most alike.",
-                [of_merge(correction) for correction in merges[:SHOWN]],
+                [of_merge(correction) for correction in corrections.merges[:SHOWN]],
             ),
         ],
     )
