@@ -66,9 +66,9 @@ def find_cause(
         name: index of a sample -> its name for people.
         own_backward: computes the backbone's gradients once more, of this rank's samples alone.
     """
-    shared = _last_bad(gradients_of(backbone, head, step.emb_BD))
+    shared = _bad_extra(step) or _last_bad(gradients_of(backbone, head, step.emb_BD))
     own = _cause_here(step, backbone, head, name)
-    if math.isfinite(step.out.loss.item()):  # the same number on every rank
+    if math.isfinite(step.out.loss.item()) and not _bad_extra(step):  # the same numbers on every rank
         # Data parallel has spread a NaN to all ranks: only the gradients before their mean tell whose it was.
         own_backward()  # by all ranks, since a layer may call collectives
         bad = _last_bad({f"gradient of {key}": grad for key, grad in backbone_gradients(backbone).items()})
@@ -112,9 +112,19 @@ def _cause_here(
                 return place, f"{what} of {name(index)} is {kind}"
     if not math.isfinite(step.out.loss.item()):
         return None  # another rank's loss is not finite
+    if bad := _bad_extra(step):  # a mean over the ranks: the gradient tells whose samples made it so
+        return (3, bad) if kind_of(step.emb_BD.grad) else None
     gradients = gradients_of(backbone, head, step.emb_BD)
     if bad := _last_bad({key: grad for key, grad in gradients.items() if not _is_shared(key, head)}):
         return 3, bad
+    return None
+
+
+def _bad_extra(step: TakenStep) -> str | None:
+    """Describe the first loss beside the head's that is not finite, by its key in metrics.jsonl; the same on every rank."""
+    for title, loss in step.extra.items():
+        if kind := kind_of(loss):
+            return f"loss/{title} is {kind}"
     return None
 
 
@@ -177,6 +187,7 @@ class DumpWriter:
             "what": what,
             "learning_rate": step.learning_rate,
             "loss": _number(step.out.loss.item()),
+            **{f"loss/{title}": _number(loss.item()) for title, loss in step.extra.items()},
             "values": values,
             "samples": [
                 {

@@ -18,7 +18,8 @@ from plsc.training.divergence import DivergedError
 from plsc.utils.device import asynchronous
 from plsc.utils.logging import get_logger, setup
 from tests.poison import everything, poisoned
-from tests.tiny_runs import checkpoint, checkpoints
+from tests.tiny_runs import checkpoint, checkpoints, make_trainer
+from tests.training.test_extra_loss import Length
 
 folder = Path(sys.argv[1])
 d.init("cpu", threads=1)
@@ -65,6 +66,15 @@ for bad in ("embedding", "gradient", "centres"):
         assert (
             told.name == f"step-00000002-rank{rank}.json" and len(json.loads(told.read_text())["samples"]) > 1
         )
+
+# A loss beside the head's has the same value on all ranks: the one whose samples made it bad is named.
+said.truncate(0)
+trainer = make_trainer(folder / "extra", *overrides, "Global.max_steps=3")
+trainer.extra_losses = [Length(bad=1 if r == W - 1 else None)]
+trainer.train(None)
+assert (trainer.nonfinite.skipped, trainer.step) == (1, 3)
+lines = d.gather_objects([line for line in said.getvalue().splitlines() if "step 2:" in line])
+assert f"step 2: loss/length is NaN on rank {W - 1} (" in lines[0][0] and not any(lines[1:]), lines
 
 # An overflow of float16 on one rank: all leave the step out and halve the scale, and nothing else can be seen of the step.
 FLOAT16 = [*overrides, "Global.amp={dtype: float16}", "Global.max_steps=5", "LRScheduler.name=constant"]

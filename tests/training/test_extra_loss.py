@@ -1,5 +1,6 @@
 """A loss beside the head's: its gradient, its rows, bad steps, resuming; and what another run is refused for."""
 
+import json
 import re
 
 import numpy as np
@@ -80,10 +81,14 @@ def test_its_gradient_is_added_to_the_heads_and_its_value_is_in_the_rows(tmp_pat
             assert np.allclose(end[name], expected, rtol=0, atol=1e-6), name
 
 
-def test_a_step_that_it_spoils_changes_nothing(tmp_path, capsys):
+@pytest.mark.parametrize("kernels", ["1", "0"])
+def test_a_step_that_it_spoils_changes_nothing_and_names_it(tmp_path, monkeypatch, capsys, kernels):
+    monkeypatch.setenv("PLSC_KERNELS", kernels)
     run(tmp_path, "Global.max_steps=4", loss=Length(bad=2))
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
-    assert "step 3: gradient of the embeddings is NaN on rank 0" in capsys.readouterr().out
+    assert "step 3: loss/length is NaN on rank 0 (" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "diverged/step-00000003-rank0.json").read_text())
+    assert kept["what"] == "loss/length is NaN" and kept["loss/length"] == "nan" and kept["loss"] > 0
 
 
 def test_a_resumed_run_goes_on_exactly_and_refuses_another_network(tmp_path):
