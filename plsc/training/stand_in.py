@@ -42,8 +42,8 @@ def stand_in(config: Config) -> Config:
         "DataLoader.Eval.dataset": None,
         "DataLoader.Eval.more": {},
     }
-    if config.Teacher.freezes_centres and config.Teacher.weight:
-        changes["Teacher.centres"] = False  # classes of noise have no names to find the teacher's by
+    if config.Teacher.freezes_centres:  # classes of noise have no names to find the teacher's by
+        changes.update({"Teacher.centres": False} if config.Teacher.weight else {"Teacher": {}})
     return config.edit(changes, "--stand-in")
 
 

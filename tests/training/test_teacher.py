@@ -7,9 +7,11 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.config import load
 from plsc.errors import UserError
 from plsc.training.embed import to_input
 from plsc.training.entry import Entry
+from plsc.training.stand_in import stand_in
 from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
@@ -125,6 +127,16 @@ def test_the_plan_describes_the_teacher(teacher, tmp_path):
     )
     assert f"\nTeacher:\n  checkpoint: {teacher}" in said
     assert "weight" not in Entry(TINY).config.to_yaml().partition("Teacher:")[2].partition("Optimizer")[0]
+
+
+@pytest.mark.parametrize("weight", [10, 0])
+def test_noise_in_the_place_of_the_images_has_centres_of_its_own(teacher, tmp_path, weight):
+    images = "DataLoader.Train.dataset={name: RecImages, path: nowhere.rec, size: [12, 10], channels: grey}"
+    stated = ["DataLoader.Train.num_classes=7", "DataLoader.Train.num_samples=40"]
+    given = [*keys(teacher), images, *stated, f"Teacher.weight={weight}", f"Global.output_dir={tmp_path}"]
+    said = Entry(stand_in(load(TINY, given))).dry_run()
+    assert "plan: data     40 images of 7 classes" in said
+    assert ("plan: teacher  SmallResNet" in said) == (weight > 0) and "its centres" not in said
 
 
 @pytest.mark.parametrize(
