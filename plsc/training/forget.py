@@ -145,6 +145,8 @@ def repair_config(
         "Global.checkpoint": None,
         "Teacher": {},  # it may have been trained with them
         f"Global.{length}": math.ceil(SHARE * getattr(cfg.Global, length)),
+        "DataLoader.Train.num_classes": None,
+        "DataLoader.Train.num_samples": None,
         "DataLoader.Train.without": [*cfg.DataLoader.Train.without, *names],
         "LRScheduler": {
             "name": "cosine",
@@ -160,6 +162,12 @@ def repair_config(
     if repaired.Global.output_dir != output:
         raise UserError("-o Global.output_dir: cannot be set here; name the new folder by --to")
     return repaired
+
+
+def check_repair(cfg: Config, ranks: int) -> None:
+    """Refuse by UserError a repair that could not start."""
+    cfg.check_ranks(ranks)
+    Entry(cfg).dry_run()
 
 
 def repair(cfg: Config, ranks: int) -> Path:

@@ -1,6 +1,7 @@
 """plsc-forget: nothing of the forgotten is in the new run, in the gallery, and the receipt says what was done."""
 
 import json
+import re
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from plsc import cli
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
+from plsc.data.corrections import write_corrections
 from plsc.serving.gallery import Gallery
 from plsc.training.entry import Entry
 from plsc.training.forget import repair_config
@@ -95,12 +97,36 @@ def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
     assert "never trained on is not checked" in text and not receipt["strangers"]["named"]
 
 
-def test_the_repair_has_no_teacher(tmp_path):
-    cfg = load(TINY, ["Teacher={checkpoint: before, weight: 2}"])
-    assert repair_config(cfg, tmp_path, ["Ann"], str(tmp_path)).Teacher.checkpoint is None
+def test_the_repair_has_no_teacher_and_other_counts(tmp_path):
+    others = ["Teacher={checkpoint: before, weight: 2}"]
+    counts = ["DataLoader.Train.num_classes=11", "DataLoader.Train.num_samples=55"]
+    cfg = repair_config(load(TINY, [*others, *counts]), tmp_path, ["Ann"], str(tmp_path))
+    assert cfg.Teacher.checkpoint is None
+    assert (cfg.DataLoader.Train.num_classes, cfg.DataLoader.Train.num_samples) == (None, None)
 
 
-def test_what_is_refused(run, tmp_path, capsys):
+@pytest.fixture
+def untested(monkeypatch):
+    """Whatever is refused is refused before any work."""
+    monkeypatch.setattr("plsc.training.forget.test", lambda *_, **__: pytest.fail("a test has begun"))
+
+
+def test_a_repair_that_could_not_start_is_refused(run, tmp_path, capsys, untested):
+    several = json.dumps(
+        [{"name": "tests.tiny_runs:People", "people": people} for people in (OLD, ["a", "p3"])]
+    )
+    sets = f"DataLoader.Train.dataset={several}"
+    write_corrections(tmp_path / "some.tsv", load(TINY, [sets]).build_dataset("DataLoader.Train.dataset"), [])
+    for given, why in {
+        (sets, f"DataLoader.Train.corrections=[{tmp_path}/some.tsv]"): "together with corrections of several",
+        (f"Global.compatible_with={tmp_path}/gone",): "Global.compatible_with: .*there is no run",
+        ("DataLoader.Train.global_batch=24",): "must be the samples of a step, 1 rank",
+    }.items():
+        code, said = forget(capsys, run, "p3", "--to", tmp_path / "new", "-o", *given)
+        assert code == 2 and re.search(why, said) and not (tmp_path / "new").exists(), said
+
+
+def test_what_is_refused(run, tmp_path, capsys, untested):
     for arguments, why in {
         (tmp_path, "p3"): "has no config.yaml",
         (run, "Ann"): "has no class 'Ann'",

@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = load(run / "config.yaml", args.override)
     repaired = forget.repair_config(cfg, checkpoint, names, str(output), args.override)
     tested, strangers = forget.read_pictures(cfg, names)
+    forget.check_repair(repaired, args.ranks)
     before = forget.test(cfg, checkpoint, tested, strangers)
     dropped = forget.test(cfg, checkpoint, tested, strangers, without=names)
     made = forget.repair(repaired, args.ranks)
