@@ -143,7 +143,8 @@ def repair_config(
         "Global.keep_step": False,
         "Global.resume": False,
         "Global.checkpoint": None,
-        "Teacher": {},  # it may have been trained with them
+        "Global.compatible_with": None,
+        "Teacher": {},  # both may have been trained with them
         f"Global.{length}": math.ceil(SHARE * getattr(cfg.Global, length)),
         "DataLoader.Train.num_classes": None,
         "DataLoader.Train.num_samples": None,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from functools import partial
 
 import numpy as np
@@ -97,11 +98,11 @@ def test_the_person_is_in_nothing_that_is_made(run, gallery, tmp_path, capsys):
     assert "never trained on is not checked" in text and not receipt["strangers"]["named"]
 
 
-def test_the_repair_has_no_teacher_and_other_counts(tmp_path):
-    others = ["Teacher={checkpoint: before, weight: 2}"]
+def test_the_repair_has_no_teacher_no_older_run_and_other_counts(tmp_path):
+    others = ["Teacher={checkpoint: before, weight: 2}", "Global.compatible_with=before"]
     counts = ["DataLoader.Train.num_classes=11", "DataLoader.Train.num_samples=55"]
     cfg = repair_config(load(TINY, [*others, *counts]), tmp_path, ["Ann"], str(tmp_path))
-    assert cfg.Teacher.checkpoint is None
+    assert (cfg.Teacher.checkpoint, cfg.Global.compatible_with) == (None, None)
     assert (cfg.DataLoader.Train.num_classes, cfg.DataLoader.Train.num_samples) == (None, None)
 
 
@@ -124,6 +125,14 @@ def test_a_repair_that_could_not_start_is_refused(run, tmp_path, capsys, unteste
     }.items():
         code, said = forget(capsys, run, "p3", "--to", tmp_path / "new", "-o", *given)
         assert code == 2 and re.search(why, said) and not (tmp_path / "new").exists(), said
+
+
+def test_an_older_run_that_is_left_out_is_named(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "run")
+    text = load(copy / "config.yaml").edit({"Global.compatible_with": "gone"}).to_yaml()
+    (copy / "config.yaml").write_text(text)
+    code, said = forget(capsys, copy, "p3", "-o", "Global.max_steps=1")
+    assert code == 0 and said.count("Global.compatible_with is left out of the repair, since gone may") == 1
 
 
 def test_what_is_refused(run, tmp_path, capsys, untested):

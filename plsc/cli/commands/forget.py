@@ -24,6 +24,7 @@ from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.serving.gallery import Gallery
 from plsc.utils.atomic_write import remove, replace_file
+from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
 from plsc.utils.text import table
 from plsc.utils.version import __version__
@@ -77,6 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     repaired = forget.repair_config(cfg, checkpoint, names, str(output), args.override)
     tested, strangers = forget.read_pictures(cfg, names)
     forget.check_repair(repaired, args.ranks)
+    if cfg.Global.compatible_with and not repaired.Global.compatible_with:
+        warn(
+            f"Global.compatible_with is left out of the repair, since {shown(cfg.Global.compatible_with)} may have been trained "
+            "with them; embed its galleries anew by the new network"
+        )
     before = forget.test(cfg, checkpoint, tested, strangers)
     dropped = forget.test(cfg, checkpoint, tested, strangers, without=names)
     made = forget.repair(repaired, args.ranks)
