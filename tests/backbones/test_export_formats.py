@@ -286,6 +286,10 @@ def test_8_bits_are_close_a_quarter_as_large_and_another_network(tmp_path):
     assert card["network"] != "abc" and card["network"] == report["files"]["onnx_int8"]["network"]
     assert (card["threshold"], card["threshold_set"], card["threshold_step"]) == (0.2, "people", 7)
     assert card["int8"]["pictures"] == 6 and card["int8"]["accuracy"] == pytest.approx(0.896)
+    assert (
+        "accuracy 89.60 %, in float32 90.00 %, on people." in (out / "onnx_int8" / "README.txt").read_text()
+    )
+    assert "in float32" not in (out / "README.txt").read_text()
     assert {path.name for path in (out / "onnx_int8").iterdir()} == BESIDE | {"model.onnx"}
     # To who has this folder alone it is an ONNX graph like another, and check.json is what it gives.
     again = open_graph(out / "onnx_int8", card["files"]["onnx"])(PIXELS.astype(np.float32))

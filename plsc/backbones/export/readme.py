@@ -26,6 +26,7 @@ def readme_text(card: dict) -> str:
         *_input(card, noun, kind),
         f"embedding  float32 [batch, {card['embedding_size']}] of length 1: the dot product of two is their cosine.",
         *_threshold(card, noun),
+        *_int8(card),
         *_folders(card),
         "",
         *(_NOT_NORMALISED if noun == "image" else []),
@@ -72,6 +73,18 @@ def _threshold(card: dict, noun: str) -> list[str]:
             "P(same)    follows from the cosine by `calibration` in preprocessing.json, as below, for pairs such as those."
         )
     return lines
+
+
+def _int8(card: dict) -> list[str]:
+    """Say what 8 bits cost: the model card beside is that of the network in float32."""
+    if "int8" not in card:
+        return []
+    measured = card["int8"]
+    shares = f"{100 * measured['accuracy']:.2f} %, in float32 {100 * measured['accuracy_float32']:.2f} %"
+    return [
+        f"8 bits     accuracy {shares}, on {shown(measured['set'])}.",
+        "           card.md and card.json, where they are here, have the numbers of the network in float32.",
+    ]
 
 
 def _folders(card: dict) -> list[str]:
