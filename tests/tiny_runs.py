@@ -154,11 +154,12 @@ def train_sets(output: Path, batch_size: int) -> None:
     train(output, *overrides, f"DataLoader.Train.corrections=[{output}/corrections.tsv]", backbone=Linear())
 
 
-def train_compatible(output: Path, old: Path, batch_size: int) -> None:
-    """As `train_linear`, compatible with the checkpoint `old`, of sampled classes."""
+def train_compatible(output: Path, old: Path, batch_size: int, resume: Path | None = None) -> None:
+    """As `train_linear`, compatible with the checkpoint `old`, of sampled classes; with checkpoints of steps 2 and 3."""
     paddle.seed(0)
     keys = [f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3", "Head.sample_rate=0.5"]
-    train(output, *keys, f"Global.compatible_with={old}", "DataLoader.Eval.dataset=null", backbone=Linear())
+    keys += [f"Global.compatible_with={old}", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=2"]
+    train(output, *keys, resume=resume, backbone=Linear())
 
 
 def assert_takes_over(trainer: Trainer, path: Path) -> None:

@@ -155,10 +155,16 @@ def test_what_is_refused(run, tmp_path, capsys, untested):
         assert code == 2 and why in said and not (run.parent / "out-without").exists(), said
 
 
-def test_what_holds_them_is_deleted_on_request(run, tmp_path, capsys):
+def test_two_ranks_repair_and_what_holds_them_is_deleted_on_request(
+    run, tmp_path, capsys, launches_are_forked
+):
     (run / "export").mkdir()
-    code, said = forget(capsys, run, "p3", "--to", tmp_path / "new", "--delete-old", "-o", "Global.epochs=1")
+    given = ["--to", tmp_path / "new", "--ranks", "2", "--delete-old", "-o", "Global.epochs=1"]
+    code, said = forget(capsys, run, "p3", *given)
     assert code == 0, said
+    (saved,) = (tmp_path / "new/checkpoints").iterdir()
+    assert len(list(saved.glob("head-*.safetensors"))) == 2
+    assert Checkpoint.open(saved).classes() == [name for name in OLD if name != "p3"]
     assert not list((run / "checkpoints").glob("step-*")) and not (run / "export").exists()
     assert not (run / "card.md").exists() and (tmp_path / "new/card.md").exists()
     receipt = json.loads((tmp_path / "new/forgotten.json").read_text())

@@ -1,4 +1,4 @@
-"""On W ranks: every head trains, resuming gives each rank its rows, diverging ends every rank, embeddings are shared out.
+"""On W ranks: every head trains, runs are resumed, diverging ends every rank, embeddings are shared out.
 
 Arguments: a folder for the runs, and a checkpoint that any number of ranks made.
 """
@@ -21,6 +21,7 @@ from tests.tiny_runs import (
     Linear,
     NoisePairs,
     assert_takes_over,
+    checkpoint,
     make_trainer,
     train,
     train_compatible,
@@ -28,7 +29,7 @@ from tests.tiny_runs import (
     train_sets,
 )
 from tests.training.test_evaluator import MORE, Broken
-from tests.training.test_extra_loss import run_on_ranks
+from tests.training.test_extra_loss import run_on_ranks, save_teacher
 
 folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)
@@ -38,8 +39,11 @@ for name in head_names():
     train_linear(folder / name, name, 12 // W)
 
 train_sets(folder / "sets", 12 // W)
-run_on_ranks(folder / "extra loss")
+save_teacher(folder / "teacher")
+run_on_ranks(folder / "extra loss", folder / "teacher")
+run_on_ranks(folder / "extra loss, resumed", folder / "teacher", resume=checkpoint(folder / "extra loss", 2))
 train_compatible(folder / "compatible", saved, 12 // W)
+train_compatible(folder / "compatible, resumed", saved, 12 // W, resume=checkpoint(folder / "compatible", 2))
 
 assert_takes_over(make_trainer(folder / "resumed", f"DataLoader.Train.batch_size={12 // W}"), saved)
 

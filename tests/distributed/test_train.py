@@ -23,7 +23,7 @@ from tests.tiny_runs import (
     train_linear,
     train_sets,
 )
-from tests.training.test_extra_loss import run_on_ranks
+from tests.training.test_extra_loss import run_on_ranks, save_teacher
 
 TRAIN = ROOT / "tools/train.py"
 HALF = "DataLoader.Train.batch_size=6"  # on two ranks, the global batch of one
@@ -109,7 +109,8 @@ def one_process(whole, tmp_path_factory):
     for name in head_names():
         train_linear(folder / name, name, 12)
     train_sets(folder / "sets", 12)
-    run_on_ranks(folder / "extra loss")
+    save_teacher(folder / "teacher")
+    run_on_ranks(folder / "extra loss", folder / "teacher")
     train_compatible(folder / "compatible", checkpoint(whole[0]), 12)
     return folder
 
@@ -133,6 +134,10 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
         assert saved.keys() == others.keys()
         for key in saved:
             assert np.allclose(saved[key], others[key], rtol=1e-3, atol=1e-5), (name, key)
+    for name in ("extra loss", "compatible"):  # with a teacher, and with an older run's centres
+        folder, resumed = tmp_path / "runs" / name, tmp_path / f"runs/{name}, resumed"
+        assert_same_arrays(checkpoint(resumed, 3), checkpoint(folder, 3))
+        assert rows(resumed) == rows(folder)[2:]
     of_sets, expected = rows(tmp_path / "runs/sets"), rows(one_process / "sets")
     assert [len(row) for row in of_sets] == [len(row) for row in expected] and "loss/People 2" in of_sets[0]
     for row, of_one in zip(of_sets, expected):

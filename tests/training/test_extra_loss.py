@@ -51,11 +51,17 @@ def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
     return trainer
 
 
-def run_on_ranks(folder):
-    """Three steps that come out the same, but for rounding, on any number of ranks (tests/distributed/test_train.py)."""
-    make_trainer(folder / "teacher", NO_PAIRS, PEOPLE).save(1)
-    given = [f"Teacher.checkpoint={folder / 'teacher'}", PEOPLE.replace("[a", "[x, a"), "Global.max_steps=3"]
-    run(folder, *given, f"DataLoader.Train.batch_size={12 // distributed.world_size()}", make=make_linear)
+def save_teacher(folder):
+    """Save a run of no step, whose network and centres `run_on_ranks` takes."""
+    make_trainer(folder, NO_PAIRS, PEOPLE).save(1)
+
+
+def run_on_ranks(folder, teacher, resume=None):
+    """Three steps that come out the same, but for rounding, on any number of ranks (tests/distributed/test_train.py); with
+    checkpoints of the second and the third."""
+    given = [f"Teacher.checkpoint={teacher}", PEOPLE.replace("[a", "[x, a"), "Global.max_steps=3"]
+    given += [f"DataLoader.Train.batch_size={12 // distributed.world_size()}", "Checkpoint.every_steps=2"]
+    run(folder, *given, resume=resume, make=make_linear)
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])
