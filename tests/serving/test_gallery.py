@@ -175,6 +175,15 @@ def test_others_see_a_change_after_refresh(gallery):
     assert gallery.names() == ["Bob", "Cy", "Dee", "Eve"]
 
 
+def test_erasing_finds_whom_others_have_added_and_removed(gallery):
+    other = Gallery.open(gallery.folder)
+    other.add("Dee", units(1))
+    other.remove("Ann")
+    assert gallery.erase(["Ann", "Dee", "Nobody", "Dee"]) == ["Dee"]
+    assert gallery.names() == Gallery.open(gallery.folder).names() == ["Bob", "Cy"]
+    assert all(b"Dee" not in path.read_bytes() for path in gallery.folder.iterdir())
+
+
 def test_a_long_log_becomes_part_of_the_rows(gallery, monkeypatch):
     monkeypatch.setattr("plsc.serving.gallery.gallery._LEAST_LOG", 2000)
     other = Gallery.open(gallery.folder)

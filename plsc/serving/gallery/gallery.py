@@ -299,33 +299,40 @@ class Gallery:
     def erase(self, names: Sequence[str]) -> list[str]:
         """Remove people, and write all rows anew: the files have nothing of them any more, nor of whom `remove` has removed
         before. Return those whom the gallery had."""
-        there = [name for name in names if name in self.names()]
-        for name in there:
-            self.remove(name)
         with self._held():
+            there = [name for name in dict.fromkeys(names) if name in self._numbers]
+            for name in there:
+                self._append({"remove": name})
             self._replace(self._header, self._content())
         return there
 
     def _write(self, fields: dict[str, Any], embeddings: np.ndarray | None = None, of: Any = None) -> None:
-        """Append a change to the log. embeddings, of: what is added, and the embedder or header that it is of."""
+        """Append a change to the log, and make that part of the rows where it is long; arguments as of `_append`."""
         with self._held():
-            with self._mutex:
-                if "remove" in fields:
-                    self._number(fields["remove"])
-                else:
-                    self.check(of)
-                record = log.encode(fields, embeddings)
-                try:
-                    log.append(self.folder / self._header.log_file, self._read_up_to, record)
-                except OSError as error:
-                    raise self._unwritable(error) from error
-                self._replay()
+            self._append(fields, embeddings, of)
             rows_bytes = self._header.files[self._header.rows_file].bytes
             if self._read_up_to > max(_LEAST_LOG, min(_MOST_LOG, rows_bytes // 4)):
                 try:
                     self._replace(self._header, self._content())
                 except UserError as error:  # the change itself is on the disk
                     get_logger().warning(f"the log could not be made part of the rows: {error}")
+
+    def _append(self, fields: dict[str, Any], embeddings: np.ndarray | None = None, of: Any = None) -> None:
+        """Append a change to the log. The caller holds the lock.
+
+        embeddings, of: what is added, and the embedder or header that it is of.
+        """
+        with self._mutex:
+            if "remove" in fields:
+                self._number(fields["remove"])
+            else:
+                self.check(of)
+            record = log.encode(fields, embeddings)
+            try:
+                log.append(self.folder / self._header.log_file, self._read_up_to, record)
+            except OSError as error:
+                raise self._unwritable(error) from error
+            self._replay()
 
     def upgrade(self, embedder: Any, people: Mapping[str, Sequence[Picture]] | None = None) -> None:
         """Embed all people anew by another network, and take over its threshold; all or nothing.
