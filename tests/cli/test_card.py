@@ -135,6 +135,7 @@ def test_other_rounding_is_allowed_where_it_has_a_reason(run, capsys):
     found = read_card(run)
     found.sets["noise pairs"]["auc"] += 1e-6
     found.sets["noise pairs"]["table"]["area under ROC"] = "0.12345"
+    found.sets["noise pairs"]["calibration"]["bins"][0]["pairs"] += 1
     write_card(found, run)
     assert card(capsys, "verify", run)[0] == 1
     found.machine["processor"] = "another"
