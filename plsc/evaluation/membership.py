@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.evaluation.intervals import bootstrap_groups
+from plsc.evaluation.intervals import bootstrap_groups, wilson
 
 
 class People(NamedTuple):
@@ -57,7 +57,8 @@ def alike(people: People) -> np.ndarray:
 def auc(tested_N: np.ndarray, person_N: np.ndarray, strangers_M: np.ndarray) -> Auc | None:
     """Compare the scores of tested images with those of strangers; None where one side has none (NaN).
 
-    The interval is over the tested people, over their images if there is one person; the strangers are taken as given.
+    The interval is over the tested people, over their images if there is one person; Wilson's where all resamples agree, as
+    those of a single image do. The strangers are taken as given.
     """
     known = ~np.isnan(tested_N)
     strangers = np.sort(strangers_M[~np.isnan(strangers_M)])
@@ -68,5 +69,8 @@ def auc(tested_N: np.ndarray, person_N: np.ndarray, strangers_M: np.ndarray) -> 
     person = person_N[known]
     if len(np.unique(person)) == 1:
         person = np.arange(len(person))
-    low, high = bootstrap_groups(share_N[:, np.newaxis], person)[:, 0]
-    return Auc(float(share_N.mean()), float(low), float(high))
+    value = float(share_N.mean())
+    low, high = bootstrap_groups(share_N[:, np.newaxis], person)[:, 0].tolist()
+    if low == high:
+        low, high = wilson(value, len(np.unique(person)))
+    return Auc(value, low, high)

@@ -44,6 +44,8 @@ def test_auc_counts_pairs_and_ties_by_half():
     assert auc(np.full(2, np.nan), np.zeros(2), strangers) is None
     one = auc(tested, np.zeros(4), strangers)  # a single person: over the images
     assert one.low < one.value < one.high
+    alone = auc(tested[:1], np.zeros(1), strangers)  # of whom a resample tells nothing
+    assert alone.value == alone.low == 0 and 0.5 < alone.high < 1
 
 
 def test_a_tight_group_is_known_and_one_like_the_strangers_is_not():
