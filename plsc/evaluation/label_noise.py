@@ -67,7 +67,7 @@ def find_noise(
     sums = np.zeros((num_classes, unit.shape[1]), np.float32)
     np.add.at(sums, labels, unit)
     distances = _distances(unit, labels, sums, ranges)
-    merges = _merges(labels, distances.own, sums, ranges)
+    merges = _merges(labels, distances, sums, ranges)
     partner = np.full(num_classes, -1)
     for one, other, _ in merges:
         partner[[one, other]] = other, one
@@ -125,24 +125,35 @@ def _wrong(distances: Distances) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _merges(
-    labels: np.ndarray, own: np.ndarray, sums: np.ndarray, ranges: Sequence[tuple[int, int]]
+    labels: np.ndarray, distances: Distances, sums: np.ndarray, ranges: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, float]]:
-    """Find pairs of classes, each the other's nearest, whose means are more alike than their samples are to their own means."""
+    """Find pairs of classes, each the other's nearest, whose means are more alike than their samples are to their own means.
+
+    One wrong label draws the mean of a class of two halfway to the class that its sample is of. So the two samples count instead:
+    the class must be the nearest of both, and the cosine is that of the one which is less like it.
+    """
     means = _unit(sums)
-    known = ~np.isnan(own)
+    known = ~np.isnan(distances.own)
     counts = np.bincount(labels[known], minlength=len(sums))
-    spread = np.bincount(labels[known], own[known], len(sums)) / np.maximum(counts, 1)
+    spread = np.bincount(labels[known], distances.own[known], len(sums)) / np.maximum(counts, 1)
     spread[counts == 0] = np.inf  # a class of one sample is never merged
-    merges = []
+    alike = np.empty(len(sums), np.float32)  # cosine of each class with its nearest
+    nearest = np.empty(len(sums), np.int64)
     for start, stop in ranges:
         cosine, place = search(means[start:stop], means[start:stop], 2)
         line = np.arange(stop - start)
         column = (place[:, 0] == line).astype(int)
-        nearest = place[line, column]
-        for one in np.flatnonzero((nearest[nearest] == line) & (line < nearest)).tolist():
-            first, second = start + one, start + int(nearest[one])
-            score = float(cosine[one, column[one]] - (spread[first] + spread[second]) / 2)
-            if score > 0:
-                few, many = sorted((first, second), key=lambda number: counts[number])
-                merges.append((few, many, score))
+        alike[start:stop] = cosine[line, column]
+        nearest[start:stop] = start + place[line, column]
+    of_two = np.flatnonzero(known & (counts[labels] == 2))
+    agrees = distances.nearest[of_two] == nearest[labels[of_two]]
+    np.minimum.at(alike, labels[of_two], np.where(agrees, distances.other[of_two], -np.inf))
+    merges = []
+    line = np.arange(len(sums))
+    for first in np.flatnonzero((nearest[nearest] == line) & (line < nearest)).tolist():
+        second = int(nearest[first])
+        score = float(min(alike[first], alike[second]) - (spread[first] + spread[second]) / 2)
+        if score > 0:
+            few, many = sorted((first, second), key=lambda number: counts[number])
+            merges.append((few, many, score))
     return sorted(merges, key=lambda merge: -merge[2])

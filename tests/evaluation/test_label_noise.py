@@ -72,6 +72,24 @@ def test_samples_of_classes_of_two_are_marked(planted):
     assert np.array_equal(noise.of_two, labels[noise.samples] == 3)
 
 
+def test_a_wrong_label_in_a_class_of_two_is_no_merge(planted):
+    """Class 3 has two samples, one of them of class 11; or both."""
+    embeddings, labels, truth, _ = planted
+    labels = labels.copy()
+    labels[labels == 3] = 20
+    own = np.flatnonzero(truth == 3)[0]
+    wrong, other = np.flatnonzero((truth == 11) & (labels == 11))[:2]
+    labels[[own, wrong]] = 3
+    noise = find_noise(embeddings, labels, CLASSES)
+    assert [{*merge[:2]} for merge in noise.merges] == [{7, 39}]
+    place = noise.samples.tolist().index(wrong)
+    assert noise.of_two[place] and noise.classes[place] == 11
+    labels[[own, other]] = 20, 3
+    noise = find_noise(embeddings, labels, CLASSES)
+    assert {(3, 11), (7, 39)} == {tuple(sorted(merge[:2])) for merge in noise.merges}
+    assert not np.isin([wrong, other], noise.samples).any()
+
+
 def test_what_is_not_known_is_left_out(planted):
     """A corrupt sample, the only sample of a class, and classes of another range."""
     embeddings, labels = planted[0].copy(), planted[1].copy()
