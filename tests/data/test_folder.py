@@ -26,13 +26,13 @@ def test_the_sorted_names_of_the_folders_are_the_labels(folder):
 
 
 def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
-    for name in ("note.txt", "Ann/list.csv", ".hidden"):
+    for name in ("note.txt", "Ann/list.csv", ".hidden", "alignment.csv", "alignment.json"):
         (folder / name).write_text("")
     (folder / "Ann" / "more").mkdir()
-    (folder / "Ann" / "more" / "A.JPG").write_bytes(png(0))
+    (folder / "Ann" / "more" / "A.JFIF").write_bytes(png(0))
     paths, labels, _ = read_folder(str(folder))
     assert (
-        len(paths) == 7 and labels.tolist() == [0, 0, 1, 1, 1, 2, 2] and paths.written(1) == "Ann/more/A.JPG"
+        len(paths) == 7 and labels.tolist() == [0, 0, 1, 1, 1, 2, 2] and paths.written(1) == "Ann/more/A.JFIF"
     )
     said = capsys.readouterr().out
     assert "faces: 2 files are no images of an identity, and are left out: note.txt, Ann/list.csv\n" in said

@@ -25,15 +25,14 @@ import cv2
 from plsc.cli.commands.align.photo import HEADER, OTHER, UNREADABLE, WRITTEN, Options, Row, align_photo
 from plsc.data.alignment import SIZE
 from plsc.data.detector import Detector
-from plsc.data.folder import EXTENSIONS, check_folder
+from plsc.data.folder import ALIGNMENT, EXTENSIONS, check_folder
 from plsc.data.landmarks import photo_key, read_landmarks
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar
 from plsc.utils.text import table
 
-TABLE = "alignment.csv"
-OPTIONS = "alignment.json"
+TABLE, OPTIONS = ALIGNMENT
 SMALLEST = 40  # pixels; a smaller face would be enlarged to three times its size
 _PART = 256  # photos that the threads take together
 
