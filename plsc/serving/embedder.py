@@ -143,12 +143,16 @@ class _OfRun(Embedder):
         self._batch_size = evaluation.batch_size
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
+        from plsc.backbones.export.card import DARKEST
         from plsc.training.embed import embed
 
         def images(start: int, stop: int) -> np.ndarray:
             return samples[start:stop]
 
-        return embed(self._backbone, images, len(samples), self.preprocessing, self._batch_size)
+        embeddings = embed(self._backbone, images, len(samples), self.preprocessing, self._batch_size)
+        if self.preprocessing.is_image:  # zeros for what is black, as an exported graph gives them
+            embeddings[samples.reshape(len(samples), -1).max(1) <= DARKEST] = 0
+        return embeddings
 
 
 def from_export(folder: str | os.PathLike, described: str | None = None) -> Embedder:
