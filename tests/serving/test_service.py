@@ -90,6 +90,8 @@ def test_a_threshold_or_a_far_of_the_request_wins(client):
     )
     status, answer = client.send("/verify?far=0.5", *similar)
     assert status == 422 and "FAR 0.5" in answer["error"]
+    status, answer = client.send("/verify?far=0.01&threshold=0.9", *similar)
+    assert status == 422 and "exclude each other" in answer["error"]
 
 
 def test_a_search_has_the_nearest_names_and_a_verdict(client):

@@ -401,6 +401,8 @@ def _threshold(
     """Return the threshold of a request, else the stored one: a gallery has its own, for one against many."""
     if far is None:
         return of.threshold if given is None else given
+    if given is not None:
+        raise Refusal(422, "threshold and far exclude each other; leave one of them out")
     if of.calibration is None:
         raise Refusal(422, "far: the network is not calibrated; run plsc-eval --calibrate")
     try:
