@@ -118,7 +118,8 @@ def _wrong(distances: Distances) -> tuple[np.ndarray, np.ndarray, float]:
     of the samples below: from the 16 % quantile to the median.
     """
     nearer_N = (distances.other - distances.own).astype(np.float64)
-    low, median = np.nanquantile(nearer_N, [0.1587, 0.5])
+    known = nearer_N[~np.isnan(nearer_N)]
+    low, median = np.quantile(known, [0.1587, 0.5]) if len(known) else (0.0, 0.0)
     deviation = max(median - low, 1e-6)
     score_N = (nearer_N - median) / deviation
     return (score_N > LIMIT) & (nearer_N > 0), score_N, deviation

@@ -90,6 +90,7 @@ def test_a_wrong_label_in_a_class_of_two_is_no_merge(planted):
     assert not np.isin([wrong, other], noise.samples).any()
 
 
+@pytest.mark.filterwarnings("error")  # a user would see them
 def test_what_is_not_known_is_left_out(planted):
     """A corrupt sample, the only sample of a class, and classes of another range."""
     embeddings, labels = planted[0].copy(), planted[1].copy()
@@ -101,6 +102,8 @@ def test_what_is_not_known_is_left_out(planted):
     apart = find_noise(planted[0], planted[1], CLASSES, ranges)
     assert ((apart.classes < 20) == (planted[1][apart.samples] < 20)).all()
     assert apart.merges == []  # 7 and 39
+    alone = find_noise(planted[0][:CLASSES], np.arange(CLASSES), CLASSES)  # every class has one sample
+    assert np.isnan(alone.score_N).all() and not len(alone.samples) and alone.merges == []
 
 
 def test_a_network_that_has_diverged_is_refused():
