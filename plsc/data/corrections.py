@@ -179,11 +179,7 @@ class Corrected(Subset):
         corrections = read_corrections(path, data)
         labels, kept = _apply(data, corrections, path)
         present = np.unique(labels[kept])
-        super().__init__(data, np.flatnonzero(kept))
-        self.labels = np.searchsorted(present, labels[kept])
-        self.num_classes = len(present)
-        self.identities = None if data.identities is None else data.identities[present]
-        self._names = None if data.class_names is None else data.class_names[present]
+        super().__init__(data, np.flatnonzero(kept), labels[kept], present)
         if data.ranges is not None:
             self.ranges = [tuple(np.searchsorted(present, bounds).tolist()) for bounds in data.ranges]
             if any(stop - start < 2 for start, stop in self.ranges):
@@ -195,10 +191,6 @@ class Corrected(Subset):
             f"{shown(path)}: {counts[0]:,} samples have another label, {counts[1]:,} are dropped, {counts[2]:,} classes are merged: "
             f"{len(self):,} samples in {self.num_classes:,} classes"
         )
-
-    @property
-    def class_names(self) -> np.ndarray | None:
-        return self._names
 
 
 class CorrectedJoined(Corrected, Joined):

@@ -9,11 +9,25 @@ from plsc.data.preprocessing import Preprocessing
 
 
 class Subset(Dataset):
-    """Takes the samples `kept` of `data`: their indices, rising, int64. Labels and classes are the subclass's."""
+    """Takes some samples of `data`, and numbers the classes that stay anew in their order.
 
-    def __init__(self, data: Dataset, kept: np.ndarray):
+    Args:
+        kept: indices of the samples, rising, int64.
+        labels: of these, as `data` numbers classes; they need not be those that `data` gives.
+        classes: those that stay, as `data` numbers them, rising, int64.
+    """
+
+    def __init__(self, data: Dataset, kept: np.ndarray, labels: np.ndarray, classes: np.ndarray):
         self._data = data
         self._kept = kept
+        self.labels = np.searchsorted(classes, labels)
+        self.num_classes = len(classes)
+        self.identities = None if data.identities is None else data.identities[classes]
+        self._names = None if data.class_names is None else data.class_names[classes]
+
+    @property
+    def class_names(self) -> np.ndarray | None:
+        return self._names
 
     @property
     def preprocessing(self) -> Preprocessing:

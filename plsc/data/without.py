@@ -32,9 +32,5 @@ class Without(Subset):
         self.left_out = [name for name, stay in zip(known, stays.tolist()) if not stay]
         if not stays.any():
             raise UserError(f"all {len(known)} classes are left out")
-        number = np.cumsum(stays) - 1
         kept = np.flatnonzero(stays[data.labels])
-        super().__init__(data, kept)
-        self.labels = number[data.labels[kept]]
-        self.num_classes = int(stays.sum())
-        self.identities = data.identities[stays]
+        super().__init__(data, kept, data.labels[kept], np.flatnonzero(stays))

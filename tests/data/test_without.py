@@ -26,6 +26,16 @@ def test_the_others_keep_their_images_and_are_numbered_anew():
     assert sum(map(len, of.values())) == 6
 
 
+def test_names_without_identities_stay():
+    class Named(People):
+        class_names = np.array(OLD)
+
+    data = Named(OLD)
+    data.identities = None
+    some = Without(data, ["p3"])
+    assert some.identities is None and some.class_names.tolist() == [name for name in OLD if name != "p3"]
+
+
 def test_substitutes_are_the_same_samples():
     class InHalves(People):
         def substitutes(self, index):
