@@ -74,6 +74,7 @@ def test_the_spread_counts_every_class_once():
         "257-512": 1,
     }
     assert [*found][:7] == ["1", "2", "3-4", "5-8", "9-16", "17-32", "33-64"]
+    assert spread(np.array([0, 0, 2]), 4) == {"0": 2, "1": 1, "2": 1}
 
 
 def test_warnings(faces, run):

@@ -171,6 +171,7 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findin
     counts = np.bincount(images.labels, minlength=images.num_classes)
     findings.spreads[name] = spread(images.labels, images.num_classes)
     single = findings.spreads[name]["1"]
+    empty = findings.spreads[name].get("0", 0)
     numbers.update(
         classes=images.num_classes,
         images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
@@ -183,6 +184,9 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findin
         findings.add(
             "warning", name, f"each of its {images.num_classes:,} classes has folders of its own: {hint}"
         )
+    if empty:
+        text = f"{empty:,} of {images.num_classes:,} classes have no image: their centres are only pushed away"
+        findings.add("warning", name, text)
     if single:
         share = f"{single:,} of {images.num_classes:,} classes have a single image"
         findings.add("note", name, f"{share}: nothing shows how the images of such a class vary")
@@ -291,12 +295,14 @@ def _shared_images(one: tuple[str, AnySet, Scan], other: tuple[str, AnySet, Scan
 
 
 def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:
-    """Count the classes with 1, 2, 3-4, 5-8, ... images."""
+    """Count the classes with 1, 2, 3-4, 5-8, ... images, and before them those without any, if there are such."""
     counts = np.bincount(labels, minlength=num_classes)
-    doublings = np.ceil(np.log2(counts)).astype(int)
-    classes = np.bincount(doublings).tolist()
+    present = counts[counts > 0]
+    doublings = np.ceil(np.log2(present)).astype(int)
+    classes = np.bincount(doublings, minlength=1).tolist()
     names = ["1", "2", *(f"{2 ** (power - 1) + 1}-{2**power}" for power in range(2, len(classes)))]
-    return dict(zip(names, classes))
+    empty = len(counts) - len(present)
+    return {**({"0": empty} if empty else {}), **dict(zip(names, classes))}
 
 
 def draw_spread(spread: dict[str, int], name: str) -> bytes:
