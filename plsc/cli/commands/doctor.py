@@ -185,7 +185,9 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findin
             "warning", name, f"each of its {images.num_classes:,} classes has folders of its own: {hint}"
         )
     if empty:
-        text = f"{empty:,} of {images.num_classes:,} classes have no image: their centres are only pushed away"
+        text = (
+            f"{empty:,} of {images.num_classes:,} classes have no image: their centres are only pushed away"
+        )
         findings.add("warning", name, text)
     if single:
         share = f"{single:,} of {images.num_classes:,} classes have a single image"
