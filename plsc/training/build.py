@@ -23,7 +23,7 @@ from plsc.distributed.guard import Guard
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
 from plsc.training import optim
-from plsc.training.build_head import build_head
+from plsc.training.build_head import build_head, build_rule
 from plsc.training.compatible import build_compatible
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
@@ -75,7 +75,7 @@ def build_trainer(
     disks = find_disks(cfg.Global.output_dir)  # it makes the folder, in which a head's bank may have its file
     head = build_head(
         cfg.Head,
-        cfg.Optimizer,
+        build_rule(cfg.Optimizer),
         *sizes,
         cfg.Global.seed,
         cfg.Global.output_dir,

@@ -51,7 +51,7 @@ def logits_budget(cfg: HeadCfg) -> int:
 
 def build_head(
     cfg: HeadCfg,
-    optimizer: OptimizerCfg,
+    rule: Rule,
     num_classes: int,
     embedding_size: int,
     seed: int,
@@ -59,9 +59,9 @@ def build_head(
     ranges: Sequence[tuple[int, int]] | None = None,
     amp: AmpCfg | None = None,
 ) -> SoftmaxHead:
-    """Build the head that the config asks for, with its centres initialised from `seed`. `folder`: for the
-    file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of SoftmaxHead. `amp`: of the
-    training, for the dtype of the head's products."""
+    """Build the head that the config asks for, with its centres initialised from `seed`. `rule`: the centres'
+    optimizer. `folder`: for the file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of
+    SoftmaxHead. `amp`: of the training, for the dtype of the head's products."""
     margin = build_margin(cfg)
     return make_head(
         num_classes,
@@ -79,6 +79,6 @@ def build_head(
         compute_dtype=head_dtype(cfg, amp),
         init_std=cfg.init_std,
         seed=seed,
-        rule=build_rule(optimizer),
+        rule=rule,
         ranges=ranges,
     )

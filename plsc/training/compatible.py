@@ -15,13 +15,11 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.train_state import COMPATIBLE
 from plsc.config import Config
-from plsc.config.schema import head_dtype
+from plsc.config.schema import HeadCfg
 from plsc.data.dataset import Dataset
-from plsc.heads import make_head
-from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Frozen
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.build_head import logits_budget
+from plsc.training.build_head import build_head
 from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import set_means
 from plsc.training.other_run import OtherRun
@@ -58,18 +56,14 @@ def build_compatible(cfg: Config, dataset: Dataset) -> Compatible | None:
     if cfg.Global.compatible_with is None:
         return None
     other = open_old_run(cfg, dataset)
-    # In the device's memory whatever Head.bank is, but without an optimizer's state.
-    head = make_head(
+    head = build_head(
+        head_of_old_classes(cfg.Head),
+        Frozen(),
         dataset.num_classes,
         cfg.Model.embedding_size,
-        ArcFace(0.0),
-        scale=cfg.Head.scale,
-        sample_rate=cfg.Head.sample_rate,
-        seed=cfg.Global.seed,
-        budget=logits_budget(cfg.Head),
-        compute_dtype=head_dtype(cfg.Head, cfg.Global.amp),
+        cfg.Global.seed,
         ranges=getattr(dataset, "ranges", None),
-        rule=Frozen(),
+        amp=cfg.Global.amp,
     )
     without = set_means(
         other.build_network(), head, dataset, np.arange(dataset.num_classes), length=1.0, bias=0.0
@@ -79,6 +73,15 @@ def build_compatible(cfg: Config, dataset: Dataset) -> Compatible | None:
             f"compatible with {other.saved.path}: frozen centres of {dataset.num_classes - len(without):,} classes"
         )
     return Compatible(other.network, head)
+
+
+def head_of_old_classes(cfg: HeadCfg) -> HeadCfg:
+    """Return the config of the head that has the old network's classes, in a run with this one.
+
+    It has no margin, and one centre of a class, in the device's memory whatever the bank of the run is.
+    """
+    shared = ("scale", "sample_rate", "logits_budget_mb", "compute_dtype")
+    return HeadCfg(name="dist_arcface", margin=0.0, **{key: getattr(cfg, key) for key in shared})
 
 
 def open_old_run(cfg: Config, dataset: Dataset, alone: bool = False) -> OtherRun:

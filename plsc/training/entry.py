@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plsc.config import Config, load
+from plsc.config import Config, format_rows, load
 from plsc.config.advice import advice
 from plsc.config.setters import Setters
 from plsc.data.preprocessing import Preprocessing
@@ -30,6 +30,7 @@ from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
+from plsc.utils.sharding import split
 from plsc.utils.text import duration
 
 if TYPE_CHECKING:
@@ -348,9 +349,10 @@ class Entry(Setters):
         environment.prepare(self.config.Global.threads)
         from plsc.distributed.device import decide, why_no_gpu
         from plsc.distributed.sync_batch_norm import synchronise
+        from plsc.heads.optimizer import Frozen
         from plsc.training.build import build_loader, build_optimizer, build_training_set
         from plsc.training.build_head import build_margin
-        from plsc.training.compatible import open_old_run
+        from plsc.training.compatible import head_of_old_classes, open_old_run
         from plsc.training.network import check_amp, layers_to_recompute
         from plsc.training.plan_lines import plan_lines
         from plsc.training.teacher import build_teacher
@@ -373,9 +375,11 @@ class Entry(Setters):
             plan.append(f"plan: teacher  {teacher}")
         if self.config.Global.compatible_with:
             old = open_old_run(self.config, dataset, alone=True)
-            size = 4 * self.config.Model.embedding_size * -(-dataset.num_classes // ranks) / 2**20
+            head = head_of_old_classes(self.config.Head)
+            classes = split(dataset.num_classes, ranks)[0][1]
+            size = format_rows(head, Frozen.moments, classes, self.config.Model.embedding_size)
             plan.append(
-                f"plan: old      {old.saved.path}, to be compatible with; {size:.1f} MB per rank for its classes"
+                f"plan: old      {old.saved.path}, to be compatible with; {classes:,} classes per rank, {size}"
             )
         resumes = self.config.Global.resume and any((self.output_dir / "checkpoints").glob("step-*"))
         if self.config.Global.init_from and not resumes:

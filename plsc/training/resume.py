@@ -21,7 +21,7 @@ from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.build_head import build_head
+from plsc.training.build_head import build_head, build_rule
 from plsc.training.ema import Ema
 from plsc.training.groups import settings_of
 from plsc.utils.logging import get_logger, warn
@@ -241,6 +241,6 @@ def build_saved_backbone(
 def build_saved_head(cfg: Config, saved: store.Checkpoint) -> SoftmaxHead:
     """Build the config's head with a checkpoint's classes."""
     sizes = saved.num_classes, cfg.Model.embedding_size
-    head = build_head(cfg.Head, cfg.Optimizer, *sizes, cfg.Global.seed, cfg.Global.output_dir)
+    head = build_head(cfg.Head, build_rule(cfg.Optimizer), *sizes, cfg.Global.seed, cfg.Global.output_dir)
     load_head(head, saved)
     return head

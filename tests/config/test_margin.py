@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.config import ConfigError, load
-from plsc.training.build_head import build_head, build_margin, changes_others
+from plsc.training.build_head import build_head, build_margin, build_rule, changes_others
 from plsc.training.entry import Entry
 from plsc.utils.registry import MARGINS
 
@@ -67,7 +67,7 @@ def test_its_config_is_printed_and_read_again(tmp_path):
 
 def test_its_head_trains():
     cfg = load(None, ["Head.name=plsc_own_margin:Cut", "Head.scale=16.0"])
-    head = build_head(cfg.Head, cfg.Optimizer, 20, 8, seed=0)
+    head = build_head(cfg.Head, build_rule(cfg.Optimizer), 20, 8, seed=0)
     emb = paddle.to_tensor(np.random.default_rng(0).standard_normal((6, 8)), dtype="float32")
     emb.stop_gradient = False
     losses = []

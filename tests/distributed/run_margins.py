@@ -6,7 +6,7 @@ import paddle
 from plsc import distributed
 from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
-from plsc.training.build_head import build_head
+from plsc.training.build_head import build_head, build_rule
 from plsc.utils.registry import MARGINS
 from tests.heads.autograd import dense_gradients
 
@@ -43,7 +43,7 @@ for kind, more in cases:
     for prefix in ("dist_", ""):
         keys = {key: value for key, value in more.items() if key != "ranges"}
         cfg = load().edit({"Head": {"name": prefix + kind, "scale": 16.0, "init_std": 0.5, **keys}})
-        head = build_head(cfg.Head, cfg.Optimizer, C, D, seed=3, ranges=more.get("ranges"))
+        head = build_head(cfg.Head, build_rule(cfg.Optimizer), C, D, seed=3, ranges=more.get("ranges"))
         state = head.bank.state()["centres"].copy()
         rows = slice(head.shard.start, head.shard.stop)
         centres = np.concatenate(distributed.gather_objects(state)) if prefix else state

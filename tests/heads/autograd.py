@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 
 from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
-from plsc.training.build_head import build_head
+from plsc.training.build_head import build_head, build_rule
 
 
 def angular(cos, m, paste=True):
@@ -112,7 +112,7 @@ def head_of(kind, num_classes=37, scale=16.0, ranges=None, **more):
     more = {**(COMBINED if kind == "combined" else {}), **more}
     cfg = load(None, [f"Head.name=dist_{kind}", f"Head.scale={scale}", "Head.init_std=0.5"])
     cfg = cfg.edit({f"Head.{key}": value for key, value in more.items()})
-    return build_head(cfg.Head, cfg.Optimizer, num_classes, D, seed=3, ranges=ranges)
+    return build_head(cfg.Head, build_rule(cfg.Optimizer), num_classes, D, seed=3, ranges=ranges)
 
 
 def gradients(head, x, label):

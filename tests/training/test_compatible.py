@@ -132,6 +132,6 @@ def test_what_does_not_fit_is_refused(old, tmp_path, runs):
     with pytest.raises(UserError, match="was made with the networks of other runs"):
         train(tmp_path, NO_PAIRS, resume=checkpoint(runs / "compatible", 40))
     assert (
-        f"plan: old      {checkpoint(old)}, to be compatible with; 0.0 MB per rank"
+        f"plan: old      {checkpoint(old)}, to be compatible with; 23 classes per rank, 0.0 MB for centres and gradient"
         in Entry(TINY, keys).dry_run()
     )

@@ -177,10 +177,12 @@ def _run_head(args: argparse.Namespace, log: Path) -> None:
     import numpy as np
     import paddle
 
-    from plsc.training.build_head import build_head
+    from plsc.training.build_head import build_head, build_rule
 
     cfg = config(args, log.parent)
-    head = build_head(cfg.Head, cfg.Optimizer, args.classes, args.dim, cfg.Global.seed, amp=cfg.Global.amp)
+    head = build_head(
+        cfg.Head, build_rule(cfg.Optimizer), args.classes, args.dim, cfg.Global.seed, amp=cfg.Global.amp
+    )
     rng = np.random.default_rng(0)
     emb_BD = paddle.to_tensor(rng.standard_normal((args.batch, args.dim), np.float32), stop_gradient=False)
     label_B = paddle.to_tensor(rng.integers(0, args.classes, args.batch))

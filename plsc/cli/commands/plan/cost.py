@@ -98,7 +98,12 @@ class Trial:
 
     def __init__(self, cfg: Config, classes: int, samples: int):
         self.head = build_head(
-            cfg.Head, cfg.Optimizer, classes, cfg.Model.embedding_size, seed=0, amp=cfg.Global.amp
+            cfg.Head,
+            build_rule(cfg.Optimizer),
+            classes,
+            cfg.Model.embedding_size,
+            seed=0,
+            amp=cfg.Global.amp,
         )
         rng = np.random.default_rng(distributed.rank())
         noise = rng.standard_normal((samples, cfg.Model.embedding_size), np.float32)
