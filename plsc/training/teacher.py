@@ -84,8 +84,8 @@ class Teacher(ExtraLoss):
         return paddle.concat([self._backbone(part).flatten(1) for part in parts])
 
 
-def build_teacher(cfg: Config, data: Dataset, alone: bool = False) -> Teacher | None:
-    """Build the teacher that the config names, None without one. UserError if it does not fit this run.
+def open_teacher(cfg: Config, data: Dataset, alone: bool = False) -> OtherRun | None:
+    """Open the run that Teacher.checkpoint names, None without one. UserError if its network does not fit this run.
 
     alone: as of OtherRun.
     """
@@ -93,6 +93,17 @@ def build_teacher(cfg: Config, data: Dataset, alone: bool = False) -> Teacher | 
         return None
     other = OtherRun(cfg.Teacher.checkpoint, "Teacher.checkpoint", alone)
     other.refuse_other(data.preprocessing, cfg.Model.embedding_size)
+    return other
+
+
+def build_teacher(cfg: Config, data: Dataset, alone: bool = False) -> Teacher | None:
+    """Build the teacher that the config names, None without one. UserError if it does not fit this run.
+
+    alone: as of OtherRun.
+    """
+    other = open_teacher(cfg, data, alone)
+    if other is None:
+        return None
     row_C = None
     if cfg.Teacher.centres:
         refuse_other_head(cfg, other.saved, other.where, _REMEDY)

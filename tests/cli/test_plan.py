@@ -11,10 +11,12 @@ from plsc.cli.commands.plan.calibration import SMALLEST
 from plsc.cli.commands.plan.cost import memory
 from plsc.config import load
 from plsc.errors import UserError
+from plsc.heads.optimizer import Frozen
 from tests.launch import ROOT
-from tests.tiny_runs import TINY
+from tests.tiny_runs import IMAGE_SHAPE, TINY, train
 
 MB = 2**20
+SMALL = "Model.widths=[3, 4]"
 
 
 def case(classes=1001, ranks=2, batch=8, *overrides):
@@ -59,6 +61,24 @@ def test_the_backbone_has_the_arrays_of_its_optimizer(monkeypatch):
     )
     disk = plan.disk_needs(averaged, 1000, 50)["checkpoint"] - plan.disk_needs(averaged, 0)["checkpoint"]
     assert disk == 4 * (1000 * 3 + 50 * 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "held"),
+    [
+        ([], 16 * 1000 - 4000),
+        (["DataLoader.Train.accumulate=2"], 32 * 1000 - 4000 - 7 * 16),
+        (["DataLoader.Train.accumulate=2", "DataLoader.Train.batch_size=4"], 0),
+        (["Teacher.weight=0"], 0),  # it embeds nothing, but is there
+    ],
+)
+def test_a_teacher_takes_its_weights_and_what_it_holds_beyond_gradients_and_activations_to_come(keys, held):
+    found = {"parameters": 1000, "frozen": 0, "backbone": [[1, None, 8007]], "kept": 7}
+    asked = case(10, 1, 16, "Teacher={checkpoint: there}", *keys)
+    alone = plan.backbone_bytes(asked, {**found, "teacher": None})
+    parts = plan.backbone_bytes(asked, {**found, "teacher": {"numbers": 500, "held": 1000}})
+    assert parts.pop("teacher") == 4 * 500
+    assert parts.pop("activations of the teacher", 0) == held and parts == alone
 
 
 @pytest.mark.parametrize(
@@ -152,17 +172,77 @@ def test_a_head_on_every_rank_knows_no_rates():
     assert "activations" not in planned["bytes"]
 
 
-@pytest.mark.parametrize("ranks, rate", [(1, 1.0), (2, 0.1)])
-def test_one_class_more_than_the_largest_number_does_not_fit(ranks, rate):
-    asked = case(10, ranks, 8, f"Head.sample_rate={rate}", "Head.logits_budget_mb=64")
+@pytest.mark.parametrize(
+    "ranks, rate, heads", [(1, 1.0, 1), (2, 0.1, 1), (2, 0.1, 2)], ids=["whole", "sampled", "compatible"]
+)
+def test_one_class_more_than_the_largest_number_does_not_fit(ranks, rate, heads):
+    old = ["Global.compatible_with=there"] if heads == 2 else []
+    asked = case(10, ranks, 8, f"Head.sample_rate={rate}", "Head.logits_budget_mb=32", *old)
     most = plan.largest(asked, others=10 * MB, memory=100 * MB)
 
     def bytes_of(classes):
         there = plan.Case(asked.cfg, classes, ranks, 8)
-        parts = memory(asked.cfg, there.shard, there.selected(rate), 16, there.samples)
-        return sum({**parts, "blocks": 64 * MB}.values())
+        sizes = there.shard, there.selected(rate), 16, there.samples
+        rules = [None, Frozen()][:heads]
+        parts = [memory(asked.cfg, *sizes, rule=rule) for rule in rules]
+        return sum(sum({**each, "blocks": 32 * MB}.values()) for each in parts)
 
     assert bytes_of(most) <= 90 * MB < bytes_of(most + 2 * ranks)
+
+
+# ---- a teacher, and the head of an older run's classes
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """A run of one step: its folder, and a config's keys that make it teacher and older run of another."""
+    folder = tmp_path_factory.mktemp("before")
+    train(folder, "Global.max_steps=1", "DataLoader.Eval.dataset=null")
+    return [f"Teacher={{checkpoint: {folder}, centres: false}}", f"Global.compatible_with={folder}"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "a100"])
+def test_the_networks_of_other_runs_are_planned(before, tmp_path, monkeypatch, device):
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # the command sets it for its process
+    teacher, old = before
+
+    def planned(*keys):
+        how = {
+            "cpu": ["--seconds", "0", "--memory", "80", "--disk", "1"],
+            "a100": ["--device", "a100", "--gpus", "1"],
+        }
+        file = tmp_path / "plan.json"
+        asked = ["-c", str(TINY), "--classes", "3000", "--json", str(file), *how[device]]
+        assert plan.main([*asked, "-o", *keys, SMALL]) == 0
+        return json.loads(file.read_text())
+
+    alone, both = planned("Global.seed=3"), planned(teacher, old)
+    of_teacher, of_student = (
+        load(TINY, keys).Model.build(embedding_size=8, image_shape=IMAGE_SHAPE).parameters()
+        for keys in ([], [SMALL])
+    )
+    gradients = 4 * sum(p.size for p in of_student if not p.stop_gradient)
+    largest_map = 4 * 4 * 6 * 5  # bytes of 4 channels
+    more = {name: size for name, size in both["bytes"].items() if name not in alone["bytes"]}
+    second = more.pop("head of compatible_with")
+    assert more == {
+        "teacher": 4 * sum(p.size for p in of_teacher),
+        "activations of the teacher": 12 * 3 * largest_map - gradients,
+    }
+    first = sum(alone["bytes"][part] for part in ("centres", "gradient", "blocks", "embeddings"))
+    assert second == first  # without momentum, and copies to update
+    assert {name: both["bytes"][name] for name in alone["bytes"]} == alone["bytes"]
+    assert both["largest_classes"] < 0.8 * alone["largest_classes"]
+    if device == "a100":
+        seconds, of_both = (each["scaling"][0]["seconds"] for each in (alone, both))
+        assert of_both.keys() - seconds.keys() == {"teacher", "head of compatible_with"}
+        assert min(of_both["teacher"], of_both["head of compatible_with"]) > 0
+        assert 0 < of_both["forward"] == seconds["forward"]
+
+
+def test_a_teacher_that_does_not_fit_is_refused(before):
+    with pytest.raises(UserError, match="has embeddings of 8 numbers, this run of 9"):
+        plan.main(["-c", str(TINY), "--seconds", "0", "-o", before[0], "Model.embedding_size=9"])
 
 
 # ---- a bank on disk
@@ -274,7 +354,7 @@ def test_a_folder_that_can_hold_no_bank_is_told():
         plan.main(asked)
 
 
-def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
+def test_the_command_plans_and_writes(before, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = [
         "-c",
@@ -290,7 +370,7 @@ def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
         "--seconds",
         "1",
     ]
-    assert plan.main([*asked, "--json", "plan.json"]) == 0
+    assert plan.main([*asked, "--json", "plan.json", "-o", *before]) == 0
     planned = json.loads((tmp_path / "plan.json").read_text())
     assert (planned["classes"], planned["batch"], planned["rate"], planned["memory"]) == (
         3000,
@@ -302,9 +382,10 @@ def test_the_command_plans_and_writes(tmp_path, capsys, monkeypatch):
     assert found["head"].keys() == {"full", "sampled"} and found["parameters"] > 0 and found["backbone"]
     assert found["kept"] > 0
     assert found["head"]["full"][0][0] == SMALLEST and all(y > 0 for _, y in found["head"]["full"])
-    assert capsys.readouterr().out.startswith(
-        "3,000 classes on 1 rank, 4 samples each, rate 0.5, bank device, float32\n"
-    )
+    assert found["teacher"]["seconds"][-1][0] == 4 and planned["teacher_seconds"] > 0
+    said = capsys.readouterr().out
+    assert said.startswith("3,000 classes on 1 rank, 4 samples each, rate 0.5, bank device, float32\n")
+    assert " ms, that of compatible_with included, teacher " in said
 
 
 @pytest.mark.parametrize(

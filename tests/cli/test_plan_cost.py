@@ -5,10 +5,13 @@ import os
 import numpy as np
 import pytest
 
+from plsc.cli.commands.plan.calibration import Case
 from plsc.cli.commands.plan.cost import Trial, bank_bytes, memory
+from plsc.cli.commands.plan.sizes import of_old_classes
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax
+from plsc.heads.optimizer import Frozen
 from plsc.utils import kernels
 
 DIM = "Model.embedding_size=16"
@@ -33,6 +36,30 @@ def test_stored_rows_and_gradient_are_as_large_as_computed(head, optimizer):
     stored = sum(array.nbytes for array in bank.state().values())
     assert stored == sum(found[name] for name in ("centres", *bank.rule.moments))
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "{bank: host, bank_dtype: bfloat16, sample_rate: 0.2}",
+        "{name: arcface, sub_centres: 3}",
+        "{name: softmax, bias: true}",
+    ],
+)
+def test_the_head_of_old_classes_is_planned_as_it_is(head):
+    cfg = load(None, [f"Head={head}", "Global.compatible_with=there", DIM])
+    trial = Trial(cfg, 300, 8)
+    trial.step()
+    second = trial.of_old_classes
+    bank = second.bank
+    before = bank.state()["centres"].copy()
+    trial.step()
+    assert (bank.state()["centres"] == before).all()
+    found = memory(of_old_classes(Case(cfg, 300, 1, 8)).cfg, 300, bank.selected, 16, 8, rule=Frozen())
+    stored = sum(array.nbytes for array in bank.state().values())
+    assert found["centres"] == stored == 4 * 300 * 16
+    assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
+    assert found.keys() <= {"centres", "gradient", "copies to update", "blocks", "embeddings"}
 
 
 @pytest.mark.parametrize("optimizer", ["Momentum", "AdamW"])

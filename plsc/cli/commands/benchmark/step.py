@@ -87,13 +87,17 @@ def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     cfg = _config(args, batch, accumulate, key)
     case = Case(cfg, args.classes, args.ranks, batch)
     shape = tuple(_shape(args))
+    environment.prepare(args.threads)
+    from plsc.training.teacher import open_teacher
+
+    other = open_teacher(cfg, cfg.build_dataset("DataLoader.Train.dataset"), alone=True)
+    teacher = other.cfg.Model if other else None
     if args.seconds:
-        measured = calibrate(case, args.seconds, shape, args.threads, args.device)
+        measured = calibrate(case, args.seconds, shape, args.threads, args.device, teacher)
     else:
-        environment.prepare(args.threads)
         from plsc.cli.commands.plan.activations import counted
 
-        measured = counted(cfg, shape)
+        measured = counted(cfg, shape, teacher)
     return sum(backbone_bytes(case, measured).values()) + sum(head_bytes(case, cfg.Head.sample_rate).values())
 
 

@@ -1,4 +1,4 @@
-"""Count what a backbone keeps of a forward pass for the backward pass: `plsc-plan --seconds 0`.
+"""Count what a backbone keeps of a forward pass for the backward pass, and what a teacher takes: `plsc-plan --seconds 0`.
 
 kept_bytes(IResNet50(), (3, 112, 112))       # of an image, in float32
 """
@@ -11,6 +11,7 @@ import paddle
 
 from plsc.backbones.count import count
 from plsc.config import Config
+from plsc.config.schema import ModelCfg
 from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.training.groups import freeze, settings_of
@@ -18,6 +19,8 @@ from plsc.training.network import layers_to_recompute
 from plsc.utils import measure
 
 _IMAGES = 2  # training-mode BatchNorm takes two
+# Outputs of its largest layer that a network without gradients has at once: input, output and a shortcut.
+_PASSING = 3
 
 
 def kept_bytes(
@@ -58,11 +61,12 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
     return sum(tensor.size * tensor.element_size() for tensor in kept.values())
 
 
-def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
+def counted(cfg: Config, shape: tuple[int, ...], teacher: ModelCfg | None = None) -> dict:
     """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
 
     "base" is this process as it is, Paddle imported; "made" is what it would keep without recomputation, "tensors" are
-    the trained ones, "macs" of an image, "attention" says whether the network has it.
+    the trained ones, "macs" of an image, "attention" says whether the network has it. "teacher" is the result of
+    `count_teacher`, None without one.
     """
     base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
@@ -72,18 +76,56 @@ def counted(cfg: Config, shape: tuple[int, ...]) -> dict:
     # A gradient is computed apart, and then added to that of the micro-batch before, or to zeros.
     largest = max((4 * p.size for p in backbone.parameters() if not p.stop_gradient), default=0)
     peak = kept + weights + largest
-    tensors = sum(not p.stop_gradient for p in backbone.parameters())
-    attention = any(hasattr(layer, "products") for layer in backbone.sublayers())
     return {
         "base": base,
         "head": {},
         "backbone": [[1, None, peak]],
         "kept": kept,
         "made": kept_bytes(backbone, shape) if recomputed else kept,
-        "tensors": tensors,
-        "macs": count(backbone, shape).macs,
-        "attention": attention,
+        "teacher": count_teacher(build_teacher(teacher, shape), shape) if teacher else None,
+        **_forward_of(backbone, shape),
         **sizes,
+    }
+
+
+def build_teacher(cfg: ModelCfg, shape: tuple[int, ...]) -> paddle.nn.Layer:
+    """Build a network like a teacher's for samples of a shape, with other weights."""
+    return cfg.build(embedding_size=cfg.embedding_size, image_shape=shape)
+
+
+def count_teacher(network: paddle.nn.Layer, shape: tuple[int, ...]) -> dict:
+    """Count what a teacher's network takes: all its "numbers", bytes that it "holds" of an image while it embeds it, and
+    "made", "tensors", "macs", "attention" as of `counted`. Leaves the network in evaluation mode."""
+    made = kept_bytes(network, shape)
+    network.eval()
+    return {
+        "numbers": sum(parameter.size for parameter in network.parameters()),
+        "held": _PASSING * _largest_output(network, shape),
+        "made": made,
+        **_forward_of(network, shape),
+    }
+
+
+@paddle.no_grad()
+def _largest_output(network: paddle.nn.Layer, shape: tuple[int, ...]) -> int:
+    """Return the bytes of an image in the largest output of a layer."""
+    sizes: list[int] = []
+    hooks = [
+        layer.register_forward_post_hook(lambda *call: sizes.append(4 * call[-1].size))
+        for layer in network.sublayers(include_self=True)
+    ]
+    network(paddle.zeros([1, *shape]))
+    for hook in hooks:
+        hook.remove()
+    return max(sizes)
+
+
+def _forward_of(network: paddle.nn.Layer, shape: tuple[int, ...]) -> dict:
+    """Count what the time of a forward pass depends on."""
+    return {
+        "tensors": sum(not p.stop_gradient for p in network.parameters()),
+        "macs": count(network, shape).macs,
+        "attention": any(hasattr(layer, "products") for layer in network.sublayers()),
     }
 
 

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from plsc.config import Config
+from plsc.config import Config, load
+from plsc.config.schema import ModelCfg
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils import measure
@@ -83,11 +84,15 @@ def calibrate(
     image_shape: tuple[int, ...] | None,
     threads: int | None,
     device: str = "cpu",
+    teacher: ModelCfg | None = None,
 ) -> dict:
     """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one; one on a GPU.
 
+    teacher: its network; None: there is none.
+
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...]
-    (with `image_shape`), "kept": bytes of an image that autograd keeps, "parameters" and "frozen": numbers of the
+    (with `image_shape`), "teacher": null or the result of activations.count_teacher with "seconds", [[samples, seconds], ...] of
+    its forward pass, "kept": bytes of an image that autograd keeps, "parameters" and "frozen": numbers of the
     backbone that are trained, and others, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "gpu": name and bytes of the GPU, null on a CPU, "scatter": the largest relative difference of a time's middle half
     from its median}. With a bank on disk the points of the head are [K, seconds with all rows in the page
     cache, with none of them there, seconds to write].
@@ -112,6 +117,7 @@ def calibrate(
             ),
         }
         asked.update(image_shape=image_shape, threads=threads, device=device)
+        asked["teacher"] = teacher.model_dump(mode="json") if teacher else None
         last_line = launcher.run_ranks(
             ["plan", "-c", str(config), "--work", json.dumps(asked), str(target)],
             ranks,
@@ -156,6 +162,7 @@ def work(cfg: Config, asked: dict) -> dict:
         "threads": threads,
         "head": {},
         "backbone": [],
+        "teacher": None,
         "kept": 0,
         "parameters": 0,
         "frozen": 0,
@@ -166,6 +173,8 @@ def work(cfg: Config, asked: dict) -> dict:
     # The backbone first: in memory that a head has freed its activations would not be seen.
     if asked["image_shape"]:
         measured.update(_backbone_costs(cfg, asked, seconds, times))
+        if asked["teacher"]:
+            measured["teacher"] = _teacher_costs(cfg, asked, seconds, times)
     for kind in kinds:
         measured["head"][kind] = _head_times(cfg, rates[kind], asked, seconds, times)
     return {**measured, "scatter": times.scatter}
@@ -295,3 +304,26 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
     return {"backbone": measured, "kept": kept_bytes(backbone, shape, recomputed), **sizes}
+
+
+def _teacher_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> dict:
+    """Count what the teacher's network takes, and measure the seconds of its forward pass for growing batches if it embeds
+    any."""
+    import paddle
+
+    from plsc import distributed
+    from plsc.cli.commands.plan.activations import build_teacher, count_teacher
+
+    shape = tuple(asked["image_shape"])
+    network = build_teacher(load().edit({"Model": asked["teacher"]}).Model, shape)
+    found = {**count_teacher(network, shape), "seconds": []}
+    if cfg.Teacher.weight == 0:
+        return found
+    began = time.monotonic()
+    for batch in backbone_batches(seconds, found["macs"], asked["backbone_batch"]):
+        images = paddle.randn([batch, *shape])
+        with paddle.no_grad():
+            found["seconds"].append([batch, times.median(lambda images=images: network(images))])
+        if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
+            break
+    return found

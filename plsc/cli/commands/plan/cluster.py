@@ -76,6 +76,8 @@ class HeadStyle(NamedTuple):
 # a thread of the host, a step ahead.
 IN_BLOCKS = HeadStyle(logits=9, rows=18)
 RECOMPUTED = HeadStyle(logits=14, rows=21)  # logits beyond the budget are computed again
+UPDATE_ROWS = 13  # passes over the rows that an update takes, which a head of frozen centres does without
+FROZEN_KERNELS = 83  # launches of a head of frozen centres; all counted in the same way
 
 
 @dataclass(frozen=True)

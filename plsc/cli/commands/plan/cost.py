@@ -21,14 +21,23 @@ from plsc.heads.bank import copied_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
+from plsc.heads.optimizer import Frozen, Rule
+from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule, changes_others, logits_budget
+from plsc.training.compatible import head_of_old_classes
 from plsc.utils.device import asynchronous
 
 _ROWS_AT_ONCE = 8192  # rows of one read
 
 
 def memory(
-    cfg: Config, classes: int, selected: int, embedding_size: int, samples: int, threads: int = 1
+    cfg: Config,
+    classes: int,
+    selected: int,
+    embedding_size: int,
+    samples: int,
+    threads: int = 1,
+    rule: Rule | None = None,
 ) -> dict[str, int]:
     """Compute the bytes of a head on a rank by part: stored rows, and the needs of a step.
 
@@ -37,17 +46,20 @@ def memory(
         selected: K of them in a step; without sampling all.
         samples: N, which the rank compares with its classes.
         threads: of the rank; with kernels each has blocks of its own.
+        rule: the centres' optimizer; None: the config's.
     """
-    moments = build_rule(cfg.Optimizer).moments
+    rule = rule or build_rule(cfg.Optimizer)
+    moments = rule.moments
     arrays = 1 + len(moments)
-    stored = bank_bytes(cfg, classes, embedding_size)
+    stored = rows_bytes(cfg.Head, arrays, classes, embedding_size)
     dtype = head_dtype(cfg.Head, cfg.Global.amp)
     cfg = cfg.Head
     width = embedding_size * cfg.sub_centres + cfg.bias
     sampled = selected < classes
     in_memory = stored // arrays if cfg.bank != "disk" else 0
     offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
-    copies = asynchronous() and cfg.bank == "device"
+    # What is sampled is copied to be compared, all else to be updated.
+    copies = asynchronous() and cfg.bank == "device" and (sampled or not isinstance(rule, Frozen))
     in_blocks = not by_kernels(dtype) or (offloaded and not sampled)
     return {
         "centres": in_memory,
@@ -90,21 +102,20 @@ def _blocks(
 
 
 class Trial:
-    """Runs steps of a config's head with `classes` classes on random embeddings and labels. Every rank makes one.
+    """Runs steps of a config's head with `classes` classes on random embeddings and labels, and of the head of
+    Global.compatible_with. Every rank makes one.
 
     Args:
         samples: of this rank.
     """
 
     def __init__(self, cfg: Config, classes: int, samples: int):
-        self.head = build_head(
-            cfg.Head,
-            build_rule(cfg.Optimizer),
-            classes,
-            cfg.Model.embedding_size,
-            seed=0,
-            amp=cfg.Global.amp,
-        )
+        def build(head: HeadCfg, rule: Rule) -> SoftmaxHead:
+            return build_head(head, rule, classes, cfg.Model.embedding_size, seed=0, amp=cfg.Global.amp)
+
+        self.head = build(cfg.Head, build_rule(cfg.Optimizer))
+        compatible = cfg.Global.compatible_with is not None
+        self.of_old_classes = build(head_of_old_classes(cfg.Head), Frozen()) if compatible else None
         rng = np.random.default_rng(distributed.rank())
         noise = rng.standard_normal((samples, cfg.Model.embedding_size), np.float32)
         self.emb = paddle.to_tensor(noise, stop_gradient=False)
@@ -113,7 +124,8 @@ class Trial:
 
     def step(self) -> None:
         """Run forward, backward and update, and wait for the bank."""
-        self.head(self.emb, self.label, self.number).loss.backward()
+        heads = [self.head, self.of_old_classes] if self.of_old_classes else [self.head]
+        sum(head(self.emb, self.label, self.number).loss for head in heads).backward()
         self.head.step(0.1, self.number)
         self.head.bank.finish()
         self.emb.clear_grad()

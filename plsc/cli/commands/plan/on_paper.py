@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,15 @@ from plsc.cli.commands.plan import cluster as model
 from plsc.cli.commands.plan.calibration import Case
 from plsc.cli.commands.plan.cluster import Cluster, Work
 from plsc.cli.commands.plan.devices import DEVICES, Device
-from plsc.cli.commands.plan.sizes import backbone_bytes, bank_bytes_of, disk_needs, head_bytes, most
+from plsc.cli.commands.plan.sizes import (
+    OLD_CLASSES,
+    backbone_bytes,
+    bank_bytes_of,
+    disk_needs,
+    head_bytes,
+    most,
+    of_old_classes,
+)
 from plsc.config import Config
 from plsc.config.schema import head_dtype
 from plsc.errors import UserError
@@ -115,13 +124,13 @@ def kind_of(measured: dict) -> Kind:
 # ---- memory
 
 
-def gpu_bytes(case: Case, measured: dict) -> dict[str, int]:
-    """Compute the bytes of a GPU by part."""
+def gpu_bytes(case: Case, measured: dict, whole_budget: bool = False) -> dict[str, int]:
+    """Compute the bytes of a GPU by part. whole_budget: as of sizes.head_bytes."""
     cfg = case.cfg
     network = backbone_bytes(case, measured)
     if cfg.Global.amp and "activations" in network:
         network["activations"] = round(kind_of(measured).amp_kept * network["activations"])
-    head = head_bytes(case, cfg.Head.sample_rate)
+    head = head_bytes(case, cfg.Head.sample_rate, whole_budget)
     return {
         "CUDA and libraries": CONTEXT,
         **network,
@@ -143,14 +152,9 @@ def _host(case: Case) -> tuple[str, ...]:
 
 def largest_classes(case: Case, measured: dict, cluster: Cluster, machine_memory: float) -> int:
     """Find the most classes that fit the GPUs and, with Head.bank=host, the machines' memory."""
-    from plsc.training.build_head import logits_budget  # here: it imports Paddle
-
-    budget = logits_budget(case.cfg.Head)
 
     def fits(more: Case) -> bool:
-        parts = gpu_bytes(more, measured)
-        parts["blocks"] = max(parts["blocks"], budget)  # as in sizes.largest
-        gpu = sum(parts.values())
+        gpu = sum(gpu_bytes(more, measured, whole_budget=True).values())
         return gpu <= cluster.device.memory and machine_bytes(more, cluster.gpus) <= machine_memory
 
     return most(case, fits)
@@ -209,9 +213,38 @@ def work_of(case: Case, measured: dict, device: Device) -> Work:
     )
 
 
+def teacher_seconds(case: Case, work: Work, teacher: dict, cluster: Cluster) -> float:
+    """Predict the seconds in which the teacher embeds a rank's samples. work: of the run. teacher: the result of
+    activations.count_teacher."""
+    kind = kind_of(teacher)
+    its = replace(
+        work,
+        macs=teacher["macs"],
+        kept=teacher["made"],
+        passes=kind.passes,
+        kernels=kind.kernels * teacher["tensors"] * case.accumulate / 2,  # of one pass of two
+        dtype=dtype_of(case.cfg, cluster.device, "float32"),
+    )
+    parts = model.seconds(its, cluster)
+    return parts["forward"] + parts["launches"]
+
+
+def old_classes_seconds(case: Case, measured: dict, cluster: Cluster) -> float:
+    """Predict the seconds of the head of Global.compatible_with."""
+    work = work_of(of_old_classes(case), measured, cluster.device)
+    frozen = replace(work, head=work.head._replace(rows=work.head.rows - model.UPDATE_ROWS))
+    parts = model.seconds(frozen, cluster)
+    return parts["gather"] + parts["head"] + model.FROZEN_KERNELS * model.LAUNCH
+
+
 def step_of(case: Case, measured: dict, cluster: Cluster, loader: float) -> dict[str, float]:
     """Predict the seconds of a step by part. loader: images/s that a machine prepares."""
-    parts = model.seconds(work_of(case, measured, cluster.device), cluster)
+    work = work_of(case, measured, cluster.device)
+    parts = model.seconds(work, cluster)
+    if measured["teacher"] and case.cfg.Teacher.weight:
+        parts["teacher"] = teacher_seconds(case, work, measured["teacher"], cluster)
+    if case.cfg.Global.compatible_with:
+        parts[OLD_CLASSES] = old_classes_seconds(case, measured, cluster)
     loaded = case.batch * case.accumulate * cluster.gpus / loader
     return {**parts, "data": max(0.0, loaded - sum(parts.values()))}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from plsc.cli.commands.plan.sizes import OLD_CLASSES
 from plsc.evaluation.report.style import COLOURS, FAINT, new_figure, png_of, styled
 
 # parts of a step -> the label they are drawn under
@@ -11,7 +12,9 @@ _DRAWN = {
     "forward": "network",
     "backward": "network",
     "launches": "network",
+    "teacher": "network",
     "head": "head",
+    OLD_CLASSES: "head",
     "bank": "bank",
     "gather": "gather",
     "reduce": "reduce",
@@ -32,7 +35,8 @@ def draw(planned: dict[str, Any]) -> bytes:
         colours = (*COLOURS, FAINT)
         for colour, label in zip(colours, dict.fromkeys(_DRAWN.values())):
             values = [
-                1e3 * sum(row["seconds"][part] for part in _DRAWN if _DRAWN[part] == label) for row in rows
+                1e3 * sum(row["seconds"].get(part, 0) for part in _DRAWN if _DRAWN[part] == label)
+                for row in rows
             ]
             if any(values):
                 bars.bar(places, values, 0.6, below, color=colour, label=label)

@@ -40,6 +40,7 @@ from plsc.cli.commands.plan.sizes import (
     on_this_machine,
 )
 from plsc.config import STAND_IN, Config, add_arguments, load
+from plsc.config.schema import ModelCfg
 from plsc.data.dataset import Dataset
 from plsc.distributed import environment
 from plsc.errors import UserError
@@ -106,6 +107,8 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
         if timed and measured["backbone"]
         else None
     )
+    teacher = measured.get("teacher")
+    teacher_points = teacher["seconds"] if timed and teacher else []
     rates = sorted({*(RATES if case.cfg.Head.sharded else (1.0,)), rate}, reverse=True)
     totals = {each: fixed + sum(head_bytes(case, each).values()) for each in rates}
     disks = {each: disk_of(case, memory, totals[each]) for each in rates}
@@ -126,6 +129,8 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
         "head_seconds_cached": head_seconds(case, measured, rate) if timed else None,
         "from_disk": disks[rate]._asdict(),
         "backbone_seconds": backbone,
+        "teacher_seconds": case.accumulate * along(teacher_points, case.batch) if teacher_points else None,
+        "compatible": case.cfg.Global.compatible_with is not None,
         "largest_classes": largest(case, fixed, memory),
         "disk": {**needs, "free": free, "fits": fits_disk(needs, free)},
         "largest_classes_on_disk": most(case, lambda more: fits_disk(disk_needs(more, *sizes), free)),
@@ -146,7 +151,9 @@ def verdict(planned: dict) -> str:
     """Say in a sentence whether a lower rate pays."""
     present = next(row for row in planned["rates"] if row["rate"] == planned["rate"])
     lower = [row for row in planned["rates"] if row["rate"] < planned["rate"]]
-    whole = present["head_seconds"] + (planned["backbone_seconds"] or 0.0)
+    whole = (
+        present["head_seconds"] + (planned["backbone_seconds"] or 0.0) + (planned["teacher_seconds"] or 0.0)
+    )
     for row in lower:  # the highest rate with most of the possible saving
         saved = (present["head_seconds"] - row["head_seconds"]) / whole
         best = (present["head_seconds"] - min(each["head_seconds"] for each in lower)) / whole
@@ -211,6 +218,10 @@ def format_times(planned: dict) -> list[str]:
     bank, _ = planned["bank"]
     furthest = max(point[0] for points in measured["head"].values() for point in points)
     lines = [f"time of a step: head {1e3 * planned['head_seconds']:.1f} ms"]
+    if planned["compatible"]:
+        lines[-1] += ", that of compatible_with included"
+    if planned["teacher_seconds"] is not None:
+        lines[-1] += f", teacher {1e3 * planned['teacher_seconds']:.1f} ms"
     if planned["backbone_seconds"] is not None:
         lines[-1] += (
             f", backbone {1e3 * planned['backbone_seconds']:.1f} ms, without optimizer and the ranks' waiting"
@@ -402,7 +413,8 @@ def plan_here(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[
     free = {**free, "one": True} if args.disk else disk_free(cfg)
     seconds = _SECONDS if args.seconds is None else args.seconds
     if seconds:
-        measured = calibrate(case, seconds, dataset.preprocessing.shape, None, args.device)
+        shape = dataset.preprocessing.shape
+        measured = calibrate(case, seconds, shape, None, args.device, _teacher(cfg, dataset))
     else:
         measured = _counted(cfg, dataset)
     measured["sample_bytes"] = _sample_bytes(dataset)
@@ -430,7 +442,18 @@ def _counted(cfg: Config, dataset: Dataset) -> dict:
     environment.prepare(cfg.Global.threads)
     from plsc.cli.commands.plan.activations import counted
 
-    return counted(cfg, dataset.preprocessing.shape)
+    return counted(cfg, dataset.preprocessing.shape, _teacher(cfg, dataset))
+
+
+def _teacher(cfg: Config, dataset: Dataset) -> ModelCfg | None:
+    """Open the teacher's checkpoint, and return the config of its network; None without one. UserError if it does not fit
+    the run."""
+    if cfg.Teacher.checkpoint is None:
+        return None
+    environment.prepare(cfg.Global.threads)
+    from plsc.training.teacher import open_teacher
+
+    return open_teacher(cfg, dataset, alone=True).cfg.Model
 
 
 def _sample_bytes(dataset: Dataset) -> int:

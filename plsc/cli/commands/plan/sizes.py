@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +16,11 @@ from plsc.cli.commands.plan.calibration import Case
 from plsc.config import Config
 from plsc.config.schema import moments_of
 from plsc.utils.disk import free_bytes, nearest_folder
+
+if TYPE_CHECKING:
+    from plsc.heads.optimizer import Rule
+
+OLD_CLASSES = "head of compatible_with"
 
 
 def along(points: Sequence[Sequence[float]], x: float) -> float:
@@ -25,18 +32,44 @@ def along(points: Sequence[Sequence[float]], x: float) -> float:
     return float(ys[-1] + slope * (x - xs[-1]))
 
 
-def head_bytes(case: Case, rate: float) -> dict[str, int]:
-    """Compute the bytes of the head on a rank, by part."""
+def head_bytes(case: Case, rate: float, whole_budget: bool = False) -> dict[str, int]:
+    """Compute the bytes of the head on a rank, by part, and those of the head of Global.compatible_with.
+
+    whole_budget: count all that is allowed for blocks, for otherwise more classes may take less: exponentials that do
+    not fit the budget are not kept.
+    """
+    from plsc.heads.optimizer import Frozen
+
+    parts = _one_head_bytes(case, rate, whole_budget)
+    if case.cfg.Global.compatible_with:
+        of_old = _one_head_bytes(of_old_classes(case), rate, whole_budget, Frozen())
+        parts[OLD_CLASSES] = sum(of_old.values())
+    return parts
+
+
+def of_old_classes(case: Case) -> Case:
+    """Return a case with the head of Global.compatible_with in the place of its own."""
+    from plsc.training.compatible import head_of_old_classes
+
+    return replace(case, cfg=case.cfg.model_copy(update={"Head": head_of_old_classes(case.cfg.Head)}))
+
+
+def _one_head_bytes(case: Case, rate: float, whole_budget: bool, rule: Rule | None = None) -> dict[str, int]:
     from plsc.cli.commands.plan.cost import memory
+    from plsc.training.build_head import logits_budget
 
     cfg = case.cfg
     threads = max(1, (os.cpu_count() or 1) // case.ranks)
-    return memory(cfg, case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples, threads)
+    sizes = case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples
+    parts = memory(cfg, *sizes, threads, rule)
+    if whole_budget:
+        parts["blocks"] = max(parts["blocks"], logits_budget(cfg.Head))
+    return parts
 
 
 def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
-    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; on a GPU also the
-    copies by which a step is undone, and the buffers that samples are sent to."""
+    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; the teacher's; on a GPU
+    also the copies by which a step is undone, and the buffers that samples are sent to."""
     from plsc.utils.device import Sender, asynchronous  # here: it imports Paddle
 
     if not measured["backbone"]:
@@ -47,11 +80,24 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     average = {"averaged weights": 4 * (trained + frozen)} if case.cfg.Global.ema else {}
     activations = max(0, round(peak) - 4 * (2 * trained + frozen))
     parts = {"backbone": weights, **average, "activations": activations}
+    if teacher := measured.get("teacher"):
+        parts["teacher"] = 4 * teacher["numbers"]
+        # While it embeds, the backbone has no gradients yet, and of accumulated batches no activations either.
+        spare = 4 * trained + (activations if case.accumulate > 1 else 0)
+        if (held := _held_by_teacher(case, teacher["held"])) > spare:
+            parts["activations of the teacher"] = held - spare
     if asynchronous():
         parts["copies to undo a step"] = weights - 4 * (trained + frozen) + sum(average.values())
         of_samples = measured.get("sample_bytes", 0) * case.batch * case.accumulate
         parts["buffers of samples"] = Sender.BUFFERS * of_samples
     return parts
+
+
+def _held_by_teacher(case: Case, of_image: int) -> int:
+    """Compute the bytes that the teacher holds while it embeds the samples of a step."""
+    if case.cfg.Teacher.weight == 0:
+        return 0
+    return of_image * min(case.cfg.DataLoader.Train.batch_size, case.batch * case.accumulate)
 
 
 def _backbone_peak(batch: int, measured: dict) -> float:
@@ -68,18 +114,8 @@ def _backbone_peak(batch: int, measured: dict) -> float:
 
 def largest(case: Case, others: int, memory: float) -> int:
     """Find the most classes whose head and `others` bytes fit `memory` bytes of a rank."""
-    from plsc.training.build_head import logits_budget
-
     rate = case.cfg.Head.sample_rate
-    budget = logits_budget(case.cfg.Head)
-
-    def fits(more: Case) -> bool:
-        parts = head_bytes(more, rate)
-        # The whole budget, since more classes may need less: exponentials that do not fit it are not kept.
-        parts["blocks"] = max(parts["blocks"], budget)
-        return sum(parts.values()) + others <= memory
-
-    return most(case, fits)
+    return most(case, lambda more: sum(head_bytes(more, rate, whole_budget=True).values()) + others <= memory)
 
 
 def most(case: Case, fits: Callable[[Case], bool]) -> int:
