@@ -181,8 +181,16 @@ def _describe_sets(sets: list[SetState]) -> str:
 
 def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.nn.Layer) -> None:
     """Refuse by UserError a checkpoint of a run that froze other parameters than `cfg`: what was frozen has no
-    optimizer state, and the state of what is frozen now would be lost."""
-    theirs = config_sections(saved.config_yaml).get("Optimizer")
+    optimizer state, and the state of what is frozen now would be lost. Likewise one whose class centres are the
+    teacher's where these are not, or the other way round: only the start of a run takes them."""
+    sections = config_sections(saved.config_yaml)
+    teacher = sections.get("Teacher", {})
+    if teacher.get("checkpoint") and (there := teacher.get("centres", True)) != cfg.Teacher.centres:
+        raise UserError(
+            f"checkpoint {saved.path.name} was made with Teacher.centres {there}, this run has {cfg.Teacher.centres}: resume with the "
+            "same, or start a new run with Global.init_from in another Global.output_dir"
+        )
+    theirs = sections.get("Optimizer")
     if not theirs:
         return
     keys = {key: theirs[key] for key in ("groups", "freeze_norms") if key in theirs}

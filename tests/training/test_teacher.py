@@ -117,6 +117,8 @@ def test_a_resumed_run_goes_on_exactly_with_the_same_teacher_only(teacher, tmp_p
         with pytest.raises(UserError, match="made with the networks of other runs {'teacher': '") as caught:
             make_trainer(tmp_path / "other", *other).resume(saved)
         assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="made with Teacher.centres True, this run has False: resume with"):
+        make_trainer(tmp_path / "other", *keys(teacher, "Teacher.centres=false")).resume(saved)
 
 
 def test_the_plan_describes_the_teacher(teacher, tmp_path):
