@@ -9,7 +9,7 @@ import pytest
 from plsc import Gallery
 from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError
-from plsc.serving.gallery.pictures import people_of
+from plsc.serving.gallery.pictures import embed_pictures, people_of
 from plsc.utils.calibration import Calibration
 from tests.launch import run_python
 from tests.serving.fake_embedder import FakeEmbedder, pictures, units
@@ -258,6 +258,18 @@ def test_pictures_that_cannot_be_used_are_listed(tmp_path, embedder):
     with pytest.raises(UserError, match="no picture can be used"):
         Gallery.build(tmp_path / "h", embedder, {"Bob": [str(folder / "Bob" / "good.png")]})
     assert not (tmp_path / "h").exists()
+
+
+def test_pictures_that_are_stretched_much_are_warned_of(tmp_path, embedder, capsys):
+    wide, good = str(tmp_path / "wide.png"), str(tmp_path / "good.png")
+    cv2.imwrite(wide, np.full((6, 9), 200, np.uint8))
+    cv2.imwrite(good, pictures(1)[0, 0])
+    _, kept, _ = embed_pictures(embedder, [good, wide], ["Ann", "Ann"])
+    said = capsys.readouterr().out
+    assert len(kept) == 2
+    assert f"1 of 2 pictures are stretched to the network's 5 x 6 pixels, such as {wide} (9 x 6);" in said
+    embed_pictures(embedder, [good], ["Ann"])
+    assert "stretched" not in capsys.readouterr().out
 
 
 def test_arrays_that_are_no_samples_are_listed(tmp_path, embedder):

@@ -10,15 +10,18 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from plsc.data.folder import read_folder
-from plsc.data.images import CHANNELS, load_image
+from plsc.data.images import CHANNELS, decode_pixels, planes, read_file
 from plsc.data.preprocessing import Preprocessing, check_sample
+from plsc.data.transforms import resize
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
+from plsc.utils.logging import get_logger
 
 Picture = Union[str, np.ndarray]
 """The path of a picture, or a sample as the network takes it."""
 
 _BATCH = 256
+_STRETCHED = 1.2  # a change of the ratio of width to height above this is warned of
 
 
 class LeftOut(NamedTuple):
@@ -47,11 +50,13 @@ def embed_pictures(
     embeddings = np.empty((len(pictures), embedder.embedding_size), np.float32)
     kept: list[int] = []
     others: list[LeftOut] = []
+    stretched: list[str] = []
     read = partial(_read, preprocessing=embedder.preprocessing)
     bar = Bar("embedding", len(pictures), "pictures")
     with ThreadPoolExecutor(thread_name_prefix="plsc-pictures") as pool, bar:
         for start in range(0, len(pictures), _BATCH):
-            samples = [*pool.map(read, pictures[start : start + _BATCH])]
+            samples, notes = zip(*pool.map(read, pictures[start : start + _BATCH]))
+            stretched += filter(None, notes)
             bar.update(len(samples))
             good = [number for number, sample in enumerate(samples, start) if isinstance(sample, np.ndarray)]
             others += [
@@ -68,24 +73,34 @@ def embed_pictures(
                     kept.append(number)
                 else:
                     others.append(LeftOut(owners[number], _no_embedding(pictures[number])))
+    if stretched:
+        height, width = embedder.preprocessing.size
+        get_logger().warning(
+            f"{len(stretched):,} of {len(pictures):,} pictures are stretched to the network's {width} x {height} pixels, "
+            f"such as {stretched[0]}; if they are photos of people, align them first (plsc-align)"
+        )
     return embeddings[: len(kept)], np.array(kept, np.int64), others
 
 
-def _read(picture: Picture, preprocessing: Preprocessing) -> np.ndarray | UserError:
-    """Read a picture: uint8 [C, H, W]; or return why it cannot be read."""
-    if isinstance(picture, np.ndarray):
-        try:
-            return check_sample(picture, preprocessing.shape, preprocessing.dtype, lambda: "an array")
-        except UserError as error:
-            return error
-    if preprocessing.channels not in CHANNELS:
-        return UserError(
-            f"{shown(picture)}: the network takes samples {preprocessing.samples}, no pictures in files"
-        )
+def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | UserError, str]:
+    """Read a picture: uint8 [C, H, W], or why it cannot be read; and its name and size if it was stretched much, else ""."""
     try:
-        return load_image(str(picture), preprocessing)
+        if isinstance(picture, np.ndarray):
+            sample = check_sample(picture, preprocessing.shape, preprocessing.dtype, lambda: "an array")
+            return sample, ""
+        if preprocessing.channels not in CHANNELS:
+            raise UserError(
+                f"{shown(picture)}: the network takes samples {preprocessing.samples}, no pictures in files"
+            )
+        path = str(picture)
+        pixels = decode_pixels(read_file(path), preprocessing.channels == "grey", lambda: path)
     except UserError as error:
-        return error
+        return error, ""
+    height, width = preprocessing.size
+    ratio = pixels.shape[1] * height / (pixels.shape[0] * width)
+    much = max(ratio, 1 / ratio) > _STRETCHED
+    note = f"{shown(picture)} ({pixels.shape[1]} x {pixels.shape[0]})" if much else ""
+    return planes(resize(pixels, height, width), preprocessing.channels), note
 
 
 def _no_embedding(picture: Picture) -> str:
