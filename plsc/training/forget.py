@@ -92,25 +92,28 @@ def _read_strangers(cfg: Config, trained: Dataset) -> Pictures:
 
 
 def test(
-    cfg: Config, checkpoint: Path, tested: Pictures, strangers: Pictures, without: Sequence[str] = ()
-) -> Membership:
+    cfg: Config, checkpoint: Path, tested: Pictures, strangers: Pictures, *without: Sequence[str]
+) -> list[Membership]:
     """Test whether a checkpoint's network treats `tested` otherwise than `strangers`.
 
-    without: classes whose centres count as gone.
+    without: names of classes whose centres count as gone; there is a result for each of these lists.
     """
     backbone, saved = Entry(cfg, [f"Global.checkpoint={json.dumps(str(checkpoint))}"]).load_network()
     evaluation = cfg.DataLoader.Eval
     preprocessing = Preprocessing.from_json(saved.preprocessing)
-    scores = []
-    for people in (tested, strangers):
-        read = partial(_rows, people.samples)
-        emb = embed(
-            backbone, read, len(people.samples), preprocessing, evaluation.batch_size, evaluation.flip
-        )
+    sides = []
+    for pictures in (tested, strangers):
+        read = partial(_rows, pictures.samples)
+        count = len(pictures.samples)
+        emb = embed(backbone, read, count, preprocessing, evaluation.batch_size, evaluation.flip)
         emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        embedded = People(emb, people.person_N)
-        scores.append((nearest(embedded, _centres(saved, without)), alike(embedded)))
-    return Membership(*(auc(ours, tested.person_N, theirs) for ours, theirs in zip(*scores)))
+        sides.append(People(emb, pictures.person_N))
+    among_themselves = auc(alike(sides[0]), tested.person_N, alike(sides[1]))
+    results = []
+    for names in without:
+        ours, theirs = (nearest(people, _centres(saved, names)) for people in sides)
+        results.append(Membership(auc(ours, tested.person_N, theirs), among_themselves))
+    return results
 
 
 def _rows(samples: np.ndarray, start: int, stop: int) -> np.ndarray:

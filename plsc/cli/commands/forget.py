@@ -83,10 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"Global.compatible_with is left out of the repair, since {shown(cfg.Global.compatible_with)} may have been trained "
             "with them; embed its galleries anew by the new network"
         )
-    before = forget.test(cfg, checkpoint, tested, strangers)
-    dropped = forget.test(cfg, checkpoint, tested, strangers, without=names)
+    before, dropped = forget.test(cfg, checkpoint, tested, strangers, (), names)
     made = forget.repair(repaired, args.ranks)
-    after = forget.test(repaired, made, tested, strangers)
+    (after,) = forget.test(repaired, made, tested, strangers, ())
     of_old, of_new = _identify(checkpoint), _identify(made)
     held = forget.holders(run, names)
     receipt = {
