@@ -115,17 +115,27 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
 
 
 def _stood_in(args: argparse.Namespace) -> Config:
-    """Return the config with noise in the place of its data. For a training, warn that it learns nothing."""
+    """Return the config with noise in the place of its data. For a training, warn that it learns nothing.
+
+    UserError for a training that would resume: a run on real images would go on with noise.
+    """
     environment.before_paddle()  # the config may name classes, whose modules import Paddle
     from plsc.config import load
+    from plsc.errors import UserError
     from plsc.training.stand_in import stand_in
     from plsc.utils.logging import warn
 
+    config = load(args.config, args.override)
     if not args.dry_run:
+        if config.Global.resume:
+            raise UserError(
+                f"{config.source('Global.resume')}: Global.resume: --stand-in would train the run in Global.output_dir on noise; set it "
+                "to false, and name another Global.output_dir"
+            )
         warn(
             "--stand-in: the images are noise, for a test of speed and memory; nothing is learned or evaluated"
         )
-    return stand_in(load(args.config, args.override))
+    return stand_in(config)
 
 
 def _say_defaults() -> None:

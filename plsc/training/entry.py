@@ -385,7 +385,8 @@ class Entry(Setters):
         if self.config.Global.init_from and not resumes:
             from plsc.training.finetune import check_start
 
-            plan.append(f"plan: start    {check_start(self.config, backbone, dataset)}")
+            total_steps = self.config.Global.total_steps(loader.steps_per_epoch)
+            plan.append(f"plan: start    {check_start(self.config, backbone, dataset, total_steps)}")
         return "\n".join([self.config.to_yaml(sources=True), *plan])
 
     def launch(self, ranks: int, verb: str = "train") -> dict[str, Any]:

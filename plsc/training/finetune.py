@@ -122,10 +122,21 @@ def _open(path: str) -> Checkpoint:
     return Checkpoint.open(path, verify=False)
 
 
-def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset) -> str:
+def refuse_last_step(step: int, total_steps: int) -> None:
+    """Refuse by UserError to begin at a step after which none is left."""
+    if step >= total_steps:
+        raise UserError(
+            f"Global.keep_step: nothing is left to train after step {step}, since this run ends at step {total_steps}; raise "
+            "Global.epochs or Global.max_steps"
+        )
+
+
+def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset, total_steps: int) -> str:
     """Describe in a line what `start_from` would load, without loading it. Reads every byte of the
     checkpoint."""
     saved = Checkpoint.open(cfg.Global.init_from, whole=True)
+    if cfg.Global.keep_step:
+        refuse_last_step(saved.step, total_steps)
     arrays, _, match = _what_fits(cfg, saved, backbone, data)
     kept = int((match.row_C >= 0).sum())
     line = f"{saved.path}: the {len(arrays)} tensors of the backbone; "

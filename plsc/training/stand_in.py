@@ -43,7 +43,10 @@ def stand_in(config: Config) -> Config:
         "DataLoader.Eval.dataset": None,
         "DataLoader.Eval.more": {},
     }
-    if config.Teacher.freezes_centres:  # classes of noise have no names to find the teacher's by
+    # Classes of noise have no names, by which those of another run would be found.
+    if config.Global.init_from and config.Global.keep_centres != "number":
+        changes["Global.keep_centres"] = "none"
+    if config.Teacher.freezes_centres:
         changes.update({"Teacher.centres": False} if config.Teacher.weight else {"Teacher": {}})
     return config.edit(changes, "--stand-in")
 

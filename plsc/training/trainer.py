@@ -39,6 +39,7 @@ from plsc.training.dump import DumpWriter, TakenStep, find_cause
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.extra_loss import ExtraLoss
+from plsc.training.finetune import refuse_last_step
 from plsc.training.flags import Flags, LateFlags
 from plsc.training.join import ASKED, FILE, JoinRequests
 from plsc.training.local_disks import with_rank_0s_statistics
@@ -539,11 +540,7 @@ class Trainer:
 
     def begin_at(self, step: int) -> None:
         """Begin at this step of the schedule and of the data's order. Called before `train`. UserError if none is left."""
-        if step >= self.total_steps:
-            raise UserError(
-                f"Global.keep_step: nothing is left to train after step {step}, since this run ends at step {self.total_steps}; raise "
-                "Global.epochs or Global.max_steps"
-            )
+        refuse_last_step(step, self.total_steps)
         self.step = step
 
     def resume(self, path) -> None:

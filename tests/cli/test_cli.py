@@ -139,6 +139,9 @@ def test_noise_stands_in_for_absent_data(tmp_path, capsys, monkeypatch):
     assert "plan: steps    40, 4 an epoch" in said
     assert cli.run("train", ["--dry-run", *asked[1:]]) == 2
     assert "file 'nowhere.rec' does not exist" in capsys.readouterr().err
+    assert cli.run("train", [*asked, "Global.resume=true"]) == 2  # of a run on the data
+    assert "--stand-in would train the run in Global.output_dir on noise" in capsys.readouterr().err
+    assert cli.run("train", ["--dry-run", *asked, "Global.resume=true"]) == 0
 
 
 class Recorder:

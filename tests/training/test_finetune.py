@@ -379,6 +379,12 @@ def test_a_dry_run_refuses_what_a_start_refuses(before, tmp_path, names, overrid
     assert str(dry_run.value) == str(start.value)
 
 
+def test_a_dry_run_refuses_a_start_after_the_last_step(before, tmp_path):
+    keys = ["Global.keep_step=true", "Global.max_steps=2"]
+    with pytest.raises(UserError, match="nothing is left to train after step 2"):
+        dry(tmp_path, before, NEW, *keys)
+
+
 def test_a_dry_run_finds_a_checkpoint_that_is_not_there_or_damaged(before, tmp_path):
     with pytest.raises(UserError, match="there is no such checkpoint folder"):
         dry(tmp_path, tmp_path / "nothing", NEW)
