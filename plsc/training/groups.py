@@ -39,7 +39,7 @@ def settings_of(cfg: OptimizerCfg, backbone: nn.Layer) -> dict[str, Settings]:
     Raises: UserError for a group without effect, freeze_norms without norm layers, and layer_decay with a
     backbone that has no method `layer_of`.
     """
-    parameters = _parameters(backbone)
+    parameters = parameters_of(backbone)
     group_of = _group_of_each(cfg.groups, parameters)
     of_norms = _norm_parameters(backbone) if cfg.freeze_norms else set()
     settings = {}
@@ -58,7 +58,7 @@ def settings_of(cfg: OptimizerCfg, backbone: nn.Layer) -> dict[str, Settings]:
 
 def describe(settings: dict[str, Settings], backbone: nn.Layer) -> str:
     """Format what differs: "3 of 60 parameters frozen, learning rate times 0.1 for 20, times 1 for 37"."""
-    parameters = _parameters(backbone)
+    parameters = parameters_of(backbone)
     # Not those that the network itself has frozen.
     counted = [each for name, each in settings.items() if each.frozen or not parameters[name].stop_gradient]
     scales = Counter(each.lr_scale for each in counted if not each.frozen)
@@ -76,7 +76,7 @@ def freeze(cfg: OptimizerCfg, backbone: nn.Layer, settings: dict[str, Settings])
     Returns the norm layers that must be in evaluation mode while the backbone trains, so that their running
     statistics stand still: with freeze_norms all, else those all of whose parameters groups have frozen.
     """
-    frozen = [p for name, p in _parameters(backbone).items() if settings[name].frozen]
+    frozen = [p for name, p in parameters_of(backbone).items() if settings[name].frozen]
     for parameter in frozen:
         parameter.stop_gradient = True
     ids = {id(parameter) for parameter in frozen}
@@ -96,7 +96,7 @@ def _stands_still(norm: nn.Layer, frozen: set[int]) -> bool:
     return all(p.stop_gradient for p in own) and any(id(p) in frozen for p in own)
 
 
-def _parameters(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
+def parameters_of(backbone: nn.Layer) -> dict[str, paddle.Tensor]:
     """Return all parameters by name, but the running statistics, which Paddle lists as parameters."""
     statistics = {
         id(tensor)
@@ -140,7 +140,7 @@ def _norm_parameters(backbone: nn.Layer) -> set[str]:
     if not norms:
         raise UserError(f"Optimizer.freeze_norms: {type(backbone).__name__} has no norm layer; leave it out")
     own = {id(p) for layer in norms for p in layer.parameters(include_sublayers=False)}
-    return {name for name, p in _parameters(backbone).items() if id(p) in own}
+    return {name for name, p in parameters_of(backbone).items() if id(p) in own}
 
 
 def _layer_scale(decay: float, backbone: nn.Layer, name: str) -> float:

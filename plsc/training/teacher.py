@@ -20,6 +20,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import to_input
 from plsc.training.extra_loss import ExtraLoss, global_mean
 from plsc.training.finetune import refuse_other_head, take_centres
+from plsc.training.groups import parameters_of
 from plsc.training.other_run import OtherRun
 from plsc.utils.logging import get_logger
 from plsc.utils.timing import timer
@@ -49,7 +50,7 @@ class Teacher(ExtraLoss):
         self._row_C = row_C
 
     def __str__(self) -> str:
-        parameters = sum(parameter.size for parameter in self._backbone.parameters())
+        parameters = sum(parameter.size for parameter in parameters_of(self._backbone).values())
         network = f"{type(self._backbone).__name__} of {self._saved.path}"
         size = f"{parameters:,} parameters, {4 * parameters / 2**20:.1f} MB"
         if self._row_C is None:

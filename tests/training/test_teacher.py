@@ -125,7 +125,7 @@ def test_the_plan_describes_the_teacher(teacher, tmp_path):
     said = Entry(TINY, [*keys(teacher), f"Global.output_dir={tmp_path}"]).dry_run()
     path = re.escape(str(checkpoint(teacher, 4)))
     assert re.search(
-        rf"plan: teacher  SmallResNet of {path}, [\d,]+ parameters, 0\.0 MB; its centres of 11", said
+        rf"plan: teacher  SmallResNet of {path}, 1,392 parameters, 0\.0 MB; its centres of 11", said
     )
     assert f"\nTeacher:\n  checkpoint: {teacher}" in said
     assert "weight" not in Entry(TINY).config.to_yaml().partition("Teacher:")[2].partition("Optimizer")[0]
