@@ -10,6 +10,7 @@ Imports little: a Ctrl-C while the verb imports Paddle must meet what handles it
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import select
@@ -26,6 +27,8 @@ from plsc.utils.version import __version__
 if TYPE_CHECKING:
     from plsc.config import Config
 
+# No defects of ours: rights, file systems and their space. Readers and writers of many kinds meet these.
+_OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _EXAMPLES = {
     "train": "plsc-train -c configs/ -o Global.epochs=2 Global.output_dir=first",
     "eval": "plsc-eval -c first/config.yaml",
@@ -170,6 +173,8 @@ def _ignore_the_launcher() -> None:
 def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
     """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130.
 
+    An OSError of the machine, such as a full disk, is one line and 2, too.
+
     Where nobody reads stdout any more (`plsc-ckpt list run | head -1`) end silently with 141, as other programs do.
     """
     environment.before_paddle()
@@ -185,11 +190,11 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes when it ends
         return 128 + signal.SIGPIPE
-    except UserError as error:
-        if debug:
+    except (UserError, OSError) as error:
+        if debug or not (isinstance(error, UserError) or error.errno in _OF_THE_MACHINE):
             raise
         _ignore_the_launcher()
-        for line in str(error).split("\n"):
+        for line in _lines(error):
             print(f"ERROR {shown(line)}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
@@ -197,6 +202,15 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
             raise
         print("ERROR interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT
+
+
+def _lines(error: UserError | OSError) -> list[str]:
+    """Return the lines of a UserError, or one of where the machine refuses to read or write."""
+    if isinstance(error, UserError):
+        return str(error).split("\n")
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its rights"
+    return [f"{where}{error.strerror}; {remedy}, or name another folder"]
 
 
 def _has_lost_its_reader(descriptor: int) -> bool:

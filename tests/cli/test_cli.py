@@ -1,5 +1,6 @@
 """The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of their own."""
 
+import errno
 import os
 import re
 import resource
@@ -304,6 +305,23 @@ def test_a_broken_pipe_of_another_kind_keeps_its_traceback():
 
     with pytest.raises(BrokenPipeError):
         cli._without_traceback(fails)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (errno.EACCES, "ERROR a\\x1b/b: Permission denied; change its rights, or name another folder"),
+        (errno.ENOSPC, "ERROR a\\x1b/b: No space left on device; make room there, or name another folder"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(capsys, code, line):
+    def fails():
+        raise OSError(code, os.strerror(code), "a\x1b/b")
+
+    assert cli._without_traceback(fails) == 2
+    assert capsys.readouterr().err == f"{line}\n"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        cli._without_traceback(lambda: os.close(-1))
 
 
 def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):

@@ -330,6 +330,7 @@ def doctor(
     join: opens the whole training set of a config, whose classes labelled sets besides training's have; None:
         they have others, to draw pairs from.
     """
+    output.mkdir(parents=True, exist_ok=True)  # first, since reading all images may take long
     findings = Findings()
     opened = []
     for name, make in sets.items():
@@ -352,7 +353,6 @@ def doctor(
     if join and len(of_training) == trained:
         whole = join if trained > 1 else lambda: of_training[0][1]
         check_classes(whole, {name: images for name, images, _ in others}, findings)
-    output.mkdir(parents=True, exist_ok=True)
     if training in findings.spreads:
         replace_file(output / "images_per_class.png", draw_spread(findings.spreads[training], training))
     content = {

@@ -74,6 +74,7 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     without = entry.config.DataLoader.Train.without
     left_out = np.isin(data.identities, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])
+    output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
     embedded = _embed_by_all(_networks(entry, config, overrides), data, trained)
     noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
     corrections = [
@@ -87,7 +88,6 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
         of_two=[correction for correction, of_two in zip(corrections, noise.of_two) if of_two],
         merges=[Correction("merge", *merge) for merge in noise.merges],
     )
-    output.mkdir(parents=True, exist_ok=True)
     write_corrections(output / LIST, data, listed.wrong, proposed=listed.of_two + listed.merges)
     _write_page(output / PAGE, data, noise, listed, embedded)
     return _text(data, listed, embedded, output), any(listed)
