@@ -110,13 +110,14 @@ def _embed_by_all(networks: Iterable[Embedder], data: Dataset, trained: np.ndarr
     steps = []
     corrupt: set[int] = set()
     views = _views(data, trained)
+    of_each = f"{views} view{'s' * (views > 1)} of each"
     for network in networks:
-        get_logger().info(f"embedding {len(trained):,} samples by {network.described}, {views} views of each")
+        get_logger().info(f"embedding {len(trained):,} samples by {network.described}, {of_each}")
         parts.append(_embed(network, data, trained, views, corrupt))
         steps.append(network.described)
     embeddings = np.concatenate(parts, axis=1)
     embeddings[[*corrupt]] = 0
-    return Embedded(embeddings, len(corrupt), f"{'; '.join(steps)}: {views} views of each sample")
+    return Embedded(embeddings, len(corrupt), f"{'; '.join(steps)}: {of_each} sample")
 
 
 def _views(data: Dataset, trained: np.ndarray) -> int:
