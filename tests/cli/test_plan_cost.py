@@ -11,7 +11,6 @@ from plsc.cli.commands.plan.sizes import of_old_classes
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax
-from plsc.heads.optimizer import Frozen
 from plsc.utils import kernels
 
 DIM = "Model.embedding_size=16"
@@ -55,7 +54,7 @@ def test_the_head_of_old_classes_is_planned_as_it_is(head):
     before = bank.state()["centres"].copy()
     trial.step()
     assert (bank.state()["centres"] == before).all()
-    found = memory(of_old_classes(Case(cfg, 300, 1, 8)).cfg, 300, bank.selected, 16, 8, rule=Frozen())
+    found = memory(of_old_classes(Case(cfg, 300, 1, 8)).cfg, 300, bank.selected, 16, 8, second=True)
     stored = sum(array.nbytes for array in bank.state().values())
     assert found["centres"] == stored == 4 * 300 * 16
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]

@@ -37,7 +37,7 @@ def memory(
     embedding_size: int,
     samples: int,
     threads: int = 1,
-    rule: Rule | None = None,
+    second: bool = False,
 ) -> dict[str, int]:
     """Compute the bytes of a head on a rank by part: stored rows, and the needs of a step.
 
@@ -46,10 +46,9 @@ def memory(
         selected: K of them in a step; without sampling all.
         samples: N, which the rank compares with its classes.
         threads: of the rank; with kernels each has blocks of its own.
-        rule: the centres' optimizer; None: the config's.
+        second: whether its centres are frozen, and another head uses the memory of its temporaries before and after it.
     """
-    rule = rule or build_rule(cfg.Optimizer)
-    moments = rule.moments
+    moments = Frozen.moments if second else build_rule(cfg.Optimizer).moments
     arrays = 1 + len(moments)
     stored = rows_bytes(cfg.Head, arrays, classes, embedding_size)
     dtype = head_dtype(cfg.Head, cfg.Global.amp)
@@ -59,7 +58,7 @@ def memory(
     in_memory = stored // arrays if cfg.bank != "disk" else 0
     offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
     # What is sampled is copied to be compared, all else to be updated.
-    copies = asynchronous() and cfg.bank == "device" and (sampled or not isinstance(rule, Frozen))
+    copies = asynchronous() and cfg.bank == "device" and (sampled or not second)
     in_blocks = not by_kernels(dtype) or (offloaded and not sampled)
     return {
         "centres": in_memory,
@@ -68,7 +67,13 @@ def memory(
         **({"copies to update": copied_bytes(selected, width, arrays, sampled)} if copies else {}),
         **(buffer_bytes(arrays * width, itemsize(cfg), classes, selected) if offloaded else {}),
         "blocks": _blocks(
-            cfg, selected, embedding_size * cfg.sub_centres, samples, threads, dtype, in_blocks
+            cfg,
+            selected,
+            embedding_size * cfg.sub_centres,
+            samples,
+            0 if second else threads,
+            dtype,
+            in_blocks,
         ),
         "embeddings": 6 * 4 * samples * embedding_size,
     }
@@ -88,6 +93,7 @@ def bank_bytes(cfg: Config, classes: int, embedding_size: int) -> int:
 def _blocks(
     cfg: HeadCfg, selected: int, width: int, samples: int, threads: int, dtype: str, in_blocks: bool
 ) -> int:
+    """Compute the bytes of blocks and of what is kept of them for the backward pass; threads 0: the latter alone."""
     budget = logits_budget(cfg)
     hooked = changes_others(cfg)
     if not in_blocks and cfg.sub_centres == 1 and not hooked:
@@ -96,9 +102,12 @@ def _blocks(
         of_thread = 4 * (block * (width + samples) + samples * width)
         return (exps if exps <= budget else 0) + threads * of_thread
     block, kept = plan_blocks(samples, selected, width, cfg.sub_centres, budget, dtype)
+    of_all = kept * kept_bytes(samples, selected, width, dtype)
+    if threads == 0:
+        return of_all
     temporary = block * bytes_per_class(samples, width, cfg.sub_centres, dtype)
     in_one = block == selected  # then what is kept is among them
-    return temporary + (kept and not in_one) * kept_bytes(samples, selected, width, dtype)
+    return temporary + (0 if in_one else of_all)
 
 
 class Trial:

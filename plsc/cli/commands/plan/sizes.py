@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +15,6 @@ from plsc.cli.commands.plan.calibration import Case
 from plsc.config import Config
 from plsc.config.schema import moments_of
 from plsc.utils.disk import free_bytes, nearest_folder
-
-if TYPE_CHECKING:
-    from plsc.heads.optimizer import Rule
 
 OLD_CLASSES = "head of compatible_with"
 
@@ -38,11 +34,9 @@ def head_bytes(case: Case, rate: float, whole_budget: bool = False) -> dict[str,
     whole_budget: count all that is allowed for blocks, for otherwise more classes may take less: exponentials that do
     not fit the budget are not kept.
     """
-    from plsc.heads.optimizer import Frozen
-
     parts = _one_head_bytes(case, rate, whole_budget)
     if case.cfg.Global.compatible_with:
-        of_old = _one_head_bytes(of_old_classes(case), rate, whole_budget, Frozen())
+        of_old = _one_head_bytes(of_old_classes(case), rate, whole_budget, second=True)
         parts[OLD_CLASSES] = sum(of_old.values())
     return parts
 
@@ -54,14 +48,14 @@ def of_old_classes(case: Case) -> Case:
     return replace(case, cfg=case.cfg.model_copy(update={"Head": head_of_old_classes(case.cfg.Head)}))
 
 
-def _one_head_bytes(case: Case, rate: float, whole_budget: bool, rule: Rule | None = None) -> dict[str, int]:
+def _one_head_bytes(case: Case, rate: float, whole_budget: bool, second: bool = False) -> dict[str, int]:
     from plsc.cli.commands.plan.cost import memory
     from plsc.training.build_head import logits_budget
 
     cfg = case.cfg
     threads = max(1, (os.cpu_count() or 1) // case.ranks)
     sizes = case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples
-    parts = memory(cfg, *sizes, threads, rule)
+    parts = memory(cfg, *sizes, threads, second)
     if whole_budget:
         parts["blocks"] = max(parts["blocks"], logits_budget(cfg.Head))
     return parts
