@@ -137,7 +137,7 @@ class Entry(Setters):
             trainer.resume(path)
         elif self.config.Global.init_from:
             start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
-            trainer.begin_at(start.step)
+            trainer.begin_at(start.step, start.rollbacks)
         metrics = None
         if not (path or goes_on) and trainer.disks.is_first:
             self._set_earlier_run_aside()

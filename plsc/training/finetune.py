@@ -48,11 +48,13 @@ _UNIT = 2.0**-24  # lengths are added up in whole multiples of it: their sum doe
 
 
 class Start(NamedTuple):
-    """The start of a run: lines for its log, the content of identities.json, {} where the head is new, and its first step."""
+    """The start of a run: lines for its log, the content of identities.json, {} where the head is new, its first step, and how often
+    the run that it goes on from has gone back to an older checkpoint."""
 
     lines: list[str]
     identities: dict
     step: int = 0
+    rollbacks: int = 0
 
     def record(self, folder: Path) -> None:
         """Log the lines, and write `folder`/identities.json. Rank 0 calls it."""
@@ -89,7 +91,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     kept = int((match.row_C >= 0).sum())
     lines += _take_margin(cfg, saved, head) if kept else [f"the head is new: {match.nothing}"]
     length, bias = _keep(saved, head, match.row_C)
-    step = saved.step if cfg.Global.keep_step else 0
+    begin = (saved.step, saved.state.rollbacks) if cfg.Global.keep_step else (0, 0)
     new = np.flatnonzero(match.row_C < 0)
     if (cfg.Global.new_centres or ("mean" if kept else "random")) == "random":
         how, random = "at random", new.tolist()
@@ -97,7 +99,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
         how = f"from the mean embeddings of at most {IMAGES} images each"
         random = set_means(backbone, head, data, new, length, bias)
     if not kept and len(random) == data.num_classes:
-        return Start(lines, {}, step)
+        return Start(lines, {}, *begin)
     names = names or [f"class {number}" for number in range(data.num_classes)]
     by = f" by {cfg.Global.keep_centres or 'name'}" if kept else ""
     gone = f" ({format_names(match.dropped)})" if match.dropped else ""
@@ -113,7 +115,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
         "new": [names[number] for number in new.tolist()],
         "random": [names[number] for number in random],
     }
-    return Start(lines, {"init_from": path, "kept": kept, **listed, "dropped": match.dropped}, step)
+    return Start(lines, {"init_from": path, "kept": kept, **listed, "dropped": match.dropped}, *begin)
 
 
 def _open(path: str) -> Checkpoint:

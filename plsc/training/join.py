@@ -126,9 +126,13 @@ def with_joined(cfg: Config) -> Config:
 
 def is_before_join(cfg: Config, checkpoint: Path) -> bool:
     """Say whether a checkpoint of the run was saved before its last join, with the classes of then."""
-    taken = _taken(cfg)
     step = step_of(checkpoint.name)
-    return bool(taken) and step is not None and step <= int(taken[-1].stem)
+    return step is not None and step <= last_join(cfg)
+
+
+def last_join(cfg: Config) -> int:
+    """Return the step after which people joined or left the run last; -1: none did."""
+    return max((int(path.stem) for path in _taken(cfg)), default=-1)
 
 
 def _taken(cfg: Config) -> list[Path]:

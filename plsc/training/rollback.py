@@ -14,20 +14,23 @@ from pathlib import Path
 
 from plsc import distributed
 from plsc.checkpoint import store
+from plsc.checkpoint.pieces import step_of
 from plsc.distributed.disks import Disks
 from plsc.errors import UserError
 from plsc.training.local_disks import find_checkpoint, is_spread
+from plsc.utils.logging import get_logger
 from plsc.utils.sharding import ClassShard
 
 FACTOR = 0.5  # of the learning rate, for each rollback
 
 
-def go_back(root: Path, last_good: int, disks: Disks, shard: ClassShard) -> Path | None:
+def go_back(root: Path, last_good: int, last_join: int, disks: Disks, shard: ClassShard) -> Path | None:
     """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and
     nothing is changed, if there is none. Every rank calls it. UserError if a rank cannot.
 
     Args:
-        disks: of `root`. shard: the classes of this rank.
+        last_join: the checkpoints up to this step have other classes. disks: of `root`; people join on one only.
+        shard: the classes of this rank.
     """
     if is_spread(root, disks):
         return find_checkpoint(root, disks, shard, before=last_good)
@@ -35,8 +38,13 @@ def go_back(root: Path, last_good: int, disks: Disks, shard: ClassShard) -> Path
     def find() -> Path | None:
         try:
             path = store.latest(root, before=last_good)
+            if path and step_of(path.name) <= last_join:
+                get_logger().warning(
+                    f"no way back behind step {last_join}, after which people joined or left"
+                )
+                return None
             if path:
-                store.set_aside_after(root, step=int(path.name[5:]))
+                store.set_aside_after(root, step=step_of(path.name))
         except (UserError, OSError) as error:
             raise UserError(f"{root}: no way back to an earlier checkpoint: {error}") from error
         return path

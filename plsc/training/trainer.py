@@ -41,7 +41,7 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import refuse_last_step
 from plsc.training.flags import Flags, LateFlags
-from plsc.training.join import ASKED, FILE, JoinRequests
+from plsc.training.join import ASKED, FILE, JoinRequests, last_join
 from plsc.training.local_disks import with_rank_0s_statistics
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
@@ -538,10 +538,12 @@ class Trainer:
         distributed.barrier()  # so that no collective waits for a disk and times out
         get_logger().info(f"checkpoint {path}")
 
-    def begin_at(self, step: int) -> None:
-        """Begin at this step of the schedule and of the data's order. Called before `train`. UserError if none is left."""
+    def begin_at(self, step: int, rollbacks: int = 0) -> None:
+        """Begin at this step of the schedule and of the data's order, after so many rollbacks, which lower the rate. Called before
+        `train`. UserError if no step is left."""
         refuse_last_step(step, self.total_steps)
         self.step = step
+        self.rollbacks = rollbacks
 
     def resume(self, path) -> None:
         """Take over a checkpoint of any world size: weights, optimizers, step. UserError if it is of another
@@ -592,7 +594,7 @@ class Trainer:
             raise error
         diverged = error.step
         last_good = diverged - self.nonfinite.since_good
-        path = go_back(Path(self.checkpoints), last_good, self.disks, self.head.shard)
+        path = go_back(Path(self.checkpoints), last_good, last_join(self.cfg), self.disks, self.head.shard)
         if path is None:
             raise error
         self.optimizer.clear_grad()

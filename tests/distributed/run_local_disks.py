@@ -88,9 +88,9 @@ def load(folder: Path, name: str) -> None:
     before = sorted(file.name for file in path.iterdir())
     last = train(output, *overrides(ranks), resume=path, backbone=Linear())
     if name.endswith("-back"):
-        assert go_back(output / "checkpoints", END, last.disks, last.head.shard) == path
+        assert go_back(output / "checkpoints", END, -1, last.disks, last.head.shard) == path
         assert [path.name for path in path.parent.iterdir() if path.suffix] == [f"step-{END:08d}.bad"]
-        assert go_back(output / "checkpoints", STOP, last.disks, last.head.shard) is None
+        assert go_back(output / "checkpoints", STOP, -1, last.disks, last.head.shard) is None
     print(f"rank {distributed.rank()} of {name} had {' '.join(before)}")
 
 

@@ -5,11 +5,14 @@ import logging
 
 import pytest
 
-from plsc.checkpoint.store import Checkpoint
+from plsc.checkpoint.pieces import step_of
+from plsc.checkpoint.store import Checkpoint, completed
 from plsc.config import load
 from plsc.errors import UserError
+from plsc.training.divergence import DivergedError
 from plsc.training.entry import Entry
 from plsc.training.join import is_before_join, with_joined
+from tests.faults import FaultyNet
 from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, steps
 from tests.training.test_finetune import NEW, NO_PAIRS, OLD, people
 
@@ -17,8 +20,17 @@ SETTINGS = [people(OLD), NO_PAIRS, "Head.sample_rate=0.5", "Checkpoint.keep=9"]
 JOIN = f"DataLoader: {{Train: {{dataset: {{people: {json.dumps(NEW)}}}}}}}\n"
 
 
-def net(folder, *plan):
-    return ["Model.name=tests.faults:FaultyNet", f"Model.plan={list(plan)}", f"Model.marks={folder}"]
+class Diverges(FaultyNet):
+    """Its fourth and fifth step, and its first two after the join, have embeddings that are not finite."""
+
+    def forward(self, images):
+        emb_BD = super().forward(images)
+        bad = (1, 2) if (self.marks / "0:8:join").exists() else (4, 5)
+        return emb_BD * float("nan") if self.training and self.steps in bad else emb_BD
+
+
+def net(folder, *plan, name="tests.faults:FaultyNet"):
+    return [f"Model.name={name}", f"Model.plan={list(plan)}", f"Model.marks={folder}"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +50,23 @@ def test_a_join_equals_a_stop_and_a_start_from_the_checkpoint(joined, tmp_path):
     Entry(TINY, other).train()
     assert_same_arrays(checkpoint(joined), checkpoint(tmp_path))
     assert rows(joined)[5:] == rows(tmp_path)
+
+
+def test_a_run_that_diverges_after_a_join_does_not_go_back_behind_it(tmp_path, capsys):
+    """But ends; started again it goes on with the people who joined, and with the rate of the rollback before."""
+    (tmp_path / "join.yaml").write_text(JOIN)
+    run = [*SETTINGS, *net(tmp_path, "0:8:join", name="tests.training.test_join:Diverges")]
+    run += ["Global.output_dir=out", "Global.rollbacks=2", "Global.max_skipped=2", "Checkpoint.every_steps=2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with pytest.raises(DivergedError, match="at step 7"):
+            Entry(TINY, run).train()
+        said = capsys.readouterr().out
+        assert "rolled back from step 5 to step 2" in said and "no way back behind step 5" in said
+        assert [step_of(path.name) for path in completed(tmp_path / "out/checkpoints")] == [2, 4, 5, 6]
+        Entry(TINY, [*run, "Global.resume=true", "Model.name=tests.faults:FaultyNet"]).train()
+    assert Checkpoint.open(checkpoint(tmp_path / "out", 12)).classes() == NEW
+    assert [row["lr"] for row in rows(tmp_path / "out")[2:]] == [0.025] * 10
 
 
 def test_the_files_go_on(joined):
