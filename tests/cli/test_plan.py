@@ -11,6 +11,7 @@ from plsc.cli.commands.plan.calibration import SMALLEST
 from plsc.cli.commands.plan.cost import memory
 from plsc.config import load
 from plsc.errors import UserError
+from plsc.training.groups import parameters_of
 from tests.launch import ROOT
 from tests.tiny_runs import IMAGE_SHAPE, TINY, train
 
@@ -216,10 +217,10 @@ def test_the_networks_of_other_runs_are_planned(before, tmp_path, monkeypatch, d
 
     alone, both = planned("Global.seed=3"), planned(teacher, old)
     of_teacher, of_student = (
-        load(TINY, keys).Model.build(embedding_size=8, image_shape=IMAGE_SHAPE).parameters()
+        parameters_of(load(TINY, keys).Model.build(embedding_size=8, image_shape=IMAGE_SHAPE)).values()
         for keys in ([], [SMALL])
     )
-    gradients = 4 * sum(p.size for p in of_student if not p.stop_gradient)
+    gradients = 4 * sum(p.size for p in of_student)
     largest_map = 4 * 4 * 6 * 5  # bytes of 4 channels
     more = {name: size for name, size in both["bytes"].items() if name not in alone["bytes"]}
     second = more.pop("head of compatible_with")

@@ -14,7 +14,7 @@ from plsc.config import Config
 from plsc.config.schema import ModelCfg
 from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import synchronise
-from plsc.training.groups import freeze, settings_of
+from plsc.training.groups import freeze, parameters_of, settings_of
 from plsc.training.network import layers_to_recompute
 from plsc.utils import measure
 
@@ -94,12 +94,12 @@ def build_teacher(cfg: ModelCfg, shape: tuple[int, ...]) -> paddle.nn.Layer:
 
 
 def count_teacher(network: paddle.nn.Layer, shape: tuple[int, ...]) -> dict:
-    """Count what a teacher's network takes: all its "numbers", bytes that it "holds" of an image while it embeds it, and
+    """Count what a teacher's network takes: the "numbers" of its weights, bytes that it "holds" of an image while it embeds it, and
     "made", "tensors", "macs", "attention" as of `counted`. Leaves the network in evaluation mode."""
     made = kept_bytes(network, shape)
     network.eval()
     return {
-        "numbers": sum(parameter.size for parameter in network.parameters()),
+        "numbers": sum(parameter.size for parameter in parameters_of(network).values()),
         "held": _PASSING * _largest_output(network, shape),
         "made": made,
         **_forward_of(network, shape),
