@@ -191,7 +191,7 @@ def _list(args: argparse.Namespace) -> Answer:
     facts = _facts(gallery)
     people = [{"name": name, "pictures": gallery.sources(name)} for name in gallery.names()]
     lines = [f"{key:12}{'-' if value is None else shown(value)}" for key, value in facts.items()]
-    names = table([[shown(each["name"]), len(each["pictures"])] for each in people], ["name", "pictures"])
+    names = table([[shown(each["name"]), len(each["pictures"])] for each in people], ["name", "files"])
     return "\n".join([*lines, "", names]), {**facts, "people": people}, 0
 
 
