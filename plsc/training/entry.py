@@ -284,9 +284,14 @@ class Entry(Setters):
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"
             _make_folder(folder, "output" if output else "Global.output_dir")
-            replace_file(folder / "names.txt", names_text(names))
-            with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
-                np.save(file, emb)
+            try:
+                replace_file(folder / "names.txt", names_text(names))
+                with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
+                    np.save(file, emb)
+            except OSError as error:  # NumPy's own has no errno where a disk is full
+                raise UserError(
+                    f"{folder}: cannot be written: {error.strerror or error}; make room, or name another folder"
+                ) from error
             print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
         return emb, names
 

@@ -228,13 +228,22 @@ def test_a_launch_of_nothing(tmp_path, ranks, verb, line):
     )
 
 
-def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path):
+def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("8 requested and 0 written")  # NumPy's own, on a full disk
+
     (tmp_path / "file").touch()
     pixels = np.zeros((1, 1, 12, 10), np.uint8)
     line = refused(lambda: entry(trained).predict(pixels, tmp_path / "file"))
     assert line == f"output: cannot make {tmp_path / 'file'}: File exists; name another folder"
     line = refused(lambda: entry(trained).predict(tmp_path))
     assert line == f"predict: {tmp_path} is a folder; name its images, or a list of them"
+    monkeypatch.setattr(np, "save", full)
+    line = refused(lambda: entry(trained).predict(pixels, tmp_path / "full"))
+    assert (
+        line
+        == f"{tmp_path / 'full'}: cannot be written: 8 requested and 0 written; make room, or name another folder"
+    )
 
 
 def test_embeddings_for_another_threshold_are_said(tmp_path, capsys):
