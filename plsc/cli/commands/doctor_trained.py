@@ -7,7 +7,8 @@ has. It writes corrections.tsv, which DataLoader.Train.corrections takes, and la
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +76,8 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     left_out = np.isin(data.identities, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])
     output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
-    embedded = _embed_by_all(_networks(entry, config, overrides), data, trained)
+    networks = [partial(from_run, config, [*overrides, *chosen]) for chosen in _checkpoints(entry)]
+    embedded = _embed_by_all(networks, data, trained)
     noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
     corrections = [
         Correction("relabel", sample, to, score) if relabel else Correction("drop", sample, -1, score)
@@ -93,29 +95,31 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     return _text(data, listed, embedded, output), any(listed)
 
 
-def _networks(entry: Any, config: Path, overrides: Sequence[str]) -> Iterator[Embedder]:
-    """Make an embedder of each of the run's checkpoints, CHECKPOINTS of them at most, or of the one that Global.checkpoint names."""
+def _checkpoints(entry: Any) -> list[list[str]]:
+    """List the overrides that choose each of the run's checkpoints, CHECKPOINTS of them at most; [] once where
+    Global.checkpoint names one."""
     paths = completed(entry.output_dir / "checkpoints")
     if entry.config.Global.checkpoint is not None or not paths:
-        yield from_run(config, overrides)
-        return
+        return [[]]
     count = min(CHECKPOINTS, len(paths))
-    for number in range(1, count + 1):
-        path = paths[number * len(paths) // count - 1]
-        yield from_run(config, [*overrides, f"Global.checkpoint={json.dumps(str(path))}"])
+    chosen = [paths[number * len(paths) // count - 1] for number in range(1, count + 1)]
+    return [[f"Global.checkpoint={json.dumps(str(path))}"] for path in chosen]
 
 
-def _embed_by_all(networks: Iterable[Embedder], data: Dataset, trained: np.ndarray) -> Embedded:
-    parts = []
+def _embed_by_all(networks: Sequence[Callable[[], Embedder]], data: Dataset, trained: np.ndarray) -> Embedded:
+    """Embed by each of the networks, which are made one after the other, into one array: there may be no memory for two."""
     steps = []
     corrupt: set[int] = set()
     views = _views(data, trained)
     of_each = f"{views} view{'s' * (views > 1)} of each"
-    for network in networks:
+    for number, make in enumerate(networks):
+        network = make()
         get_logger().info(f"embedding {len(trained):,} samples by {network.described}, {of_each}")
-        parts.append(_embed(network, data, trained, views, corrupt))
+        size = network.embedding_size
+        if number == 0:
+            embeddings = np.zeros((len(data), len(networks) * size), np.float32)
+        _embed(network, data, trained, views, corrupt, embeddings[:, number * size : (number + 1) * size])
         steps.append(network.described)
-    embeddings = np.concatenate(parts, axis=1)
     embeddings[[*corrupt]] = 0
     return Embedded(embeddings, len(corrupt), f"{'; '.join(steps)}: {of_each} sample")
 
@@ -127,17 +131,16 @@ def _views(data: Dataset, trained: np.ndarray) -> int:
 
 
 def _embed(
-    network: Embedder, data: Dataset, trained: np.ndarray, views: int, corrupt: set[int]
-) -> np.ndarray:
-    """Embed the samples `trained`, indices: float32 [N, D] of length 1, 0 for the others; note the corrupt ones."""
-    sums = np.zeros((len(data), network.embedding_size), np.float32)
+    network: Embedder, data: Dataset, trained: np.ndarray, views: int, corrupt: set[int], out: np.ndarray
+) -> None:
+    """Write the embeddings of the samples `trained`, indices, to `out` [N, D], at length 1; note the corrupt ones."""
     with Bar("embedding", len(trained), "samples") as bar:
         for start in range(0, len(trained), _BATCH):
             indices = trained[start : start + _BATCH]
             for view in range(views):
-                sums[indices] += network.embed(_samples(data, indices, view, corrupt))
+                out[indices] += network.embed(_samples(data, indices, view, corrupt))
+            out[indices] = unit_rows(out, indices, network.described)
             bar.update(len(indices))
-    return unit_rows(sums, np.arange(len(sums)), network.described)
 
 
 def _samples(data: Dataset, indices: np.ndarray, view: int, corrupt: set[int]) -> np.ndarray:
