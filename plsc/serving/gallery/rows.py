@@ -109,10 +109,10 @@ class _Part:
     def append(self, embeddings: np.ndarray, owners: np.ndarray, lengths: np.ndarray) -> None:
         stop = self.count + len(embeddings)
         if stop > len(self.owners):
-            room = max(2 * len(self.owners), stop, 64) - self.count
-            self.embeddings = _grown(self.embeddings[: self.count], room)
-            self.owners = _grown(self.owners[: self.count], room)
-            self.lengths = _grown(self.lengths[: self.count], room)
+            more = max(2 * len(self.owners), stop, 64) - self.count
+            self.embeddings = _grown(self.embeddings[: self.count], more)
+            self.owners = _grown(self.owners[: self.count], more)
+            self.lengths = _grown(self.lengths[: self.count], more)
         rows = slice(self.count, stop)
         self.embeddings[rows], self.owners[rows], self.lengths[rows] = embeddings, owners, lengths
         self.count = stop
