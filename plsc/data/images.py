@@ -58,7 +58,7 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
 
 
 def decode_picture(data: np.ndarray, preprocessing: Preprocessing, name: Callable[[], str]) -> np.ndarray:
-    """As decode_pixels, in the preprocessing's channels and size, resized without keeping the aspect ratio."""
+    """Decode a picture as decode_pixels does, to the preprocessing's channels and size; the ratio of its sides is not kept."""
     return resize(decode_pixels(data, preprocessing.channels == "grey", name), *preprocessing.size)
 
 

@@ -26,7 +26,7 @@ class Roc:
     threshold: np.ndarray
 
     def area(self) -> float:
-        """AUC: the area under the curve, equal similarities counted half."""
+        """Compute the area under the curve (AUC), equal similarities counted half."""
         return float(np.sum(np.diff(self.far) * (self.tar[1:] + self.tar[:-1]) / 2))
 
 
