@@ -103,6 +103,12 @@ def test_another_network_needs_an_upgrade(folder, capsys):
     code, _, err = run(capsys, "search", "g", "stranger.png", "-c", "b.yaml")
     assert code == 2 and "of the network run 0 (000000000000), these are of run 1" in err
     assert run(capsys, "upgrade", "g", "-c", "b.yaml")[0] == 0
+    assert run(capsys, "upgrade", "g", "-c", "b.yaml", "people")[0] == 0
+    code, _, err = run(capsys, "upgrade", "g", "-c", "b.yaml", "nobody")
+    assert code == 2 and "'nobody' is no folder" in err
+    for more in (["people", "others"], ["people", "--map", "others"], ["--mop", "others"]):
+        with pytest.raises(SystemExit):
+            run(capsys, "upgrade", "g", "-c", "b.yaml", *more)
     code, _, err = run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml")
     assert code == 2 and "g: has no threshold" in err
     assert run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml", "--threshold", "0.9")[0] == 0

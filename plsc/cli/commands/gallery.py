@@ -107,9 +107,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the arguments. Some versions of argparse leave over an optional argument that comes after an option."""
+    parser = _parser()
+    args, others = parser.parse_known_args(argv)
+    if args.verb == "upgrade" and not (args.people or args.map) and others and not others[0].startswith("-"):
+        args.people = others.pop(0)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc-gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises UserError."""
-    args = _parser().parse_args(argv)
+    args = _parse(argv)
     with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
         said, answer, code = _VERBS[args.verb](args)
     print(json.dumps(answer) if args.json else said)
