@@ -203,21 +203,19 @@ class Config(Section):
         sets = {".".join(map(str, path)): (path, section) for path, section in self._sets().items()}
         listed_sets = {name: sets[name] for name in sets if name == key or name.startswith(f"{key}.")}
         parts = {name: self._build_one(name, *of_set) for name, of_set in listed_sets.items()}
-        trained = key == ".".join(_TRAIN_SET)
-        if trained:
-            if len(parts) == 1:
-                parts = {name: self._correct(part) for name, part in parts.items()}
-            parts = self._leave_out(parts)
-        if len(parts) == 1:
-            return next(iter(parts.values()))
+        data = next(iter(parts.values())) if len(parts) == 1 else self._join(parts, listed_sets)
+        # A list of corrections is of all samples, with those who are left out.
+        return self._leave_out(self._correct(data)) if key == ".".join(_TRAIN_SET) else data
+
+    def _join(self, parts: dict[str, Any], listed_sets: dict[str, Any]) -> Any:
+        """Join the sets of a list to one. A UserError about one of them is raised again with its place in front."""
         own = [section.head == "own" for _, section in listed_sets.values()]
         try:
-            joined = DATASETS.build(JOINED, parts=parts, own=own)
+            return DATASETS.build(JOINED, parts=parts, own=own)
         except UserError as error:
             path, _ = listed_sets.get(str(error).partition(": ")[0], (_TRAIN_SET, None))
             place = self._layers.source(path).place
             raise UserError(f"{place}: {error}" if place else str(error)) from error
-        return self._correct(joined) if trained else joined
 
     def _correct(self, data: Any) -> Any:
         """Correct the labels of the data to train on by the lists of Train.corrections, one after the other."""
@@ -230,28 +228,22 @@ class Config(Section):
                 raise type(error)(text) from error
         return data
 
-    def _leave_out(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Leave the classes of Train.without out of the training sets. UserError for one that no set has."""
+    def _leave_out(self, data: Any) -> Any:
+        """Leave the classes of Train.without out of the data to train on. UserError for one that they do not have."""
         names = self.DataLoader.Train.without
         if not names:
-            return parts
+            return data
         source = self._layers.source((*_TRAIN, "without")).place
         where = ": ".join(filter(None, (source, "DataLoader.Train.without")))
-        if self.DataLoader.Train.corrections and len(parts) > 1:
-            raise UserError(
-                f"{where}: has no meaning together with corrections of several data sets, which number all samples; leave the images "
-                "out of the sets themselves"
-            )
         try:
-            parts = {key: DATASETS.build(WITHOUT, data=part, names=names) for key, part in parts.items()}
+            data = DATASETS.get(WITHOUT).of(data, names)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        lacking = set(names).difference(*(part.left_out for part in parts.values()))
-        if lacking:
+        if lacking := set(names).difference(data.left_out):
             raise UserError(
                 f"{where}: the data have no class '{min(lacking)}'; take the name out of this key"
             )
-        return parts
+        return data
 
     def _build_one(self, key: str, path: KeyPath, section: EvalDatasetCfg | TrainDatasetCfg) -> Any:
         # Sets of a list must not draw the same random numbers for their samples of the same number.

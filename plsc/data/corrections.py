@@ -23,7 +23,7 @@ import numpy as np
 
 from plsc.data.dataset import Dataset
 from plsc.data.joined import Joined
-from plsc.data.subset import Subset
+from plsc.data.subset import JoinedSubset, Subset
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import open_regular
@@ -180,12 +180,6 @@ class Corrected(Subset):
         labels, kept = _apply(data, corrections, path)
         present = np.unique(labels[kept])
         super().__init__(data, np.flatnonzero(kept), labels[kept], present)
-        if data.ranges is not None:
-            self.ranges = [tuple(np.searchsorted(present, bounds).tolist()) for bounds in data.ranges]
-            if any(stop - start < 2 for start, stop in self.ranges):
-                raise UserError(
-                    f"{shown(path)}: leaves a set with less than 2 classes; delete some of its lines"
-                )
         counts = [sum(correction.action == action for correction in corrections) for action in ACTIONS]
         get_logger().info(
             f"{shown(path)}: {counts[0]:,} samples have another label, {counts[1]:,} are dropped, {counts[2]:,} classes are merged: "
@@ -193,15 +187,8 @@ class Corrected(Subset):
         )
 
 
-class CorrectedJoined(Corrected, Joined):
+class CorrectedJoined(Corrected, JoinedSubset):
     """The same of several sets that are trained on together."""
-
-    def __init__(self, data: Joined, path: str):
-        super().__init__(data, path)
-        self.parts = data.parts
-        self.own = data.own
-        self.titles = data.titles
-        self.starts = np.searchsorted(self._kept, data.starts)
 
 
 def _apply(data: Dataset, corrections: list[Correction], path: str) -> tuple[np.ndarray, np.ndarray]:

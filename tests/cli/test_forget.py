@@ -11,7 +11,7 @@ import pytest
 from plsc import cli
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
-from plsc.data.corrections import write_corrections
+from plsc.data.corrections import Correction, write_corrections
 from plsc.serving.gallery import Gallery
 from plsc.training.entry import Entry
 from plsc.training.forget import repair_config
@@ -112,14 +112,22 @@ def untested(monkeypatch):
     monkeypatch.setattr("plsc.training.forget.test", lambda *_, **__: pytest.fail("a test has begun"))
 
 
+def test_they_leave_several_sets_and_their_corrections(run, tmp_path, capsys):
+    """The one dropped image of p3 is no image of theirs."""
+    people = json.dumps([{"name": "tests.tiny_runs:People", "people": names} for names in (OLD, ["a", "p3"])])
+    sets = f"DataLoader.Train.dataset={people}"
+    data = load(TINY, [sets]).build_dataset("DataLoader.Train.dataset")
+    row = int(np.flatnonzero(data.labels == 3)[0])
+    write_corrections(tmp_path / "some.tsv", data, [Correction("drop", row, -1, 4.0)])
+    given = [sets, f"DataLoader.Train.corrections=[{tmp_path}/some.tsv]", "Global.max_steps=1"]
+    code, said = forget(capsys, run, "p3", "--to", tmp_path / "new", "-o", *given)
+    assert code == 0, said
+    assert Checkpoint.open(checkpoint(tmp_path / "new", 1)).classes() == [*OLD[:3], *OLD[4:], "a"]
+    assert json.loads((tmp_path / "new/forgotten.json").read_text())["images"] == 9
+
+
 def test_a_repair_that_could_not_start_is_refused(run, tmp_path, capsys, untested):
-    several = json.dumps(
-        [{"name": "tests.tiny_runs:People", "people": people} for people in (OLD, ["a", "p3"])]
-    )
-    sets = f"DataLoader.Train.dataset={several}"
-    write_corrections(tmp_path / "some.tsv", load(TINY, [sets]).build_dataset("DataLoader.Train.dataset"), [])
     for given, why in {
-        (sets, f"DataLoader.Train.corrections=[{tmp_path}/some.tsv]"): "together with corrections of several",
         (f"Global.compatible_with={tmp_path}/gone",): "Global.compatible_with: .*there is no run",
         ("DataLoader.Train.global_batch=24",): "must be the samples of a step, 1 rank",
     }.items():

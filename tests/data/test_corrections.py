@@ -1,5 +1,7 @@
 """Lists of corrections: what they change in a data set, and which lists are refused."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from plsc.config import load
 from plsc.data.corrections import Corrected, Correction, read_corrections, write_corrections
 from plsc.data.dataset import Dataset, class_names
 from plsc.data.joined import Joined
+from plsc.data.without import Without
 from plsc.errors import MissingFileError, UserError
 
 
@@ -108,8 +111,48 @@ def test_sets_that_are_trained_on_together(write):
         UserError, match="'.*Bob' is a class of a set with head: own; choose one of the same set"
     ):
         Corrected.of(joined, write(Correction("relabel", 0, 2, 4.0), data=joined))
-    with pytest.raises(UserError, match="leaves a set with less than 2 classes; delete some of its lines"):
+    with pytest.raises(UserError, match="leaves a set with less than 2 classes"):
         Corrected.of(joined, write(Correction("merge", 1, 0, 4.0), data=joined))
+
+
+def test_people_leave_several_sets_after_the_corrections(write):
+    """The list numbers the samples of all; a person leaves every range, or one by its class's name."""
+    names = {"one": ["Ann", "Bob", "Eve"], "two": ["Bob", "Cy", "Di", "Fay"]}
+    joined = Joined({key: People(people) for key, people in names.items()}, own=[False, True])
+    lines = [Correction("drop", 0, -1, 4.0), Correction("relabel", 3, 0, 4.0), Correction("merge", 5, 4, 0.1)]
+    sets = [{"name": f"{__name__}:People", "people": people} for people in names.values()]
+    sets[1]["head"] = "own"
+    given = [f"DataLoader.Train.dataset={json.dumps(sets)}", "DataLoader.Eval.dataset=null"]
+    config = load(None, [*given, f"DataLoader.Train.corrections=[{write(*lines, data=joined)}]"])
+
+    def build(*without):
+        chosen = load(config, [f"DataLoader.Train.without={json.dumps(without)}"])
+        return chosen.build_dataset("DataLoader.Train.dataset")
+
+    whole = build()
+    assert class_names(whole) == ["Ann", "Bob", "Eve", "People 2/Bob", "Cy", "Fay"]
+    for name, gone, ranges in (("Bob", [1, 3], [(0, 2), (2, 4)]), ("People 2/Bob", [3], [(0, 3), (3, 5)])):
+        data = build(name)
+        rows = np.flatnonzero(~np.isin(whole.labels, gone))
+        assert [*map(data.name, range(len(data)))] == [*map(whole.name, rows)]
+        assert [class_names(data)[k] for k in data.labels] == [
+            class_names(whole)[k] for k in whole.labels[rows]
+        ]
+        assert np.array_equal(data.sets_of(np.arange(len(data))), whole.sets_of(rows))
+        assert np.array_equal(data.sample(len(data) - 1, 1), whole.sample(rows[-1], 1))
+        assert data.ranges == ranges
+    for out, why in (
+        (["Ann", "Bob", "Eve"], "DataLoader.Train.without: leaves a set with less than 2 classes"),
+        (["Bob", "Di"], "DataLoader.Train.without: the data have no class 'Di'"),  # it is Cy now
+    ):
+        with pytest.raises(UserError, match=why):
+            build(*out)
+
+
+def test_a_set_that_is_left_without_samples_is_refused():
+    joined = Joined({"one": People(["Ann"]), "two": People(["Bob", "Cy"])}, own=[False, False])
+    with pytest.raises(UserError, match="leaves no sample of 'People'; take that set out"):
+        Without.of(joined, ["Ann"])
 
 
 @pytest.mark.parametrize(

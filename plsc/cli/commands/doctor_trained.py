@@ -19,6 +19,7 @@ from plsc.config import load
 from plsc.data.batch import make_sample
 from plsc.data.corrections import Correction, names_of_classes, write_corrections
 from plsc.data.dataset import EVALUATION, Dataset
+from plsc.data.without import are_named
 from plsc.errors import CorruptImageError, MissingFileError, shown
 from plsc.evaluation.label_noise import LIMIT, LabelNoise, find_noise
 from plsc.evaluation.report.label_noise import Case, Part, Strip, strip_of, write_page
@@ -73,7 +74,7 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more does not make it stale.
     data = load(entry.config, ["DataLoader.Train.without=[]"]).build_dataset("DataLoader.Train.dataset")
     without = entry.config.DataLoader.Train.without
-    left_out = np.isin(data.identities, without) if without else np.zeros(data.num_classes, bool)
+    left_out = are_named(data, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])
     output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
     networks = [partial(from_run, config, [*overrides, *chosen]) for chosen in _checkpoints(entry)]
