@@ -229,6 +229,8 @@ def test_wrong_arguments_get_one_line(photos, capsys, monkeypatch):
         assert photos.align(*arguments) == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and rule in lines[0]
+    assert cli.align([str(photos.folder / "1.png"), str(photos.target)]) == 2
+    assert "1.png: is a file; give the folder that the photo is in" in capsys.readouterr().err
     monkeypatch.setattr(detector, "_PACKAGES", {"no_such_module": "no-such-package"})
     assert cli.align([str(photos.folder), str(photos.target)]) == 2
     assert "pip install no-such-package (the extra align)" in capsys.readouterr().err

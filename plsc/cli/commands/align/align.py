@@ -98,6 +98,8 @@ def _check(options: Options, threads: int | None) -> None:
 def align_photos(options: Options, landmarks: str | None, resume: bool, threads: int | None) -> int:
     """Align all photos of a folder, print a summary, and return the exit code. See main() for the arguments."""
     source, target = options.source, Path(options.target)
+    if os.path.isfile(source):
+        raise UserError(f"{shown(source)}: is a file; give the folder that the photo is in")
     check_folder(source)
     _check_target(source, options.target, resume)
     given = None if landmarks is None else read_landmarks(landmarks)
