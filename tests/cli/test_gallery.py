@@ -92,6 +92,10 @@ def test_add_remove_list(folder, capsys):
     facts = json.loads(out)
     assert code == 0 and [each["name"] for each in facts["people"]] == ["A", "B", "D\x1b[2J"]
     assert facts["people"][2]["pictures"] == [str(folder / "stranger.png")]
+    code, _, err = run(capsys, "add", "g", "D\x1b[2J", "stranger.png")
+    assert (
+        code == 0 and f"1 of these files count more than once now, such as {folder / 'stranger.png'};" in err
+    )
     assert "\x1b" not in run(capsys, "list", "g")[1]
     assert run(capsys, "search", "g", "stranger.png")[0] == 0
     assert run(capsys, "remove", "g", "D\x1b[2J")[0] == 0

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -182,7 +183,15 @@ def _made(gallery: Gallery, what: str) -> Answer:
 
 def _add(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
-    gallery.add(args.name, _embed(args, gallery), [*map(os.path.abspath, args.pictures)])
+    paths = [*map(os.path.abspath, args.pictures)]
+    known = gallery.sources(args.name) if args.name in gallery.names() else []
+    gallery.add(args.name, _embed(args, gallery), paths)
+    twice = sorted(path for path, count in Counter([*known, *paths]).items() if path in paths and count > 1)
+    if twice:
+        get_logger().warning(
+            f"{shown(args.name)}: {len(twice):,} of these files count more than once now, such as {shown(twice[0])}; "
+            "to begin anew, remove the person first"
+        )
     text = f"{shown(args.name)}: {len(args.pictures):,} pictures added; {len(gallery):,} people"
     return text, {"name": args.name, "pictures": len(args.pictures), "people": len(gallery)}, 0
 
