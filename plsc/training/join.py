@@ -48,8 +48,13 @@ class JoinRequests:
 
     @property
     def asked(self) -> int:
-        """ASKED on rank 0 while there is a join.yaml, else 0. Takes microseconds."""
-        return ASKED if distributed.rank() == 0 and self._file.exists() else 0
+        """ASKED on rank 0 while there is a join.yaml, else 0; a copy begins as an empty file, which is none yet. Takes microseconds."""
+        if distributed.rank() != 0:
+            return 0
+        try:
+            return ASKED if self._file.stat().st_size else 0
+        except OSError:
+            return 0
 
     def take(self, step: int) -> Config | None:
         """Return the config with which the run goes on after `step`; None if join.yaml is refused, which is logged, or gone.

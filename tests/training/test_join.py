@@ -92,6 +92,14 @@ def test_a_start_after_the_last_step_is_refused(joined, tmp_path):
         Entry(TINY, [f"Global.output_dir={tmp_path}", *SETTINGS, people(NEW), *net(tmp_path), *start]).train()
 
 
+def test_an_empty_file_is_not_taken_yet(tmp_path):
+    joins = make_trainer(tmp_path, *SETTINGS).joins
+    (tmp_path / "join.yaml").touch()
+    assert not joins.asked
+    (tmp_path / "join.yaml").write_text(JOIN)
+    assert joins.asked
+
+
 def refused(trainer, text, caplog):
     """What is said of a join.yaml with this text."""
     folder = trainer.joins._file.parent
