@@ -90,6 +90,10 @@ class JoinRequests:
 
     def _check(self, text: str, step: int) -> str:
         """Check that the run can go on with the file after `step` -> who joins and who leaves; UserError if not."""
+        if step <= (last := last_join(self._cfg)):  # it was killed before it had saved that step
+            raise UserError(
+                f"people have joined after step {last} already, and the run was started again from an earlier one; ask again after step {last}"
+            )
         cfg = self._cfg.overlay(text, FILE, _KEYS)
         cfg.check_data()
         data = self._build_data(cfg, step)

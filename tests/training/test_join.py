@@ -103,6 +103,7 @@ def test_an_empty_file_is_not_taken_yet(tmp_path):
 def refused(trainer, text, caplog):
     """What is said of a join.yaml with this text."""
     folder = trainer.joins._file.parent
+    taken = sorted(folder.glob("joined/*"))
     (folder / "join.yaml").write_text(text)
     caplog.clear()
     logging.getLogger("plsc").addHandler(caplog.handler)
@@ -111,8 +112,16 @@ def refused(trainer, text, caplog):
     finally:
         logging.getLogger("plsc").removeHandler(caplog.handler)
     assert not (folder / "join.yaml").exists() and (folder / "join.refused.yaml").read_text() == text
-    assert not (folder / "joined").exists() and not trainer.joins.asked
+    assert sorted(folder.glob("joined/*")) == taken and not trainer.joins.asked
     return caplog.text
+
+
+def test_nobody_joins_before_the_last_join(tmp_path, caplog):
+    """As in a run that was killed before it had saved that step: in the order of their steps the older file would win."""
+    trainer = make_trainer(tmp_path, *SETTINGS)
+    (tmp_path / "joined").mkdir()
+    (tmp_path / "joined/00000003.yaml").write_text(JOIN)
+    assert "people have joined after step 3 already" in refused(trainer, JOIN, caplog)
 
 
 def test_a_bad_file_is_refused_and_the_run_goes_on(tmp_path, caplog):
