@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # No defects of ours: rights, file systems and their space. Readers and writers of many kinds meet these.
 _OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_HEAD_START = 3.0  # seconds that the first rank has, to print the mistake that another has printed
 _EXAMPLES = {
     "train": "plsc-train -c configs/ -o Global.epochs=2 Global.output_dir=first",
     "eval": "plsc-eval -c first/config.yaml",
@@ -170,6 +171,17 @@ def _ignore_the_launcher() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _wait_for_the_first_rank() -> None:
+    """Wait until the launcher ends this rank, some seconds at most, unless it is the first one of its machine.
+
+    The launcher shows what the first rank prints. It ends all ranks as soon as one has ended, also a first rank that is
+    slower, and has not yet come to the mistake that they all have.
+    """
+    if os.environ.get("PADDLE_LOCAL_RANK", "0") != "0":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        signal.sigtimedwait([signal.SIGTERM], _HEAD_START)
+
+
 def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
     """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130.
 
@@ -196,6 +208,7 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
         _ignore_the_launcher()
         for line in _lines(error):
             print(f"ERROR {shown(line)}", file=sys.stderr, flush=True)
+        _wait_for_the_first_rank()
         return 2
     except KeyboardInterrupt:
         if debug:

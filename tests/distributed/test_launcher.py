@@ -8,6 +8,7 @@ from plsc.distributed import launcher
 from plsc.distributed.launcher import launch
 from plsc.distributed.paddle_launch import NAME, prepare
 from plsc.errors import UserError
+from tests.launch import launch as start
 
 
 def test_what_the_ranks_say_and_their_exit_code_come_back(tmp_path):
@@ -15,6 +16,21 @@ def test_what_the_ranks_say_and_their_exit_code_come_back(tmp_path):
     code = launch(["train", "-c", str(tmp_path / "no.yaml")], 2, tmp_path / "log", said.append)
     assert code == 2 and any("no such config file" in line for line in said)
     assert {path.name for path in (tmp_path / "log").glob("workerlog.*")} == {"workerlog.0", "workerlog.1"}
+
+
+SLOW_FIRST_RANK = """
+import os, sys, time
+if os.environ["PADDLE_TRAINER_ID"] == "0":
+    time.sleep(1)  # the other one has ended then, and the launcher has seen it
+from plsc import cli
+sys.exit(cli.run("train", ["-c", "no.yaml"]))
+"""
+
+
+def test_a_mistake_is_said_by_a_first_rank_that_is_slower_than_the_others(tmp_path):
+    (tmp_path / "train.py").write_text(SLOW_FIRST_RANK)
+    done = start(tmp_path / "train.py", 2, tmp_path, check=False)
+    assert done.returncode == 2 and done.stdout.count("ERROR no.yaml: no such config file") == 2
 
 
 def test_the_ranks_can_import_what_this_process_can(tmp_path, monkeypatch):
