@@ -222,7 +222,7 @@ def _lines(error: UserError | OSError) -> list[str]:
     if isinstance(error, UserError):
         return str(error).split("\n")
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its rights"
+    remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its rights"
     return [f"{where}{error.strerror}; {remedy}, or name another folder"]
 
 

@@ -290,7 +290,7 @@ class Entry(Setters):
                     np.save(file, emb)
             except OSError as error:  # NumPy's own has no errno where a disk is full
                 raise UserError(
-                    f"{folder}: cannot be written: {error.strerror or error}; make room, or name another folder"
+                    f"{folder}: cannot be written: {error.strerror or error}; free some space, or name another folder"
                 ) from error
             print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
         return emb, names

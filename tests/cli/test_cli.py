@@ -311,7 +311,10 @@ def test_a_broken_pipe_of_another_kind_keeps_its_traceback():
     ("code", "line"),
     [
         (errno.EACCES, "ERROR a\\x1b/b: Permission denied; change its rights, or name another folder"),
-        (errno.ENOSPC, "ERROR a\\x1b/b: No space left on device; make room there, or name another folder"),
+        (
+            errno.ENOSPC,
+            "ERROR a\\x1b/b: No space left on device; free some space there, or name another folder",
+        ),
     ],
 )
 def test_what_the_machine_refuses_is_one_line(capsys, code, line):

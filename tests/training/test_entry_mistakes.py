@@ -242,7 +242,7 @@ def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, mon
     line = refused(lambda: entry(trained).predict(pixels, tmp_path / "full"))
     assert (
         line
-        == f"{tmp_path / 'full'}: cannot be written: 8 requested and 0 written; make room, or name another folder"
+        == f"{tmp_path / 'full'}: cannot be written: 8 requested and 0 written; free some space, or name another folder"
     )
 
 
