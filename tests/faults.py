@@ -152,6 +152,7 @@ def _memory() -> None:
 def _oom() -> None:
     """The kernel kills this process for want of memory."""
     (Path(os.environ[CGROUP]) / "cgroup.procs").write_text(str(os.getpid()))
+    time.sleep(2)  # the supervisor looks several times a second in which group this process is
     kept = []
     while True:
         kept.append(np.ones(2**22))

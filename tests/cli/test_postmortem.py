@@ -77,10 +77,64 @@ def test_a_vanished_rank_was_first_if_it_was_last_seen_before_the_others_failed(
     monkeypatch.setattr(postmortem, "send", lambda pid, number: None)
     watch.look()
     assert watch.failure(1, "log").text == "rank 1 was killed (signal 9) at step 57"
-    monkeypatch.setattr(postmortem, "_oom_kills", lambda: 10**9)
+
+
+def test_a_kill_for_want_of_memory_is_told_from_its_own_group_only(folder, monkeypatch):
+    counters = {rank: folder / f"group{rank}" for rank in (0, 1)}
+    for counter in counters.values():
+        counter.write_text("oom 2\noom_kill 2\n")
+    processes = {rank: subprocess.Popen(["sleep", "60"]) for rank in counters}
+    rank_of = {process.pid: rank for rank, process in processes.items()}
+    monkeypatch.setattr(postmortem, "_oom_counter", lambda pid: counters[rank_of[pid]])
+    watch = Watch(folder)
+    for rank, process in processes.items():
+        alive(folder, rank, 56, process.pid)
+    watch.look()
+    for process in processes.values():
+        process.kill()
+        process.wait()
+    counters[0].write_text("oom 3\noom_kill 3\n")
+    watch._seen[1] -= 1
+    assert watch.failure(1, "log").text == "rank 1 was killed (signal 9) at step 57"
+    watch._seen[1] += 2
     assert watch.failure(1, "log").text == (
-        "rank 1 was killed (signal 9) at step 57: the machine is probably out of memory; lower DataLoader.Train.batch_size"
+        "rank 0 was killed (signal 9) at step 57: the machine is probably out of memory; lower DataLoader.Train.batch_size"
     )
+
+
+V1 = "30 25 0:31 {root} {point} rw,nosuid shared:9 - cgroup cgroup rw,{controllers}\n"
+V2 = "30 25 0:31 {root} {point} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+@pytest.mark.parametrize(
+    "cgroup, mounts, file",
+    [
+        (
+            "4:cpu:/a\n3:memory:/job/1\n0::/other\n",
+            [(V1, "/", "cpu"), (V1, "/", "memory"), (V2, "/", "v2")],
+            "memory/job/1/memory.oom_control",
+        ),
+        ("3:cpu,memory:/docker/f00\n", [(V1, "/docker/f00", "memory")], "memory/memory.oom_control"),
+        ("0::/job.slice/1\n", [(V2, "/", "v2")], "v2/job.slice/1/memory.events.local"),
+        ("0::/\n", [(V2, "/", "v2")], "v2/memory.events.local"),
+        ("0::/nobody\n", [(V2, "/", "v2")], None),
+        ("", [(V2, "/", "v2")], None),
+    ],
+)
+def test_the_memory_group_of_a_process(tmp_path, cgroup, mounts, file):
+    for folder in ("7", "self", "cpu/a", "memory/job/1", "v2/job.slice/1", "v2/other"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("v2", "v2/job.slice/1"):
+        (tmp_path / folder / "memory.events").touch()
+        (tmp_path / folder / "memory.events.local").touch()
+    for folder in ("memory", "memory/job/1"):
+        (tmp_path / folder / "memory.oom_control").touch()
+    (tmp_path / "7/cgroup").write_text(cgroup)
+    lines = ["22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"]
+    lines += [line.format(root=root, point=tmp_path / name, controllers=name) for line, root, name in mounts]
+    (tmp_path / "self/mountinfo").write_text("".join(lines))
+    assert postmortem._oom_counter(7, tmp_path) == (tmp_path / file if file else None)
+    assert postmortem._oom_counter(8, tmp_path) is None
 
 
 @pytest.mark.parametrize("killed_seen", [-0.3, 0.3])  # before and after the crash that follows from it

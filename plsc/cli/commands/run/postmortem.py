@@ -82,7 +82,10 @@ class Watch:
             for rank in self._records(kind):
                 for suffix in ("alive", "json", "trace", "reserved", "calls"):
                     (folder / f"rank{rank}.{suffix}").unlink(missing_ok=True)
-        self._oom_kills = _oom_kills()
+        self._counters: dict[int, Path] = {}  # rank -> its memory group's count of kills for want of memory
+        self._oom_kills: dict[
+            Path, int
+        ] = {}  # such a file -> its count when a rank was first seen in that group
 
     def _records(self, kind: str) -> dict[int, dict[str, Any]]:
         """Read rank -> the content of its file and its time "since", of ranks on this machine.
@@ -113,6 +116,10 @@ class Watch:
         """
         pids = self.pids()
         self._seen.update(dict.fromkeys(pids, time.time()))
+        for rank, pid in pids.items():
+            if counter := _oom_counter(pid):
+                self._counters[rank] = counter
+                self._oom_kills.setdefault(counter, _oom_kills(counter))
         if any("type" in record for record in self._records("json").values()):
             self.ask_for_stacks()
 
@@ -280,8 +287,10 @@ class Watch:
             return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
         if rank in self._ended:
             return f"rank {rank} {self._ended[rank]}"
+        counter = self._counters.get(rank)
+        starved = counter and _oom_kills(counter) > self._oom_kills[counter]
         memory = ": the machine is probably out of memory; lower DataLoader.Train.batch_size"
-        return f"rank {rank} was killed (signal 9) at step {step}{memory if _oom_kills() > self._oom_kills else ''}"
+        return f"rank {rank} was killed (signal 9) at step {step}{memory if starved else ''}"
 
     def _of_stuck(self, rank: int, seconds: float, step: int) -> str:
         place = _place(self._trace(rank)) or "a place unknown (it did not answer)"
@@ -337,10 +346,34 @@ def _state(pid: int) -> str:
         return "X"
 
 
-def _oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since its start; 0 if unknown."""
+def _oom_counter(pid: int, proc: Path = Path("/proc")) -> Path | None:
+    """Return the file with the kills for want of memory in the group of a process, cgroup v1 or v2; None without one.
+
+    /proc/vmstat counts those of the whole machine, and memory.events those of the groups inside the group, too.
+    """
     try:
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        groups = [line.split(":", 2) for line in (proc / str(pid) / "cgroup").read_text().splitlines()]
+        mounts = (proc / "self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    for mount in mounts:
+        (_, _, _, root, point, *_), (kind, *_, options) = (half.split() for half in mount.rsplit(" - ", 1))
+        for _, controllers, path in groups:
+            folder, names = Path(point, os.path.relpath(path, root)), []
+            if kind == "cgroup" and "memory" in controllers.split(",") and "memory" in options.split(","):
+                names = ["memory.oom_control"]
+            elif kind == "cgroup2" and not controllers:
+                names = ["memory.events.local", "memory.events"]  # the first since Linux 5.3
+            for name in names:
+                if (folder / name).exists():
+                    return folder / name
+    return None
+
+
+def _oom_kills(counter: Path) -> int:
+    """Return how many processes of a group the kernel has killed for want of memory; 0 if unknown."""
+    try:
+        match = re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)
     except OSError:
         return 0
     return int(match[1]) if match else 0
