@@ -1,0 +1,117 @@
+"""How far float32 may lie from a float64 reference on any processor: k * EPS * sum(|terms|), never a share that once sufficed.
+
+A rounding is off by at most EPS / 2 of its result, a sum of n terms by n * EPS / 2 of the sum of their sizes, in any order. Where
+n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded with a probability below 1e-9 (Higham and Mary,
+"A new approach to probabilistic rounding error analysis", 2019: 2 n exp(-8**2 / 2)).
+
+    product, bound = a @ b, sums(np.matmul, a, b)                      # one layer: sums of products alone
+    want, bound = perturbed(reference, state, images)                  # any float64 function of arrays, many layers or steps
+    want, bound = rounded(net, lambda: net(images).numpy())            # a network of Paddle's layers in float64
+    assert_within(got, want, bound)                                    # between two float32 paths: 2 * bound
+
+Results and arrays may be in lists and dicts; numbers that are not float are left as they are.
+"""
+
+from contextlib import contextmanager
+
+import numpy as np
+import paddle
+
+EPS = float(np.finfo(np.float32).eps)
+
+# Of a change by EPS in each number, times what a sum adds: sums of up to 5,000 terms go into 16 or more partial sums, in each of
+# which 300 roundings of EPS / 2 are sqrt(300 / 2) / 2 = 6 times the one change; and twice that, as few samples miss the largest.
+ROUNDINGS = 16
+
+
+def growth(terms):
+    """Return by how many EPS of the sum of the sizes a sum of so many terms may be off."""
+    return np.minimum(terms, 4 * np.sqrt(terms))
+
+
+def sums(compute, *arrays):
+    """Bound `compute`, whose results are sums of products of one number of each of the arrays (or of some of them)."""
+    ones = compute(*(np.ones(np.shape(array)) for array in arrays))
+    sizes = compute(*(np.abs(array, dtype=np.float64) for array in arrays))
+    # Each term is a product, with a rounding for each factor.
+    return _map(lambda terms, size: growth(terms + len(arrays)) * EPS * size, ones, sizes)
+
+
+def perturbed(compute, *arrays, k=ROUNDINGS, times=4):
+    """Return what `compute` gives in float64, and k times its largest change when all numbers are off by EPS, at random.
+
+    As a stable computation gives the exact result of numbers that are off so. Where steps of a training let that grow, the bound
+    grows with them; so it does next to a kink of an activation.
+    """
+    draw = np.random.default_rng(0)
+    off = lambda array: array * (1 + EPS * draw.choice([-1, 1], array.shape)) if _is_float(array) else array
+    want = compute(*_map(_wide, list(arrays)))
+    runs = [compute(*_map(lambda array: off(_wide(array)), list(arrays))) for _ in range(times)]
+    return want, _largest(want, runs, k)
+
+
+def rounded(net, compute, k=ROUNDINGS, times=4):
+    """As `perturbed`, for what `compute` gets out of a float64 network: what each layer gives, and its gradient, is off by EPS."""
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    results = []
+    for number in range(times + 1):
+        with _off(net, number):
+            results.append(_map(np.array, compute()))
+        net.set_state_dict(state)
+    return results[0], _largest(results[0], results[1:], k)
+
+
+def assert_within(got, want, bound):
+    """Compare all numbers, and their shapes; a NaN is never within."""
+
+    def compare(got, want, bound):
+        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        assert got.shape == want.shape, (got.shape, want.shape)
+        error = np.abs(got - want)
+        worst = np.max(error / np.maximum(bound, 1e-300), initial=0)
+        assert (error <= bound).all(), (
+            f"an error is {worst:.3g} times its bound; the largest is {error.max():.3g}"
+        )
+
+    _map(compare, got, want, bound)
+
+
+def _wide(array):
+    array = np.asarray(array)
+    return array.astype(np.float64) if _is_float(array) else array
+
+
+def _is_float(array):
+    return np.issubdtype(np.asarray(array).dtype, np.floating)
+
+
+def _largest(want, runs, k):
+    def bound(want, *runs):
+        return k * (max(np.abs(run - want).max(initial=0) for run in runs) + EPS * np.abs(want))
+
+    return _map(bound, want, *runs)
+
+
+@contextmanager
+def _off(net, seed):
+    """Seed 0: as it is."""
+    draw = np.random.default_rng(seed)
+
+    def hook(layer, inputs, output):
+        return output * paddle.to_tensor(1 + EPS * draw.choice([-1, 1], output.shape), output.dtype)
+
+    layers = [layer for layer in net.sublayers(include_self=True) if seed and not layer.sublayers()]
+    hooks = [layer.register_forward_post_hook(hook) for layer in layers]
+    yield
+    for of_layer in hooks:
+        of_layer.remove()
+
+
+def _map(function, *trees):
+    first = trees[0]
+    if isinstance(first, dict):
+        assert all(tree.keys() == first.keys() for tree in trees)
+        return {key: _map(function, *(tree[key] for tree in trees)) for key in first}
+    if isinstance(first, (list, tuple)):
+        return [_map(function, *parts) for parts in zip(*trees, strict=True)]
+    return None if first is None else function(*trees)
