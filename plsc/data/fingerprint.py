@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from plsc.data.dataset import Dataset, SampleSet, class_names
-from plsc.utils.files import open_regular
 
 _AT_ONCE = 4096  # samples
 # The arrays that the base classes of plsc/data/dataset.py declare.
@@ -56,15 +55,6 @@ def content(data: SampleSet) -> str:
             sample = encoded(index) if encoded else data.images(index, index + 1)
             digest.update(_encode(sample.nbytes))
             digest.update(np.ascontiguousarray(sample))
-    return digest.hexdigest()
-
-
-def of_file(path: str | os.PathLike) -> str:
-    """Hash a file. Raises what plsc.utils.files.open_regular raises."""
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while block := file.read(2**20):
-            digest.update(block)
     return digest.hexdigest()
 
 

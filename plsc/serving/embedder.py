@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from plsc.data.preprocessing import Preprocessing
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, shown
+from plsc.serving.exported import Graph, check_files, read_export
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
 
@@ -159,76 +160,44 @@ def from_export(folder: str | os.PathLike, described: str | None = None) -> Embe
     """Make an embedder of an export: by ONNX Runtime if it and model.onnx are there, else by Paddle Inference.
 
     described: where the network is from, for messages; None: the folder.
+
+    The checksums of the graph's files are compared, and one sample is tried. Raises MissingFileError, UserError.
     """
     folder = Path(folder)
-    file = folder / "preprocessing.json"
+    export, preprocessing = read_export(folder)
+    onnx = "onnx" in export.files and find_spec("onnxruntime") is not None
+    graph = export.files.get("onnx" if onnx else "paddle")
+    if graph is None:
+        why = "ONNX Runtime only, which is not installed" if "onnx" in export.files else "other programs only"
+        raise UserError(
+            f"{shown(folder)}: has a graph for {why}: pip install onnxruntime, and export with Export.formats=[onnx], or [paddle]"
+        )
+    check_files(folder, export, ["model.onnx"] if onnx else [graph.model, graph.params or ""])
     try:
-        card = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise MissingFileError(f"{file}: is not there; name the folder that plsc-export wrote") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read as JSON; export again with plsc-export") from error
-    if isinstance(card, dict) and "plsc" in card and "network" not in card:
-        raise UserError(f"{file}: network: is missing, an older plsc wrote it; export again with plsc-export")
-    try:
-        fields = {
-            "network": str(card["network"]),
-            "described": described or shown(folder),
-            "preprocessing": _preprocessing_of(card),
-            "embedding_size": int(card["embedding_size"]),
-            "flip": _flag(card, "flip"),
-            "threshold": None if card["threshold"] is None else float(card["threshold"]),
-            "calibration": _of_flip(_calibration_of(card, file), _flag(card, "flip")),
-            "origin": {"export": os.path.abspath(folder)},
-            "compatible_with": _optional_text(card, "compatible_with"),
-        }
-        files = card["files"]
-        onnx = "onnx" in files and find_spec("onnxruntime") is not None
-        names = files["onnx"] if onnx else files.get("paddle")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{file}: is not what plsc-export writes ({error!r}); export again") from error
-    try:
-        run = _onnx_runtime(folder, names) if onnx else _paddle_inference(folder, names)
-    except UserError:
-        raise
+        embedder = _OfExport(
+            _onnx_runtime(folder, graph) if onnx else _paddle_inference(folder, graph),
+            network=export.network,
+            described=described or shown(folder),
+            preprocessing=preprocessing,
+            embedding_size=export.embedding_size,
+            flip=export.flip,
+            threshold=export.threshold,
+            calibration=_of_flip(export.calibration, export.flip),
+            origin={"export": os.path.abspath(folder)},
+            compatible_with=export.compatible_with,
+        )
+        width = embedder.try_one()
     except Exception as error:  # the engines' own, of many kinds and lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         raise UserError(
             f"{shown(folder)}: its graph cannot be loaded ({shown(lines[0])}); export again"
         ) from error
-    return _OfExport(run, **fields)
-
-
-def _preprocessing_of(card: dict) -> Preprocessing:
-    """Build the preprocessing of a whole network, inside the graph and outside, from preprocessing.json."""
-    left, inside = card["preprocessing"], card["inside_the_graph"]
-    return Preprocessing(
-        tuple(card["input"]["shape"][1:]),
-        left.get("dtype", "uint8"),
-        left.get("channels"),
-        float(inside["mean"]),
-        float(inside["scale"]),
-    )
-
-
-def _flag(card: dict, key: str) -> bool:
-    if not isinstance(card[key], bool):
-        raise TypeError(f"{key} must be true or false")
-    return card[key]
-
-
-def _optional_text(card: dict, key: str) -> str | None:
-    text = card.get(key)
-    if not isinstance(text, (str, type(None))):
-        raise TypeError(f"{key} must be text or null")
-    return text
-
-
-def _calibration_of(card: dict, file: Path) -> Calibration | None:
-    given = card.get("calibration")
-    return None if given is None else Calibration.from_json(given, f"{file}: calibration")
+    if width != export.embedding_size:
+        raise UserError(
+            f"{shown(folder)}: its graph gives embeddings of {width:,} numbers, preprocessing.json says {export.embedding_size:,}; "
+            "export again"
+        )
+    return embedder
 
 
 def _of_flip(calibration: Calibration | None, flip: bool) -> Calibration | None:
@@ -241,12 +210,16 @@ class _OfExport(Embedder):
         super().__init__(**fields)
         self._run = run
 
+    def try_one(self) -> int:
+        """Embed a sample of zeros; return the size of the embedding."""
+        return self._embed(np.zeros((1, *self.preprocessing.shape), self.preprocessing.dtype)).shape[1]
+
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         parts = [samples[start : start + _BATCH] for start in range(0, len(samples), _BATCH)]
         return np.concatenate([self._run(part.astype(np.float32)) for part in parts])
 
 
-def _onnx_runtime(folder: Path, names: dict):
+def _onnx_runtime(folder: Path, graph: Graph):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -256,24 +229,19 @@ def _onnx_runtime(folder: Path, names: dict):
     session = onnxruntime.InferenceSession(
         str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
     )
-    return lambda samples: session.run([names["output"]], {names["input"]: samples})[0]
+    return lambda samples: session.run([graph.output], {graph.input: samples})[0]
 
 
-def _paddle_inference(folder: Path, names: dict | None):
-    if names is None:
-        raise UserError(
-            f"{folder}: has a graph for ONNX Runtime only, which is not installed: pip install onnxruntime, "
-            "or export with -o Export.formats=[paddle]"
-        )
+def _paddle_inference(folder: Path, graph: Graph):
     from paddle import inference
 
-    config = inference.Config(str(folder / names["model"]), str(folder / names["params"]))
+    config = inference.Config(str(folder / graph.model), str(folder / graph.params))
     config.disable_glog_info()
     predictor = inference.create_predictor(config)
 
     def run(samples: np.ndarray) -> np.ndarray:
-        predictor.get_input_handle(names["input"]).copy_from_cpu(samples)
+        predictor.get_input_handle(graph.input).copy_from_cpu(samples)
         predictor.run()
-        return predictor.get_output_handle(names["output"]).copy_to_cpu()
+        return predictor.get_output_handle(graph.output).copy_to_cpu()
 
     return run

@@ -30,6 +30,7 @@ from plsc.training.build import build_training_set
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
 from plsc.training.finish import command_line, date
 from plsc.utils.device import on_gpu
+from plsc.utils.files import sha256_of
 from plsc.utils.kernels import library
 from plsc.utils.logging import get_logger
 from plsc.utils.measure import commit, processor
@@ -225,8 +226,8 @@ def hash_files(cfg: Config, saved: Checkpoint) -> dict[str, str]:
     """Hash the config, the checkpoint, and the files that the keys of the evaluation sets name."""
     folder = Path(cfg.Global.output_dir)
     hashes = {
-        "config.yaml": fingerprint.of_file(folder / "config.yaml"),
-        f"{saved.path.name}/manifest.json, which has the checksum of each file": fingerprint.of_file(
+        "config.yaml": sha256_of(folder / "config.yaml"),
+        f"{saved.path.name}/manifest.json, which has the checksum of each file": sha256_of(
             saved.path / "manifest.json"
         ),
         f"{saved.weights_file} and the preprocessing: the network": saved.network,
@@ -237,7 +238,7 @@ def hash_files(cfg: Config, saved: Checkpoint) -> dict[str, str]:
     for name, section in sections.items():
         for key, value in section.keywords.items() if section else ():
             if isinstance(value, str) and os.path.isfile(value) and os.path.getsize(value) <= _LARGE:
-                hashes[f"the file DataLoader.Eval.{name}.{key}"] = fingerprint.of_file(value)
+                hashes[f"the file DataLoader.Eval.{name}.{key}"] = sha256_of(value)
     return hashes
 
 

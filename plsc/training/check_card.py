@@ -17,13 +17,13 @@ from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError
 from plsc.config import Config
-from plsc.data import fingerprint
 from plsc.errors import MissingFileError
 from plsc.evaluation.card import JSON, MARKDOWN, NOT_COMPUTED, Card
 from plsc.evaluation.results import numbers_of
 from plsc.training.build import build_training_set
 from plsc.training.card import TRAINING_DATA, hash_data, hash_files, machine_of, software
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
+from plsc.utils.files import sha256_of
 
 # Another machine rounds sums otherwise. That moves cosines in the seventh digit, and a few pairs across a threshold.
 TOLERANCE = 0.002
@@ -71,7 +71,7 @@ def _check_files(cfg: Config, card: Card, checkpoint: Path) -> list[str]:
     if card.seal != card.make_seal():
         lines.append(f"{folder / JSON}: was changed since it was written")
     text = folder / MARKDOWN
-    if not text.is_file() or fingerprint.of_file(text) != card.markdown:
+    if not text.is_file() or sha256_of(text) != card.markdown:
         lines.append(f"{text}: is not the text that was written with card.json")
     try:
         saved = Checkpoint.open(checkpoint)

@@ -5,6 +5,7 @@ with open_regular("faces/ann.png") as file: ...
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from typing import BinaryIO
@@ -62,6 +63,15 @@ def refuse_irregular(path: str | os.PathLike, mode: int) -> None:
     kind = _KINDS.get(stat.S_IFMT(mode))
     if kind:
         raise UserError(f"{shown(path)}: is {kind}, no regular file; remove it, or name another")
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """Compute the SHA-256 of a regular file, 64 hex digits. Raises what open_regular raises."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:

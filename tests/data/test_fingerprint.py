@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data.fingerprint import content, names_and_labels, of_file
+from plsc.data.fingerprint import content, names_and_labels
 from plsc.data.image_list import ImageList
 from plsc.data.pairs import PairList
 from plsc.data.synthetic import Synthetic
@@ -65,8 +65,3 @@ def test_other_names_or_labels_are_another_training_set(folder, text):
 def test_samples_that_are_no_files_are_hashed_too():
     one, other = (content(Synthetic(3, 2, (1, 4, 4), seed=seed)) for seed in (0, 1))
     assert one != other == content(Synthetic(3, 2, (1, 4, 4), seed=1))
-
-
-def test_a_file(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")
-    assert of_file(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -16,6 +16,7 @@ from plsc.errors import UserError
 from plsc.serving import embedder as module
 from plsc.serving.embedder import from_export, from_run
 from plsc.training.entry import Entry
+from plsc.utils.files import sha256_of
 from tests.tiny_runs import TINY
 
 SHAPE = (1, 12, 10)
@@ -100,40 +101,89 @@ def test_other_samples_are_refused(run):
         of(run).embed(PIXELS.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda card: card.pop("network"), "network: is missing, an older plsc wrote it; export again"),
-        (lambda card: card.update(threshold="high"), "is not what plsc-export writes"),
-        (lambda card: card.pop("input"), "is not what plsc-export writes"),
-        (lambda card: card.update(calibration=[]), "calibration: is not what plsc-eval --calibrate writes"),
-    ],
-)
-def test_an_export_that_is_none_is_refused(copied, change, message):
+def spoil(copied, change):
+    """Change the content of preprocessing.json by `change(card)`."""
     file = copied / "export" / "preprocessing.json"
     card = json.loads(file.read_text())
     change(card)
     file.write_text(json.dumps(card))
-    with pytest.raises(UserError, match=message):
-        from_export(file.parent)
-    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda card: card.pop("network"), "network: Field required; it is not as this plsc writes it"),
+        (lambda card: card.pop("sha256"), "sha256: Field required.*export again"),
+        (lambda card: card.update(threshold="high"), "threshold: Input should be a valid number"),
+        (lambda card: card.update(threshold=True), "threshold: Input should be a valid number"),
+        (lambda card: card.update(threshold=float("nan")), "threshold: Input should be a finite number"),
+        (lambda card: card.update(threshold=float("inf")), "threshold: Input should be a finite number"),
+        (lambda card: card.update(threshold=-5), "threshold: Input should be greater than or equal to -1"),
+        (lambda card: card.update(embedding_size=-1), "embedding_size: Input should be greater than 0"),
+        (lambda card: card.update(embedding_size=31), "gives embeddings of 8 numbers, .* says 31"),
+        (lambda card: card.update(embedding_size=10**9), "gives embeddings of 8 numbers, .* says 1,000,000"),
+        (lambda card: card["input"]["shape"].append(2), "its graph cannot be loaded|shape"),
+        (lambda card: card["inside_the_graph"].update(mean=float("nan")), "inside_the_graph.mean: "),
+        (lambda card: card.pop("input"), "input: Field required"),
+        (lambda card: card["files"].update(onnx="x", paddle="x"), "files.(onnx|paddle): Input should be"),
+        (lambda card: card.update(files=5), "files: Input should be an object"),
+        (lambda card: card.update(files={}), "has a graph for other programs only"),
+        (lambda card: card.update(calibration=[]), "calibration: Input should be"),
+    ],
+)
+def test_an_export_that_is_none_is_refused(copied, change, message):
+    spoil(copied, change)
+    with pytest.raises(UserError, match=message) as error:
+        from_export(copied / "export")
+    assert "export" in str(error.value) and "\n" not in str(error.value)
+    (copied / "export" / "preprocessing.json").unlink()
     with pytest.raises(UserError, match="preprocessing.json: is not there; name the folder"):
-        from_export(file.parent)
+        from_export(copied / "export")
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, "\0", ""])
+def test_a_description_that_is_no_json_is_refused(copied, text):
+    (copied / "export" / "preprocessing.json").write_text(text)
+    with pytest.raises(UserError, match="preprocessing.json: .*; it is not as this plsc writes it"):
+        from_export(copied / "export")
+
+
+def flip_a_bit(data):
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 64]) + data[len(data) // 2 + 1 :]
+
+
+@pytest.mark.parametrize(
+    "change", [flip_a_bit, lambda data: data[:50], lambda data: data + b"x", lambda _: b""]
+)
 @pytest.mark.parametrize("engine", ["paddle", "onnx"])
-def test_a_graph_that_is_cut_off_is_refused(copied, engine, monkeypatch):
-    if engine == "onnx":
-        pytest.importorskip("onnxruntime", reason="the extra export is not installed")
-        card = json.loads((copied / "export" / "preprocessing.json").read_text())
-        if "onnx" not in card["files"]:
-            pytest.skip("ONNX export needs Paddle 3 and the extra export")
-    else:
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+def test_another_graph_than_the_exported_one_is_refused(copied, engine, change, monkeypatch):
+    if engine == "onnx" and not CAN_ONNX:
+        pytest.skip("ONNX export needs Paddle 3 and the extra export")
+    if engine == "paddle":
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
     for name in ("model.onnx", "inference.pdiparams"):
         path = copied / "export" / name
         if path.exists():
-            path.write_bytes(path.read_bytes()[:50])
+            path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match="is of another export, or damaged; export again"):
+        from_export(copied / "export")
+
+
+def test_a_graph_that_is_gone_is_named(copied):
+    (copied / "export" / ("model.onnx" if CAN_ONNX else "inference.pdiparams")).unlink()
+    with pytest.raises(UserError, match="cannot be read: No such file or directory; export again"):
+        from_export(copied / "export")
+
+
+@pytest.mark.parametrize("engine", ["paddle", "onnx"])
+def test_a_graph_that_no_engine_loads_is_refused(copied, engine, monkeypatch):
+    if engine == "onnx" and not CAN_ONNX:
+        pytest.skip("ONNX export needs Paddle 3 and the extra export")
+    if engine == "paddle":
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
+    name = "model.onnx" if engine == "onnx" else "inference.pdiparams"
+    (copied / "export" / name).write_bytes(b"no graph")
+    spoil(copied, lambda card: card["sha256"].update({name: sha256_of(copied / "export" / name)}))
     with pytest.raises(UserError, match=r"export: its graph cannot be loaded \(.+\); export again"):
         from_export(copied / "export")
 

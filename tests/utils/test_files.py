@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from plsc.errors import UserError
-from plsc.utils.files import open_regular, read_array, read_regular
+from plsc.utils.files import open_regular, read_array, read_regular, sha256_of
 
 
 def test_a_regular_file_is_read_and_its_size_bounded(tmp_path):
@@ -14,6 +14,7 @@ def test_a_regular_file_is_read_and_its_size_bounded(tmp_path):
     path.write_bytes(b"abc")
     (tmp_path / "link").symlink_to(path)
     assert read_regular(path) == read_regular(tmp_path / "link", most=3) == b"abc"
+    assert sha256_of(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     with pytest.raises(UserError, match="a: has 3 bytes, must have at most 2"):
         read_regular(path, most=2)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from plsc.backbones.export.readme import readme_text
 from plsc.backbones.export.self_check import write_self_check
+from plsc.utils.files import sha256_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Description:
             checks: comparisons with the training graph.
         """
         self_check = write_self_check(folder, self.preprocessing, self.sample, self.embedding)
-        card = {**self.card, "files": files, "checks": checks, "self_check": self_check}
+        sha256 = {name: sha256_of(folder / name) for names in files.values() for name in names["files"]}
+        card = {**self.card, "files": files, "sha256": sha256, "checks": checks, "self_check": self_check}
         (folder / "README.txt").write_text(readme_text(card), encoding="utf-8")
         (folder / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
         for name, content in self.documents.items():

@@ -10,7 +10,6 @@ ONNX Runtime 1.32's quantization (QDQ, per channel) does the work.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from plsc.backbones.export.card import threshold_of
 from plsc.backbones.export.graphs import MODEL, errors_as_user_error, open_graph
 from plsc.errors import UserError, shown
 from plsc.utils.calibration import Calibration
+from plsc.utils.files import sha256_of
 from plsc.utils.logging import get_logger
 
 LOSS = 0.005  # of the accuracy, at most
@@ -78,7 +78,7 @@ def save_int8(
     get_logger().info(f"onnx_int8: accuracy {shares}")
     facts = {
         # Its embeddings are not to be compared with the float network's: galleries know a network by this.
-        "network": hashlib.sha256((folder / MODEL).read_bytes()).hexdigest(),
+        "network": sha256_of(folder / MODEL),
         "threshold": after.threshold,
         "threshold_of": threshold_of(preprocessing, data.flip),
         "flip": data.flip,

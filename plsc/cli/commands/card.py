@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plsc.config import add_overrides, load
-from plsc.data.fingerprint import of_file
 from plsc.distributed import environment
 from plsc.errors import shown
 from plsc.evaluation.card import NOT_COMPUTED, Card, read_card, to_markdown
 from plsc.training.entry import Entry
+from plsc.utils.files import sha256_of
 
 _SHOWN = 20  # differences
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(card.model_dump(), indent=1, ensure_ascii=False) if args.json else to_markdown(card))
         return 0
     config = Path(args.run) / "config.yaml"
-    if not config.is_file() or of_file(config) != card.files.get(
+    if not config.is_file() or sha256_of(config) != card.files.get(
         config.name
     ):  # it may not even be read any more
         return _report(args.run, [f"{config}: is not the one that the card was written with"], NOT_COMPUTED)

@@ -1,0 +1,113 @@
+"""Read what an export says of itself in preprocessing.json, and compare the files of its graph with it.
+
+export, preprocessing = read_export(Path("output/export"))
+check_files(Path("output/export"), export, ["model.onnx"])   # refuses another graph, and a damaged one
+"""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Optional, Union
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
+
+from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
+from plsc.data.preprocessing import Preprocessing
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.calibration import Calibration, Cosine
+from plsc.utils.files import read_regular, sha256_of
+
+_MOST_BYTES = 2**26
+
+
+class _Part(BaseModel):
+    """A part of preprocessing.json; what else stands there is for people."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class _Input(_Part):
+    shape: list[Union[str, int]]
+    """"batch", then the shape of a sample."""
+
+
+class _Outside(_Part):
+    dtype: str = "uint8"
+    channels: Optional[str] = None
+
+
+class _Inside(_Part):
+    mean: FiniteFloat
+    scale: FiniteFloat
+
+
+class Graph(_Part):
+    """The names of a graph's files, its input and its output."""
+
+    model: str
+    params: Optional[str] = None
+    input: str
+    output: str
+
+
+class Export(_Part):
+    """What preprocessing.json says; see plsc.backbones.export.card."""
+
+    network: str
+    compatible_with: Optional[str] = None
+    embedding_size: PositiveInt
+    flip: bool
+    threshold: Optional[Cosine]
+    calibration: Optional[Calibration] = None
+    input: _Input
+    preprocessing: _Outside
+    inside_the_graph: _Inside
+    files: dict[str, Graph]
+    """Format -> its graph."""
+    sha256: dict[str, str]
+    """Of each file of the graphs."""
+
+
+def read_export(folder: Path) -> tuple[Export, Preprocessing]:
+    """Read preprocessing.json in the folder of an export, and join what is prepared inside the graph and outside of it.
+
+    Raises UserError if it is missing, or not as plsc-export wrote it.
+    """
+    file = folder / "preprocessing.json"
+    try:
+        export = Export.model_validate_json(read_regular(file, _MOST_BYTES))
+        fields = PreprocessingFields(
+            shape=export.input.shape[1:],
+            **export.preprocessing.model_dump(),
+            **export.inside_the_graph.model_dump(),
+        )
+    except FileNotFoundError:
+        raise MissingFileError(
+            f"{shown(file)}: is not there; name the folder that plsc-export wrote"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{shown(file)}: cannot be read: {error.strerror}; export again") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = shown(".".join(map(str, first["loc"])) or "the file")
+        raise UserError(
+            f"{shown(file)}: {key}: {shown(first['msg'])}; it is not as this plsc writes it: export again"
+        ) from error
+    return export, Preprocessing.from_json(fields.model_dump())
+
+
+def check_files(folder: Path, export: Export, names: Iterable[str]) -> None:
+    """Refuse by UserError files that are missing, or not the ones that were exported."""
+    for name in names:
+        path = folder / name
+        try:
+            is_ours = sha256_of(path) == export.sha256.get(name)
+        except OSError as error:
+            raise UserError(f"{shown(path)}: cannot be read: {error.strerror}; export again") from error
+        if not is_ours:
+            raise UserError(
+                f"{shown(path)}: is not the file whose SHA-256 stands in preprocessing.json: it is of another export, or damaged; "
+                "export again"
+            )
