@@ -1,5 +1,5 @@
-"""Read the number of pixels from an encoded image's header: 68 bytes may promise a billion, and 109 KB hold
-them.
+"""Look at what an encoded image promises before it is decoded: 68 bytes may promise a billion pixels, and 109 KB
+hold them; 61 bytes may promise a chunk of 4 GB.
 
 PNG, JPEG, BMP and WebP; of other formats OpenCV's own limit is set, see plsc/data/__init__.py. Try it:
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 
 MOST_PIXELS = 2**26  # 8192 x 8192; 200 MB decoded
+_PNG = b"\x89PNG\r\n\x1a\n"
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG's markers that are followed by the size
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # those without a length
 
@@ -18,7 +19,7 @@ _ALONE = {0x01, *range(0xD0, 0xD9)}  # those without a length
 def promised_pixels(data: bytes) -> int:
     """Compute width times height by the header; 0 for an unknown format, or a header that is cut off."""
     try:
-        if data[:8] == b"\x89PNG\r\n\x1a\n":
+        if data[:8] == _PNG:
             width, height = struct.unpack_from(">II", data, 16)
         elif data[:2] == b"\xff\xd8":
             width, height = _jpeg(data)
@@ -33,6 +34,22 @@ def promised_pixels(data: bytes) -> int:
     except (struct.error, IndexError):
         return 0
     return abs(width * height)
+
+
+def is_cut_off_png(data: bytes) -> bool:
+    """Return whether a chunk of a PNG reaches beyond the data: OpenCV 5 allocates what a chunk's length says."""
+    if data[:8] != _PNG:
+        return False
+    at = 8
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        kind = data[at + 4 : at + 8]
+        at += 12 + length  # length, kind, content and checksum
+        if at > len(data):
+            return True
+        if kind == b"IEND":  # decoders read no further
+            return False
+    return False
 
 
 def _jpeg(data: bytes) -> tuple[int, int]:

@@ -91,6 +91,42 @@ def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
         load_image(str(folder / "bits.png"), Preprocessing.of_images((3, 8, 8)))
 
 
+def png_chunk(kind, body, length=None):
+    """A PNG's chunk; `length`: what it says its body has."""
+    length = len(body) if length is None else length
+    return struct.pack(">I", length) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+PNG_START = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 16, 12, 8, 2, 0, 0, 0))
+PNG_ROWS = zlib.compress(bytes(12 * (1 + 3 * 16)))
+
+
+@pytest.mark.parametrize("kind", [b"IDAT", b"fdAT", b"PLTE", b"tEXt", b"tRNS", b"IEND", b"IHDR"])
+@pytest.mark.parametrize("length", [29, 0x7FFFFF00, 0xFFFFFF00])
+def test_a_png_whose_chunk_reaches_beyond_its_end_is_not_decoded(folder, monkeypatch, kind, length):
+    """OpenCV 5 allocates and clears what the chunk's length says: 61 bytes took 4 GB."""
+    decoded = []
+    monkeypatch.setattr(cv2, "imdecode", lambda *given: decoded.append(given))
+    for start in (PNG_START, PNG_START + png_chunk(b"IDAT", PNG_ROWS)):
+        (folder / "bomb.png").write_bytes(start + png_chunk(kind, bytes(16), length))
+        with pytest.raises(CorruptImageError, match=r"bomb\.png: not an image .*; cut off, or not an image"):
+            load_image(str(folder / "bomb.png"), Preprocessing.of_images((3, 8, 8)))
+    assert not decoded
+
+
+def test_a_whole_png_is_decoded_whatever_follows_its_end(folder):
+    def frame(number):
+        return png_chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, 16, 12, 0, 0, 1, 10, 0, 0))
+
+    rows, end = png_chunk(b"IDAT", PNG_ROWS), png_chunk(b"IEND", b"")
+    second = frame(1) + png_chunk(b"fdAT", struct.pack(">I", 2) + PNG_ROWS)
+    animated = png_chunk(b"acTL", struct.pack(">II", 2, 0)) + frame(0) + rows + second
+    text = png_chunk(b"tEXt", b"Title\0a") + rows
+    for content in (rows + end, text + end, animated + end, rows + end + b"\x7f\xff\xff\xffIDAT and more"):
+        (folder / "whole.png").write_bytes(PNG_START + content)
+        assert load_image(str(folder / "whole.png"), Preprocessing.of_images((3, 8, 8))).shape == (3, 8, 8)
+
+
 @pytest.mark.parametrize(
     "kind, options",
     [(".png", ()), (".jpg", ()), (".bmp", ()), (".webp", ()), (".webp", (cv2.IMWRITE_WEBP_QUALITY, 80))],
