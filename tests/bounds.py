@@ -6,22 +6,20 @@ n is large, roundings cancel: 4 sqrt(n) * EPS (8 sqrt(n) * EPS / 2) is exceeded 
 
     product, bound = a @ b, sums(np.matmul, a, b)                      # one layer: sums of products alone
     want, bound = perturbed(reference, state, images)                  # any float64 function of arrays, many layers or steps
-    want, bound = rounded(net, lambda: net(images).numpy())            # a network of Paddle's layers in float64
-    assert_within(got, want, bound)                                    # between two float32 paths: 2 * bound
+    want, bound = of_network(net, images)                              # its embeddings, without and with rounding in each layer
+    want, bound = rounded(net, lambda: net(images).numpy())            # whatever a float64 network gives
+    assert_within(got, want, bound)                                    # paths=2 where `want` is float32, too
 
 Results and arrays may be in lists and dicts; numbers that are not float are left as they are.
 """
 
+import copy
 from contextlib import contextmanager
 
 import numpy as np
 import paddle
 
 EPS = float(np.finfo(np.float32).eps)
-
-# Of a change by EPS in each number, times what a sum adds: sums of up to 5,000 terms go into 16 or more partial sums, in each of
-# which 300 roundings of EPS / 2 are sqrt(300 / 2) / 2 = 6 times the one change; and twice that, as few samples miss the largest.
-ROUNDINGS = 16
 
 
 def growth(terms):
@@ -37,20 +35,20 @@ def sums(compute, *arrays):
     return _map(lambda terms, size: growth(terms + len(arrays)) * EPS * size, ones, sizes)
 
 
-def perturbed(compute, *arrays, k=ROUNDINGS, times=4):
-    """Return what `compute` gives in float64, and k times its largest change when all numbers are off by EPS, at random.
+def perturbed(compute, *arrays, terms=256, times=4):
+    """Return what `compute` gives in float64, and a multiple of its largest change when all numbers are off by EPS, at random.
 
     As a stable computation gives the exact result of numbers that are off so. Where steps of a training let that grow, the bound
-    grows with them; so it does next to a kink of an activation.
+    grows with them; so it does next to a kink of an activation. terms: of the longest sum in it.
     """
     draw = np.random.default_rng(0)
     off = lambda array: array * (1 + EPS * draw.choice([-1, 1], array.shape)) if _is_float(array) else array
     want = compute(*_map(_wide, list(arrays)))
     runs = [compute(*_map(lambda array: off(_wide(array)), list(arrays))) for _ in range(times)]
-    return want, _largest(want, runs, k)
+    return want, _largest(want, runs, terms)
 
 
-def rounded(net, compute, k=ROUNDINGS, times=4):
+def rounded(net, compute, terms=256, times=4):
     """As `perturbed`, for what `compute` gets out of a float64 network: what each layer gives, and its gradient, is off by EPS."""
     state = {name: value.clone() for name, value in net.state_dict().items()}
     results = []
@@ -58,16 +56,25 @@ def rounded(net, compute, k=ROUNDINGS, times=4):
         with _off(net, number):
             results.append(_map(np.array, compute()))
         net.set_state_dict(state)
-    return results[0], _largest(results[0], results[1:], k)
+    return results[0], _largest(results[0], results[1:], terms)
 
 
-def assert_within(got, want, bound):
-    """Compare all numbers, and their shapes; a NaN is never within."""
+def of_network(net, images, then=lambda embeddings: embeddings, terms=256):
+    """Return the embeddings that the network gives in evaluation, or what `then` makes of them, in float64, and their bound."""
+    exact = copy.deepcopy(net)
+    exact.eval()
+    exact.to(dtype="float64")
+    images = paddle.to_tensor(images, "float64")
+    return rounded(exact, lambda: then(exact(images).numpy()), terms)
+
+
+def assert_within(got, want, bound, paths=1):
+    """Compare all numbers, and their shapes; a NaN is never within. `paths`: how many of the two are rounded."""
 
     def compare(got, want, bound):
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
         assert got.shape == want.shape, (got.shape, want.shape)
-        error = np.abs(got - want)
+        error, bound = np.abs(got - want), paths * np.asarray(bound)
         worst = np.max(error / np.maximum(bound, 1e-300), initial=0)
         assert (error <= bound).all(), (
             f"an error is {worst:.3g} times its bound; the largest is {error.max():.3g}"
@@ -85,9 +92,17 @@ def _is_float(array):
     return np.issubdtype(np.asarray(array).dtype, np.floating)
 
 
-def _largest(want, runs, k):
+def _largest(want, runs, terms):
+    """Bound by how much rounding in sums of so many terms may make of a change of each number by EPS, which `runs` have.
+
+    A sum with one accumulator rounds each partial sum: sqrt(n / 2) / 2 times what a change of every term does, where signs vary;
+    sqrt(n / 3) / 2 times EPS of the sum itself, where they do not. Nearly three times of both, for the largest of many results;
+    and 4 for what is multiplied, added and divided beside the sum.
+    """
+
     def bound(want, *runs):
-        return k * (max(np.abs(run - want).max(initial=0) for run in runs) + EPS * np.abs(want))
+        change = max(np.abs(run - want).max(initial=0) for run in runs)
+        return (4 + np.sqrt(terms)) * (change + EPS * np.abs(want))
 
     return _map(bound, want, *runs)
 

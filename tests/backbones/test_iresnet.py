@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_plain_numpy(image_shape):
     net = build(image_shape=image_shape)
     state = scatter(net)
     images = np.random.default_rng(1).normal(size=(2, *image_shape))
-    assert_same(net, by_hand(state, images, Tiny.blocks), images)
+    assert_same(net, partial(by_hand, blocks=Tiny.blocks), state, images)
 
 
 @pytest.mark.parametrize(
