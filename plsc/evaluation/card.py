@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union
 
@@ -40,7 +41,7 @@ class Card(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     format: Literal[1] = 1
     run: str
-    """Name of the run's folder."""
+    """The run's folder, from the folder that it was trained in."""
     date: str
     command: str
     licence: Optional[str]
@@ -68,8 +69,6 @@ class Card(BaseModel):
     """Heading -> file beside the card."""
     config: str
     """The text of config.yaml."""
-    markdown: str = ""
-    """SHA-256 of card.md."""
     seal: str = ""
     """SHA-256 of all other fields: it shows a mistake, and stops nobody who means to change them."""
 
@@ -87,11 +86,10 @@ def write_card(card: Card, folder: Path) -> None:
 
 def files_of(card: Card) -> dict[str, bytes]:
     """Return the bytes of card.md and card.json by name."""
-    text = to_markdown(card).encode("utf-8", "backslashreplace")
-    sealed = card.model_copy(update={"markdown": hashlib.sha256(text).hexdigest()})
-    fields = {**sealed.model_dump(), "seal": sealed.make_seal()}
+    fields = {**card.model_dump(), "seal": card.make_seal()}
     content = json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    return {MARKDOWN: text, JSON: content.encode("utf-8", "backslashreplace")}
+    texts = {MARKDOWN: to_markdown(card), JSON: content}
+    return {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
 
 
 def read_card(folder: Path) -> Card:
@@ -120,6 +118,7 @@ def to_markdown(card: Card) -> str:
         main=next(iter(card.sets.items()), None),
         points={title: _operating_points(numbers) for title, numbers in card.sets.items()},
         probabilities={title: _probabilities(numbers) for title, numbers in card.sets.items()},
+        verify=shown(shlex.join(["plsc", "card", "verify", card.run])),
         config=[shown(line) for line in card.config.splitlines()],
     )
 

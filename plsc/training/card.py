@@ -36,7 +36,7 @@ from plsc.utils.logging import get_logger
 from plsc.utils.measure import commit, processor
 from plsc.utils.version import __version__
 
-_PICTURES = {
+PICTURES = {
     "ROC": "roc.png",
     "Similarities of same and different pairs": "histogram.png",
     "P(same)": "calibration.png",
@@ -48,7 +48,10 @@ _PICTURES = {
 _LARGE = 2**31
 # Variables of the environment that choose the code of matrix products and convolutions on a CPU.
 _INSTRUCTIONS = ("MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA")
+# What the training data are needed for.
 TRAINING_DATA = "training data: names and labels"
+TRAINED_ON = "trained on"
+TRAINED_ON_IS_NOT_KNOWN = "whether its identities were trained on is not known, the data do not name them."
 
 
 def write_of_training(
@@ -63,7 +66,7 @@ def write_of_training(
 def make_card(
     cfg: Config,
     saved: Checkpoint,
-    dataset: Dataset,
+    dataset: Dataset | None,
     sets: Mapping[str, Any],
     results: Mapping[str, Any],
     pictures: Mapping[str, str],
@@ -71,14 +74,14 @@ def make_card(
     """Make the card of a checkpoint.
 
     Args:
-        dataset: that it was trained on.
+        dataset: that it was trained on; None: it is not here, and what it would say is left out.
         sets, results: that it was evaluated on, the main one first, and the results, by title.
         pictures: heading -> file beside the card.
     """
     folder = Path(cfg.Global.output_dir)
     results = {title: results[title] for title in sets}
     return Card(
-        run=shown(folder.resolve().name),
+        run=shown(folder),
         date=date(),
         command=command_line(),
         licence=cfg.Global.data_licence,
@@ -142,7 +145,7 @@ def _step_of_report(folder: Path) -> int | None:
 
 
 def _pictures(folder: Path) -> dict[str, str]:
-    return {heading: file for heading, file in _PICTURES.items() if (folder / file).is_file()}
+    return {heading: file for heading, file in PICTURES.items() if (folder / file).is_file()}
 
 
 def software() -> dict[str, str | None]:
@@ -171,16 +174,19 @@ def machine_of(cfg: Config) -> dict[str, Any]:
     }
 
 
-def _facts(cfg: Config, saved: Checkpoint, dataset: Dataset, sets: Mapping[str, Any]) -> dict[str, str]:
+def _facts(
+    cfg: Config, saved: Checkpoint, dataset: Dataset | None, sets: Mapping[str, Any]
+) -> dict[str, str]:
     best = saved.state.best
     evaluated = [f"{title}: {_describe(data)}" for title, data in sets.items()]
     facts = {
         "network": f"{cfg.Model.name}, embeddings of {saved.embedding_size}",
         "head": cfg.Head.name,
-        "trained on": f"{dataset.title}: {len(dataset):,} samples of {saved.num_classes:,} classes",
-        "training": f"{saved.step:,} steps, {saved.epoch:,} epochs",
-        "evaluated on": "; ".join(evaluated) or "nothing",
     }
+    if dataset is not None:
+        facts[TRAINED_ON] = f"{dataset.title}: {len(dataset):,} samples of {saved.num_classes:,} classes"
+    facts["training"] = f"{saved.step:,} steps, {saved.epoch:,} epochs"
+    facts["evaluated on"] = "; ".join(evaluated) or "nothing"
     train = cfg.DataLoader.Train
     if train.without:
         facts["left out"] = f"{len(train.without):,} classes (DataLoader.Train.without)"
@@ -200,7 +206,7 @@ def _describe(data: Any) -> str:
 
 
 def _limits(
-    saved: Checkpoint, dataset: Dataset, sets: Mapping[str, Any], results: Mapping[str, Any]
+    saved: Checkpoint, dataset: Dataset | None, sets: Mapping[str, Any], results: Mapping[str, Any]
 ) -> Iterator[str]:
     """Say what the numbers do not tell."""
     if not sets:
@@ -214,9 +220,9 @@ def _limits(
         unknown = [far for far, rate in rates.items() if rate is None]
         if unknown:
             yield f"{title}: too few pairs for a false accept rate of {max(unknown):g} and below."
-    for title, data in sets.items():
+    for title, data in sets.items() if dataset is not None else ():
         if not isinstance(data, Dataset) and shared_identities(dataset.identities, data) is None:
-            yield f"{title}: whether its identities were trained on is not known, the data do not name them."
+            yield f"{title}: {TRAINED_ON_IS_NOT_KNOWN}"
     best = saved.state.best
     if best and best.step == saved.step:
         yield f"This step was chosen as the best on {best.set}, so its {best.metric} there is a little too high."

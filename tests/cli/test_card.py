@@ -10,13 +10,14 @@ import pytest
 
 from plsc import cli
 from plsc.checkpoint.saved import Checkpoint
-from plsc.evaluation.card import files_of, read_card, write_card
+from plsc.evaluation.card import Card, files_of, read_card, write_card
 from plsc.training.card import files_for_export
 from plsc.training.entry import Entry
 from tests.checkpoints import flip
 from tests.launch import ROOT, launch
 from tests.tiny_runs import TINY, checkpoint
 
+NOT_COMPARED = "; not compared: folder, date, command, pictures"
 TRAIN = ROOT / "tools" / "train.py"
 CARD = ROOT / "tools" / "card.py"
 
@@ -63,7 +64,7 @@ def test_a_moved_run_is_what_its_card_says(run, capsys):
     assert code == 0 and len(lines) == 1
     headline = read_card(run).headline
     assert re.fullmatch(r"accuracy \d+\.\d\d % ± \d+\.\d\d", headline)
-    assert lines[0] == f"done: {run} is what the card says: {headline}, equal to the last bit"
+    assert lines[0] == f"done: {run} is what the card says: {headline}, equal to the last bit{NOT_COMPARED}"
 
 
 def test_the_card_says_what_the_run_is(trained, capsys):
@@ -86,7 +87,7 @@ def test_the_card_says_what_the_run_is(trained, capsys):
         ("checkpoints/step-00000012/head-00000-of-00001.safetensors", "safetensors: fails its checksum"),
         ("checkpoints/step-00000012/manifest.json", "manifest.json: fails its checksum"),
         ("config.yaml", "config.yaml: is not the one that the card was written with"),
-        ("card.md", "card.md: is not the text that was written with card.json"),
+        ("card.md", "card.md: is not the text that this plsc writes of card.json"),
     ],
 )
 def test_a_changed_byte_of_the_run_is_named(run, capsys, file, line):
@@ -131,23 +132,78 @@ def test_a_changed_number_is_named(run, capsys):
     )
 
 
+def raised(headline, points):
+    """Return the headline with an accuracy that is higher by so many points."""
+    return re.sub(r"\d+\.\d\d", lambda found: f"{float(found[0]) + points:.2f}", headline, count=1)
+
+
 def test_other_rounding_is_allowed_where_it_has_a_reason(run, capsys):
     found = read_card(run)
-    found.sets["noise pairs"]["auc"] += 1e-6
-    found.sets["noise pairs"]["table"]["area under ROC"] = "0.12345"
-    found.sets["noise pairs"]["calibration"]["bins"][0]["pairs"] += 1
+    numbers = found.sets["noise pairs"]
+    numbers["auc"] += 1e-6
+    numbers["table"]["area under ROC"] = f"{numbers['auc'] + 0.001:.5f}"
+    numbers["calibration"]["bins"][0]["pairs"] += 1
+    headline = found.headline
+    found.headline = raised(headline, 0.1)
     write_card(found, run)
     assert card(capsys, "verify", run)[0] == 1
     found.machine["processor"] = "another"
     write_card(found, run)
     code, lines, _ = card(capsys, "verify", run)
     assert code == 0 and lines[-1].endswith(
-        "compared within 0.002, since rounding may differ where these do: processor"
+        f"is what the card says: {headline}, compared within 0.002, since rounding may differ where these do: processor{NOT_COMPARED}, "
+        "processor"
     )
-    found.sets["noise pairs"]["auc"] += 0.01
+    found.headline = raised(headline, 0.3)
+    numbers["table"]["area under ROC"] = f"{numbers['auc'] - 0.01:.5f}"
+    numbers["table"]["pairs"] += " of the whole world"
+    numbers["auc"] += 0.01
     write_card(found, run)
     code, lines, _ = card(capsys, "verify", run)
-    assert code == 1 and len(lines) == 2 and lines[0].startswith("DIFFERS noise pairs: auc: ")
+    places = [re.match(r"DIFFERS (.+): .+ in the card", line)[1] for line in lines[:-1]]
+    of_table = ["noise pairs: table: area under ROC", "noise pairs: table: pairs"]
+    assert code == 1 and sorted(places) == ["headline", "noise pairs: auc", *of_table]
+
+
+FORGERIES = {
+    "headline": lambda card: card.update(headline="accuracy 100.00 % ± 0.00"),
+    "licence": lambda card: card.update(licence="CC0"),
+    "step": lambda card: card.update(step=12_000),
+    "network": lambda card: card.update(network="0" * 64),
+    "facts: trained on": lambda card: card["facts"].update({"trained on": "10,000,000 people"}),
+    "facts: audited by": lambda card: card["facts"].update({"audited by": "nobody"}),
+    "limits": lambda card: card.update(limits=[]),
+    "limits 0": lambda card: card["limits"].__setitem__(0, "None."),
+    "config": lambda card: card.update(config="a: 1\n"),
+    "pictures": lambda card: card["pictures"].update({"ROC": "/etc/passwd"}),
+    "software and machine": lambda card: card["machine"].update({"certified": True}),
+    "order of the sets": lambda card: card.update(sets=dict(reversed(card["sets"].items()))),
+    "noise pairs: table: area under ROC": lambda card: card["sets"]["noise pairs"]["table"].update(
+        {"area under ROC": "1.00000"}
+    ),
+    "noise pairs: notes": lambda card: card["sets"]["noise pairs"]["notes"].append("Flawless."),
+    "noise pairs: accuracy": lambda card: card["sets"]["noise pairs"].update(accuracy=1.0),
+    "another set": lambda card: card["sets"].update({"another set": card["sets"]["files"]}),
+}
+
+
+@pytest.mark.parametrize("place", FORGERIES)
+def test_a_forged_card_is_named(run, capsys, place):
+    """Whoever forges a card can compute its seal and write its text, too."""
+    fields = read_card(run).model_dump()
+    headline = fields["headline"]
+    FORGERIES[place](fields)
+    write_card(Card(**fields), run)
+    code, lines, _ = card(capsys, "verify", run)
+    assert code == 1 and len(lines) == 2 and lines[0].startswith(f"DIFFERS {place}: ")
+    assert lines[1].startswith(f"done: {run} is not what the card says: {headline}, ")
+
+
+def test_a_text_that_says_more_than_the_card_is_named(run, capsys):
+    text = run / "card.md"
+    text.write_text(text.read_text().replace(" 115 samples", " 115,000 samples", 1))
+    code, lines, _ = card(capsys, "verify", run)
+    assert code == 1 and lines[0] == f"DIFFERS {text}: is not the text that this plsc writes of card.json"
 
 
 def test_other_training_data_are_named(run, capsys):
@@ -157,7 +213,7 @@ def test_other_training_data_are_named(run, capsys):
     code, lines, _ = card(capsys, "verify", run, "-o", "DataLoader.Eval.more={}")
     assert code == 1 and "DataLoader.Eval.more.files.list" in lines[0] and lines[0].endswith("not here now")
     code, lines, _ = card(capsys, "verify", run, "--no-training-data", "-o", other)
-    assert code == 0 and lines[-1].endswith("equal to the last bit; the training data were not compared")
+    assert code == 0 and lines[-1].endswith(f"equal to the last bit{NOT_COMPARED}, training data")
 
 
 def test_a_run_without_a_card_gets_one(run, capsys):
@@ -183,7 +239,9 @@ def test_a_run_without_evaluation_has_a_card(tmp_path, capsys):
     ).train()
     assert "nothing was evaluated" in (tmp_path / "card.md").read_text()
     code, lines, _ = card(capsys, "verify", tmp_path)
-    assert code == 0 and lines == [f"done: {tmp_path} is what the card says: nothing was evaluated"]
+    assert code == 0 and lines == [
+        f"done: {tmp_path} is what the card says: nothing was evaluated{NOT_COMPARED}"
+    ]
 
 
 def test_an_export_carries_the_card_of_its_network(run, capsys):
