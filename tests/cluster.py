@@ -112,7 +112,7 @@ class Cluster:
         return self.disk(0)
 
     def start(self, number: int, *options: str, overrides: Sequence[str] = ()) -> None:
-        """Start plsc-run on a machine; what it says is added to folder/said.NUMBER."""
+        """Start plsc run on a machine; what it says is added to folder/said.NUMBER."""
         home = self.folder / f"host{number}"
         home.mkdir(exist_ok=True)
         host = "10.77.0.1" if self._namespaces else "127.0.0.1"
@@ -155,14 +155,14 @@ class Cluster:
             self.start(number, *options, **more)
 
     def restart(self, number: int, after: float = 0, overrides: Sequence[str] = ()) -> None:
-        """Kill plsc-run on a machine, and start it again after so many seconds."""
+        """Kill plsc run on a machine, and start it again after so many seconds."""
         self.signal(number, "supervisor", signal.SIGKILL)
         self.wait(of=[number])
         time.sleep(after)
         self.start(number, overrides=overrides)
 
     def wait(self, timeout: float = 180, of: Sequence[int] | None = None) -> list[int]:
-        """Exit codes of plsc-run on these machines, all by default."""
+        """Exit codes of plsc run on these machines, all by default."""
         end = time.monotonic() + timeout
         numbers = self._processes if of is None else of
         return [self._processes[number].wait(max(0.1, end - time.monotonic())) for number in numbers]
@@ -171,7 +171,7 @@ class Cluster:
         return self._processes[number].poll() is None
 
     def said(self, number: int) -> list[str]:
-        """Lines of plsc-run on a machine, without the time."""
+        """Lines of plsc run on a machine, without the time."""
         if self._warm:
             self._keep_said(number)
         text = (self.folder / f"said.{number}").read_text(errors="replace")

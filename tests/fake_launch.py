@@ -1,4 +1,4 @@
-"""plsc-run without Paddle: a stand-in for Paddle's launcher, and a program that counts steps instead of training.
+"""plsc run without Paddle: a stand-in for Paddle's launcher, and a program that counts steps instead of training.
 
 The launcher behaves as the real one was measured to: it polls, ends the others when one fails, and its exit code is that of the first
 failed rank by number. `write` puts both into a folder; PYTHONPATH makes them found.
@@ -140,7 +140,7 @@ def write(folder: Path) -> None:
 
 
 def supervise(folder: Path, *options: str, overrides: Sequence[str] = (), **env: str) -> subprocess.Popen:
-    """plsc-run in `folder` with the stand-ins, as two ranks; stderr is piped."""
+    """plsc run in `folder` with the stand-ins, as two ranks; stderr is piped."""
     path = os.pathsep.join([str(folder / "fake"), str(ROOT)])
     command = [
         ROOT / "tools/run.py",

@@ -1,8 +1,8 @@
 """Faults in numbers, which take too long for the suite: kills and stops at random, and a run that is killed hundreds of times.
 
     python -m tests.soak kills 20      kill -9 of a random rank of 2 and of 4 at a random moment, real launches
-    python -m tests.soak stops 16      the same with SIGTERM, to plsc-run, the launcher and a rank
-    python -m tests.soak cycles 500    one plsc-run whose rank is killed again and again: does anything grow?
+    python -m tests.soak stops 16      the same with SIGTERM, to plsc run, the launcher and a rank
+    python -m tests.soak cycles 500    one plsc run whose rank is killed again and again: does anything grow?
     python -m tests.soak saves 500     one process that saves as often: the same question
 
 Each prints its figures, and fails on the first thing that is not as docs/reliability.md says. --seed N for other random numbers.
@@ -33,7 +33,7 @@ from tests.warm import Program, Warm, all_ended, lines
 
 TRAIN, RUN = ROOT / "tools/train.py", ROOT / "tools/run.py"
 STEPS, EVERY, KEEP = 60, 5, 3
-WHOM = ("plsc-run", "launcher", "rank", "rank")
+WHOM = ("plsc run", "launcher", "rank", "rank")
 
 
 def training(ranks: int, rate: float, *more: str) -> list[str]:
@@ -65,7 +65,7 @@ def whole(start: Callable, folder: Path, ranks: int, rate: float) -> Path:
 
 
 def supervise(start: Callable, folder: Path, ranks: int, rate: float) -> subprocess.Popen | Program:
-    """The same under plsc-run."""
+    """The same under plsc run."""
     folder.mkdir(exist_ok=True)
     return start([RUN, "--nproc_per_node", ranks, "--max_failures", 9, *training(ranks, rate)], folder)
 
@@ -156,7 +156,7 @@ def stop_once(
     pid = wait_for(folder, rank, target, 0, lambda: process.poll() is None)
     time.sleep(draw.uniform(0, 0.05))
     launcher = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill({"plsc-run": process.pid, "launcher": launcher, "rank": pid}[whom], signal.SIGTERM)
+    os.kill({"plsc run": process.pid, "launcher": launcher, "rank": pid}[whom], signal.SIGTERM)
     when = time.monotonic()
     code = process.wait(timeout=60)
     seconds, step = time.monotonic() - when, newest_step(folder / "out")
@@ -213,7 +213,7 @@ def assert_no_growth(samples: list[dict[str, int]], settled: int) -> None:
 
 
 def kill_again_and_again(warm: Warm, folder: Path, count: int, draw: random.Random) -> list[dict[str, int]]:
-    """One plsc-run, its rank killed `count` times while it saves each step, then stopped by SIGTERM; a sample a cycle."""
+    """One plsc run, its rank killed `count` times while it saves each step, then stopped by SIGTERM; a sample a cycle."""
     more = ["Global.max_steps=1000000", "Checkpoint.every_steps=1", f"Checkpoint.keep={KEEP}"]
     command = [RUN, "--nproc_per_node", 1, "--max_failures", 9, *training(1, 0.3, *more)]
     program, samples, pid = warm.start([*command, "DataLoader.Eval.dataset=null"], folder), [], 0

@@ -1,7 +1,7 @@
-"""plsc-run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle: a start costs a
+"""plsc run, Paddle's launcher and the ranks as they are, but forked from a process that has imported Paddle: a start costs a
 second and not eight.
 
-Popen is replaced, reports have no pictures, fsync does nothing, plsc-run does not pause and the launcher looks at its ranks five times a
+Popen is replaced, reports have no pictures, fsync does nothing, plsc run does not pause and the launcher looks at its ranks five times a
 second, not once; who starts, kills and waits for whom stays. The fork is sound: that process has computed nothing and has no thread at work.
 tests/distributed/test_restart.py shows that its runs have the bits of real starts.
 
@@ -123,7 +123,7 @@ class Program:
 
 
 def lines(folder: Path) -> list[str]:
-    """What plsc-run itself has said in `folder`, without the time."""
+    """What plsc run itself has said in `folder`, without the time."""
     said = [re.sub(r"^[-\d]+ [:\d]+ ", "", line) for line in (folder / "stderr").read_text().splitlines()]
     return [line for line in said if re.match("INFO|WARNING|ERROR", line)]
 

@@ -6,7 +6,7 @@ Patches of 9 x 9 become tokens, transformer blocks mix them, and all tokens in a
 layers with batch norms; there is no class token. In training a share of the patches is hidden. Dosovitskiy et
 al., "An Image is Worth 16x16 Words" (2020); An et al., "Partial FC" (2021), section 4, as in InsightFace's
 arcface_torch (vit_t, vit_s, vit_b) and PLSC 2.4 (FaceViT_*_patch9_112), with their names of the layers.
-Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=FaceViT_tiny`.
+Single-device code; it knows no ranks. Try it: `plsc train -c configs/ -o Model.name=FaceViT_tiny`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Residual blocks that begin with a batch norm and end with one, and no activation on the shortcut; a 3x3 stem
 that keeps the size; four stages that halve it; a fully connected layer between batch norms in place of
 pooling. Deng et al., "ArcFace" (2019), section 3.1, after Han et al., "Deep Pyramidal Residual Networks"
-(2017). Its layers have the names of InsightFace's arcface_torch, whose weights `plsc-import` reads.
-Single-device code; it knows no ranks. Try it: `plsc-train -c configs/ -o Model.name=IResNet18`.
+(2017). Its layers have the names of InsightFace's arcface_torch, whose weights `plsc import` reads.
+Single-device code; it knows no ranks. Try it: `plsc train -c configs/ -o Model.name=IResNet18`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rows are copied block by block; of shard files only one rank's is in memory at a time. Try it:
 
-plsc-ckpt export-centres output/checkpoints/step-00000656 --output centres.npy --normalise
+plsc ckpt export-centres output/checkpoints/step-00000656 --output centres.npy --normalise
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def import_centres(
 
     Args:
         sources: the folder of the shards, or the main files of all ranks.
-        backbone: a checkpoint, such as plsc-import makes; its network, preprocessing and config are copied.
+        backbone: a checkpoint, such as plsc import makes; its network, preprocessing and config are copied.
             Without it the network has no arrays: the folder is for export-centres, reshard and the like.
         num_classes: must be the sum over the ranks.
 

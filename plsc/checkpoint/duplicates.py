@@ -3,7 +3,7 @@
 All pairs of centres are compared, in blocks that are read one after the other: memory does not grow with the number of
 classes but for the pairs that are found. Try it:
 
-    plsc-ckpt duplicates output --output pairs.csv
+    plsc ckpt duplicates output --output pairs.csv
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def find_duplicates(
     if output:
         _write(output, rows)
         lines.append(
-            f"{len(rows):,} pairs in {output}; delete the lines that are wrong, then: plsc-ckpt edit-identities {saved.path} "
+            f"{len(rows):,} pairs in {output}; delete the lines that are wrong, then: plsc ckpt edit-identities {saved.path} "
             f"--merge-list {output} --output TARGET"
         )
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Name, rename, merge and drop the classes of a checkpoint, with all their rows.
 
-plsc-ckpt edit-identities output/checkpoints/step-00000656 --rename "Ann=Anne" --drop Bob --output edited
+plsc ckpt edit-identities output/checkpoints/step-00000656 --rename "Ann=Anne" --drop Bob --output edited
 """
 
 from __future__ import annotations
@@ -134,12 +134,12 @@ def _pairs(path: str) -> list[tuple[str, str]]:
         text = Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
     except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; plsc-ckpt duplicates writes one") from None
+        raise MissingFileError(f"{path}: no such file; plsc ckpt duplicates writes one") from None
     except (OSError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV: {error}") from error
     if not rows or rows[0][:2] != list(HEADERS[:2]):
         raise UserError(
-            f"{path}: the first line must be {','.join(HEADERS)}, as plsc-ckpt duplicates writes it"
+            f"{path}: the first line must be {','.join(HEADERS)}, as plsc ckpt duplicates writes it"
         )
     for number, row in enumerate(rows[1:], start=2):
         if len(row) < 2 or row[0] == row[1]:

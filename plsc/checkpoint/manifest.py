@@ -111,7 +111,7 @@ class Manifest(BaseModel):
     epoch: NonNegativeInt
     world_size: PositiveInt
     num_classes: NonNegativeInt
-    """0 in a folder that holds a backbone only, such as plsc-import writes."""
+    """0 in a folder that holds a backbone only, such as plsc import writes."""
     embedding_size: PositiveInt
     heads: list[HeadFile]
     """In class order; together [0, num_classes)."""

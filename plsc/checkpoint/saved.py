@@ -73,7 +73,7 @@ def _read_threshold(path: Path) -> dict[str, Any]:
         content = None
     right = isinstance(content, dict) and all(type(content.get(key)) is kind for key, kind in kinds.items())
     if not right or not -1 <= content["threshold"] <= 1:
-        raise UserError(f"{file}: is not what plsc-eval --set-threshold writes; delete it, or write it anew")
+        raise UserError(f"{file}: is not what plsc eval --set-threshold writes; delete it, or write it anew")
     return {key: content[key] for key in kinds}
 
 

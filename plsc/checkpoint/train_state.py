@@ -1,6 +1,6 @@
 """Define the state of a run in a checkpoint beside the arrays: `state` in its manifest.json.
 
-A missing key has the default: older versions wrote fewer keys, and folders of plsc-import and import-centres
+A missing key has the default: older versions wrote fewer keys, and folders of plsc import and import-centres
 have no run. A key that this version does not know is kept when a checkpoint is rewritten. Imports no Paddle.
 """
 
@@ -85,13 +85,13 @@ class TrainState(BaseModel):
     replaced: Annotated[list[NonNegativeInt], Field(min_length=1)] = [0]
     """Of each rank: corrupt images replaced in the epoch."""
     threshold_set: Optional[str] = None
-    """Title of the set that a threshold chosen after the training is of (plsc-eval --set-threshold)."""
+    """Title of the set that a threshold chosen after the training is of (plsc eval --set-threshold)."""
     threshold_step: Optional[NonNegativeInt] = None
     """Step of the checkpoint that it was chosen with."""
     flip: bool = False
     """Whether `threshold` is of embeddings of an image and its mirror image together."""
     calibration: Optional[Calibration] = None
-    """What a cosine means, by the last main evaluation or plsc-eval --calibrate; null: not of pairs."""
+    """What a cosine means, by the last main evaluation or plsc eval --calibrate; null: not of pairs."""
     best: Optional[Best] = None
     skipped: NonNegativeInt = 0
     """Steps that did not count, because something was not finite."""

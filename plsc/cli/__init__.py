@@ -1,4 +1,4 @@
-"""The command line: `plsc VERB ...`, each verb also as plsc-VERB, and `python -m plsc VERB ...`; tools/*.py call these too.
+"""The command line: `plsc VERB ...`, and `python -m plsc VERB ...`; tools/*.py call these too.
 
 COMMANDS is the one table of verbs. train, eval, predict and export call Entry; the others have a module each.
 A UserError is printed, one line a mistake, and the exit code is 2; a run that a signal has stopped ends with
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _HEAD_START = 3.0  # seconds that the first rank has, to print the mistake that another has printed
 _EXAMPLES = {
-    "train": "plsc-train -c configs/ -o Global.epochs=2 Global.output_dir=first",
-    "eval": "plsc-eval -c first/config.yaml",
-    "predict": "plsc-predict -c first/config.yaml a.png b.png",
-    "export": "plsc-export -c first/config.yaml",
+    "train": "plsc train -c configs/ -o Global.epochs=2 Global.output_dir=first",
+    "eval": "plsc eval -c first/config.yaml",
+    "predict": "plsc predict -c first/config.yaml a.png b.png",
+    "export": "plsc export -c first/config.yaml",
 }
 
 
@@ -42,7 +42,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     from plsc import config
 
     parser = argparse.ArgumentParser(
-        f"plsc-{verb}",
+        f"plsc {verb}",
         description=COMMANDS[verb].help,
         epilog=f"example: {_EXAMPLES[verb]}",
     )
@@ -146,10 +146,10 @@ def _say_defaults() -> None:
     from plsc.utils.logging import get_logger
 
     if environment.rank_from_env() == 0:
-        others = "; configs/ has other settings: plsc-train -c configs/" if os.path.isdir("configs") else ""
+        others = "; configs/ has other settings: plsc train -c configs/" if os.path.isdir("configs") else ""
         get_logger().info(
             "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
-            f"(plsc-train --dry-run shows all keys){others}"
+            f"(plsc train --dry-run shows all keys){others}"
         )
 
 
@@ -159,7 +159,7 @@ def _exit_code(stopped: str | None) -> int:
 
     if (
         stopped is None or guard.SUPERVISOR in os.environ
-    ):  # plsc-run has an exit code of its own; no rank has failed
+    ):  # plsc run has an exit code of its own; no rank has failed
         return 0
     _ignore_the_launcher()
     return guard.exit_code(signal.Signals[stopped])
@@ -187,7 +187,7 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
 
     An OSError of the machine, such as a full disk, is one line and 2, too.
 
-    Where nobody reads stdout any more (`plsc-ckpt list run | head -1`) end silently with 141, as other programs do.
+    Where nobody reads stdout any more (`plsc ckpt list run | head -1`) end silently with 141, as other programs do.
     """
     environment.before_paddle()
     if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
@@ -234,37 +234,37 @@ def _has_lost_its_reader(descriptor: int) -> bool:
 
 
 def train(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-train`."""
+    """Run `plsc train`."""
     return run("train", argv)
 
 
 def evaluate(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-eval`."""
+    """Run `plsc eval`."""
     return run("eval", argv)
 
 
 def predict(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-predict`."""
+    """Run `plsc predict`."""
     return run("predict", argv)
 
 
 def export(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-export`."""
+    """Run `plsc export`."""
     return run("export", argv)
 
 
 def supervise(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-run`; exit code 1 if it gave up."""
+    """Run `plsc run`; exit code 1 if it gave up."""
     return _module("run.supervisor", argv)
 
 
 def import_weights(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-import`."""
+    """Run `plsc import`."""
     return _module("import_weights", argv, prepare=True)
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-selftest`; exit code 1 if a part failed, 2 if machines differ."""
+    """Run `plsc selftest`; exit code 1 if a part failed, 2 if machines differ."""
     given = sys.argv[1:] if argv is None else argv
     if any(word.partition("=")[0] == "--nnodes" for word in given):
         return _module("selftest.machines", argv)
@@ -272,52 +272,52 @@ def selftest(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-plan`."""
+    """Run `plsc plan`."""
     return _module("plan.plan", argv)
 
 
 def benchmark(argv: Sequence[str] | None = None) -> int:
-    """Run tools/benchmark.py."""
+    """Run `plsc benchmark`."""
     return _module("benchmark.benchmark", argv)
 
 
 def convert(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-convert`."""
+    """Run `plsc convert`."""
     return _module("convert", argv)
 
 
 def doctor(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-doctor`; exit code 1 for warnings, 2 for errors."""
+    """Run `plsc doctor`; exit code 1 for warnings, 2 for errors."""
     return _module("doctor", argv)
 
 
 def ckpt(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-ckpt`."""
+    """Run `plsc ckpt`."""
     return _module("ckpt", argv)
 
 
 def card(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-card`; exit code 1 if a run is not what its card says."""
+    """Run `plsc card`; exit code 1 if a run is not what its card says."""
     return _module("card", argv)
 
 
 def align(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-align`; exit code 1 if a photo was left out."""
+    """Run `plsc align`; exit code 1 if a photo was left out."""
     return _module("align.align", argv)
 
 
 def gallery(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-gallery`; exit code 1 where pictures were left out, or nobody was accepted."""
+    """Run `plsc gallery`; exit code 1 where pictures were left out, or nobody was accepted."""
     return _module("gallery", argv)
 
 
 def forget(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-forget`."""
+    """Run `plsc forget`."""
     return _module("forget", argv)
 
 
 def serve(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-serve`."""
+    """Run `plsc serve`."""
     return _module("serve", argv, prepare=True)
 
 

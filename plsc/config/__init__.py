@@ -546,7 +546,7 @@ _PAGE = """# The config
 
 A config is a YAML file that states only what differs from the defaults below.
 
-    python tools/train.py -c configs/default.yaml -o Global.epochs=2 -o Head.margin=0.3
+    plsc train -c configs/default.yaml -o Global.epochs=2 -o Head.margin=0.3
 
 - `-c` takes a file, or a folder, which means its `default.yaml`. `-o Section.key=value` wins over the file;
   the value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing. `-o "Section={...}"` replaces a

@@ -188,7 +188,7 @@ class GlobalCfg(Section):
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
     init_from: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
-    """Folder of a checkpoint, or of what `plsc-import` wrote, whose backbone training starts with, and the centres
+    """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the centres
     of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
     keep_centres: Optional[Literal["name", "number", "none"]] = Field(None, json_schema_extra=NOT_TRAINING)
     """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
@@ -217,7 +217,7 @@ class GlobalCfg(Section):
     """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
     hang_seconds: int = Field(600, ge=0, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
-    restarted (`plsc-run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
+    restarted (`plsc run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
     max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
     the first (docs/resume.md)."""
@@ -777,10 +777,10 @@ class TrainCfg(Section):
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     without: list[str] = []
-    """Names of classes whose images are left out, as those of people whom `plsc-forget` has taken out of the network
+    """Names of classes whose images are left out, as those of people whom `plsc forget` has taken out of the network
     (docs/finetune.md). A name that no class has is refused."""
     corrections: list[str] = []
-    """Lists of wrong labels in `dataset`, as `plsc-doctor --trained` writes them, each of the data that the one before leaves:
+    """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the one before leaves:
     `[corrections.tsv]` (docs/data.md)."""
     sampler: SamplerCfg = SamplerCfg()
     batch_size: int = Field(128, ge=1)
@@ -799,7 +799,7 @@ class TrainCfg(Section):
     global_batch: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
     `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of samples.
-    `--dry-run` and `plsc-plan` plan for the ranks that it takes."""
+    `--dry-run` and `plsc plan` plan for the ranks that it takes."""
     keep_global_batch: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each rank's share
     goes through the backbone in as few micro-batches of `batch_size` samples as it needs (docs/resume.md)."""

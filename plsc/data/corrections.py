@@ -1,4 +1,4 @@
-"""Correct the labels of a data set by a list that `plsc-doctor --trained` has written: relabel or drop samples, merge classes.
+"""Correct the labels of a data set by a list that `plsc doctor --trained` has written: relabel or drop samples, merge classes.
 
 The list is text, columns apart by TABs, and may be edited; a line begins with what is to be done:
 
@@ -91,11 +91,11 @@ def read_corrections(path: str | os.PathLike, data: Dataset) -> list[Correction]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{shown(path)}: cannot be read as a list of corrections: {error}") from error
     if lines[:1] != [_TITLE]:
-        raise UserError(f"{shown(path)}: is no list of corrections; plsc-doctor --trained writes one")
+        raise UserError(f"{shown(path)}: is no list of corrections; plsc doctor --trained writes one")
     here = _header(data)
     if lines[1:2] != [here]:
         raise UserError(
-            f"{shown(path)}: is of other data than DataLoader.Train.dataset ({here[2:]}); write it anew with plsc-doctor --trained"
+            f"{shown(path)}: is of other data than DataLoader.Train.dataset ({here[2:]}); write it anew with plsc doctor --trained"
         )
     names = names_of_classes(data)
     corrections = []

@@ -91,5 +91,5 @@ class CorruptImages:
         return CorruptImageError(
             f"{len(corrupt)} of {seen:,} images ({100 * len(corrupt) / seen:.2g} %) cannot be decoded: {names}; "
             f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's {self.per_epoch:,} an epoch; "
-            "plsc-doctor lists them all: mend or remove them, or raise max_corrupt"
+            "plsc doctor lists them all: mend or remove them, or raise max_corrupt"
         )

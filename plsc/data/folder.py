@@ -20,7 +20,7 @@ from plsc.utils.logging import get_logger
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 # Of images too, but OpenCV does not decode them everywhere, or not at all.
 UNREAD = (".gif", ".heic", ".heif", ".avif", ".jxl", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
-ALIGNMENT = ("alignment.csv", "alignment.json")  # what plsc-align writes beside the identities' folders
+ALIGNMENT = ("alignment.csv", "alignment.json")  # what plsc align writes beside the identities' folders
 
 
 def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
@@ -28,7 +28,7 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
     folders' names.
 
     The labels number the folders in the order of their names. Subfolders of an identity's folder are read
-    too. What begins with a dot is left out, and what plsc-align writes beside the folders; other files are counted in
+    too. What begins with a dot is left out, and what plsc align writes beside the folders; other files are counted in
     the log. UserError names folders without an image; within `collected_problems` they are left out.
     """
     check_folder(folder)

@@ -100,7 +100,7 @@ class Loader:
         processors = os.cpu_count()
         workers = f"raise DataLoader.Train.num_workers (now {self._num_workers}; this machine has {processors} processors)"
         images = self.dataset.preprocessing.is_image
-        smaller = "store smaller images (plsc-convert)" if images else "make the samples cheaper to read"
+        smaller = "store smaller images (plsc convert)" if images else "make the samples cheaper to read"
         busy = self._num_workers * self.world_size >= processors
         return (
             f"{smaller}; as many data workers run as there are processors"

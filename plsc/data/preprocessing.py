@@ -3,7 +3,7 @@
     Preprocessing.of_images((3, 112, 112))       # uint8 pixels; (pixel - 127.5) * (1 / 127.5) lies in [-1, 1]
     Preprocessing((1, 40, 100), "float32")       # any other samples; they are the input as they are
 
-The data set has it; training, evaluation, prediction, export and plsc-doctor use it; a checkpoint keeps it. Whatever the
+The data set has it; training, evaluation, prediction, export and plsc doctor use it; a checkpoint keeps it. Whatever the
 dtype, the network's input is float32: of float64 and of integers beyond 2**24 the last digits are lost.
 """
 

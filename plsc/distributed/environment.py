@@ -15,7 +15,7 @@ import sys
 import warnings
 from pathlib import Path
 
-MACHINE = "PLSC_MACHINE"  # in the environment of ranks: the number of their machine, by plsc-run on several
+MACHINE = "PLSC_MACHINE"  # in the environment of ranks: the number of their machine, by plsc run on several
 MACHINES = "PLSC_MACHINES"  # how many machines take part
 
 # Whether MKL_DEBUG_CPU_TYPE was set after Paddle was imported: it is read once, at the first product.
@@ -64,7 +64,7 @@ def local_size_from_env() -> int:
 
 
 def machine_name(number: str | None = None) -> str:
-    """Return what tells this machine from the others of a run: the host name, after the number that plsc-run gave it.
+    """Return what tells this machine from the others of a run: the host name, after the number that plsc run gave it.
 
     number: None takes that in the environment of a rank.
     """
@@ -73,7 +73,7 @@ def machine_name(number: str | None = None) -> str:
 
 
 def machines_from_env() -> int:
-    """Return on how many machines plsc-run trains; 1 without it."""
+    """Return on how many machines plsc run trains; 1 without it."""
     return int(os.environ.get(MACHINES, "1"))
 
 

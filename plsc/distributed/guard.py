@@ -2,7 +2,7 @@
 
 A signal only sets a flag; the trainer lets the ranks agree on the step, saves, and ends. A second signal ends
 the process at once, even if it is blocked. A signal that was ignored when the process began (nohup) stays
-ignored. Under `plsc-run` each rank writes files in output_dir/errors, from which
+ignored. Under `plsc run` each rank writes files in output_dir/errors, from which
 plsc.cli.commands.run.postmortem finds the rank that failed first: rank{r}.alive (process and step, removed
 after an orderly end), rank{r}.json (the exception, or the stop), rank{r}.trace (where it was stuck or
 crashed), rank{r}.calls (how many collectives it has begun). Imports no Paddle.
@@ -32,8 +32,8 @@ from plsc.distributed.environment import machine_name, rank_from_env
 from plsc.errors import UserError
 from plsc.utils.atomic_write import remove, replace_file
 
-SUPERVISOR = "PLSC_RUN_PID"  # in the environment of all processes that plsc-run starts
-LOCKED = "PLSC_RUN_LOCK"  # the folder whose lock plsc-run holds for them
+SUPERVISOR = "PLSC_RUN_PID"  # in the environment of all processes that plsc run starts
+LOCKED = "PLSC_RUN_LOCK"  # the folder whose lock plsc run holds for them
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PATIENCE = 6  # times hang_seconds outside of steps: start, evaluation, saving, report
 APART = 2.0  # seconds: a further SIGTERM within these is the launcher's, which repeats it
@@ -56,7 +56,7 @@ class Guard:
         signal: number of the signal that asks to stop, 0 = none.
         stopped: the name of that signal once all ranks have saved.
         step: steps done.
-        supervised: whether plsc-run started this rank.
+        supervised: whether plsc run started this rank.
 
     Entering takes the folder's lock (rank 0, unless the supervisor has it): UserError if another run has it.
     """
@@ -264,4 +264,4 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor and not Path(f"/proc/{supervisor}").exists():
-        sys.exit("ERROR plsc-run has ended before this rank began")  # before the call above
+        sys.exit("ERROR plsc run has ended before this rank began")  # before the call above

@@ -1,6 +1,6 @@
 """Start `python -m plsc ...` on several ranks of this machine, through paddle.distributed.launch.
 
-For Entry.launch and plsc-selftest, which start from one process or a notebook. A user's own launch does not
+For Entry.launch and plsc selftest, which start from one process or a notebook. A user's own launch does not
 need it.
 
     launch(["train", "-c", "configs/"], 2, Path("output/log"), print)

@@ -1,7 +1,7 @@
 """The model card of a run: what it is, what it was trained and evaluated on, and what its numbers are.
 
 card.json has everything; card.md is the same for people, written from it by `to_markdown` and card.md.jinja. Imports no Paddle.
-`plsc-card verify RUN` repeats the evaluation and compares: plsc/training/card.py.
+`plsc card verify RUN` repeats the evaluation and compares: plsc/training/card.py.
 """
 
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
@@ -99,7 +99,7 @@ def read_card(folder: Path) -> Card:
         return Card.model_validate_json(read_regular(file, _MOST_BYTES))
     except FileNotFoundError as error:
         raise MissingFileError(
-            f"{file}: no such file; plsc-card write {folder} evaluates the run and writes it"
+            f"{file}: no such file; plsc card write {folder} evaluates the run and writes it"
         ) from error
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from error
@@ -107,7 +107,7 @@ def read_card(folder: Path) -> Card:
         first = error.errors()[0]
         key = shown(".".join(map(str, first["loc"])))
         raise UserError(
-            f"{file}: {key}: {shown(first['msg'])}; it is not as plsc wrote it: plsc-card write writes it anew"
+            f"{file}: {key}: {shown(first['msg'])}; it is not as plsc wrote it: plsc card write writes it anew"
         ) from error
 
 

@@ -70,7 +70,7 @@ def write_results(
     )
     if write_card:
         write_card(results)
-    # Last: plsc-run takes this file as the sign of a finished run.
+    # Last: plsc run takes this file as the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
     for kind in dict.fromkeys(result.kind for result in results.values()):
         print(table({title: result for title, result in results.items() if result.kind == kind}))

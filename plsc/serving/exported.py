@@ -73,7 +73,7 @@ class Export(_Part):
 def read_export(folder: Path) -> tuple[Export, Preprocessing]:
     """Read preprocessing.json in the folder of an export, and join what is prepared inside the graph and outside of it.
 
-    Raises UserError if it is missing, or not as plsc-export wrote it.
+    Raises UserError if it is missing, or not as plsc export wrote it.
     """
     file = folder / "preprocessing.json"
     try:
@@ -85,7 +85,7 @@ def read_export(folder: Path) -> tuple[Export, Preprocessing]:
         )
     except FileNotFoundError:
         raise MissingFileError(
-            f"{shown(file)}: is not there; name the folder that plsc-export wrote"
+            f"{shown(file)}: is not there; name the folder that plsc export wrote"
         ) from None
     except OSError as error:
         raise UserError(f"{shown(file)}: cannot be read: {error.strerror}; export again") from error

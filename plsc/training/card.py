@@ -1,6 +1,6 @@
 """Make the model card of a run: its numbers, and a hash of all that they depend on.
 
-Rank 0 calls it at the end of a training, and `plsc-card write`. plsc/evaluation/card.py has what is in a card, and its text;
+Rank 0 calls it at the end of a training, and `plsc card write`. plsc/evaluation/card.py has what is in a card, and its text;
 check_card.py compares a card with its run.
 """
 
@@ -214,7 +214,7 @@ def _limits(
         return
     yield f"Evaluated on {', '.join(sets)} alone: other pictures, cameras and people may give other numbers, and need other thresholds."
     if not any(getattr(result, "groups", None) for result in results.values()):
-        yield "Groups of people were not compared (plsc-eval --groups)."
+        yield "Groups of people were not compared (plsc eval --groups)."
     for title, result in results.items():
         rates = getattr(result, "tar_at_far", {})
         unknown = [far for far, rate in rates.items() if rate is None]

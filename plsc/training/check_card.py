@@ -1,6 +1,6 @@
 """Compare a model card with its run: the hashes of all that its numbers depend on, then the card that the run gives now.
 
-`plsc-card verify` calls it.
+`plsc card verify` calls it.
 """
 
 from __future__ import annotations

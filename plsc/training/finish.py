@@ -68,7 +68,7 @@ def finish(
     except OSError as error:
         raise UserError(
             f"{folder}: the report cannot be written ({error}); the checkpoints are whole: "
-            "make space there, and resume or use plsc-eval"
+            "make space there, and resume or use plsc eval"
         ) from error
     line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
     if "checkpoint" not in facts:

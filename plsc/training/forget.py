@@ -2,7 +2,7 @@
 
 The repair is a run that starts from the checkpoint (Global.init_from) without them (DataLoader.Train.without), which drops their rows.
 Whether the network still treats them otherwise than strangers is tested before and after it: plsc/evaluation/membership.py.
-`plsc-forget` calls these; docs/finetune.md explains what the test proves.
+`plsc forget` calls these; docs/finetune.md explains what the test proves.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def repair_config(
             "warmup_steps": WARMUP_STEPS,
         },
     }
-    repaired = load(cfg.edit(changes, "plsc-forget"), overrides)
+    repaired = load(cfg.edit(changes, "plsc forget"), overrides)
     if kept := set(names).difference(repaired.DataLoader.Train.without):
         raise UserError(
             f"-o DataLoader.Train.without: lacks '{shown(min(kept))}', who is to be forgotten; add the name, or leave the key out"

@@ -137,7 +137,7 @@ class Calibration(BaseModel):
         key = ".".join(map(str, first["loc"]))
         why = shown(f"{key}: {first['msg']}" if key else first["msg"])
         raise UserError(
-            f"{where}: is not what plsc-eval --calibrate writes ({why}); delete it, or write it anew"
+            f"{where}: is not what plsc eval --calibrate writes ({why}); delete it, or write it anew"
         )
 
 

@@ -8,7 +8,7 @@ Parts nest. The time of an inner part is not counted in the outer one, so that t
 time outside of all parts is "rest". A part costs a tenth of a microsecond while the timer is off. Imports no
 Paddle. Try it:
 
-    plsc-train -c configs/ -o Global.profile=true Global.epochs=1    # then open output/report.html
+    plsc train -c configs/ -o Global.profile=true Global.epochs=1    # then open output/report.html
 """
 
 from __future__ import annotations

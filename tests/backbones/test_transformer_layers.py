@@ -155,7 +155,7 @@ def test_a_network(monkeypatch, options, recomputed):
 
 
 def test_what_is_kept_for_the_backward_pass_can_be_counted():
-    """`plsc-plan` counts it by hooks, which Paddle calls for tensors only."""
+    """`plsc plan` counts it by hooks, which Paddle calls for tensors only."""
     kept = []
     with paddle.autograd.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda x: x):
         build()(paddle.randn([5, 3, 20, 20]))

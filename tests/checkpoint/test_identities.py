@@ -69,10 +69,10 @@ def test_a_merge_list_joins_its_pairs_to_identities(saved, tmp_path):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("", "{file}: the first line must be identity,same as,cosine, as plsc-ckpt duplicates writes it"),
+        ("", "{file}: the first line must be identity,same as,cosine, as plsc ckpt duplicates writes it"),
         (
             "a,b,0.9\n",
-            "{file}: the first line must be identity,same as,cosine, as plsc-ckpt duplicates writes it",
+            "{file}: the first line must be identity,same as,cosine, as plsc ckpt duplicates writes it",
         ),
         (
             "identity,same as,cosine\na,b,1\nc\x1b\n",
@@ -81,7 +81,7 @@ def test_a_merge_list_joins_its_pairs_to_identities(saved, tmp_path):
         ("identity,same as,cosine\na,a,1\n", "{file}: row 2: must be two different names (got 'a,a,1')"),
         ("identity,same as,cosine\na,zz,1\n", "--merge-list {file}: {folder} has no class 'zz'"),
         ('identity,same as,cosine\n"a,b\n', "{file}: cannot be read as CSV: unexpected end of data"),
-        (None, "{file}: no such file; plsc-ckpt duplicates writes one"),
+        (None, "{file}: no such file; plsc ckpt duplicates writes one"),
     ],
 )
 def test_merge_lists_that_are_refused(saved, tmp_path, text, said):

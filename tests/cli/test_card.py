@@ -1,4 +1,4 @@
-"""plsc-card: a run is what its card says, and is not when a byte of what the numbers depend on is another."""
+"""plsc card: a run is what its card says, and is not when a byte of what the numbers depend on is another."""
 
 import json
 import re
@@ -221,7 +221,7 @@ def test_a_run_without_a_card_gets_one(run, capsys):
     (run / "card.json").unlink()
     code, _, err = card(capsys, "verify", run)
     assert code == 2 and err.endswith(
-        f"no such file; plsc-card write {run} evaluates the run and writes it\n"
+        f"no such file; plsc card write {run} evaluates the run and writes it\n"
     )
     assert card(capsys, "write", run)[0] == 0
     after = read_card(run)
@@ -229,7 +229,7 @@ def test_a_run_without_a_card_gets_one(run, capsys):
     assert (after.files, after.data) == (before.files, before.data)
     (run / "card.json").write_text('{"format": 1}')
     assert card(capsys, "show", run)[2].endswith(
-        "it is not as plsc wrote it: plsc-card write writes it anew\n"
+        "it is not as plsc wrote it: plsc card write writes it anew\n"
     )
 
 

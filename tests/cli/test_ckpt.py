@@ -1,4 +1,4 @@
-"""plsc-ckpt: what it prints, what it writes, its exit codes."""
+"""plsc ckpt: what it prints, what it writes, its exit codes."""
 
 import json
 import shutil
@@ -195,4 +195,4 @@ def test_export_centres_and_duplicates_without_paddle(saved):
 
 def test_the_tool_is_the_verb(tmp_path):
     done = run_python(ROOT / "tools" / "ckpt.py", "--help", cwd=tmp_path)
-    assert done.stdout.startswith("usage: plsc-ckpt ")
+    assert done.stdout.startswith("usage: plsc ckpt ")

@@ -252,12 +252,12 @@ def test_the_version_needs_no_verb(capsys):
 def test_help_has_an_example(capsys, verb):
     with pytest.raises(SystemExit, match="0"):
         cli.main([verb, "--help"])
-    assert re.search(rf"example: plsc-{verb} -c ", capsys.readouterr().out)
+    assert re.search(rf"example: plsc {verb} -c ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name, code", [(None, 0), ("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
-    """But not a rank of plsc-run, for which it is no failure."""
+    """But not a rank of plsc run, for which it is no failure."""
 
     class Stops(Recorder):
         def train(self):
@@ -281,7 +281,7 @@ def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
 
 @pytest.mark.parametrize("lines", [1, 100_000], ids=["in the buffer", "more than a pipe holds"])
 def test_a_reader_that_has_left_is_no_mistake(lines):
-    """As with `plsc-ckpt list run | head -1`."""
+    """As with `plsc ckpt list run | head -1`."""
     code = f"import sys;  from plsc import cli; sys.exit(cli._without_traceback(lambda: print('line\\n' * {lines})))"
     reader, writer = os.pipe()
     os.close(reader)
@@ -336,7 +336,7 @@ def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):
     assert "no -c: training with the built-in defaults" in capsys.readouterr().out
     (tmp_path / "configs").mkdir()
     cli.main(["train"])
-    assert "configs/ has other settings: plsc-train -c configs/" in capsys.readouterr().out
+    assert "configs/ has other settings: plsc train -c configs/" in capsys.readouterr().out
 
 
 def test_the_package_runs_as_a_module_and_as_a_file(tmp_path):

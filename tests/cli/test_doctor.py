@@ -343,7 +343,7 @@ def test_faces_that_are_not_aligned_are_a_warning(faces, run, sees):
     sees([TEMPLATE * rng.uniform(0.5, 0.9) + rng.uniform(0, 20, 2) for _ in range(10)])
     code, _, report = run(faces)
     (text,) = levels(report, "warning")
-    assert code == 1 and "its faces are not aligned" in text and "plsc-align" in text
+    assert code == 1 and "its faces are not aligned" in text and "plsc align" in text
     assert next(iter(report["sets"].values()))["faces"] == "in 10 of 10 sampled"
 
 

@@ -1,4 +1,4 @@
-"""plsc-forget: nothing of the forgotten is in the new run, in the gallery, and the receipt says what was done."""
+"""plsc forget: nothing of the forgotten is in the new run, in the gallery, and the receipt says what was done."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""plsc-gallery: what it prints, its exit codes, and that its answer is all that stdout has."""
+"""plsc gallery: what it prints, its exit codes, and that its answer is all that stdout has."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_add_remove_list(folder, capsys):
     assert run(capsys, "search", "g", "stranger.png")[0] == 0
     assert run(capsys, "remove", "g", "D\x1b[2J")[0] == 0
     code, _, err = run(capsys, "remove", "g", "D\x1b[2J")
-    assert code == 2 and err.endswith("has nobody named 'D\\x1b[2J'; plsc-gallery list shows the names\n")
+    assert code == 2 and err.endswith("has nobody named 'D\\x1b[2J'; plsc gallery list shows the names\n")
 
 
 def test_another_network_needs_an_upgrade(folder, capsys):
@@ -117,7 +117,7 @@ def test_another_network_needs_an_upgrade(folder, capsys):
     assert code == 2 and "g: has no threshold" in err
     assert run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml", "--threshold", "0.9")[0] == 0
     code, _, err = run(capsys, "search", "g", "people/B/2.png", "-c", "b.yaml", "--far", "0.1")
-    assert code == 2 and "g has no calibration; store one with plsc-eval --calibrate" in err
+    assert code == 2 and "g has no calibration; store one with plsc eval --calibrate" in err
     code, _, err = run(capsys, "search", "g", "stranger.png", "-o", "Global.seed=1")
     assert code == 2 and err.endswith("ERROR -o: changes the config that -c names; give -c too\n")
     code, _, err = run(capsys, "search", "g", "stranger.png")

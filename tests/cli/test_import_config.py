@@ -1,4 +1,4 @@
-"""Tests of `plsc-import --config`: training configs of arcface_torch and of PLSC 2.4."""
+"""Tests of `plsc import --config`: training configs of arcface_torch and of PLSC 2.4."""
 
 import pytest
 
@@ -275,7 +275,7 @@ def test_the_command_writes_a_new_file_and_says_what_became_of_each_key(tmp_path
     assert "1 without a counterpart" in said and "moon" in said and "WARNING" not in said
     assert load(target).DataLoader.Train.global_batch == 64
     assert cli.import_weights(["--config", path]) == 0
-    assert capsys.readouterr().out.startswith("# theirs.py of arcface_torch, translated by plsc-import\n")
+    assert capsys.readouterr().out.startswith("# theirs.py of arcface_torch, translated by plsc import\n")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""plsc-import: weights of torch, safetensors and PLSC 2.4 give the network that they came from, and nothing is passed over."""
+"""plsc import: weights of torch, safetensors and PLSC 2.4 give the network that they came from, and nothing is passed over."""
 
 import json
 import pickle
@@ -233,4 +233,4 @@ def test_what_is_there_is_not_replaced_and_the_network_has_to_be_given(tmp_path,
     with pytest.raises(UserError, match=r"file/out: cannot be written: (Not a directory|File exists)"):
         import_weights(weights, load(None, MODEL), tmp_path / "file" / "out", PREPROCESSING)
     assert cli.main(["import", weights, "--output", str(tmp_path / "new")]) == 2
-    assert capsys.readouterr().err == "ERROR plsc-import: give the network, by --model NAME or by -c FILE\n"
+    assert capsys.readouterr().err == "ERROR plsc import: give the network, by --model NAME or by -c FILE\n"

@@ -1,4 +1,4 @@
-"""Machines of plsc-run that die, freeze, lose the network and come back by chance, under a clock of the test.
+"""Machines of plsc run that die, freeze, lose the network and come back by chance, under a clock of the test.
 
 The agreement and the machines are the real ones; ranks, disks and the network between them are played here.
 """
@@ -110,7 +110,7 @@ class Start:
 
 
 class Host:
-    """A machine with its plsc-run."""
+    """A machine with its plsc run."""
 
     def __init__(self, fleet, number):
         self.fleet = fleet
@@ -150,7 +150,7 @@ class Host:
             self.machine._start.kill()
 
     def turn(self):
-        """One turn of plsc-run's loop."""
+        """One turn of plsc run's loop."""
         world, machine = self.fleet.world, self.machine
         if not self.up or world.now < self.frozen or self.code is not None:
             return

@@ -72,7 +72,7 @@ def test_the_step_is_asked_for_as_many_classes_as_the_run_has_in_one(monkeypatch
 
 def test_a_calibration_that_fails_says_why(monkeypatch):
     monkeypatch.setattr(calibration.launcher, "run_ranks", lambda *_: "ERROR the disk is gone")
-    with pytest.raises(UserError, match=r"^plsc-plan: the calibration failed: the disk is gone$"):
+    with pytest.raises(UserError, match=r"^plsc plan: the calibration failed: the disk is gone$"):
         calibrate(case(), 1.0, None, None)
 
 

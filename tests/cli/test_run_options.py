@@ -1,4 +1,4 @@
-"""The command line of plsc-run on several machines."""
+"""The command line of plsc run on several machines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""plsc-serve as a user starts it: mistakes in its arguments, and a service behind a run's checkpoint from start to end."""
+"""plsc serve as a user starts it: mistakes in its arguments, and a service behind a run's checkpoint from start to end."""
 
 import contextlib
 import io
@@ -61,7 +61,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, words, line):
 def test_without_its_packages_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setattr(serve, "_PACKAGES", ("fastapi", "no-such-package"))
     assert cli.serve(["--export", "x"]) == 2
-    line = "plsc-serve: no-such-package not found: pip install fastapi no-such-package (the extra serve)"
+    line = "plsc serve: no-such-package not found: pip install fastapi no-such-package (the extra serve)"
     assert capsys.readouterr().err == f"ERROR {line}\n"
 
 

@@ -1,4 +1,4 @@
-"""plsc-selftest and plsc-run on two machines: what differs is said on both before anything starts, else all parts run.
+"""plsc selftest and plsc run on two machines: what differs is said on both before anything starts, else all parts run.
 
 The machines are processes that share the loopback interface.
 """

@@ -1,4 +1,4 @@
-"""plsc-run around programs that die, hang, err and are stopped; with a stand-in for Paddle's launcher, so no Paddle."""
+"""plsc run around programs that die, hang, err and are stopped; with a stand-in for Paddle's launcher, so no Paddle."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def folder(tmp_path):
 
 
 def ended(process, timeout=60):
-    """Exit code, and the lines that plsc-run said, without the time."""
+    """Exit code, and the lines that plsc run said, without the time."""
     _, said = process.communicate(timeout=timeout)
     lines = [re.sub(r"^[-\d]+ [:\d]+ ", "", line) for line in said.splitlines()]
     return process.returncode, [line for line in lines if re.match("INFO|WARNING|ERROR", line)]
@@ -269,13 +269,13 @@ def test_the_command_is_split_at_the_program():
     assert split_command([*options, "t.py", "-c", "x"]) == (options, ["t.py", "-c", "x"])
     _, program = split_command([*options, "train", "-c", "x"])
     assert program[0].endswith("plsc/__main__.py") and program[1:] == ["train", "-c", "x"]
-    with pytest.raises(UserError, match="plsc-run: no program to run; usage: plsc-run --nproc_per_node N"):
+    with pytest.raises(UserError, match="plsc run: no program to run; usage: plsc run --nproc_per_node N"):
         split_command(options)
 
 
 def test_a_script_that_is_not_there_is_no_failure_of_a_rank(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = "^plsc-run: there is no script none.py; after the launcher's options, each with its value, comes one, such as "
+    line = "^plsc run: there is no script none.py; after the launcher's options, each with its value, comes one, such as "
     with pytest.raises(UserError, match=line):
         main(["--nproc_per_node", "2", "none.py", "-o", "Global.output_dir=out"])
     assert not list(tmp_path.iterdir())

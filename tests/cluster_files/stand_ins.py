@@ -1,4 +1,4 @@
-"""The files of tools/cluster: the stand-ins for a cluster's programs, and what plsc-run makes of the commands in the files."""
+"""The files of tools/cluster: the stand-ins for a cluster's programs, and what plsc run makes of the commands in the files."""
 
 import argparse
 import json
@@ -15,13 +15,13 @@ FOLDER = ROOT / "tools/cluster"
 
 # Each notes what it was called with, and does its program's work on this machine.
 STAND_INS = {
-    "plsc-run": """#!/usr/bin/env python3
+    "plsc": """#!/usr/bin/env python3
 import json, os, signal, sys, time
 signals = []
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: signals.append(number))
 with open(os.environ["CALLS"], "a") as file:
-    file.write(json.dumps({"argv": sys.argv[1:], "folder": os.getcwd(), "env": dict(os.environ)}) + "\\n")
+    file.write(json.dumps({"argv": sys.argv[2:], "folder": os.getcwd(), "env": dict(os.environ)}) + "\\n")
 print("step 1", flush=True)
 end = time.monotonic() + float(os.environ.get("SECONDS_TO_RUN", "0"))
 while time.monotonic() < end and not signals:
@@ -74,7 +74,7 @@ def put_stand_ins(folder: Path, **env: str) -> dict:
 
 
 def calls(env: dict) -> list[dict]:
-    """What plsc-run was called with, in the order of --rank."""
+    """What plsc run was called with, in the order of --rank."""
     noted = [json.loads(line) for line in Path(env["CALLS"]).read_text().splitlines()]
     return sorted(noted, key=lambda call: call["argv"][call["argv"].index("--rank") + 1])
 
@@ -92,10 +92,10 @@ def examples(text: str, program: str) -> list[str]:
 
 
 def read_command(argv: list[str]) -> tuple[Options, config.Config]:
-    """What plsc-run reads from its arguments, and the config; fails where it would refuse them."""
+    """What plsc run reads from its arguments, and the config; fails where it would refuse them."""
     options = read_options(argv)
     script, *rest = options.program
-    assert script == "tools/train.py" and (ROOT / script).is_file()
+    assert (Path(script).name, rest.pop(0)) == ("__main__.py", "train")
     parser = argparse.ArgumentParser(allow_abbrev=False)
     config.add_arguments(parser)
     given = parser.parse_args(rest)

@@ -1,4 +1,4 @@
-"""tools/cluster/*.yaml: the API's schemas accept them, and their pods start plsc-run as it wants to be started."""
+"""tools/cluster/*.yaml: the API's schemas accept them, and their pods start plsc run as it wants to be started."""
 
 import copy
 import re
@@ -125,11 +125,11 @@ def test_the_schemas_refuse_wrong_values():
 
 
 def started(container, index):
-    """What plsc-run makes of command and args, in which the kubelet puts the container's variables."""
+    """What plsc run makes of command and args, in which the kubelet puts the container's variables."""
     variables = {"JOB_COMPLETION_INDEX": str(index), "REPLICA_INDEX": str(index)}
     words = [*container["command"], *container["args"]]
     words = [re.sub(r"\$\((\w+)\)", lambda named: variables[named[1]], word) for word in words]
-    return read_command(words[words.index("plsc-run") + 1 :])
+    return read_command(words[words.index("run") + 1 :])
 
 
 def pods(resource):

@@ -1,4 +1,4 @@
-"""The commands in docs/cluster.md, read as plsc-run reads them, or started with stand-ins."""
+"""The commands in docs/cluster.md, read as plsc run reads them, or started with stand-ins."""
 
 import shlex
 
@@ -8,14 +8,14 @@ from tests.cluster_files.stand_ins import calls, examples, put_stand_ins, read_c
 from tests.launch import ROOT
 
 PAGE = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
-TYPED = examples(PAGE, "plsc-run")
+TYPED = examples(PAGE, "plsc run")
 STARTED = examples(PAGE, "tools/cluster/ssh.sh") + examples(PAGE, "sbatch")
 
 
 @pytest.mark.parametrize("command", TYPED)
 def test_plsc_run_accepts_the_commands_that_are_typed(command):
     assert len(TYPED) == 3
-    options, _ = read_command(shlex.split(command)[1:])
+    options, _ = read_command(shlex.split(command)[2:])
     assert options.machines and options.ranks == 8
 
 

@@ -150,10 +150,10 @@ def test_slurm_starts_a_stopped_job_again(stand_ins, clone, code, again):
 
 @pytest.mark.slow
 def test_two_machines_train_over_ssh(stand_ins, clone):
-    program = clone / "plsc-run"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tools/run.py "$@"\n')
+    program = clone / "plsc"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/plsc/__main__.py "$@"\n')
     program.chmod(0o755)
-    env = stand_ins(PLSC_RUN=str(program), PORT=str(free_port()), PYTHONPATH=str(ROOT))
+    env = stand_ins(PLSC=str(program), PORT=str(free_port()), PYTHONPATH=str(ROOT))
     train = [ROOT / "tools/train.py", "-c", ROOT / "tests/tiny.yaml", "-o", "Global.max_steps=4"]
     command = [FOLDER / "ssh.sh", "127.0.0.1", "127.0.0.2", "--", "--nproc_per_node", "1", *train]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)

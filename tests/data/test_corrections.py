@@ -166,7 +166,7 @@ def test_a_set_that_is_left_without_samples_is_refused():
         (("3.200", "high"), ":4: the score must be a number, got 'high'"),
         (("drop\t6\tCy/6.jpg", "drop\t4\tBob/4.jpg"), ":4: corrects the same as line 3; delete one of the two"),
         (("in 4 classes", "in 5 classes"), "is of other data than DataLoader.Train.dataset"),
-        (("# plsc corrections 1", "hello"), "is no list of corrections; plsc-doctor --trained writes one"),
+        (("# plsc corrections 1", "hello"), "is no list of corrections; plsc doctor --trained writes one"),
     ],
 )  # fmt: skip
 def test_a_list_that_does_not_fit_is_refused_in_a_line(write, change, message):

@@ -85,7 +85,7 @@ def test_the_line_that_refuses(capsys):
         corrupt.note(10, [(0, 9, 5)])
     assert str(raised.value) == (
         "5 of 400 images (1.2 %) cannot be decoded: record 5 (train.rec @ 20480), record 6 (train.rec @ 24576), record 7 "
-        "(train.rec @ 28672), ...; DataLoader.Train.max_corrupt allows 1 %, 4 of a rank's 400 an epoch; plsc-doctor lists "
+        "(train.rec @ 28672), ...; DataLoader.Train.max_corrupt allows 1 %, 4 of a rank's 400 an epoch; plsc doctor lists "
         "them all: mend or remove them, or raise max_corrupt"
     )
     assert said(capsys)[-1].endswith("5 replaced so far (at most 4 an epoch)")

@@ -185,7 +185,7 @@ def test_time_spent_waiting_is_counted():
 
 def test_the_advice_for_waiting_fits_the_machine(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    smaller = "store smaller images (plsc-convert)"
+    smaller = "store smaller images (plsc convert)"
     assert Loader(Counting(8), 4, 0, 2, seed=1, num_workers=1).advice == (
         f"raise DataLoader.Train.num_workers (now 1; this machine has 4 processors), or {smaller}"
     )

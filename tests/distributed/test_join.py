@@ -1,6 +1,6 @@
 """People who join a run of two ranks, one of which is killed right after: the bits are those of a stop and a start.
 
-Another is left out of the data all the time, as plsc-forget leaves out.
+Another is left out of the data all the time, as plsc forget leaves out.
 """
 
 import pytest

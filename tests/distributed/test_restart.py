@@ -61,7 +61,7 @@ def slow(warm, tmp_path_factory):
 
 @pytest.fixture
 def run(warm, tmp_path):
-    """Runs plsc-run on two ranks with a plan: exit code, and its own lines."""
+    """Runs plsc run on two ranks with a plan: exit code, and its own lines."""
 
     def run(*plan, **keywords):
         code = warm.start(command(tmp_path, *plan, **keywords), tmp_path).wait(120)
@@ -194,7 +194,7 @@ def test_a_full_disk_a_dead_worker_want_of_memory_and_an_error_on_one_rank(whole
 
 
 def banked(start, folder, bank, dtype, *plan, supervised=False):
-    """A run with its rows there, under the plain launcher or plsc-run: its folder and process."""
+    """A run with its rows there, under the plain launcher or plsc run: its folder and process."""
     folder.mkdir()
     more = [
         f"Head.bank={bank}",

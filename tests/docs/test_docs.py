@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from plsc.cli import COMMANDS
 from plsc.config import Config, load
 from tests.launch import ROOT, run_forked
 
@@ -106,6 +107,16 @@ def test_what_is_not_there_is_found():
         "Head.margn",
         "Optimizer.moment",
     ]
+
+
+def test_commands_have_one_spelling():
+    """`plsc VERB`: the console scripts of each verb alone are named by setup.py only."""
+    script = re.compile(rf"(?<![\w/-])plsc-({'|'.join(COMMANDS)})(?![\w-])")
+    sources = [*ROOT.glob("plsc/**/*.*"), *ROOT.glob("tools/**/*.*"), *ROOT.glob("configs/**/*.yaml")]
+    texts = {path: path.read_text(encoding="utf-8") for path in sources if path.suffix not in (".pyc", ".so")}
+    links = re.compile(r"\]\([^)]*\)")  # to headings that name a verb
+    pages = {name: links.sub("", page) for name, page in PAGES.items()}
+    assert [name for name, text in {**texts, **pages}.items() if script.search(text)] == []
 
 
 # ---- tables whose rows name tests

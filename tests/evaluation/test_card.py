@@ -7,7 +7,7 @@ def make(**changed):
     fields = {
         "run": "r",
         "date": "today",
-        "command": "plsc-train",
+        "command": "plsc train",
         "licence": None,
         "checkpoint": "step-00000012",
         "step": 12,

@@ -534,7 +534,7 @@ def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):
         entry(trained, *there, labelled).test(set_threshold=True)
     for wrong in ("{", "[]", '{"threshold": 7.0, "threshold_set": "a", "threshold_step": 1, "flip": false}'):
         (tmp_path / "step-00000012" / "threshold.json").write_text(wrong)
-        with pytest.raises(UserError, match=r"threshold.json: is not what plsc-eval --set-threshold writes"):
+        with pytest.raises(UserError, match=r"threshold.json: is not what plsc eval --set-threshold writes"):
             entry(trained, *there).export()
 
 
@@ -600,7 +600,7 @@ def test_a_calibration_needs_pairs_of_both_kinds_and_a_file_that_is_whole(traine
     good = json.loads(json.dumps(Checkpoint.open(tmp_path / "step-00000012").state.calibration.to_json()))
     for wrong in ("{", "[]", "[" * 100_000, json.dumps({**good, "cosine": good["cosine"][::-1]})):
         (tmp_path / "step-00000012" / "calibration.json").write_text(wrong)
-        with pytest.raises(UserError, match=r"calibration.json: is not what plsc-eval --calibrate writes"):
+        with pytest.raises(UserError, match=r"calibration.json: is not what plsc eval --calibrate writes"):
             entry(trained, *there).export()
 
 

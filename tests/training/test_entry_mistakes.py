@@ -56,7 +56,7 @@ def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
 
 
 def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tmp_path):
-    """As `plsc-ckpt import-centres` makes them."""
+    """As `plsc ckpt import-centres` makes them."""
     path = tmp_path / "out" / "checkpoints" / "step-00000002"
     shutil.copytree(checkpoint(trained, 2), path)
     reseal(path, lambda fields: fields.update(state={}, preprocessing={}, config=""))

@@ -249,7 +249,7 @@ def test_why_a_head_is_new(before, tmp_path):
             other,
             [],
             {},
-            f"the classes of {other} have no names (plsc-ckpt edit-identities gives some){remedy}",
+            f"the classes of {other} have no names (plsc ckpt edit-identities gives some){remedy}",
         ),
         (before, [], {"names": ["a", "b"]}, f"no class of {before} ('p0', ...) is in the data ('a', ...)"),
     ):

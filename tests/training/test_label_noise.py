@@ -1,4 +1,4 @@
-"""Wrong labels by the network of a run: the list and the page of `plsc-doctor --trained`, and a training with the list."""
+"""Wrong labels by the network of a run: the list and the page of `plsc doctor --trained`, and a training with the list."""
 
 import re
 

@@ -71,7 +71,7 @@ def test_what_is_written_is_read_again():
 )  # fmt: skip
 def test_what_is_no_calibration_is_refused_in_one_line(wrong, why):
     with pytest.raises(
-        UserError, match=f"^file: is not what plsc-eval --calibrate writes .*{why}"
+        UserError, match=f"^file: is not what plsc eval --calibrate writes .*{why}"
     ) as refused:
         Calibration.from_json(wrong, "file")
     assert "\n" not in str(refused.value) and "\x1b" not in str(refused.value)

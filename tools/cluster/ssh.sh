@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Train on two or more machines that ssh reaches without a password; what follows -- are plsc-run's arguments:
+# Train on two or more machines that ssh reaches without a password; what follows -- are plsc run's arguments:
 #
-#     tools/cluster/ssh.sh 10.0.0.1 10.0.0.2 -- --nproc_per_node 8 tools/train.py -c configs/
-#     NNODES=2:4 tools/cluster/ssh.sh a b c d -- --wait 120 --nproc_per_node 8 tools/train.py -c configs/
+#     tools/cluster/ssh.sh 10.0.0.1 10.0.0.2 -- --nproc_per_node 8 train -c configs/
+#     NNODES=2:4 tools/cluster/ssh.sh a b c d -- --wait 120 --nproc_per_node 8 train -c configs/
 #
 # The first machine is --rank 0, and --master by the name given here, which all others must be able to reach. Each
 # writes FOLDER/log/machine-R.log, which is shown here, too, with the machine before each line. Ctrl-C and SIGTERM
-# go to every plsc-run: the ranks save and stop. If the connection breaks, or the terminal is closed, the training
+# go to every plsc run: the ranks save and stop. If the connection breaks, or the terminal is closed, the training
 # goes on. The exit code is the first machine's; 255: ssh did not reach it, or lost it.
 #
 # From the environment:
 #   FOLDER    the clone of the project on each machine (the present folder)
-#   PLSC_RUN  the command there (plsc-run); that of a virtual environment is /path/to/venv/bin/plsc-run
+#   PLSC      the command there (plsc); that of a virtual environment is /path/to/venv/bin/plsc
 #   NNODES    the fewest and the most machines, as 2:4 (the number of those given)
 #   PORT      of the first machine (8090)
 #   NCCL_*, GLOO_* and FLAGS_* are passed on to all machines.
@@ -23,7 +23,7 @@ while (($# > 0)) && [[ $1 != -- ]]; do
     shift
 done
 if ((${#machines[@]} == 0 || $# < 2)); then
-    echo "usage: $0 HOST HOST ... -- --nproc_per_node N tools/train.py -c CONFIG" >&2
+    echo "usage: $0 HOST HOST ... -- --nproc_per_node N train -c CONFIG" >&2
     exit 2
 fi
 shift
@@ -40,10 +40,10 @@ on() { # machine, arguments: runs the script of stdin there with these arguments
     ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 "$machine" "bash -s -- ${*@Q}"
 }
 
-train() { # rank, arguments: runs plsc-run there; the shell notes its process number, and becomes it
+train() { # rank, arguments: runs plsc run there; the shell notes its process number, and becomes it
     local rank=$1
     shift
-    on "${machines[rank]}" "$folder" "log/machine-$rank" "${settings[@]}" "${PLSC_RUN:-plsc-run}" \
+    on "${machines[rank]}" "$folder" "log/machine-$rank" "${settings[@]}" "${PLSC:-plsc}" run \
         --nnodes "${NNODES:-${#machines[@]}}" --rank "$rank" --master "${machines[0]#*@}:${PORT:-8090}" "$@" <<'SCRIPT'
 cd "$1" && mkdir -p "${2%/*}" && echo "$$" >"$2.pid" && : >"$2.log" || exit 1
 log=$2.log
@@ -53,7 +53,7 @@ exec env "$@" </dev/null >>"$log" 2>&1
 SCRIPT
 }
 
-pass_on() { # signal: sends it to the plsc-run of each machine that has not ended
+pass_on() { # signal: sends it to the plsc run of each machine that has not ended
     for rank in "${!jobs[@]}"; do
         if kill -0 "${jobs[rank]}" 2>/dev/null; then
             on "${machines[rank]}" "$1" "$folder/log/machine-$rank.pid" <<'SCRIPT' || true

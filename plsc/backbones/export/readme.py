@@ -61,7 +61,7 @@ def _input(card: dict, noun: str, kind: str | None) -> list[str]:
 def _threshold(card: dict, noun: str) -> list[str]:
     """Say above which cosine two samples are of one class, and of which embeddings and pairs that is."""
     if card["threshold"] is None:
-        return ["threshold  not known; plsc-eval --set-threshold finds it, and plsc-export writes it here"]
+        return ["threshold  not known; plsc eval --set-threshold finds it, and plsc export writes it here"]
     where = "the main evaluation set" if card["threshold_set"] is None else shown(card["threshold_set"])
     line = f"threshold  {card['threshold']:.4f}: two {noun}s with a higher cosine are of the same class. "
     line += f"It is the most accurate one on {where}; other pictures may need another."

@@ -1,6 +1,6 @@
-"""Show, write and verify the model card of a run: `plsc-card`.
+"""Show, write and verify the model card of a run: `plsc card`.
 
-    plsc-card verify output             # evaluates again, and compares
+    plsc card verify output             # evaluates again, and compares
 
 docs/verification.md explains it.
 """
@@ -24,7 +24,7 @@ _SHOWN = 20  # differences
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("plsc-card", description="The model card of a run.")
+    parser = argparse.ArgumentParser("plsc card", description="The model card of a run.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, what: str) -> argparse.ArgumentParser:
@@ -59,7 +59,7 @@ def _threads(run: str, card: Card, overrides: Sequence[str]) -> int | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-card`. Raises UserError."""
+    """Run `plsc card`. Raises UserError."""
     args = _parser().parse_args(argv)
     if args.verb == "write":
         path = _entry(args.run, args.override, checkpoint=args.checkpoint).write_card()

@@ -1,7 +1,7 @@
-"""Inspect, verify, reshard and edit checkpoints, find duplicates in them, and export and import their centres: `plsc-ckpt`. No Paddle.
+"""Inspect, verify, reshard and edit checkpoints, find duplicates in them, and export and import their centres: `plsc ckpt`. No Paddle.
 
-    plsc-ckpt inspect output/checkpoints/step-00000656
-    plsc-ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
+    plsc ckpt inspect output/checkpoints/step-00000656
+    plsc ckpt reshard output/checkpoints/step-00000656 --ranks 3 --output cut/step-00000656
 
 Nothing is changed in place, and a target appears under its name only when it is whole. docs/checkpoints.md
 explains the verbs.
@@ -128,7 +128,7 @@ def cut(folder: str, target: str, ranks: int, verb: str = "reshard") -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("plsc-ckpt", description="Checkpoints and class centres, offline.")
+    parser = argparse.ArgumentParser("plsc ckpt", description="Checkpoints and class centres, offline.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, what: str, *, folder: bool = True, output: str | None = None) -> Any:
@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-ckpt`. Raises UserError."""
+    """Run `plsc ckpt`. Raises UserError."""
     args = _parser().parse_args(argv)
     if args.verb == "inspect":
         facts = inspect(args.folder)

@@ -1,4 +1,4 @@
-"""Convert sets of images between formats, `plsc-convert faces/ train.rec`; images are copied byte for byte.
+"""Convert sets of images between formats, `plsc convert faces/ train.rec`; images are copied byte for byte.
 
 The target's name determines the format: .rec (InsightFace's layout, with its .idx), .bin (a verification
 pack), else a folder with a folder for each identity. The source's format is detected, see
@@ -182,7 +182,7 @@ def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        "plsc-convert", description="Convert a set of images; the images are copied byte for byte."
+        "plsc convert", description="Convert a set of images; the images are copied byte for byte."
     )
     parser.add_argument(
         "source",

@@ -1,4 +1,4 @@
-"""Find errors in sets of images: `plsc-doctor train.rec --validation lfw.bin`, or `plsc-doctor -c my.yaml`. With `--trained output`
+"""Find errors in sets of images: `plsc doctor train.rec --validation lfw.bin`, or `plsc doctor -c my.yaml`. With `--trained output`
 find wrong labels by the network of a run (doctor_trained.py).
 
 Every image is read and decoded once. It finds labels with gaps, images that cannot be decoded or have another
@@ -156,7 +156,7 @@ def _examine_faces(images: AnySet, name: str, numbers: dict[str, Any], findings:
     if faces.spread > MOST_SPREAD:
         text = (
             f"its faces are not aligned: eyes, nose and mouth lie {faces.spread:.1%} of the picture's side around their mean places "
-            f"(aligned: about 3 %; more than {MOST_SPREAD:.1%} is reported); align them by plsc-align"
+            f"(aligned: about 3 %; more than {MOST_SPREAD:.1%} is reported); align them by plsc align"
         )
         findings.add("warning", name, text)
     elif faces.offset > MOST_OFFSET:
@@ -374,7 +374,7 @@ def _open(path: str) -> AnySet:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("plsc-doctor", description="Find errors in sets of images.")
+    parser = argparse.ArgumentParser("plsc doctor", description="Find errors in sets of images.")
     parser.add_argument("train", nargs="?", help="images to train on: .rec, folder, list or base64 parts")
     parser.add_argument(
         "--validation",

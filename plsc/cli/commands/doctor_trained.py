@@ -1,4 +1,4 @@
-"""Find the wrong labels of a training set by the network that it has trained: `plsc-doctor --trained output`.
+"""Find the wrong labels of a training set by the network that it has trained: `plsc doctor --trained output`.
 
 Every image is embedded by the networks of several of the run's checkpoints, since an earlier one has not memorised what a later one
 has. It writes corrections.tsv, which DataLoader.Train.corrections takes, and label_noise.html, which shows the pictures.
@@ -173,7 +173,7 @@ def _text(
     ]
     if embedded.corrupt:
         lines.append(
-            f"left out: {embedded.corrupt:,} images that cannot be decoded; plsc-doctor -c names them"
+            f"left out: {embedded.corrupt:,} images that cannot be decoded; plsc doctor -c names them"
         )
     return "\n".join([*lines, f"done: {output / PAGE}, and {output / LIST} for DataLoader.Train.corrections"])
 

@@ -1,6 +1,6 @@
-"""plsc-forget: take people out of a trained network, and write a receipt of it.
+"""plsc forget: take people out of a trained network, and write a receipt of it.
 
-    plsc-forget output Ann Bob --to output-without --gallery faces.gallery
+    plsc forget output Ann Bob --to output-without --gallery faces.gallery
 
 The new run has neither their centres nor the optimizer's state of these, and is trained on without their images for three
 eighths of the run's length. forgotten.json and forgotten.txt in its folder say what was done and what a membership test finds.
@@ -39,7 +39,7 @@ _PROVES = (
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "plsc-forget", description="Take people out of a trained network, and write a receipt of it."
+        "plsc forget", description="Take people out of a trained network, and write a receipt of it."
     )
     parser.add_argument("run", help="folder of the run, Global.output_dir")
     parser.add_argument(
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-forget`. Raises UserError."""
+    """Run `plsc forget`. Raises UserError."""
     args = _parser().parse_args(argv)
     if args.ranks < 1:
         raise UserError(f"--ranks: must be at least 1, got {args.ranks}")
@@ -136,7 +136,7 @@ def _check(run: Path, names: Sequence[str], output: Path) -> Path:
     known = Checkpoint.open(checkpoint, whole=True).classes()
     if known is None:
         raise UserError(
-            f"{checkpoint}: its classes have no names; plsc-ckpt edit-identities --names gives some"
+            f"{checkpoint}: its classes have no names; plsc ckpt edit-identities --names gives some"
         )
     if lacking := set(names).difference(known):
         name = min(lacking)

@@ -1,7 +1,7 @@
-"""plsc-gallery: keep the embeddings of known people, and find out whom a picture shows.
+"""plsc gallery: keep the embeddings of known people, and find out whom a picture shows.
 
-    plsc-gallery build faces.gallery -c output/config.yaml people/
-    plsc-gallery search faces.gallery picture.png
+    plsc gallery build faces.gallery -c output/config.yaml people/
+    plsc gallery search faces.gallery picture.png
 
 The answer goes to stdout, the log to stderr.
 """
@@ -30,12 +30,12 @@ from plsc.utils.text import table
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "plsc-gallery", description="Keep the embeddings of known people, and find out whom a picture shows."
+        "plsc gallery", description="Keep the embeddings of known people, and find out whom a picture shows."
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
-        made = verbs.add_parser(name, help=help, description=f"plsc-gallery {name}: {help}.")
+        made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
         made.add_argument("gallery", help="the gallery's folder")
         made.add_argument("--json", action="store_true", help="print JSON")
         if network:
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
             given.add_argument(
                 "-c", "--config", metavar="CONFIG", help="config.yaml of the run whose network embeds"
             )
-            given.add_argument("--export", metavar="FOLDER", help="what plsc-export wrote, in place of -c")
+            given.add_argument("--export", metavar="FOLDER", help="what plsc export wrote, in place of -c")
             made.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
         return made
 
@@ -120,7 +120,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises UserError."""
+    """Run `plsc gallery`; exit code 1 where pictures were left out, or somebody was not accepted. Raises UserError."""
     args = _parse(argv)
     with contextlib.redirect_stdout(sys.stderr):  # the log; stdout has the answer only
         said, answer, code = _VERBS[args.verb](args)
@@ -174,9 +174,9 @@ def _made(gallery: Gallery, what: str) -> Answer:
     if gallery.header.mapped:
         text += f"\nrows {shown(_describe_map(gallery.header.mapped))}"
     if gallery.threshold is None:
-        text += "\nno threshold: give --threshold to search, or measure one with plsc-gallery evaluate --set-threshold"
+        text += "\nno threshold: give --threshold to search, or measure one with plsc gallery evaluate --set-threshold"
     else:
-        text += f"\nthreshold {gallery.threshold:.4f}, the checkpoint's, of pairs: plsc-gallery evaluate measures it against all people here"
+        text += f"\nthreshold {gallery.threshold:.4f}, the checkpoint's, of pairs: plsc gallery evaluate measures it against all people here"
     text += "".join(f"\nleft out, {shown(each.name)}: {each.reason}" for each in others)
     return text, {**_facts(gallery), "left_out": [each._asdict() for each in others]}, int(bool(others))
 
@@ -314,7 +314,7 @@ def _threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
         return gallery.threshold if args.threshold is None else args.threshold
     if gallery.calibration is None:
         raise UserError(
-            f"--far: {shown(args.gallery)} has no calibration; store one with plsc-eval --calibrate, and run plsc-gallery upgrade"
+            f"--far: {shown(args.gallery)} has no calibration; store one with plsc eval --calibrate, and run plsc gallery upgrade"
         )
     return gallery.calibration.threshold(args.far)
 

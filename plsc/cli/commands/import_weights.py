@@ -1,12 +1,12 @@
-"""Import weights of other programs into a checkpoint folder, for `plsc-predict`, `plsc-export` and Global.init_from.
-Without weights, `plsc-import --config FILE` translates a training config (see import_config).
+"""Import weights of other programs into a checkpoint folder, for `plsc predict`, `plsc export` and Global.init_from.
+Without weights, `plsc import --config FILE` translates a training config (see import_config).
 
 Reads arcface_torch's backbone.pt (any torch.save of a state dict), .safetensors, and PLSC 2.4's .pdparams,
 without running code of the file. Names are mapped to the network's, and a tensor that is missing, left over
 or of another shape is an error. Try it:
 
-    plsc-import backbone.pt --model IResNet50 --output imported
-    plsc-predict -c imported/config.yaml photo.jpg
+    plsc import backbone.pt --model IResNet50 --output imported
+    plsc predict -c imported/config.yaml photo.jpg
 """
 
 from __future__ import annotations
@@ -202,20 +202,20 @@ def _save(
 def _translate(args: argparse.Namespace) -> None:
     if not args.config:
         raise UserError(
-            "plsc-import: give a file of weights, or --config FILE, a training config to translate"
+            "plsc import: give a file of weights, or --config FILE, a training config to translate"
         )
     outputs = [*args.override, *filter(None, [args.output])]
     if len(outputs) > 1 or args.model:
-        raise UserError("plsc-import: with --config and no weights give one -o FILE, and no --model")
+        raise UserError("plsc import: with --config and no weights give one -o FILE, and no --model")
     if args.ranks is not None and args.ranks < 1:
         raise UserError(f"--ranks: must be 1 or more (got {args.ranks})")
     import_config.main(args.config, outputs[0] if outputs else None, args.ranks)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run `plsc-import`. Raises UserError."""
+    """Run `plsc import`. Raises UserError."""
     parser = argparse.ArgumentParser(
-        "plsc-import",
+        "plsc import",
         description="weights of other programs -> a checkpoint folder; without weights: their training config -> YAML",
     )
     parser.add_argument(
@@ -253,11 +253,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         _translate(args)
         return
     if args.output is None:
-        raise UserError("plsc-import: give --output, a new folder")
+        raise UserError("plsc import: give --output, a new folder")
     if args.ranks is not None:
-        raise UserError("plsc-import: --ranks has no meaning with weights; it is for a training config")
+        raise UserError("plsc import: --ranks has no meaning with weights; it is for a training config")
     if not args.config and not args.model:
-        raise UserError("plsc-import: give the network, by --model NAME or by -c FILE")
+        raise UserError("plsc import: give the network, by --model NAME or by -c FILE")
     size = args.embedding_size or (None if args.config else 512)
     given = {"Model.name": args.model, "Model.embedding_size": size}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]

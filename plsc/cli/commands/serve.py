@@ -1,4 +1,4 @@
-"""Answer over HTTP, `plsc-serve -c output/config.yaml --gallery people/`, with a page for people at http://127.0.0.1:8000/.
+"""Answer over HTTP, `plsc serve -c output/config.yaml --gallery people/`, with a page for people at http://127.0.0.1:8000/.
 
 What may be asked stands in docs/serving.md. The network runs behind ONNX Runtime or Paddle Inference: the run's export is
 taken if it is of the checkpoint, else the checkpoint is exported to a temporary folder first.
@@ -36,12 +36,12 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-serve`."""
+    """Run `plsc serve`."""
     args = _parser().parse_args(argv)
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
         raise UserError(
-            f"plsc-serve: {', '.join(missing)} not found: pip install {' '.join(_PACKAGES)} (the extra serve)"
+            f"plsc serve: {', '.join(missing)} not found: pip install {' '.join(_PACKAGES)} (the extra serve)"
         )
     options = _options(args)
     with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
@@ -54,16 +54,16 @@ def _parser() -> argparse.ArgumentParser:
     from plsc.serving.service.options import DEFAULTS
 
     parser = argparse.ArgumentParser(
-        "plsc-serve",
+        "plsc serve",
         description="Compare and look up pictures over HTTP, with a page for people.",
-        epilog="example: plsc-serve -c output/config.yaml --gallery people --port 8000",
+        epilog="example: plsc serve -c output/config.yaml --gallery people --port 8000",
     )
     config.add_arguments(parser)
     parser.add_argument(
         "--export", metavar="FOLDER", help="an export to serve in place of a run's checkpoint"
     )
     parser.add_argument(
-        "--gallery", metavar="FOLDER", help="made by plsc-gallery; without it pictures are compared only"
+        "--gallery", metavar="FOLDER", help="made by plsc gallery; without it pictures are compared only"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all of this machine's"
@@ -188,7 +188,7 @@ def _of_existing_export(given: config.Config) -> Embedder | None:
         why = "there is no export yet"
     except UserError as error:
         why = str(error)
-    get_logger().info(f"{why}: exporting {path} to a temporary folder (plsc-export beforehand saves that)")
+    get_logger().info(f"{why}: exporting {path} to a temporary folder (plsc export beforehand saves that)")
     return None
 
 

@@ -163,7 +163,7 @@ def read_header(folder: Path) -> Header:
         data = read_regular(file)
     except (FileNotFoundError, NotADirectoryError):
         raise MissingFileError(
-            f"{shown(folder)}: is no gallery, it has no {HEADER}; make one with plsc-gallery build"
+            f"{shown(folder)}: is no gallery, it has no {HEADER}; make one with plsc gallery build"
         ) from None
     except OSError as error:
         raise UserError(f"{shown(file)}: cannot be read: {error.strerror}") from error

@@ -186,7 +186,7 @@ class Gallery:
         if embedder.network != ours.network and not compatible:
             raise UserError(
                 f"{shown(self.folder)}: its embeddings are of the network {_name(ours)}, these are of {_name(embedder)}, and cannot "
-                "be compared; use that network, or plsc-gallery upgrade"
+                "be compared; use that network, or plsc gallery upgrade"
             )
         if embedder.flip != ours.flip:
             kinds = {True: "of image and mirror image together", False: "of the image alone"}
@@ -201,7 +201,7 @@ class Gallery:
             return ""
         return (
             f"{shown(self.folder)}: its embeddings are of the network {_name(self._header)}, these of {_name(embedder)}; one was trained "
-            "to be compatible with the other. The threshold is of the gallery's network: measure it with plsc-gallery evaluate"
+            "to be compatible with the other. The threshold is of the gallery's network: measure it with plsc gallery evaluate"
         )
 
     def search(
@@ -245,12 +245,12 @@ class Gallery:
         if limit is None and self._header.mapped:
             raise UserError(
                 f"{shown(self.folder)}: has no threshold, since its rows came by a map: give one with --threshold, or measure one "
-                "with plsc-gallery evaluate --set-threshold"
+                "with plsc gallery evaluate --set-threshold"
             )
         if limit is None:
             raise UserError(
                 f"{shown(self.folder)}: has no threshold, since its checkpoint had none: give one with --threshold, or store one "
-                "with plsc-eval --set-threshold and run plsc-gallery upgrade"
+                "with plsc eval --set-threshold and run plsc gallery upgrade"
             )
         if not -1 <= limit <= 1:
             raise UserError(f"threshold: must be a cosine from -1 to 1, got {limit:g}")
@@ -264,7 +264,7 @@ class Gallery:
     def _number(self, name: str) -> int:
         if name not in self._numbers:
             raise UserError(
-                f"{shown(self.folder)}: has nobody named '{shown(name)}'; plsc-gallery list shows the names"
+                f"{shown(self.folder)}: has nobody named '{shown(name)}'; plsc gallery list shows the names"
             )
         return self._numbers[name]
 

@@ -77,7 +77,7 @@ def embed_pictures(
         height, width = embedder.preprocessing.size
         get_logger().warning(
             f"{len(stretched):,} of {len(pictures):,} pictures are stretched to the network's {width} x {height} pixels, "
-            f"such as {stretched[0]}; if they are photos of people, align them first (plsc-align)"
+            f"such as {stretched[0]}; if they are photos of people, align them first (plsc align)"
         )
     return embeddings[: len(kept)], np.array(kept, np.int64), others
 

@@ -150,7 +150,7 @@ class _Service:
         self._options = options
         self._embedding = Batcher(self._embed_batch, options.batch, options.deadline)
         self._searching = Batcher(self._search_batch, options.batch, options.deadline)
-        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="plsc-serve")
+        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="plsc-work")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="plsc-write")
         self._detector = detector.Detector() if detector.installed() else None
         self.metrics = Metrics(
@@ -404,7 +404,7 @@ def _threshold(
     if given is not None:
         raise Refusal(422, "threshold and far exclude each other; leave one of them out")
     if of.calibration is None:
-        raise Refusal(422, "far: the network is not calibrated; run plsc-eval --calibrate")
+        raise Refusal(422, "far: the network is not calibrated; run plsc eval --calibrate")
     try:
         return of.calibration.threshold(far)
     except UserError as error:

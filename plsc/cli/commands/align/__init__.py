@@ -1,1 +1,1 @@
-"""Align photos of faces for training: `plsc-align`."""
+"""Align photos of faces for training: `plsc align`."""

@@ -1,4 +1,4 @@
-"""Align the faces of photos for training: `plsc-align photos/ aligned/`.
+"""Align the faces of photos for training: `plsc align photos/ aligned/`.
 
 Every face is turned, scaled and shifted so that eyes, nose and mouth lie where ArcFace's networks expect them. Folders stay as they
 are (a folder a person stays one). The landmarks come from a file, or from a detector (extra `align`). The table, alignment.csv in
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("plsc-align", description="Align the faces of photos for training.")
+    parser = argparse.ArgumentParser("plsc align", description="Align the faces of photos for training.")
     parser.add_argument("photos", help="a folder of photos, with folders in it or without")
     parser.add_argument("aligned", help="a new or empty folder for the aligned pictures and the table")
     parser.add_argument(

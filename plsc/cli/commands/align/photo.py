@@ -61,7 +61,7 @@ HEADER = (*Row._fields[:-1], *COLUMNS)
 
 @dataclass(frozen=True)
 class Options:
-    """How photos are aligned: see the arguments of plsc-align."""
+    """How photos are aligned: see the arguments of plsc align."""
 
     source: str
     target: str

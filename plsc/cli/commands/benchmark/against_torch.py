@@ -42,7 +42,7 @@ class Network(NamedTuple):
     embedding_size: int = 512
 
 
-# SmallResNet as `plsc-train -c configs/` has it; the others at the size of faces.
+# SmallResNet as `plsc train -c configs/` has it; the others at the size of faces.
 NETWORKS = {
     "SmallResNet": Network((1, 32, 32), 128, 128),
     "IResNet18": Network((3, 112, 112), 16),

@@ -1,7 +1,7 @@
 """Measure the backbones: parameters, multiply-accumulates and images/s of training, as in docs/backbones.md.
 
 A run is a forward and a backward pass of one batch, without data, head and optimizer; the networks take
-turns, and the median of the runs counts. Try it: `python tools/benchmark.py backbone MobileFaceNet IResNet18
+turns, and the median of the runs counts. Try it: `plsc benchmark backbone MobileFaceNet IResNet18
 --batch 8 --threads 2`.
 """
 

@@ -1,4 +1,4 @@
-"""Measure speed and memory of the parts: `python tools/benchmark.py head | loader | backbone | collectives | end2end | gallery | plan | published | save | serve | step`.
+"""Measure speed and memory of the parts: `plsc benchmark head | loader | backbone | collectives | end2end | gallery | plan | published | save | serve | step`.
 
 plsc/utils/measure.py describes the method.
 """
@@ -28,7 +28,7 @@ from plsc.distributed import environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python tools/benchmark.py PART ...`."""
+    """Run `plsc benchmark PART ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["backbone"]:
         return backbone.main(argv[1:])

@@ -1,7 +1,7 @@
 """Count what a training step asks of a GPU: kernels, waits of the host, bytes. Nothing is measured, no GPU is needed.
 
-    python tools/benchmark.py step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
-    python tools/benchmark.py step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
+    plsc benchmark step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
+    plsc benchmark step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
 
 A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is a
 step from asking for its batch to asking for the next; in it all is as in any later one.

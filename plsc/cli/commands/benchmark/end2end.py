@@ -1,6 +1,6 @@
 """Measure images per second and the parts of a step in a short training, also against another version of plsc.
 
-    python tools/benchmark.py end2end -c configs/ --ranks 2 --against ../plsc-before
+    plsc benchmark end2end -c configs/ --ranks 2 --against ../plsc-before
 
 Each run is a training of its own, started like a user's, without evaluation. The versions take turns. The
 first log line of a run is left

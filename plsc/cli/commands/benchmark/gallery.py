@@ -1,6 +1,6 @@
 """Measure a gallery: building, opening, adding, and exact searches, whose answers are compared with float64 products.
 
-    python tools/benchmark.py gallery --rows 1000000 --size 512
+    plsc benchmark gallery --rows 1000000 --size 512
 
 The embeddings are random, a row for each person; embedding pictures is not part of it.
 """

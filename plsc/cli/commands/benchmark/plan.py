@@ -1,9 +1,9 @@
-"""Compare the predictions of plsc-plan with measurements of seven heads.
+"""Compare the predictions of plsc plan with measurements of seven heads.
 
-    python tools/benchmark.py plan --json plan.json
+    plsc benchmark plan --json plan.json
 
 Time is of a step of the head; memory is the head's part of rank 0's peak. Each is planned from a calibration
-of its own, as by `plsc-plan`.
+of its own, as by `plsc plan`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> dict:
-    """Compare plsc-plan's predictions with measurements."""
+    """Compare plsc plan's predictions with measurements."""
     return {**measure.describe_machine(), "rows": [row(*CASES[number], args) for number in args.cases]}
 
 

@@ -1,4 +1,4 @@
-"""Model the programs of other people whose speed and memory were published, to judge plsc-plan's model by them.
+"""Model the programs of other people whose speed and memory were published, to judge plsc plan's model by them.
 
 They are not plsc: all of them hold whole logits [N, K], and PyTorch's launches a kernel for each parameter where plsc
 launches one for all. So each has a description of its own, read in its code, and a model of memory of its own. Devices,

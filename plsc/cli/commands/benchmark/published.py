@@ -1,6 +1,6 @@
-"""Compare what plsc-plan's model of a cluster predicts with figures that others published.
+"""Compare what plsc plan's model of a cluster predicts with figures that others published.
 
-    python tools/benchmark.py published --json published.json
+    plsc benchmark published --json published.json
 
 Whole tables are taken: of the GPUs that plan/devices.py knows, with networks whose layers are published, by programs
 whose code is. Rows marked "set" were used to find the constants of plan/cluster.py and programs.py; the others judge them.
@@ -247,7 +247,7 @@ def reason(figure: Figure) -> str | None:
     )
 
 
-# ---- the part of tools/benchmark.py
+# ---- the part of plsc benchmark
 
 
 def add_arguments(part: argparse.ArgumentParser) -> None:
@@ -255,7 +255,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
 
 
 def published(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare plsc-plan's model of a cluster with published figures."""
+    """Compare plsc plan's model of a cluster with published figures."""
     rows = [
         {
             **figure._asdict(),

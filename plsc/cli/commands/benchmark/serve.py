@@ -1,7 +1,7 @@
-"""Load a running plsc-serve from several clients, and measure how long it takes to answer.
+"""Load a running plsc serve from several clients, and measure how long it takes to answer.
 
-    plsc-serve -c output/config.yaml --port 8000
-    python tools/benchmark.py serve --url http://127.0.0.1:8000 --picture a.png --clients 1 16
+    plsc serve -c output/config.yaml --port 8000
+    plsc benchmark serve --url http://127.0.0.1:8000 --picture a.png --clients 1 16
 
 A client is a thread with a connection of its own, which asks again when it has its answer. One client shows the time of a lone
 request, several what batching gives.
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def serve(args: argparse.Namespace) -> dict:
-    """Measure the answers of a running plsc-serve."""
+    """Measure the answers of a running plsc serve."""
     address = urlsplit(args.url)
     if address.scheme != "http" or not address.hostname:
         raise UserError(f"--url: must be like http://127.0.0.1:8000, got {shown(args.url)}")
@@ -62,7 +62,7 @@ class _Load:
             self._answer("GET", "/health", self._connect())
         except (OSError, HTTPException) as error:
             raise UserError(
-                f"--url: {host}:{port} does not answer ({error}); start plsc-serve there"
+                f"--url: {host}:{port} does not answer ({error}); start plsc serve there"
             ) from error
 
     def _connect(self) -> HTTPConnection:

@@ -1,9 +1,9 @@
 """Measure memory and time of training steps: of a batch, of accumulated batches, and with recomputed layers.
 
-    python tools/benchmark.py step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
+    plsc benchmark step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
 Each case is a process of its own, or one for each rank, which takes steps of a whole training (data, backbone, head,
-optimizer) on noise. Beside its peak stands what `plsc-plan` says of it. With --count nothing is measured: count.py.
+optimizer) on noise. Beside its peak stands what `plsc plan` says of it. With --count nothing is measured: count.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def add_arguments(part: argparse.ArgumentParser) -> None:
         "--also", nargs="+", default=[], metavar="KEY=VALUE", help="of the config: the first case with each"
     )
     part.add_argument(
-        "--seconds", type=float, default=0.0, help="of plsc-plan's calibration; 0: activations are counted"
+        "--seconds", type=float, default=0.0, help="of plsc plan's calibration; 0: activations are counted"
     )
     count.add_arguments(part)
     part.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)  # batch, accumulate, keys
@@ -83,7 +83,7 @@ def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
 
 
 def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) -> int:
-    """Return the bytes of a rank that plsc-plan says, without Paddle itself."""
+    """Return the bytes of a rank that plsc plan says, without Paddle itself."""
     cfg = _config(args, batch, accumulate, key)
     case = Case(cfg, args.classes, args.ranks, batch)
     shape = tuple(_shape(args))

@@ -1,4 +1,4 @@
-"""Translate another program's training config into one of plsc: `plsc-import --config FILE -o out.yaml`.
+"""Translate another program's training config into one of plsc: `plsc import --config FILE -o out.yaml`.
 
 Reads arcface_torch's Python files, of which nothing is run, and PLSC 2.4's YAML. Every key that has no counterpart is
 printed, and stands as a comment at the end of the YAML, and so do those that mean not quite the same.
@@ -43,7 +43,7 @@ def import_config(path: str, ranks: int | None = None) -> tuple[str, Translation
             f"The number of GPUs is not in the file: with N of them a step takes {samples} x N samples. State that number as"
         )
         made.facts.append("DataLoader.Train.global_batch, which the learning rate is meant for.")
-    return format_config(made, f"{os.path.basename(path)} of {program}, translated by plsc-import"), made
+    return format_config(made, f"{os.path.basename(path)} of {program}, translated by plsc import"), made
 
 
 def _read(path: str) -> str:

@@ -101,7 +101,7 @@ def _global(made: Translation) -> None:
     made.same_if("Global.train_epoch_func", "default_train_one_epoch", "training has one loop here")
     for key in ("eval_func", "use_visualdl"):
         made.same(f"Global.{key}")
-    weights = "plsc-import FILE makes a checkpoint of its weights, for Global.init_from"
+    weights = "plsc import FILE makes a checkpoint of its weights, for Global.init_from"
     for key in ("checkpoint", "pretrained_model"):
         made.same_if(f"Global.{key}", None, weights)
     made.same_if("Global.finetune", False, weights)

@@ -1,4 +1,4 @@
-"""Count what a backbone keeps of a forward pass for the backward pass, and what a teacher takes: `plsc-plan --seconds 0`.
+"""Count what a backbone keeps of a forward pass for the backward pass, and what a teacher takes: `plsc plan --seconds 0`.
 
 kept_bytes(IResNet50(), (3, 112, 112))       # of an image, in float32
 """
@@ -62,7 +62,7 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
 
 
 def counted(cfg: Config, shape: tuple[int, ...], teacher: ModelCfg | None = None) -> dict:
-    """Count what `plsc-plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
+    """Count what `plsc plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
 
     "base" is this process as it is, Paddle imported; "made" is what it would keep without recomputation, "tensors" are
     the trained ones, "macs" of an image, "attention" says whether the network has it. "teacher" is the result of

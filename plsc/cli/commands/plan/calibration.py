@@ -1,6 +1,6 @@
 """Measure steps of the head and the backbone on this machine, at growing numbers of classes and batches.
 
-New processes measure; `plsc-plan` extrapolates along straight lines. A bank on disk is made in a temporary
+New processes measure; `plsc plan` extrapolates along straight lines. A bank on disk is made in a temporary
 folder beside the place of the run's, and timed twice: with its rows in the page cache, and with the disk
 reading and writing them. Try it:
 
@@ -125,7 +125,7 @@ def calibrate(
             device,
         )
         if not target.exists():
-            raise UserError(f"plsc-plan: the calibration failed: {last_line.removeprefix('ERROR ')}")
+            raise UserError(f"plsc plan: the calibration failed: {last_line.removeprefix('ERROR ')}")
         return {**json.loads(target.read_text()), "ranks": ranks}
 
 

@@ -1,6 +1,6 @@
 """Compute the memory and disk space of a head, and run one on noise for timing.
 
-`plsc-plan` and `tools/benchmark.py head` use both. For a head of the defaults with 100,000 classes on one
+`plsc plan` and `plsc benchmark head` use both. For a head of the defaults with 100,000 classes on one
 rank:
 
     memory(load(None, []), classes=100_000, selected=100_000, embedding_size=512, samples=256)

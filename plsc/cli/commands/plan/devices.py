@@ -1,4 +1,4 @@
-"""List the GPUs that `plsc-plan` knows on paper: the numbers of NVIDIA's data sheets.
+"""List the GPUs that `plsc plan` knows on paper: the numbers of NVIDIA's data sheets.
 
     DEVICES["a100"].flops["bfloat16"]        # 312e12 operations/s, without sparsity
 

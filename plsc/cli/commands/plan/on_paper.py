@@ -1,6 +1,6 @@
-"""Plan a run on GPUs that are elsewhere, from their data sheets: `plsc-plan --device a100 --nodes 8 --gpus 8 --network 200`.
+"""Plan a run on GPUs that are elsewhere, from their data sheets: `plsc plan --device a100 --nodes 8 --gpus 8 --network 200`.
 
-Memory is that of `plsc-plan --device gpu --seconds 0`, and CUDA's and the libraries' own; times are those of cluster.py.
+Memory is that of `plsc plan --device gpu --seconds 0`, and CUDA's and the libraries' own; times are those of cluster.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KERNELS = 115
 
 
 class Kind(NamedTuple):
-    """What networks of a kind have alike; counted (`tools/benchmark.py step --count`) but for `amp_kept`."""
+    """What networks of a kind have alike; counted (`plsc benchmark step --count`) but for `amp_kept`."""
 
     passes: float
     """Bytes moved forward and backward, in multiples of what autograd keeps."""

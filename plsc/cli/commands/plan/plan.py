@@ -1,12 +1,12 @@
-"""Predict memory, time and disk space of a run, how many classes fit, and whether sampling pays: `plsc-plan`.
+"""Predict memory, time and disk space of a run, how many classes fit, and whether sampling pays: `plsc plan`.
 
-    plsc-plan -c configs/ --classes 1000000 --ranks 2 --rate 0.1
+    plsc plan -c configs/ --classes 1000000 --ranks 2 --rate 0.1
 
 Memory of the head and disk space are computed; the backbone's memory and all times come from about ten
 seconds of measurement in new processes on this machine (calibration.py), extrapolated along straight lines.
-The output names what is not measured. For the accuracy see docs/performance.md and `tools/benchmark.py plan`.
+The output names what is not measured. For the accuracy see docs/performance.md and `plsc benchmark plan`.
 
-    plsc-plan -c configs/ --device a100 --nodes 8 --network 200
+    plsc plan -c configs/ --device a100 --nodes 8 --network 200
 
 plans for GPUs that are elsewhere and measures nothing (on_paper.py, docs/planning.md).
 """
@@ -320,8 +320,8 @@ def config_of(args: argparse.Namespace) -> Config:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Build the parser of `plsc-plan`."""
-    options = argparse.ArgumentParser("plsc-plan", description=__doc__.splitlines()[0])
+    """Build the parser of `plsc plan`."""
+    options = argparse.ArgumentParser("plsc plan", description=__doc__.splitlines()[0])
     add_arguments(options)
     options.add_argument("--stand-in", action="store_true", help=STAND_IN)
     options.add_argument(
@@ -361,7 +361,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-plan ...`."""
+    """Run `plsc plan ...`."""
     args = parser().parse_args(argv)
     cfg = config_of(args)
     if args.work:

@@ -1,4 +1,4 @@
-"""Compute what a run takes of memory and disk, and how many classes fit: for `plsc-plan`.
+"""Compute what a run takes of memory and disk, and how many classes fit: for `plsc plan`.
 
 head_bytes(case, rate=0.1)        # of a rank, {"centres": ..., "gradient": ..., ...}
 """

@@ -13,7 +13,7 @@ _PAUSE_FULL = 60.0  # before the first restart on a full disk, twice that before
 
 
 class Verdict(NamedTuple):
-    """line: what to say. code: the exit code of plsc-run; None: start again, after `pause` seconds."""
+    """line: what to say. code: the exit code of plsc run; None: start again, after `pause` seconds."""
 
     line: str
     code: int | None = None
@@ -44,7 +44,7 @@ def describe_unsaved(name: str, failed: Failed, step: int | None) -> Verdict:
 
 
 class History:
-    """The starts of one call of plsc-run.
+    """The starts of one call of plsc run.
 
     Args:
         max_failures: give up after so many in a row without a new checkpoint.

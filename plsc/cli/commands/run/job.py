@@ -1,4 +1,4 @@
-"""Start what plsc-run runs on this machine: the program, its config, its folders, and Paddle's launcher around it."""
+"""Start what plsc run runs on this machine: the program, its config, its folders, and Paddle's launcher around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FULL = 1 << 20  # a disk with fewer free bytes counts as full
 
 
 class Job:
-    """The program of one call of plsc-run. Reads its config, and refuses what is wrong before anything starts.
+    """The program of one call of plsc run. Reads its config, and refuses what is wrong before anything starts.
 
     Args:
         machine: number of this machine among several; None: the only one.
@@ -41,8 +41,8 @@ class Job:
         self._script, *self._arguments = options.program
         if not os.path.isfile(self._script):
             raise UserError(
-                f"plsc-run: there is no script {self._script}; after the launcher's options, each with its value, comes one, such as "
-                "tools/train.py"
+                f"plsc run: there is no script {self._script}; after the launcher's options, each with its value, comes one, such as "
+                "train"
             )
         sys.path.insert(
             0, str(Path(self._script).resolve().parent)

@@ -1,4 +1,4 @@
-"""Run the ranks of one of several machines, as all machines agree: `plsc-run --nnodes`.
+"""Run the ranks of one of several machines, as all machines agree: `plsc run --nnodes`.
 
 The machine tells the first one twice a second what it does, and does what it is ordered to. It ends its ranks itself when
 the first machine has not answered for 10 s: by then the others go on without it.
@@ -44,7 +44,7 @@ _ANSWER = 1.0  # seconds for ranks to write where they are, before they are kill
 
 
 class Machine:
-    """One call of plsc-run on one of several machines."""
+    """One call of plsc run on one of several machines."""
 
     def __init__(self, options: Options):
         self._options = options
@@ -192,7 +192,7 @@ class Machine:
             return guard.exit_code(signal.Signals[name])
         if seconds > DEAD + self._machines.wait:
             self._say(
-                f"ERROR {where} has not answered for {seconds:.0f} s: see that plsc-run is at work there and that its port "
+                f"ERROR {where} has not answered for {seconds:.0f} s: see that plsc run is at work there and that its port "
                 "can be reached; the same command on all machines goes on"
             )
             return 1
@@ -244,7 +244,7 @@ class Machine:
     def _obey(self, order: Order) -> int | None:
         """Print the lines of an order and follow it; return the exit code at the end."""
         if order.agreement != self._agreement:
-            self._kill()  # plsc-run was started anew on machine 0, and knows of no start
+            self._kill()  # plsc run was started anew on machine 0, and knows of no start
             if self._agreement:
                 self._prepare()
             self._agreement = order.agreement

@@ -1,4 +1,4 @@
-"""Read the command line of plsc-run: its own options, those of Paddle's launcher, and the program with its arguments."""
+"""Read the command line of plsc run: its own options, those of Paddle's launcher, and the program with its arguments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from plsc.errors import UserError
 
 USAGE = (
-    "plsc-run --nproc_per_node N [--max_failures R] [--nnodes N[:M] --rank R --master HOST:PORT [--wait SECONDS]] "
-    "[launcher options] tools/train.py -c ... -o ..."
+    "plsc run --nproc_per_node N [--max_failures R] [--nnodes N[:M] --rank R --master HOST:PORT [--wait SECONDS]] "
+    "[launcher options] plsc train -c ... -o ..."
 )
 _OWN = ("--max_failures", "--wait", "--nnodes", "--rank", "--master")
 
@@ -53,7 +53,7 @@ class Options(NamedTuple):
 
 
 def read_options(argv: Sequence[str]) -> Options:
-    """Read the arguments of plsc-run. Raises UserError for what is missing or wrong."""
+    """Read the arguments of plsc run. Raises UserError for what is missing or wrong."""
     launcher, program = split_command(argv)
     given = {name: value(launcher, name) for name in _OWN}
     launcher = without(launcher, _OWN)
@@ -71,7 +71,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         cut += 1 if "=" in argv[cut] else 2
     options, program = list(argv[:cut]), list(argv[cut:])
     if not program:
-        raise UserError(f"plsc-run: no program to run; usage: {USAGE}")
+        raise UserError(f"plsc run: no program to run; usage: {USAGE}")
     if program[0] == "train":
         program.insert(0, str(Path(__file__).resolve().parents[3] / "__main__.py"))
     return options, program

@@ -25,7 +25,7 @@ EVERY = 0.5  # seconds between two reports
 HUNG = 30.0  # seconds after which a machine that does nothing, though its process lives, counts as silent
 _TIMEOUT = 3.0  # seconds for an answer
 _MOST_BYTES = 1 << 24  # of a report
-# What `Client.send` raises; ValueError where what answers is no plsc-run.
+# What `Client.send` raises; ValueError where what answers is no plsc run.
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
@@ -103,14 +103,14 @@ class Report(_Message):
 
     machine: NonNegativeInt
     id: str
-    """Of the process of plsc-run: another one for each call."""
+    """Of the process of plsc run: another one for each call."""
     number: NonNegativeInt
     """Counts the reports of a process."""
     host: _Text
     address: str
     state: Literal["ready", "running", "ended", "refused", "over"]
     """ready: could start. ended: the start of `generation` has. refused: there is a mistake, `outcome` has it.
-    over: plsc-run ends."""
+    over: plsc run ends."""
     generation: NonNegativeInt
     """Of the start that it has made last."""
     began: bool = False
@@ -146,7 +146,7 @@ class Order(_Message):
     agreement: str
     """Id of the first machine's process."""
     action: Literal["wait", "prepare", "start", "stop", "end"]
-    """wait: go on as you are. prepare: get ready for a start. stop: end the ranks at once. end: end plsc-run."""
+    """wait: go on as you are. prepare: get ready for a start. stop: end the ranks at once. end: end plsc run."""
     generation: NonNegativeInt = 0
     seen: NonNegativeInt = 0
     """Lines before these `lines`."""
@@ -154,7 +154,7 @@ class Order(_Message):
     """To print."""
     start: Optional[StartOrder] = None
     code: int = 0
-    """Exit code of plsc-run."""
+    """Exit code of plsc run."""
     known: NonNegativeInt = 0
     """The changes of the details that are known."""
 

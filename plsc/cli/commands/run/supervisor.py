@@ -1,8 +1,8 @@
-"""Run Paddle's launcher, restart it after failures, and report their causes: `plsc-run`.
+"""Run Paddle's launcher, restart it after failures, and report their causes: `plsc run`.
 
-    plsc-run --nproc_per_node 2 [--max_failures 3] [options of paddle.distributed.launch] tools/train.py -c
+    plsc run --nproc_per_node 2 [--max_failures 3] [options of paddle.distributed.launch] train -c
     configs/ -o ...
-    plsc-run --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8 tools/train.py ...    on each machine
+    plsc run --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8 train ...    on each machine
 
 It reads the config for the output folder, locks that, and starts Paddle's launcher, whose own messages go to
 launcher.log beside the ranks' logs. After a failure it starts again with Global.resume=true, but not after a
@@ -27,7 +27,7 @@ _POLL = 0.1  # seconds
 
 
 class Supervisor:
-    """One call of plsc-run on a single machine."""
+    """One call of plsc run on a single machine."""
 
     def __init__(self, options: Options):
         self._job = Job(options)
@@ -109,7 +109,7 @@ def describe_stop(start: Start, name: str, step: int | None, logs: str) -> Verdi
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-run`, and return the exit code."""
+    """Run `plsc run`, and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv in ([], ["-h"], ["--help"]):
         print(

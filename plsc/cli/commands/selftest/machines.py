@@ -1,4 +1,4 @@
-"""Check several machines together: `plsc-selftest --nnodes N --rank r --master host:port`, on each of them.
+"""Check several machines together: `plsc selftest --nnodes N --rank r --master host:port`, on each of them.
 
 The machines are compared as before a training (plsc.cli.commands.run.preflight). If they agree, the parts of the
 self-test run on the ranks of all of them, and the network is measured. Nothing is restarted. Imports no Paddle.
@@ -21,9 +21,9 @@ from plsc.utils.disk import nearest_folder
 
 
 def make_parser(parts: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Make the parser of plsc-selftest. parts: the names that --parts takes; None: any."""
+    """Make the parser of plsc selftest. parts: the names that --parts takes; None: any."""
     parser = argparse.ArgumentParser(
-        "plsc-selftest", description="check this machine, or several, against dense numpy"
+        "plsc selftest", description="check this machine, or several, against dense numpy"
     )
     parser.add_argument(
         "--ranks", type=int, default=2, metavar="N", help="1: this process only; above 2: 2 and N"
@@ -42,7 +42,7 @@ def make_parser(parts: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc-selftest --nnodes`; return 0 if every part passed, 1 if one failed, 2 if the machines differ."""
+    """Run `plsc selftest --nnodes`; return 0 if every part passed, 1 if one failed, 2 if the machines differ."""
     args = make_parser().parse_args(argv)
     cfg = load(args.config, args.override)
     folder = Path(

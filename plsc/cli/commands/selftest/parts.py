@@ -1,4 +1,4 @@
-"""Check collectives, heads and checkpoints of these ranks against simple numpy: the parts of `plsc-selftest`.
+"""Check collectives, heads and checkpoints of these ranks against simple numpy: the parts of `plsc selftest`.
 
 Each part is a function -> {what was compared: its worst error on this rank}; every rank calls it. The tests
 compare heads by the same `head_errors`, on more cases.

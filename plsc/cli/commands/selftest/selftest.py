@@ -1,8 +1,8 @@
 """Check collectives, heads and checkpoints on this machine against simple numpy, in under two minutes.
 
-    plsc-selftest                 on this process and, launched, on 2 ranks
-    plsc-selftest --ranks 4       on 4 ranks too; --ranks 1: on this process only
-    plsc-selftest --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8    on several machines: machines.py
+    plsc selftest                 on this process and, launched, on 2 ranks
+    plsc selftest --ranks 4       on 4 ranks too; --ranks 1: on this process only
+    plsc selftest --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8    on several machines: machines.py
     python -m paddle.distributed.launch --nproc_per_node 4 tools/selftest.py          in a launch of yours
 
 A part that raises on one of several ranks ends that rank, because the others may be waiting for it; the
@@ -160,7 +160,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None, threads: int) -> int:
-    """Run `plsc-selftest`; return 0 if every part passed, else 1. In a launch: of this rank alone."""
+    """Run `plsc selftest`; return 0 if every part passed, else 1. In a launch: of this rank alone."""
     args = _arguments(argv)
     distributed.init(args.device, threads, tf32=False)  # the limits are those of float32
     rows = run_parts(args.parts, args.results)
