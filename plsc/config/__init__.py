@@ -340,7 +340,9 @@ STAND_IN = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add -c and -o, which `load(args.config, args.override)` takes, to a command."""
-    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml")
+    parser.add_argument(
+        "-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml or config.yaml"
+    )
     add_overrides(parser, "wins over the file")
 
 
@@ -361,7 +363,8 @@ def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str
     """Read a config file, apply the overrides, and check the result.
 
     Args:
-        path: a YAML file; a folder means its default.yaml; None means the defaults; a Config stays as it is.
+        path: a YAML file; a folder means its default.yaml, or that of a run its config.yaml; None means the defaults;
+            a Config stays as it is. The config.yaml of a run means the run in the folder that it lies in.
         overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one.
 
     Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
@@ -548,9 +551,11 @@ A config is a YAML file that states only what differs from the defaults below.
 
     plsc train -c configs/default.yaml -o Global.epochs=2 -o Head.margin=0.3
 
-- `-c` takes a file, or a folder, which means its `default.yaml`. `-o Section.key=value` wins over the file;
-  the value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing. `-o "Section={...}"` replaces a
+- `-c` takes a file, or a folder, which means its `default.yaml`, or that of a run its `config.yaml`. `-o Section.key=value` wins over the
+  file; the value is YAML: `5e-4` is a number, `[4, 8]` a list, `null` nothing. `-o "Section={...}"` replaces a
   whole section.
+- A run is where its `config.yaml` lies, also after it was moved or copied: there `Global.output_dir` is the file's folder, whatever
+  the file says. Paths of data are relative to the current folder.
 - Numbers must be written as numbers and text as text: nothing is converted, except that an integer may stand
   where a number is wanted. `true` and `false` are the only booleans.
 - Unknown keys, wrong types and impossible combinations stop the start; all of them are shown at once, with

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plsc.config.messages import ConfigError, ConfigProblem, shown
+from plsc.config.run_folder import CONFIG, config_file, key_of
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import KeyPath, parse
@@ -43,10 +44,8 @@ class Layers:
         self.problems: list[tuple[Source, str]] = []
 
     def read_file(self, path: str | os.PathLike) -> None:
-        """Read a YAML file as the lowest layer; a folder means its default.yaml. Raises MissingFileError."""
-        path = Path(path)
-        if path.is_dir():
-            path = path / "default.yaml"
+        """Read a YAML file as the lowest layer, or that of a folder; its run is where it lies. Raises MissingFileError."""
+        path = config_file(Path(path))
         document = parse(_read(path))
 
         def source(line: int) -> Source:
@@ -60,6 +59,10 @@ class Layers:
         elif document.value is not None:
             message = f"a config must be a mapping of sections (got {shown(document.value)})"
             self.add_error(ConfigProblem((), message), source(1))
+        key = key_of(path.parent) if path.name == CONFIG else None
+        if key and isinstance(self.get(("Global",)), (dict, type(None))):
+            label = f"where {path} is"
+            self.put(("Global", key), str(path.parent), Source(0, 0, label, label))
 
     def read_over(self, text: str, name: str, only: Sequence[KeyPath]) -> None:
         """Let the values of a YAML text win over all so far: sections are merged, but one with a `name` is replaced whole.

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from plsc.checkpoint.saved import Checkpoint
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.serving.exported import Graph, check_files, read_export
@@ -98,7 +99,7 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
     """Make an embedder of a run's checkpoint: Global.checkpoint, by default the newest in Global.output_dir.
 
     Args:
-        config: the run's config.yaml, or what else `Entry` takes. overrides: as `-o` takes them.
+        config: the run's folder or config.yaml, or what else `Entry` takes. overrides: as `-o` takes them.
 
     Where the checkpoint has a threshold, images are mirrored as for that threshold, else as DataLoader.Eval.flip says.
     """
@@ -109,16 +110,38 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
     backbone, saved = entry.load_network()
     origin = None
     if isinstance(config, (str, os.PathLike)):
-        checkpoint = f"Global.checkpoint={json.dumps(os.path.abspath(saved.path))}"
-        origin = {"config": os.path.abspath(config), "overrides": [*overrides, checkpoint]}
+        checkpoint = os.path.abspath(saved.path)
+        origin = {"config": os.path.abspath(config), "overrides": overrides, "checkpoint": checkpoint}
     return _OfRun(backbone, saved, entry.config.DataLoader.Eval, origin)
 
 
-def from_origin(origin: dict[str, Any]) -> Embedder:
-    """Make an embedder again from its `origin`."""
+def from_origin(origin: dict[str, Any], network: str) -> Embedder:
+    """Make an embedder again from its `origin`, also of a run that a later training has moved to previous-1, -2, ...
+
+    network: its identity.
+    """
     if "export" in origin:
         return from_export(origin["export"])
-    return from_run(origin["config"], origin["overrides"])
+    config, overrides = origin["config"], origin["overrides"]
+    if "checkpoint" not in origin:  # an older gallery
+        return from_run(config, overrides)
+    checkpoint = Path(origin["checkpoint"])
+    run = checkpoint.parents[1]
+    if not _is_of(checkpoint, network):
+        for aside in run.glob("previous-*"):
+            moved = aside / "checkpoints" / checkpoint.name
+            if _is_of(moved, network):
+                in_run = run in (Path(config), Path(config).parent)
+                config, checkpoint = aside if in_run else config, moved
+    return from_run(config, [*overrides, f"Global.checkpoint={json.dumps(str(checkpoint))}"])
+
+
+def _is_of(checkpoint: Path, network: str) -> bool:
+    """Say whether a readable checkpoint is there, and is of the network with this identity."""
+    try:
+        return Checkpoint.open(checkpoint, verify=False).network == network
+    except (UserError, OSError):
+        return False
 
 
 class _OfRun(Embedder):

@@ -51,7 +51,7 @@ class Entry(Setters):
     """Train, test, predict and export by one config.
 
     Args:
-        config: a YAML file, a folder (its default.yaml), a Config, or None for the defaults.
+        config: a YAML file, the folder of a run or of a default.yaml, a Config, or None for the defaults.
         overrides: "Section.key=value" each, as `-o` takes them; they win over `config`.
 
     Raises UserError with all mistakes in the config, one line each.

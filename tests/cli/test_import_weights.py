@@ -146,7 +146,8 @@ def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
     assert said[-1] == f"done: {len(plain(net))} of {len(of_torch(net))} tensors in {tmp_path / 'out'}"
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 20, 16), np.uint8)
     monkeypatch.chdir(tmp_path)
-    entry = Entry(tmp_path / "out" / "config.yaml", ["Export.formats=[paddle]"])
+    (tmp_path / "out").rename(tmp_path / "moved")
+    entry = Entry("moved", ["Export.formats=[paddle]"])
     found, _ = entry.predict(pixels)
     net.eval()
     want = net(paddle.to_tensor((pixels.astype(np.float32) - 127.5) / 127.5)).numpy()

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,29 @@ def test_a_folder_means_its_default_yaml(write):
     write("Global: {seed: 7}", "default.yaml")
     assert load(".").Global.seed == 7
     assert load(Path.cwd()).source("Global.seed") == f"{Path.cwd() / 'default.yaml'}:1"
+
+
+@pytest.mark.parametrize("beside", ["metrics.jsonl", "checkpoints/step-00000004/manifest.json"])
+def test_a_run_is_where_its_config_lies(write, tmp_path, beside):
+    own = write("Global: {output_dir: output}", "config.yaml")
+    assert load(own).Global.output_dir == "output"  # of nobody's run
+    run = tmp_path / "output/previous-1"
+    (run / beside).parent.mkdir(parents=True)
+    (run / beside).write_text("")
+    for text in ("Global: {output_dir: output}", "Global:\n", ""):
+        (run / "config.yaml").write_text(text)
+        for path in ("output/previous-1/config.yaml", "output/previous-1"):
+            cfg = load(path)
+            assert cfg.Global.output_dir == "output/previous-1"
+            assert cfg.source("Global.output_dir") == "where output/previous-1/config.yaml is"
+    assert load(str(run)).Global.output_dir == str(run)
+    assert load(run, ["Global.output_dir=new"]).Global.output_dir == "new"
+    assert load(load(run), ["Global.seed=3"]).Global.output_dir == str(run)
+    shutil.copy(run / "config.yaml", run / "mine.yaml")
+    assert load(run / "mine.yaml").Global.output_dir == "output"
+    (run / "config.yaml").write_text("Global: 5")
+    with pytest.raises(ConfigError, match=r"config.yaml:1: Global: must be"):
+        load(run)
 
 
 def test_overrides_win_and_the_last_one_most(write):

@@ -14,7 +14,7 @@ from plsc.checkpoint.saved import set_calibration, set_threshold
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
 from plsc.serving import embedder as module
-from plsc.serving.embedder import from_export, from_run
+from plsc.serving.embedder import from_export, from_origin, from_run
 from plsc.training.entry import Entry
 from plsc.utils.files import sha256_of
 from tests.tiny_runs import TINY
@@ -55,6 +55,28 @@ def test_of_a_run_it_embeds_as_predict_does(run):
     saved = Checkpoint.open(run / "checkpoints" / "step-00000012")
     assert (embedder.network, embedder.threshold) == (saved.network, saved.state.threshold)
     assert embedder.described.endswith("output, step 12") and embedder.preprocessing.shape == SHAPE
+
+
+@pytest.mark.parametrize("named", ["config.yaml", ""])
+def test_a_run_that_was_set_aside_is_found_by_its_network(copied, tmp_path, named):
+    embedder = from_run(copied / named)
+    steps = copied / "checkpoints"
+    again = [from_origin(embedder.origin, embedder.network).origin]
+    aside = copied / "previous-1"
+    aside.mkdir()
+    for file in ("config.yaml", "metrics.jsonl", "checkpoints"):
+        (copied / file).rename(aside / file)
+    again.append(from_origin(embedder.origin, embedder.network).origin)
+    shutil.copytree(aside / "checkpoints/step-00000010", steps / "step-00000012")  # of the later training
+    shutil.copy(aside / "config.yaml", copied)
+    again.append(from_origin(embedder.origin, embedder.network).origin)
+    moved = aside / "checkpoints/step-00000012"
+    assert [each["checkpoint"] for each in again] == [str(steps / "step-00000012"), str(moved), str(moved)]
+    assert [each["config"] for each in again] == [str(copied / named).rstrip("/"), str(aside), str(aside)]
+    shutil.rmtree(moved)
+    with pytest.raises(UserError, match="output/checkpoints/step-00000012"):
+        shutil.rmtree(steps)
+        from_origin(embedder.origin, embedder.network)
 
 
 @pytest.mark.parametrize("engine", ["paddle", "onnx"])

@@ -178,6 +178,23 @@ def test_a_model_and_an_optimizer_of_the_users(tmp_path):
     assert np.allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
 
 
+def test_a_run_that_was_moved_is_used_from_anywhere(trained, tmp_path, monkeypatch, capsys):
+    moved = shutil.copytree(trained, tmp_path / "moved")
+    shutil.rmtree(checkpoint(moved, 12))  # so that its newest is not that of `trained`
+    monkeypatch.chdir(tmp_path)
+    embeddings, _ = Entry("moved").predict(PIXELS)
+    assert "reading checkpoint moved/checkpoints/step-00000010 (newest)" in capsys.readouterr().out
+    assert (moved / "predict/embeddings.npy").is_file()
+    expected, _ = entry(trained, f"Global.checkpoint={checkpoint(trained, 10)}").predict(
+        PIXELS, tmp_path / "expected"
+    )
+    assert np.array_equal(embeddings, expected)
+    Entry("moved/config.yaml", ["Global.resume=true"]).train()
+    assert rows(moved) == rows(trained)
+    Entry("moved/config.yaml", ["Global.resume=false", "Global.max_steps=1"]).train()
+    assert steps(rows(moved)) == [1] and checkpoints(moved / "previous-1") == [8, 10, 12]
+
+
 # ---- test
 
 

@@ -80,7 +80,7 @@ def test_a_training_with_the_list_resumes_bit_for_bit(examined, tmp_path):
 
 def test_mistakes_are_refused_in_a_line(examined, tmp_path):
     for arguments, message in (
-        (["--trained", str(tmp_path / "none")], "no such file; name a run's Global.output_dir or config.yaml"),
+        (["--trained", str(tmp_path / "none")], "no such folder; name a run's folder, or its config.yaml"),
         (["--trained", "a", "-c", "b"], "give either a set of images to train on, or -c with a config, or --trained"),
         (["--trained", "a", "--validation", "b"], "--validation: has no meaning with --trained"),
     ):  # fmt: skip

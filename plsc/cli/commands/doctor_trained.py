@@ -56,28 +56,24 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     """Write the list and the page of a run; return the text to print, and whether anything is wrong.
 
     Args:
-        run: its Global.output_dir, or its config.yaml. overrides: as -o takes them.
+        run: its folder, or its config.yaml. overrides: as -o takes them.
 
     Raises UserError.
     """
     from plsc.training.entry import Entry
 
-    config = Path(run)
-    if config.is_dir():
-        overrides = [f"Global.output_dir={json.dumps(run)}", *overrides]  # it may have been moved
-        config /= "config.yaml"
-    if not config.is_file():
+    if not Path(run).exists():
         raise MissingFileError(
-            f"--trained: {shown(config)}: no such file; name a run's Global.output_dir or config.yaml"
+            f"--trained: {shown(run)}: no such folder; name a run's folder, or its config.yaml"
         )
-    entry = Entry(config, overrides)
+    entry = Entry(run, overrides)
     # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more does not make it stale.
     data = load(entry.config, ["DataLoader.Train.without=[]"]).build_dataset("DataLoader.Train.dataset")
     without = entry.config.DataLoader.Train.without
     left_out = are_named(data, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])
     output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
-    networks = [partial(from_run, config, [*overrides, *chosen]) for chosen in _checkpoints(entry)]
+    networks = [partial(from_run, run, [*overrides, *chosen]) for chosen in _checkpoints(entry)]
     embedded = _embed_by_all(networks, data, trained)
     noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
     corrections = [

@@ -165,7 +165,7 @@ def _old_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
         return embedder.from_export(args.old) if os.path.isdir(args.old) else embedder.from_run(args.old)
     if not gallery.header.origin:
         raise UserError(f"{shown(args.gallery)}: does not say where its network is; name it with --old")
-    return embedder.from_origin(gallery.header.origin)
+    return embedder.from_origin(gallery.header.origin, gallery.header.network)
 
 
 def _made(gallery: Gallery, what: str) -> Answer:
@@ -277,13 +277,12 @@ def _embedder(args: argparse.Namespace, gallery: Gallery | None = None) -> Any:
         return embedder.from_export(args.export)
     if args.config:
         return embedder.from_run(args.config, args.override)
-    origin = gallery and gallery.header.origin
-    if not origin:
+    if gallery is None or not gallery.header.origin:
         raise UserError(
             f"{shown(args.gallery)}: does not say where its network is; name its run with -c, or --export"
         )
     try:
-        return embedder.from_origin(origin)
+        return embedder.from_origin(gallery.header.origin, gallery.header.network)
     except UserError as error:
         raise UserError(
             f"{error}; it is the network of {shown(args.gallery)}: name where it is now with -c, or --export"

@@ -157,8 +157,8 @@ def import_weights(
     Args:
         preprocessing: how images are prepared for these weights; only who trained them knows.
 
-    Beside the checkpoint's own files it gets config.yaml, which names the network and the folder, and
-    import.json, the rows. Raises UserError; `output` has to be new or empty.
+    Beside the checkpoint's own files it gets config.yaml, which names the network, and import.json, the rows.
+    Raises UserError; `output` has to be new or empty.
     """
     output = Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -261,7 +261,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     size = args.embedding_size or (None if args.config else 512)
     given = {"Model.name": args.model, "Model.embedding_size": size}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
-    overrides.append(f"Global.checkpoint={json.dumps(os.path.abspath(args.output))}")
     image_shape = (1 if args.channels == "grey" else 3, *args.size)
     preprocessing = Preprocessing.of_images(image_shape, args.mean, args.scale, args.channels)
     rows = import_weights(
