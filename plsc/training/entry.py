@@ -26,6 +26,7 @@ from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text
 from plsc.training import join
 from plsc.training.finish import finish
+from plsc.training.stand_in import check_data
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup, warn
@@ -349,7 +350,7 @@ class Entry(Setters):
         """
         ranks = environment.world_size_from_env(default=self.config.DataLoader.Train.planned_ranks)
         self.config.check_ranks(ranks)
-        self.config.check_data()
+        check_data(self.config)
         check_packages(self.config.Global.loggers)
         environment.prepare(self.config.Global.threads)
         from plsc.distributed.device import decide, why_no_gpu

@@ -7,12 +7,23 @@
 
 from __future__ import annotations
 
-from plsc.config import Config
+from plsc.config import STAND_IN, Config
 from plsc.config.messages import arguments_of
 from plsc.config.schema import DatasetCfg
 from plsc.data.images import CHANNELS, EncodedImages
-from plsc.errors import UserError
+from plsc.errors import MissingFileError, UserError
 from plsc.utils.registry import DATASETS
+
+
+def check_data(config: Config) -> None:
+    """Check the data sets of a config for a plan; where files are absent say how it is made without them."""
+    try:
+        config.check_data()
+    except MissingFileError as error:
+        train = config.DataLoader.Train
+        if train.num_classes is None or train.num_samples is None:
+            raise
+        raise MissingFileError(f"{error}\nto plan without these files: --stand-in, {STAND_IN}") from error
 
 
 def stand_in(config: Config) -> Config:

@@ -2,18 +2,23 @@
 
 import argparse
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from plsc.cli.commands.plan import plan
+from plsc.cli.commands.plan.activations import counted
 from plsc.cli.commands.plan.calibration import SMALLEST
 from plsc.cli.commands.plan.cost import memory
 from plsc.config import load
-from plsc.errors import UserError
+from plsc.errors import MissingFileError, UserError
+from plsc.training.entry import Entry
 from plsc.training.groups import parameters_of
 from tests.launch import ROOT
 from tests.tiny_runs import IMAGE_SHAPE, TINY, train
+from tests.undrawn import undrawn
 
 MB = 2**20
 SMALL = "Model.widths=[3, 4]"
@@ -178,7 +183,8 @@ def test_a_head_on_every_rank_knows_no_rates():
 def test_one_class_more_than_the_largest_number_does_not_fit(ranks, rate, heads):
     old = ["Global.compatible_with=there"] if heads == 2 else []
     asked = case(10, ranks, 8, f"Head.sample_rate={rate}", "Head.logits_budget_mb=32", *old)
-    most = plan.largest(asked, others=10 * MB, memory=100 * MB)
+    found = {**FOUND, "head": {}, "backbone": []}
+    most = plan.plan(asked, found, 90 * MB, FREE)["largest_classes"]
 
     def bytes_of(classes):
         there = plan.Case(asked.cfg, classes, ranks, 8)
@@ -298,19 +304,22 @@ def test_a_plan_for_the_disk_by_hand():
     said = plan.show(planned)
     assert "rate 0.01, bank disk, bfloat16\n" in said and "NOT fit" not in said
     assert (
-        "disk: at most 2 checkpoints of 61 MB, bank 61 MB, of 191 MB free; up to 1,041,666 classes fit\n"
+        "disk: at most 2 checkpoints of 0.05960 GB, bank 0.05960 GB, of 0.1863 GB free; up to 1,041,666 classes fit\n"
         in said
     )
     assert "\nof a step's rows the disk reads 0% and writes " in said
     little = plan.plan(asked, found, 400 * MB, {"bank": 10**6, "checkpoints": 10**9, "one": False})
     said = plan.show(little)
-    assert "2 checkpoints of 61 MB of 954 MB free, bank 61 MB of 1 MB free; up to 15,625 classes fit" in said
+    assert (
+        "2 checkpoints of 0.05960 GB of 0.9313 GB free, bank 0.05960 GB of 0.0009313 GB free; up to 15,625 classes fit"
+        in said
+    )
     assert said.endswith(
         "it does NOT fit the disk: a lower Checkpoint.keep, Head.bank_dtype=bfloat16, or another folder"
     )
 
 
-def test_mixed_precision_changes_the_heads_blocks_and_no_activation():
+def test_on_a_cpu_mixed_precision_changes_the_heads_blocks_and_no_activation():
     found = {**FOUND, "head": {"full": SECONDS, "sampled": SECONDS}}
     amp = "Global.amp={dtype: float16}"
     plain, mixed = (
@@ -318,10 +327,47 @@ def test_mixed_precision_changes_the_heads_blocks_and_no_activation():
         for keys in ([], [amp])
     )
     assert {key for key in plain["bytes"] if plain["bytes"][key] != mixed["bytes"][key]} <= {"blocks"}
-    assert mixed["amp"] == "float16" and "needs less in float16, which has not been measured" in plan.show(
-        mixed
-    )
-    assert "Global.amp" not in plan.show(plain)
+    assert mixed["amp"] == "float16"
+
+
+def test_a_lower_rate_that_takes_more_memory_is_explained():
+    found = {**FOUND, "head": {}, "backbone": []}
+    text = [
+        plan.show(plan.plan(case(10_000_000, 8, 128, f"Head.logits_budget_mb={budget}"), found, 10**10, FREE))
+        for budget in (256, 0.001)
+    ]
+    reason = "a lower rate takes more memory where the exponentials of its logits fit Head.logits_budget_mb"
+    assert reason in text[0] and reason not in text[1]
+
+
+@pytest.mark.parametrize(
+    "keys, reason",
+    [
+        (["-o", "Global.amp={dtype: float16}"], "Global.amp is float16"),
+        (["--ranks", str((os.cpu_count() or 1) + 1)], " ranks on "),
+        (["--device", "gpu", "-o", "Global.amp={dtype: float16}"], None),
+        ([], None),
+    ],
+)
+def test_a_plan_for_this_processor_that_seems_meant_for_gpus_is_warned_of(keys, reason, capsys, monkeypatch):
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # the command sets it for its process
+    plan.main(["-c", str(TINY), "--seconds", "0", "--memory", "1", "--disk", "1", *keys])
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    if reason is None:
+        assert warnings == []
+    else:
+        (line,) = warnings
+        assert reason in line and "for GPUs give --device gpu, or the name of one: v100-16gb, " in line
+
+
+def test_where_files_are_missing_the_plan_without_them_is_named():
+    recipe = ROOT / "configs" / "recipes" / "ms1mv3_r50.yaml"
+    for act in (lambda: plan.main(["-c", str(recipe)]), Entry(recipe).dry_run):
+        with pytest.raises(MissingFileError, match="to plan without these files: --stand-in, noise in the"):
+            act()
+    with pytest.raises(MissingFileError) as refused:  # a typing error in a config that states no counts
+        plan.main(["-c", str(TINY), "-o", "DataLoader.Train.dataset={name: ImageFolder, folder: nowhere}"])
+    assert "--stand-in" not in str(refused.value)
 
 
 def test_where_the_run_would_write_is_looked_at(tmp_path):
@@ -344,7 +390,7 @@ def test_the_command_plans_a_bank_on_disk_and_leaves_nothing_there(tmp_path, cap
     assert all(len(point) == 4 and min(point) > 0 for point in planned["calibration"]["head"]["sampled"])
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     said = capsys.readouterr().out
-    assert "bank disk, bfloat16\n" in said and "of 1 MB free" in said
+    assert "bank disk, bfloat16\n" in said and "of 0.001000 GB free" in said
 
 
 def test_a_folder_that_can_hold_no_bank_is_told():
@@ -446,7 +492,7 @@ def test_without_times_memory_is_counted(capsys, tmp_path):
     said = capsys.readouterr().out
     assert "head, ms" not in said and "time of a step" not in said and "nothing is measured" in said
     base = json.loads((tmp_path / "plan.json").read_text())["calibration"]["base"]
-    assert base > 0 and f"Paddle itself ({base / MB:,.0f} MB of this process" in said
+    assert base > 0 and f"Paddle itself ({plan.gigabytes(base)} of this process" in said
     planned = json.loads((tmp_path / "plan.json").read_text())
     assert planned["head_seconds"] is None and planned["bytes"]["activations"] > 0
     assert [row["rate"] for row in planned["rates"]] == sorted({*plan.RATES, planned["rate"]}, reverse=True)
@@ -472,21 +518,30 @@ def test_several_sets_are_planned_with_the_classes_of_all(capsys, tmp_path):
         assert ("classes lie in 2 ranges with a softmax each" in said) == (len(heads) == 2)
 
 
-def test_a_recipe_is_planned_for_its_ranks_without_its_data(capsys):
-    recipe = ROOT / "configs" / "recipes" / "ms1mv3_r50.yaml"
-    small = ["Model.name=MobileFaceNet", "Model.embedding_size=16"]
-    asked = [
-        "-c",
-        str(recipe),
-        "--stand-in",
-        "--seconds",
-        "0",
-        "--memory",
-        "80",
-        "--disk",
-        "100",
-        "-o",
-        *small,
+def test_the_recipes_are_planned_as_their_pages_say(capsys, monkeypatch, tmp_path):
+    """The command in a recipe's header says the GB that docs/recipes.md has."""
+    monkeypatch.setenv("PLSC_KERNELS", "0")  # the command sets it for its process
+    networks = {}
+
+    def counted_once(cfg, dataset):
+        key = cfg.Model.model_dump_json()
+        if key not in networks:
+            with undrawn():
+                networks[key] = counted(cfg, dataset.preprocessing.shape)
+        return networks[key]
+
+    monkeypatch.setattr(plan, "_counted", counted_once)
+    rows = [
+        re.findall(r"(?m)^\|[^`\n]*`(\w+)`[^|]*\| (\d+) \| ([\d.]+) \|", (ROOT / "docs" / page).read_text())
+        for page in ("recipes.md", "zh/recipes.md")
     ]
-    assert plan.main(asked) == 0
-    assert capsys.readouterr().out.startswith("93,431 classes on 8 ranks, 128 samples each, rate 1, ")
+    assert rows[0] == rows[1] and len(rows[0]) == len(list((ROOT / "configs" / "recipes").glob("*.yaml")))
+    for name, ranks, gigabytes in rows[0]:
+        path = ROOT / "configs" / "recipes" / f"{name}.yaml"
+        (command,) = re.findall(r"(?m)^# plsc plan (.*)$", path.read_text())
+        words = command.replace(f"configs/recipes/{name}.yaml", str(path)).split()
+        assert plan.main([*words, "--disk", "1000", "--json", str(tmp_path / "plan.json")]) == 0
+        planned = json.loads((tmp_path / "plan.json").read_text())
+        assert planned["ranks"] == int(ranks)
+        assert f"{sum(planned['bytes'].values()) / 2**30:.1f}" == gigabytes
+    assert "WARNING" not in capsys.readouterr().out

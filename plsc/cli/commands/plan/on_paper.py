@@ -1,6 +1,6 @@
 """Plan a run on GPUs that are elsewhere, from their data sheets: `plsc plan --device a100 --nodes 8 --gpus 8 --network 200`.
 
-Memory is that of `plsc plan --device gpu --seconds 0`, and CUDA's and the libraries' own; times are those of cluster.py.
+Memory is that of `plsc plan --device gpu --seconds 0`; times are those of cluster.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from plsc.cli.commands.plan.calibration import Case
 from plsc.cli.commands.plan.cluster import Cluster, Work
 from plsc.cli.commands.plan.devices import DEVICES, Device
 from plsc.cli.commands.plan.sizes import (
+    GB,
     OLD_CLASSES,
     backbone_bytes,
     bank_bytes_of,
     disk_needs,
+    gigabytes,
     head_bytes,
     most,
     of_old_classes,
@@ -124,13 +126,13 @@ def kind_of(measured: dict) -> Kind:
 # ---- memory
 
 
-def gpu_bytes(case: Case, measured: dict, whole_budget: bool = False) -> dict[str, int]:
+def gpu_bytes(case: Case, measured: dict, rate: float, whole_budget: bool = False) -> dict[str, int]:
     """Compute the bytes of a GPU by part. whole_budget: as of sizes.head_bytes."""
     cfg = case.cfg
     network = backbone_bytes(case, measured)
     if cfg.Global.amp and "activations" in network:
         network["activations"] = round(kind_of(measured).amp_kept * network["activations"])
-    head = head_bytes(case, cfg.Head.sample_rate, whole_budget)
+    head = head_bytes(case, rate, whole_budget)
     return {
         "CUDA and libraries": CONTEXT,
         **network,
@@ -154,7 +156,7 @@ def largest_classes(case: Case, measured: dict, cluster: Cluster, machine_memory
     """Find the most classes that fit the GPUs and, with Head.bank=host, the machines' memory."""
 
     def fits(more: Case) -> bool:
-        gpu = sum(gpu_bytes(more, measured, whole_budget=True).values())
+        gpu = sum(gpu_bytes(more, measured, more.cfg.Head.sample_rate, whole_budget=True).values())
         return gpu <= cluster.device.memory and machine_bytes(more, cluster.gpus) <= machine_memory
 
     return most(case, fits)
@@ -267,7 +269,7 @@ def scaling(case: Case, measured: dict, cluster: Cluster, loader: float) -> list
         parts = step_of(here, measured, part, loader)
         step = sum(parts.values())
         speed = case.cfg.DataLoader.Train.global_batch_on(part.ranks) / step
-        size = sum(gpu_bytes(here, measured).values())
+        size = sum(gpu_bytes(here, measured, here.cfg.Head.sample_rate).values())
         rows.append(
             {
                 "nodes": nodes,
@@ -300,6 +302,8 @@ def plan(case: Case, measured: dict, images: int, args: argparse.Namespace) -> d
         "source": cluster.device.source,
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
+        "loader": args.loader,
+        "workers": cluster.gpus * (cfg.DataLoader.Train.num_workers or 1),
         "network": None if math.isinf(cluster.network) else cluster.network,
         "classes": case.classes,
         "batch": case.batch,
@@ -307,7 +311,7 @@ def plan(case: Case, measured: dict, images: int, args: argparse.Namespace) -> d
         "rate": cfg.Head.sample_rate,
         "bank": [cfg.Head.bank, cfg.Head.bank_dtype],
         "amp": cfg.Global.amp.dtype if cfg.Global.amp else None,
-        "bytes": gpu_bytes(case, measured),
+        "bytes": gpu_bytes(case, measured, cfg.Head.sample_rate),
         "memory": cluster.device.memory,
         "machine_bytes": machine_bytes(case, cluster.gpus),
         "machine_disk": bank_bytes_of(case, case.shard) * cluster.gpus * (cfg.Head.bank == "disk"),
@@ -325,14 +329,17 @@ def plan(case: Case, measured: dict, images: int, args: argparse.Namespace) -> d
 def show(planned: dict[str, Any]) -> str:
     """Format a plan on paper as text."""
     whole = planned["scaling"][-1]
-    gb = 2**30
     times = f"{planned['accumulate']} x " if planned["accumulate"] > 1 else ""
     bank, dtype = planned["bank"]
-    sizes = [[name, size / gb] for name, size in planned["bytes"].items()]
+    sizes = [[name, size / GB] for name, size in planned["bytes"].items()]
     parts = [
         [name, 1e3 * value, f"{value / whole['step_seconds']:.0%}"]
         for name, value in whole["seconds"].items()
     ]
+    if not planned["loader"]:
+        parts = [
+            row if row[0] != "data" else ["data", None, "not modelled without --loader"] for row in parts
+        ]
     rows = [
         [
             row["nodes"],
@@ -340,7 +347,7 @@ def show(planned: dict[str, Any]) -> str:
             1e3 * row["step_seconds"],
             row["images_per_second"],
             f"{row['efficiency']:.0%}",
-            row["bytes"] / gb,
+            row["bytes"] / GB,
             "yes" if row["fits"] else "NO",
         ]
         for row in planned["scaling"]
@@ -351,13 +358,14 @@ def show(planned: dict[str, Any]) -> str:
             f"rate {planned['rate']:g}, bank {bank}, {dtype}, network in {planned['amp'] or 'float32'}"
         ),
         "",
-        table([*sizes, ["all", whole["bytes"] / gb]], ["of a GPU's memory", "GB"]),
+        table([*sizes, ["all", whole["bytes"] / GB]], ["of a GPU's memory", "GB"]),
         "",
         table([*parts, ["step", 1e3 * whole["step_seconds"], "100%"]], ["of a step", "ms", "share"]),
         "",
         table(rows, ["machines", "GPUs", "step, ms", "images/s", "of the first's", "GB of a GPU", "fits"]),
         "",
         format_limits(planned),
+        format_loading(planned),
         format_epoch(planned["epoch"]),
         (
             f"on paper: speeds are those of {planned['source']}, times efficiencies found from published figures, most of which it meets within "
@@ -371,14 +379,23 @@ def show(planned: dict[str, Any]) -> str:
 
 def format_limits(planned: dict[str, Any]) -> str:
     """Say what fits, and what a machine and a checkpoint take."""
-    gb = 2**30
     used = sum(planned["bytes"].values())
-    line = f"memory: {used / gb:.1f} of {planned['memory'] / gb:.0f} GB of each GPU; up to {planned['largest_classes']:,} classes fit"
+    line = f"memory: {gigabytes(used)} of {gigabytes(planned['memory'])} of each GPU; up to {planned['largest_classes']:,} classes fit"
     if planned["machine_bytes"]:
-        line += f"; of each machine {planned['machine_bytes'] / gb:,.0f} GB for the bank"
+        line += f"; of each machine {gigabytes(planned['machine_bytes'])} for the bank"
     if planned["machine_disk"]:
-        line += f", and {planned['machine_disk'] / gb:,.0f} GB of its disk"
-    return f"{line}; a checkpoint has {planned['checkpoint_bytes'] / gb:,.1f} GB"
+        line += f", and {gigabytes(planned['machine_disk'])} of its disk"
+    return f"{line}; a checkpoint has {gigabytes(planned['checkpoint_bytes'])}"
+
+
+def format_loading(planned: dict[str, Any]) -> str:
+    """Say what the processes that prepare batches have to do."""
+    whole = planned["scaling"][-1]
+    of_worker = whole["images_per_second"] / planned["nodes"] / planned["workers"]
+    return (
+        f"loading: each of a machine's {planned['workers']} processes that prepare batches (DataLoader.Train.num_workers x GPUs) has to read and "
+        f"decode {of_worker:,.0f} images/s; plsc benchmark loader measures what it can"
+    )
 
 
 def format_epoch(epoch: dict[str, Any]) -> str:

@@ -28,14 +28,15 @@ from plsc.cli.commands.plan import on_paper
 from plsc.cli.commands.plan.calibration import Case, calibrate, work
 from plsc.cli.commands.plan.devices import DEVICES
 from plsc.cli.commands.plan.sizes import (
+    GB,
     along,
     backbone_bytes,
     bank_bytes_of,
     disk_free,
     disk_needs,
     fits_disk,
+    gigabytes,
     head_bytes,
-    largest,
     most,
     on_this_machine,
 )
@@ -44,7 +45,8 @@ from plsc.config.schema import ModelCfg
 from plsc.data.dataset import Dataset
 from plsc.distributed import environment
 from plsc.errors import UserError
-from plsc.training.stand_in import stand_in
+from plsc.training.stand_in import check_data, stand_in
+from plsc.utils.logging import warn
 from plsc.utils.measure import available_bytes
 from plsc.utils.text import table
 
@@ -93,15 +95,23 @@ def disk_of(case: Case, memory: float, used: int) -> Disk:
 # ---- the plan and its text
 
 
-def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
+def rank_bytes(
+    case: Case, measured: dict, rate: float, gpu: bool = False, whole_budget: bool = False
+) -> dict[str, int]:
+    """Compute the bytes of a rank by part; of a GPU those that a plan on paper has. whole_budget: as of sizes.head_bytes."""
+    if gpu:
+        return on_paper.gpu_bytes(case, measured, rate, whole_budget)
+    paddle = {"Paddle": measured["base"]} if measured["head"] else {}
+    return {**paddle, **backbone_bytes(case, measured), **head_bytes(case, rate, whole_budget)}
+
+
+def plan(case: Case, measured: dict, memory: float, free: dict, gpu: bool = False) -> dict:
     """Make the plan from a calibration, without times if it has none.
 
-    memory: bytes for each rank. free: the result of `disk_free`.
+    memory: bytes for each rank. free: the result of `disk_free`. gpu: each rank has one.
     """
     rate = case.cfg.Head.sample_rate
     timed = bool(measured["head"])
-    parts = {**({"Paddle": measured["base"]} if timed else {}), **backbone_bytes(case, measured)}
-    fixed = sum(parts.values())
     backbone = (
         case.accumulate * along([point[:2] for point in measured["backbone"]], case.batch)
         if timed and measured["backbone"]
@@ -110,11 +120,15 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
     teacher = measured.get("teacher")
     teacher_points = teacher["seconds"] if timed and teacher else []
     rates = sorted({*(RATES if case.cfg.Head.sharded else (1.0,)), rate}, reverse=True)
-    totals = {each: fixed + sum(head_bytes(case, each).values()) for each in rates}
+    totals = {each: sum(rank_bytes(case, measured, each, gpu).values()) for each in rates}
     disks = {each: disk_of(case, memory, totals[each]) for each in rates}
     seconds = {each: head_seconds(case, measured, each, disks[each]) if timed else None for each in rates}
     sizes = measured["parameters"], measured["frozen"]
     needs = disk_needs(case, *sizes)
+
+    def fits(more: Case) -> bool:
+        return sum(rank_bytes(more, measured, rate, gpu, whole_budget=True).values()) <= memory
+
     return {
         "classes": case.classes,
         "ranks": case.ranks,
@@ -123,15 +137,17 @@ def plan(case: Case, measured: dict, memory: float, free: dict) -> dict:
         "rate": rate,
         "bank": [case.cfg.Head.bank, case.cfg.Head.bank_dtype],
         "amp": case.cfg.Global.amp.dtype if case.cfg.Global.amp else None,
-        "bytes": {**parts, **head_bytes(case, rate)},
+        "gpu": gpu,
+        "bytes": rank_bytes(case, measured, rate, gpu),
         "memory": memory,
+        "machine_bytes": on_paper.machine_bytes(case, 1) if gpu else 0,
         "head_seconds": seconds[rate],
         "head_seconds_cached": head_seconds(case, measured, rate) if timed else None,
         "from_disk": disks[rate]._asdict(),
         "backbone_seconds": backbone,
         "teacher_seconds": case.accumulate * along(teacher_points, case.batch) if teacher_points else None,
         "compatible": case.cfg.Global.compatible_with is not None,
-        "largest_classes": largest(case, fixed, memory),
+        "largest_classes": most(case, fits),
         "disk": {**needs, "free": free, "fits": fits_disk(needs, free)},
         "largest_classes_on_disk": most(case, lambda more: fits_disk(disk_needs(more, *sizes), free)),
         "rates": [
@@ -163,36 +179,36 @@ def verdict(planned: dict) -> str:
 
 
 def show(planned: dict) -> str:
-    mb = 2**20
     timed = planned["head_seconds"] is not None
     bank, dtype = planned["bank"]
     total = sum(planned["bytes"].values())
-    rows = [[name, size / mb] for name, size in planned["bytes"].items()] + [["all", total / mb]]
+    rows = [[name, size / GB] for name, size in planned["bytes"].items()] + [["all", total / GB]]
     rates = [
-        [row["rate"], row["selected"], *([1e3 * row["head_seconds"]] if timed else []), row["bytes"] / mb]
+        [row["rate"], row["selected"], *([1e3 * row["head_seconds"]] if timed else []), row["bytes"] / GB]
         for row in planned["rates"]
     ]
     times = f"{planned['accumulate']} x " if planned["accumulate"] > 1 else ""
-    headers = ["rate", "classes in a step", *(["head, ms"] if timed else []), "all, MB"]
+    headers = ["rate", "classes in a step", *(["head, ms"] if timed else []), "all, GB"]
+    sizes = [row["bytes"] for row in planned["rates"]]
+    more = "a lower rate takes more memory where the exponentials of its logits fit Head.logits_budget_mb: they are kept for the backward pass"
+    fits = f"memory: {gigabytes(total)} of {gigabytes(planned['memory'])} for each rank"
+    if planned["machine_bytes"]:
+        fits += f", and {gigabytes(planned['machine_bytes'])} of the machine's for its bank"
     lines = [
         (
             f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {times}{planned['batch']} samples each, rate {planned['rate']:g}, "
             f"bank {bank}, {dtype}"
         ),
         "",
-        table(rows, ["of a rank", "MB"]),
+        table(rows, ["of a rank", "GB"]),
         "",
         table(rates, headers),
+        *([more] if sizes != sorted(sizes, reverse=True) else []),
         "",
-        f"memory: {total / mb:,.0f} of {planned['memory'] / mb:,.0f} MB for each rank; up to {planned['largest_classes']:,} classes fit",
+        f"{fits}; up to {planned['largest_classes']:,} classes fit",
         format_disk(planned),
         *(format_times(planned) if timed else [format_counted(planned)]),
     ]
-    if planned["amp"]:
-        lines.append(
-            f"Global.amp: what is said of the backbone is for float32, in which a CPU computes it; a GPU needs less in {planned['amp']}, "
-            "which has not been measured"
-        )
     if total > planned["memory"]:
         lines.append("it does NOT fit the memory: more ranks, a lower embedding size, or another Head.bank")
     if not planned["disk"]["fits"]:
@@ -204,12 +220,18 @@ def show(planned: dict) -> str:
 
 def format_counted(planned: dict) -> str:
     """Describe what a plan without measurement leaves out."""
-    paddle = planned["calibration"]["base"] / 2**20
+    start = "nothing is measured (--seconds 0): the bytes are those of tensors, activations what autograd keeps of a forward pass"
+    if planned["gpu"]:
+        return f"{start}{_with_amp(planned)}, CUDA and libraries as published figures have them (docs/planning.md); not in them: data"
     return (
-        "nothing is measured (--seconds 0): the bytes are those of tensors, activations what autograd keeps of a forward pass in float32; not in "
-        f"them: Paddle itself ({paddle:,.0f} MB of this process on its CPU; what a GPU's libraries take has not been measured), data, and freed memory "
-        "that malloc keeps on a CPU (docs/performance.md: mostly 8 to 16 %)"
+        f"{start} in float32; not in them: Paddle itself ({gigabytes(planned['calibration']['base'])} of this process), data, and freed memory that "
+        "malloc keeps (docs/performance.md: mostly 8 to 16 %)"
     )
+
+
+def _with_amp(planned: dict) -> str:
+    """Say in which precision the activations of a GPU are planned."""
+    return f" with Global.amp {planned['amp']}" if planned["amp"] else " in float32"
 
 
 def format_times(planned: dict) -> list[str]:
@@ -252,7 +274,7 @@ def format_calibration(planned: dict, furthest: int) -> str:
         sizes += f" and {measured['backbone'][-1][0]} images"
     where = f"this machine's processor ({processor_name()}, {measured['threads']} threads a rank), not of a GPU or another machine"
     if gpu:
-        where = f"this machine's GPU ({gpu['name']}), and so is the memory, to which come Paddle's own context and libraries"
+        where = f"this machine's GPU ({gpu['name']}), and so is the memory{_with_amp(planned)}, but for CUDA and libraries"
     return f"times are of {where}: {who}; {sizes}, beyond that a straight line; repeated measurements differ by {measured.get('scatter', 0):.0%} or so"
 
 
@@ -293,16 +315,15 @@ def _ranks(count: int) -> str:
 def format_disk(planned: dict) -> str:
     needs = planned["disk"]
     free = needs["free"]
-    mb = 2**20
-    parts = [f"at most {needs['checkpoints']} checkpoints of {needs['checkpoint'] / mb:,.0f} MB"]
+    parts = [f"at most {needs['checkpoints']} checkpoints of {gigabytes(needs['checkpoint'])}"]
     if not free["one"]:
-        parts[0] += f" of {free['checkpoints'] / mb:,.0f} MB free"
+        parts[0] += f" of {gigabytes(free['checkpoints'])} free"
     if needs["bank"]:
         parts.append(
-            f"bank {needs['bank'] / mb:,.0f} MB"
-            + ("" if free["one"] else f" of {free['bank'] / mb:,.0f} MB free")
+            f"bank {gigabytes(needs['bank'])}"
+            + ("" if free["one"] else f" of {gigabytes(free['bank'])} free")
         )
-    whole = f", of {free['checkpoints'] / mb:,.0f} MB free" if free["one"] else ""
+    whole = f", of {gigabytes(free['checkpoints'])} free" if free["one"] else ""
     return f"disk: {', '.join(parts)}{whole}; up to {planned['largest_classes_on_disk']:,} classes fit"
 
 
@@ -370,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path(args.work[1]).write_text(json.dumps(measured))
         return 0
     refuse(args)
-    cfg.check_data()
+    check_data(cfg)
     dataset = cfg.build_dataset("DataLoader.Train.dataset")
     shape = dataset.preprocessing.shape
     if args.device != "cpu":
@@ -378,6 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device in DEVICES:
         planned, text = plan_on_paper(args, cfg, dataset)
     else:
+        if args.device == "cpu":
+            warn_of_cpu(cfg, args.ranks or cfg.DataLoader.Train.planned_ranks)
         planned, text = plan_here(args, cfg, dataset)
     if args.config is None:
         print(
@@ -405,11 +428,23 @@ def refuse(args: argparse.Namespace) -> None:
         raise UserError("--device gpu: with --seconds 0 no GPU is looked at; give its memory by --memory")
 
 
+def warn_of_cpu(cfg: Config, ranks: int) -> None:
+    """Warn where what is planned for this machine's processor seems to be meant for GPUs."""
+    processors = os.cpu_count() or 1
+    amp = f"Global.amp is {cfg.Global.amp.dtype}" if cfg.Global.amp else ""
+    many = f"{ranks} ranks on {processors} processors" if ranks > processors else ""
+    if reasons := " and ".join(filter(None, (amp, many))):
+        warn(
+            f"--device cpu: this plans for this machine's processor, where memory and time are others than on a GPU ({reasons}); for GPUs "
+            f"give --device gpu, or the name of one: {', '.join(DEVICES)}"
+        )
+
+
 def plan_here(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[dict, str]:
     """Plan for a machine like this one -> the numbers and their text."""
     ranks = args.ranks or cfg.DataLoader.Train.planned_ranks
     case = Case.on(cfg, args.classes or dataset.num_classes, ranks)
-    free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * 2**30)
+    free = dict.fromkeys(("bank", "checkpoints"), (args.disk or 0) * GB)
     free = {**free, "one": True} if args.disk else disk_free(cfg)
     seconds = _SECONDS if args.seconds is None else args.seconds
     if seconds:
@@ -418,7 +453,7 @@ def plan_here(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[
     else:
         measured = _counted(cfg, dataset)
     measured["sample_bytes"] = _sample_bytes(dataset)
-    planned = plan(case, measured, _memory(args, measured, ranks), free)
+    planned = plan(case, measured, _memory(args, measured, ranks), free, args.device == "gpu")
     return planned, show(planned)
 
 
@@ -465,7 +500,7 @@ def _sample_bytes(dataset: Dataset) -> int:
 def _memory(args: argparse.Namespace, measured: dict, ranks: int) -> float:
     """Return the bytes for each rank: as given, or of the GPU, or a share of what the machine has free."""
     if args.memory:
-        return args.memory * 2**30
+        return args.memory * GB
     if args.device == "cpu":
         return available_bytes() / on_this_machine(ranks)
     return measured["gpu"]["bytes"]

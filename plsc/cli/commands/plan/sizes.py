@@ -15,8 +15,15 @@ from plsc.cli.commands.plan.calibration import Case
 from plsc.config import Config
 from plsc.config.schema import moments_of
 from plsc.utils.disk import free_bytes, nearest_folder
+from plsc.utils.text import number
 
 OLD_CLASSES = "head of compatible_with"
+GB = 2**30  # bytes; what --memory and --disk are given in, and all sizes are printed in
+
+
+def gigabytes(size: float) -> str:
+    """Format bytes: 8.245 GB."""
+    return f"{number(size / GB)} GB"
 
 
 def along(points: Sequence[Sequence[float]], x: float) -> float:
@@ -104,12 +111,6 @@ def _backbone_peak(batch: int, measured: dict) -> float:
     last, peak = points[-1]
     counted = peak + measured["kept"] * (batch - last)
     return counted if len(points) == 1 else max(counted, along(points, batch))
-
-
-def largest(case: Case, others: int, memory: float) -> int:
-    """Find the most classes whose head and `others` bytes fit `memory` bytes of a rank."""
-    rate = case.cfg.Head.sample_rate
-    return most(case, lambda more: sum(head_bytes(more, rate, whole_budget=True).values()) + others <= memory)
 
 
 def most(case: Case, fits: Callable[[Case], bool]) -> int:
