@@ -11,6 +11,9 @@ import os
 from collections.abc import Iterable
 
 
+_LONGEST_LINE = 2000  # characters
+
+
 class UserError(ValueError):
     """A mistake in a config, a file or a call that the user can correct."""
 
@@ -41,8 +44,18 @@ def shown(name: object) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return `text` with the characters that `shown` escapes escaped, except line breaks and tabs."""
-    return "".join(character if character in "\n\t" else _escaped(character) for character in text)
+    """Return `text` with the characters that `shown` escapes escaped, except line breaks and tabs; `shortened`."""
+    return "".join(character if character in "\n\t" else _escaped(character) for character in shortened(text))
+
+
+def shortened(text: str) -> str:
+    """Leave the middle of each very long line out: what a message quotes of a file may be megabytes long."""
+    return "\n".join(
+        line
+        if len(line) <= _LONGEST_LINE
+        else f"{line[:1500]} ... {len(line) - 2000:,} characters ... {line[-500:]}"
+        for line in text.split("\n")
+    )
 
 
 def names_text(names: Iterable[str]) -> bytes:

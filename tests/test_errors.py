@@ -31,6 +31,15 @@ def test_the_lines_of_a_message_stay_lines():
     assert shown_lines("first\n\tsecond \x1b[31m\udcff") == "first\n\tsecond \\x1b[31m\\xff"
 
 
+def test_of_a_line_of_megabytes_the_ends_are_shown():
+    short = "x" * 2000
+    long = f"list.txt: line 1: '{'y' * 5_000_000}' is no path; mend it"
+    first, second, third = shown_lines(f"{short}\n{long}\n{short}").split("\n")
+    assert first == third == short
+    assert len(second) < 2100 and second.startswith("list.txt: line 1: 'yyy")
+    assert f" ... {len(long) - 2000:,} characters ... yyy" in second and second.endswith("' is no path; mend it")
+
+
 def test_a_file_of_names_keeps_their_bytes_and_its_lines():
     names = ["a.png", os.fsdecode(b"J\xf6rg.png"), "b\nc.png"]
     assert names_text(names) == b"a.png\nJ\xf6rg.png\nb\\nc.png\n"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from plsc.distributed import environment
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, shortened, shown
 from plsc.utils.installation import refuse_mixed_files
 from plsc.utils.version import __version__
 
@@ -207,7 +207,7 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
             raise
         _ignore_the_launcher()
         for line in _lines(error):
-            print(f"ERROR {shown(line)}", file=sys.stderr, flush=True)
+            print(f"ERROR {shown(shortened(line))}", file=sys.stderr, flush=True)
         _wait_for_the_first_rank()
         return 2
     except KeyboardInterrupt:

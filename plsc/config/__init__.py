@@ -379,6 +379,7 @@ def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str
 
 
 def _checked(layers: Layers) -> Config:
+    layers.check_values()
     _resolve_precedence(layers, (), Config)
     _drop_default_evaluation(layers)
     every_key = [".".join(path) for path in _keys(Config)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,6 +156,17 @@ class Layers:
             numbered = (*numbered, key)
         return numbered
 
+    def check_values(self) -> None:
+        """Raise ConfigError for values that no key has: texts, and keys, that could not be shown or be a path, with a line
+        break, another control character, or bytes that are not UTF-8; integers of more than 64 bits."""
+        values = [(path, value) for path in _paths(self.tree) for value in (self.get(path), *path[-1:])]
+        wrong = [(path, value, _rule_broken_by(value)) for path, value in values]
+        wrong = [(path, value, rule) for path, value, rule in wrong if rule]
+        for path, value, rule in wrong:
+            self.add_error(ConfigProblem(path, f"{rule} (got {shown(value)})"))
+        if wrong:  # JSON, which the other checks take, has no place for some of them
+            raise ConfigError(self.lines())
+
     def drop(self, path: KeyPath) -> None:
         """Remove a path and all below it."""
         parent = self.get(path[:-1])
@@ -203,6 +215,15 @@ def _changes(value: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPat
             yield from _changes(below, (*path, key))
         else:
             yield (*path, key), below
+
+
+def _rule_broken_by(value: Any) -> str:
+    """Return the rule that a value breaks whatever its key is; "" if none."""
+    if isinstance(value, str) and any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+        return "must be one line of UTF-8 text without control characters"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "must be an integer of at most 64 bits"
+    return ""
 
 
 def _value_at(node: Any, path: KeyPath) -> Any:

@@ -27,6 +27,7 @@ _RESOLVERS = {None: [(_CORE + tag, re.compile(f"(?:{pattern})$")) for tag, patte
 
 _MOST_VALUES = 100_000  # in a document; aliases (*) of aliases could make billions out of a kilobyte
 _MOST_LEVELS = 50
+_MOST_DIGITS = 100
 _TOO_DEEP = f"is nested more than {_MOST_LEVELS} levels deep"
 
 
@@ -137,6 +138,9 @@ def _construct(node: yaml.Node, path: KeyPath, document: Document, parents: tupl
     if isinstance(node, yaml.ScalarNode) and kind in (*_SCALARS, "str"):
         try:
             return _scalar(kind, node.value)
+        except OverflowError:
+            problem(node, path, f"an integer has at most {_MOST_DIGITS} digits")
+            return None
         except ValueError:
             problem(node, path, f"{node.value!r} is not of the type that its tag !!{kind} states")
             return None
@@ -154,6 +158,8 @@ def _scalar(kind: str, text: str) -> Any:
     if kind == "bool":
         return text.lower() == "true"
     if kind == "int":
+        if len(text) > _MOST_DIGITS:  # Python refuses to read, or to write, one of thousands
+            raise OverflowError(text)
         return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 

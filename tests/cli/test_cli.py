@@ -195,6 +195,17 @@ def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
     assert Recorder.calls == [made, called]
 
 
+def test_a_mistake_about_a_long_name_is_a_short_line_for_a_terminal(monkeypatch, capsys):
+    class Fails(Recorder):
+        def train(self):
+            raise UserError(f"l\0{'x' * 100_000}\x1b[31m: no such folder")
+
+    monkeypatch.setattr("plsc.training.entry.Entry", Fails)
+    assert cli.run("train", []) == 2
+    line = capsys.readouterr().err
+    assert len(line) < 2100 and line.startswith("ERROR l\\x00xxx") and line.endswith("x\\x1b[31m: no such folder\n")
+
+
 @pytest.mark.parametrize("error, code", [(UserError("one\ntwo"), 2), (RuntimeError("a defect"), None)])
 def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, capsys, error, code):
     class Fails(Recorder):

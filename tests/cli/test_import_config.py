@@ -9,6 +9,7 @@ from plsc.cli.commands.import_config.translation import format_config
 from plsc.config import load
 from plsc.errors import MissingFileError, UserError
 from plsc.training.stand_in import stand_in
+from plsc.utils.yaml_lines import parse
 
 PYTHON = """
 from easydict import EasyDict as edict
@@ -159,6 +160,28 @@ config.output = "here"
         assert f"#   {key}: " in text_of_yaml
 
 
+@pytest.mark.parametrize(
+    "first, next_one",
+    [
+        ("0x" + "9" * 4000, "config.a{0} * config.a{0}"),
+        ("99", "config.a{0} * config.a{0}"),
+        ("[1, 2]", "[config.a{0}, config.a{0}]"),
+        (repr("x" * 2000), "config.a{0}"),
+    ],
+)
+def test_a_value_that_each_line_doubles_is_no_value(first, next_one):
+    """A few kilobytes of such lines were computed for ever, or filled the memory."""
+    lines = [f"config.a{i + 1} = {next_one.format(i)}" for i in range(40)]
+    values, unread = arcface_torch.read("\n".join([f"config.a0 = {first}", *lines]), "a.py")
+    assert len(values) < 5 and all(len(str(value)) < 25 for value in values.values())
+    assert list(unread)[-1] == "a40" and unread["a40"] == lines[-1]
+
+
+def test_each_statement_of_a_line_is_named_by_its_own_text():
+    _, unread = arcface_torch.read("\u00e4 = f(1); config.lr = g(1,\n 2)", "a.py")
+    assert unread == {"line 1": "\u00e4 = f(1)", "lr": "config.lr = g(1,"}
+
+
 def test_every_key_of_a_python_file_is_in_the_rows_and_unknown_ones_at_the_end():
     made = arcface_torch.translate(
         f"{PYTHON}\nconfig.moon = 'full'\nconfig.dali = True\nconfig.lr = 1.0", "a.py"
@@ -246,9 +269,9 @@ def test_accumulated_pieces_of_a_batch_are_batches_here():
 def test_text_of_the_file_cannot_become_a_key_of_the_translation(tmp_path):
     evil = "x\\nGlobal: {epochs: 1}\\n\\x1b[31m"
     text = f'config.moon = "{evil}"\nconfig.output = "{evil}"\nconfig.num_epoch = 5\nconfig.val_targets = []'
-    cfg = translated(tmp_path, text)
-    assert cfg.Global.epochs == 5 and cfg.Global.output_dir == evil.encode().decode("unicode_escape")
-    text = (tmp_path / "ours.yaml").read_text()
+    text, _ = import_config(written(tmp_path, text, "theirs.py"))
+    of_run = parse(text).value["Global"]
+    assert of_run["epochs"] == 5 and of_run["output_dir"] == evil.encode().decode("unicode_escape")
     assert "\x1b" not in text and "\nGlobal: {epochs" not in text
 
 

@@ -1,6 +1,7 @@
 """The whole way: file and overrides in, a Config or the exact error lines out."""
 
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -339,6 +340,30 @@ HEADS = ", ".join(f"{kind}, dist_{kind}" for kind in KINDS)
 )
 def test_eight_of_the_ten_wrong_configs(write, text, overrides, line):
     assert errors(write(text), overrides) == [line]
+
+
+@pytest.mark.parametrize("text", ["a\0b", "e\x1b[31m\n2026-11-23 09:00:00 ERROR forged", "a\tb", "\udcff"])
+def test_texts_that_could_not_be_shown_or_used_are_refused(write, text):
+    """A folder of such a name would write lines of its own into logs; JSON has no place for a lone surrogate."""
+    quoted = json.dumps(text)
+    rule = f"must be one line of UTF-8 text without control characters (got {text!r})"
+    assert errors(write(f"Global: {{output_dir: {quoted}}}")) == [f"a.yaml:1: Global.output_dir: {rule}"]
+    assert errors(None, [f"DataLoader.Train.without=[Ann, {quoted}]"]) == [
+        f"-o DataLoader.Train.without=[Ann, {quoted}]: DataLoader.Train.without.1: {rule}"
+    ]
+    with pytest.raises(ConfigError, match="Global.output_dir: must be one line of UTF-8 text"):
+        load().edit({"Global.output_dir": text})
+    wrong_key = errors(write(f"Head: {{{quoted}: 1, scale: x}}"))
+    assert len(wrong_key) == 1 and wrong_key[0].endswith(rule)
+    assert load(None, ['Global.output_dir="\u3000\u674e \u00dc"']).Global.output_dir == "\u3000\u674e \u00dc"
+
+
+def test_an_integer_of_more_than_64_bits_is_refused():
+    assert load(None, [f"Global.max_steps={2**63 - 1}"]).Global.max_steps == 2**63 - 1
+    for value in (2**63, 10**22, -(2**63) - 1):
+        assert errors(None, [f"Global.max_steps={value}"]) == [
+            f"-o Global.max_steps={value}: Global.max_steps: must be an integer of at most 64 bits (got {value})"
+        ]
 
 
 def test_a_missing_file(write):

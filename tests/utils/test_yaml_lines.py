@@ -95,6 +95,8 @@ def test_equal_keys_keep_the_first_and_name_both_lines():
         ("a: !!python/object:os.system x", 1, "the tag !!python/object:os.system is not allowed"),
         ("a: !!binary aGk=", 1, "the tag !!binary is not allowed"),
         ("a: !mine [1]", 1, "the tag !mine is not allowed"),
+        (f"a: 0x{'f' * 5000}", 1, "an integer has at most 100 digits"),
+        (f"a: -{'9' * 5000}", 1, "an integer has at most 100 digits"),
         ("a: !!int ten", 1, "'ten' is not of the type that its tag !!int states"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ _KINDS = {
     "batch_size": int,
     "gradient_acc": int,
 }
+_LONGEST = 1000  # characters of a text, items of a list
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -101,8 +103,9 @@ _OPERATORS = {
 def read(text: str, path: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the values of `config.key = value`, a later one of the same key instead of the earlier.
 
-    A value is a literal, an earlier `config.key`, or arithmetic of these. The second result is the text of all else
-    that the file does, by key or "line N". Raises UserError for a file that is not Python.
+    A value is a literal, an earlier `config.key`, arithmetic of these, or a list of them, of a size that a config
+    has. The second result is the beginning of all else that the file does, by key or "line N". Raises UserError for
+    a file that is not Python.
     """
     try:
         body = ast.parse(text).body
@@ -111,6 +114,7 @@ def read(text: str, path: str) -> tuple[dict[str, Any], dict[str, str]]:
         raise UserError(f"{path}{line}: is no Python file, as arcface_torch's configs are") from error
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}
+    lines = [line.encode() for line in re.split("\r\n?|\n", text)]
     for statement in body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)) or _is_text(statement) or _makes(statement):
             continue
@@ -123,7 +127,10 @@ def read(text: str, path: str) -> tuple[dict[str, Any], dict[str, str]]:
                 raise ValueError
             values[key] = _value(statement.value, values)
         except (ValueError, ArithmeticError, KeyError, RecursionError):
-            unread[name] = ast.get_source_segment(text, statement) or ""
+            line = lines[statement.lineno - 1]
+            end = statement.end_col_offset if statement.end_lineno == statement.lineno else len(line)
+            shown_end = min(end, statement.col_offset + _LONGEST)
+            unread[name] = line[statement.col_offset : shown_end].decode("utf-8", "replace")
     return values, unread
 
 
@@ -151,8 +158,20 @@ def _key_of(statement: ast.stmt) -> str | None:
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """Compute a value. Raises ValueError for what is none, or too large for one: lines that multiply the one before
+    would take for ever."""
     if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(item, known) for item in node.elts]
+        value = [_value(item, known) for item in node.elts]
+        fits = not any(isinstance(item, list) for item in value)
+    else:
+        value = _one_value(node, known)
+        fits = not isinstance(value, int) or abs(value) < 2**63
+    if not fits or (isinstance(value, (str, list)) and len(value) > _LONGEST):
+        raise ValueError(ast.dump(node))
+    return value
+
+
+def _one_value(node: ast.expr, known: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Attribute):
         return known[node.attr]
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

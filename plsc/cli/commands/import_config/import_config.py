@@ -16,7 +16,7 @@ from plsc.utils.files import read_regular
 from plsc.utils.safe_pickle import user_errors
 from plsc.utils.text import table
 
-_MOST_BYTES = 2**20  # of a config file
+_MOST_BYTES = 2**16  # of a config file; real ones have up to 20,000
 
 
 def import_config(path: str, ranks: int | None = None) -> tuple[str, Translation]:
