@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-
 _LONGEST_LINE = 2000  # characters
 
 

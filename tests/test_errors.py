@@ -37,7 +37,9 @@ def test_of_a_line_of_megabytes_the_ends_are_shown():
     first, second, third = shown_lines(f"{short}\n{long}\n{short}").split("\n")
     assert first == third == short
     assert len(second) < 2100 and second.startswith("list.txt: line 1: 'yyy")
-    assert f" ... {len(long) - 2000:,} characters ... yyy" in second and second.endswith("' is no path; mend it")
+    assert f" ... {len(long) - 2000:,} characters ... yyy" in second and second.endswith(
+        "' is no path; mend it"
+    )
 
 
 def test_a_file_of_names_keeps_their_bytes_and_its_lines():

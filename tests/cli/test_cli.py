@@ -203,7 +203,11 @@ def test_a_mistake_about_a_long_name_is_a_short_line_for_a_terminal(monkeypatch,
     monkeypatch.setattr("plsc.training.entry.Entry", Fails)
     assert cli.run("train", []) == 2
     line = capsys.readouterr().err
-    assert len(line) < 2100 and line.startswith("ERROR l\\x00xxx") and line.endswith("x\\x1b[31m: no such folder\n")
+    assert (
+        len(line) < 2100
+        and line.startswith("ERROR l\\x00xxx")
+        and line.endswith("x\\x1b[31m: no such folder\n")
+    )
 
 
 @pytest.mark.parametrize("error, code", [(UserError("one\ntwo"), 2), (RuntimeError("a defect"), None)])
