@@ -35,25 +35,35 @@ def sums(compute, *arrays):
     return _map(lambda terms, size: growth(terms + len(arrays)) * EPS * size, ones, sizes)
 
 
+def roundings(terms):
+    """Return how many times EPS rounding may make of a change of each number, in results of sums of so many terms.
+
+    A sum with one accumulator rounds each partial sum: sqrt(n / 2) / 2 times what a change of every term by EPS does, where signs
+    vary; sqrt(n / 3) / 2 times EPS of the sum itself, where they do not. Nearly three times of both, for the largest of many
+    results; and 8 for what is multiplied, added and divided beside the sum.
+    """
+    return 8 + np.sqrt(terms)
+
+
 def perturbed(compute, *arrays, terms=256, times=4):
-    """Return what `compute` gives in float64, and a multiple of its largest change when all numbers are off by EPS, at random.
+    """Return what `compute` gives in float64, and its largest change when all numbers are off by some EPS, at random.
 
     As a stable computation gives the exact result of numbers that are off so. Where steps of a training let that grow, the bound
     grows with them; so it does next to a kink of an activation. terms: of the longest sum in it.
     """
     draw = np.random.default_rng(0)
-    off = lambda array: array * (1 + EPS * draw.choice([-1, 1], array.shape)) if _is_float(array) else array
+    off = lambda array: array * _random(draw, array.shape, terms) if _is_float(array) else array
     want = compute(*_map(_wide, list(arrays)))
     runs = [compute(*_map(lambda array: off(_wide(array)), list(arrays))) for _ in range(times)]
     return want, _largest(want, runs, terms)
 
 
 def rounded(net, compute, terms=256, times=4):
-    """As `perturbed`, for what `compute` gets out of a float64 network: what each layer gives, and its gradient, is off by EPS."""
+    """As `perturbed`, for what `compute` gets out of a float64 network: what each layer gives, and its gradient, is off."""
     state = {name: value.clone() for name, value in net.state_dict().items()}
     results = []
     for number in range(times + 1):
-        with _off(net, number):
+        with _off(net, number, terms):
             results.append(_map(np.array, compute()))
         net.set_state_dict(state)
     return results[0], _largest(results[0], results[1:], terms)
@@ -92,28 +102,25 @@ def _is_float(array):
     return np.issubdtype(np.asarray(array).dtype, np.floating)
 
 
+def _random(draw, shape, terms):
+    return 1 + roundings(terms) * EPS * draw.choice([-1, 1], shape)
+
+
 def _largest(want, runs, terms):
-    """Bound by how much rounding in sums of so many terms may make of a change of each number by EPS, which `runs` have.
-
-    A sum with one accumulator rounds each partial sum: sqrt(n / 2) / 2 times what a change of every term does, where signs vary;
-    sqrt(n / 3) / 2 times EPS of the sum itself, where they do not. Nearly three times of both, for the largest of many results;
-    and 4 for what is multiplied, added and divided beside the sum.
-    """
-
     def bound(want, *runs):
         change = max(np.abs(run - want).max(initial=0) for run in runs)
-        return (4 + np.sqrt(terms)) * (change + EPS * np.abs(want))
+        return change + roundings(terms) * EPS * np.abs(want)
 
     return _map(bound, want, *runs)
 
 
 @contextmanager
-def _off(net, seed):
+def _off(net, seed, terms):
     """Seed 0: as it is."""
     draw = np.random.default_rng(seed)
 
     def hook(layer, inputs, output):
-        return output * paddle.to_tensor(1 + EPS * draw.choice([-1, 1], output.shape), output.dtype)
+        return output * paddle.to_tensor(_random(draw, output.shape, terms), output.dtype)
 
     layers = [layer for layer in net.sublayers(include_self=True) if seed and not layer.sublayers()]
     hooks = [layer.register_forward_post_hook(hook) for layer in layers]
@@ -129,4 +136,7 @@ def _map(function, *trees):
         return {key: _map(function, *(tree[key] for tree in trees)) for key in first}
     if isinstance(first, (list, tuple)):
         return [_map(function, *parts) for parts in zip(*trees, strict=True)]
-    return None if first is None else function(*trees)
+    if first is None:
+        assert all(tree is None for tree in trees)
+        return None
+    return function(*trees)

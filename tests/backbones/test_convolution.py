@@ -1,11 +1,14 @@
 """Tests of the convolution by oneDNN against Paddle's operator."""
 
+import copy
+
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 
 from plsc.backbones.layers import Conv2D, by_onednn, enter, leave
+from tests.bounds import assert_within, sums
 
 pytestmark = pytest.mark.skipif(not by_onednn(paddle.zeros([1])), reason="no oneDNN in Paddle, or no kernels")
 
@@ -35,61 +38,68 @@ def pair_of_layers(shape, seed=0):
     return ours, twin, paddle.randn([batch, inputs, height, width])
 
 
-def run(layer, images, turn):
-    """Return the output and all gradients, of images, weight and bias, for an output gradient of its own."""
+def run(layer, images, grad=None, frozen=()):
+    """Return the output and all gradients, of images, weight and bias, for an output gradient."""
     x = images.clone().detach()
-    x.stop_gradient = False
-    out = leave(layer(enter(x))) if turn else layer(x)
-    rng = np.random.default_rng(1)
-    out.backward(paddle.to_tensor(rng.normal(size=out.shape).astype(np.float32)))
-    return [t.numpy() for t in (out, x.grad, *(p.grad for p in layer.parameters()))]
+    x.stop_gradient = "images" in frozen
+    for name in ("weight", "bias"):
+        if getattr(layer, name) is not None:
+            getattr(layer, name).stop_gradient = name in frozen
+    out = leave(layer(enter(x))) if isinstance(layer, Conv2D) else layer(x)
+    if grad is None:
+        grad = paddle.to_tensor(np.random.default_rng(1).normal(size=out.shape), out.dtype)
+    layer.clear_gradients()
+    if not out.stop_gradient:
+        out.backward(grad)
+    gradients = [tensor.grad for tensor in (x, layer.weight, layer.bias) if tensor is not None]
+    return [out.numpy(), *(None if each is None else each.numpy() for each in gradients)]
+
+
+def exact(layer, images, grad=None, frozen=()):
+    """Return what `run` gives in float64 by Paddle's operator, and its bounds."""
+    wide = copy.deepcopy(layer)
+    wide.to(dtype="float64")
+
+    def compute(images, grad, *values):
+        for parameter, value in zip(wide.parameters(), values):
+            parameter.set_value(value)
+        return run(wide, paddle.to_tensor(images), paddle.to_tensor(grad), frozen)
+
+    if grad is None:
+        grad = np.random.default_rng(1).normal(size=run(layer, images)[0].shape)
+    arrays = [np.asarray(array, np.float64) for array in (images, grad, *layer.parameters())]
+    return compute(*arrays), sums(compute, *arrays)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_output_and_gradients_are_those_of_the_twin(shape):
-    ours, twin, images = pair_of_layers(shape)
-    for got, expected in zip(run(ours, images, True), run(twin, images, False), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * abs(expected).max())
+    ours, _, images = pair_of_layers(shape)
+    assert_within(run(ours, images), *exact(ours, images))
 
 
 def test_the_same_bits_again_and_after_another_batch_size():
     """The last batch of an epoch is smaller."""
     ours, _, images = pair_of_layers(SHAPES[1])
-    first = run(ours, images, True)
-    ours.clear_gradients()
-    fewer = run(ours, images[:1], True)
-    ours.clear_gradients()
-    again = run(ours, images, True)
+    first, fewer, again = (run(ours, x) for x in (images, images[:1], images))
     assert [a.tobytes() for a in first] == [a.tobytes() for a in again]
-    np.testing.assert_allclose(fewer[0], first[0][:1], rtol=0, atol=1e-5)
+    assert_within(fewer, *exact(ours, images[:1]))
 
 
 def test_new_weights_are_taken():
     """Their copy in oneDNN's layout is made again."""
-    ours, twin, images = pair_of_layers(SHAPES[3])
-    run(ours, images, True)
-    ours.clear_gradients()
+    ours, _, images = pair_of_layers(SHAPES[3])
+    run(ours, images)
     with paddle.no_grad():
         ours.weight.set_value(ours.weight * 2)
-        twin.weight.set_value(ours.weight)
-    for got, expected in zip(run(ours, images, True), run(twin, images, False), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * abs(expected).max())
+    assert_within(run(ours, images), *exact(ours, images))
 
 
 def test_pictures_and_gradients_that_are_not_contiguous():
-    ours, twin, images = pair_of_layers(SHAPES[5])
+    ours, _, images = pair_of_layers(SHAPES[5])
     wide = paddle.concat([images, images * 3], axis=3)
     every_second = wide[:, :, :, ::2].detach()
     grad = paddle.randn([2, 24, 3, 5]).transpose([0, 1, 3, 2])
-    results = []
-    for layer, turn in ((ours, True), (twin, False)):
-        x = every_second.clone().detach()
-        x.stop_gradient = False
-        out = leave(layer(enter(x))) if turn else layer(x)
-        out.backward(grad)
-        results.append([out.numpy(), x.grad.numpy(), layer.weight.grad.numpy()])
-    for got, expected in zip(*results):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * abs(expected).max())
+    assert_within(run(ours, every_second, grad), *exact(ours, every_second, grad))
     turned = enter(images).transpose([0, 2, 1, 3])  # a view of other strides
     assert ours(turned).numpy().tobytes() == ours(turned.clone()).numpy().tobytes()
 
@@ -97,32 +107,18 @@ def test_pictures_and_gradients_that_are_not_contiguous():
 @pytest.mark.parametrize("frozen", [(), ("weight",), ("bias",), ("weight", "bias")])
 @pytest.mark.parametrize("of_images", [True, False])
 def test_only_what_is_trained_gets_a_gradient(frozen, of_images):
-    ours, twin, images = pair_of_layers(SHAPES[3])
-    results = []
-    for layer, turn in ((ours, True), (twin, False)):
-        x = images.clone().detach()
-        x.stop_gradient = not of_images
-        for name in frozen:
-            getattr(layer, name).stop_gradient = True
-        out = leave(layer(enter(x))) if turn else layer(x)
-        if not out.stop_gradient:
-            (out * out).sum().backward()
-        results.append([x.grad, layer.weight.grad, layer.bias.grad, out.stop_gradient])
-    *ours, ours_stops = results[0]
-    *expected, stops = results[1]
-    assert ours_stops == stops == (not of_images and len(frozen) == 2)
-    for got, twin_grad in zip(ours, expected):
-        assert (got is None) == (twin_grad is None)
-        if twin_grad is not None:
-            grad = twin_grad.numpy()
-            np.testing.assert_allclose(got.numpy(), grad, rtol=0, atol=1e-5 * abs(grad).max())
+    ours, _, images = pair_of_layers(SHAPES[3])
+    frozen = frozen if of_images else ("images", *frozen)
+    found = run(ours, images, frozen=frozen)
+    assert [grad is None for grad in found[1:]] == [name in frozen for name in ("images", "weight", "bias")]
+    assert_within(found, *exact(ours, images, frozen=frozen))
 
 
 def test_without_kernels_it_is_the_twin(monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", "0")
     ours, twin, images = pair_of_layers(SHAPES[1])
     assert enter(images) is images
-    for got, expected in zip(run(ours, images, True), run(twin, images, False), strict=True):
+    for got, expected in zip(run(ours, images), run(twin, images), strict=True):
         assert got.tobytes() == expected.tobytes()
 
 
@@ -131,14 +127,8 @@ def test_float64_is_the_twin():
     images = images.astype("float64")
     ours.to(dtype="float64")
     twin.to(dtype="float64")
-    for got, expected in zip(run_wide(ours, images), run_wide(twin, images), strict=True):
+    for got, expected in zip(run(ours, images), run(twin, images), strict=True):
         assert got.dtype == np.float64 and got.tobytes() == expected.tobytes()
-
-
-def run_wide(layer, images):
-    out = leave(layer(enter(images)))
-    (out * out).sum().backward()
-    return [out.numpy(), layer.weight.grad.numpy()]
 
 
 def test_pictures_of_other_channels_are_refused():

@@ -6,6 +6,7 @@ import pytest
 from paddle import nn
 
 from plsc.backbones.layers import normalise
+from tests.bounds import EPS, assert_within, growth, perturbed
 from tests.kernel_paths import path, two_threads  # noqa: F401
 
 ACTIVE = {
@@ -64,19 +65,22 @@ def draw(shape, skip, mean=0.0):
     return [None if array is None else array.astype("float32") for array in arrays]
 
 
-def reference(norm, active, arrays):
-    """Run the same in float64, by Paddle's layers on [N, C, H, W]."""
-    for layer in (norm, *([active] if active else [])):
-        layer.to(dtype="float64")
-    return run(
-        norm, active, [None if array is None else array.astype("float64") for array in arrays], last=False
-    )
+def reference(make, arrays):
+    """Return what `run` gives in float64, by Paddle's layers on [N, C, H, W], and its bounds."""
 
+    def compute(state, *arrays):
+        layers = nn.LayerList([layer for layer in make() if layer])
+        layers.to(dtype="float64")
+        layers.set_state_dict(state)
+        return run(layers[0], layers[1] if len(layers) > 1 else None, arrays, last=False)
 
-def compare(results, expected, least=1e-3):
-    for got, want in zip(results, expected):
-        assert got.shape == want.shape
-        assert np.abs(got - want).max() <= 1e-5 * max(np.abs(want).max(), least)
+    state = nn.LayerList([layer for layer in make() if layer]).state_dict()
+    state = {name: value.numpy() for name, value in state.items()}
+    channels = arrays[0].shape[1]
+    want, bound = perturbed(compute, state, *arrays, terms=arrays[0].size / channels)
+    if getattr(make()[1], "_num_parameters", 0) == 1:
+        bound[-3] = bound[-3] * channels**0.5  # a slope's gradient has terms of all channels
+    return want, bound
 
 
 @pytest.mark.parametrize("active", ACTIVE)
@@ -86,31 +90,41 @@ def compare(results, expected, least=1e-3):
 )
 def test_against_paddle(kernels, two_threads, active, skip, shape):  # noqa: F811
     arrays = draw(shape, skip)
-    results = run(*layers(active, shape[1]), arrays, last=kernels != "plain")
-    compare(results, reference(*layers(active, shape[1]), arrays))
+    make = lambda: layers(active, shape[1])
+    assert_within(run(*make(), arrays, last=kernels != "plain"), *reference(make, arrays))
 
 
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("samples, size", [(2, 5), (37, 128), (256, 3)])
 def test_rows_without_pixels(kernels, active, samples, size):
     arrays = draw((samples, size), skip=False)
-    norm = nn.BatchNorm1D
-    results = run(*layers(active, size, norm), arrays, last=False)
-    expected = reference(*layers(active, size, norm), arrays)
-    # Of two samples y is the sign of their difference, and the gradient what is left of numbers near 1 that are almost equal.
-    compare(results, expected, least=1e-3 if samples > 2 else 1)
+    make = lambda: layers(active, size, nn.BatchNorm1D)
+    want, bound = reference(make, arrays)
+    # Of two samples y is the sign of their difference, and the gradient what is left of terms that cancel.
+    x, dy = (array.astype(np.float64) for array in arrays[::2])
+    norm, activation = make()
+    deviation = np.sqrt(x.var(axis=0) + norm._epsilon)
+    slope = np.abs(activation._weight.numpy()).max() if isinstance(activation, nn.PReLU) else 1
+    z, dz = np.abs(x - x.mean(axis=0)) / deviation, np.abs(dy) * max(1, slope)
+    terms = (dz + dz.mean(axis=0) + z * (dz * z).mean(axis=0)) * np.abs(norm.weight.numpy()) / deviation
+    bound[1] = bound[1] + (growth(samples) + 8) * EPS * terms
+    assert_within(run(*make(), arrays, last=False), want, bound)
 
 
 @pytest.mark.parametrize("active", ["relu", "prelu"])
 @pytest.mark.parametrize("skip", [False, True])
 def test_frozen_statistics(kernels, active, skip):
     arrays = draw((4, 20, 5, 5), skip)
-    frozen = [layers(active, 20), layers(active, 20)]
-    for norm, _ in frozen:
+
+    def make():
+        norm, activation = layers(active, 20)
         norm.eval()
-    before = frozen[0][0]._mean.numpy(), frozen[0][0]._variance.numpy()
-    results = run(*frozen[0], arrays, last=kernels != "plain")
-    compare(results, reference(*frozen[1], arrays))
+        return norm, activation
+
+    norm, activation = make()
+    before = norm._mean.numpy(), norm._variance.numpy()
+    results = run(norm, activation, arrays, last=kernels != "plain")
+    assert_within(results, *reference(make, arrays))
     assert np.array_equal(results[-2], before[0]) and np.array_equal(results[-1], before[1])
 
 
@@ -119,24 +133,23 @@ def test_a_mean_far_from_zero_costs_no_digits_of_the_variance(kernels):
     arrays = draw((8, 4, 9, 9), skip=False, mean=1000.0)
     norm, _ = layers("none", 4, momentum=0.0)
     run(norm, None, arrays, last=kernels != "plain")
-    variance = arrays[0].astype("float64").var(axis=(0, 2, 3))
-    assert np.allclose(norm._variance.numpy(), variance, rtol=1e-4)
+    want, bound = perturbed(lambda x: x.var(axis=(0, 2, 3)), arrays[0], terms=8 * 9 * 9)
+    assert bound.max() < 1e-3 * want.min()
+    assert_within(norm._variance.numpy(), want, bound)
 
 
 def test_options_of_the_norm(kernels):
     arrays = draw((4, 6, 3, 3), skip=True)
     options = {"epsilon": 0.1, "momentum": 0.6, "weight_attr": False, "bias_attr": False}
 
-    def outputs(norm, dtype, last):
-        inputs = [np.moveaxis(a, 1, -1) if last else a for a in arrays[:2]]
-        x, skip = (paddle.to_tensor(np.ascontiguousarray(a.astype(dtype))) for a in inputs)
+    def outputs(*arrays, last=False):
+        norm = nn.BatchNorm2D(6, **options)
+        norm.to(dtype=str(arrays[0].dtype))
+        x, skip = (paddle.to_tensor(np.moveaxis(a, 1, -1).copy() if last else a) for a in arrays)
         y = normalise(norm, x, nn.ReLU(), skip).numpy()
         return [np.moveaxis(y, -1, 1) if last else y, norm._mean.numpy(), norm._variance.numpy()]
 
-    results = outputs(nn.BatchNorm2D(6, **options), "float32", last=kernels != "plain")
-    norm = nn.BatchNorm2D(6, **options)
-    norm.to(dtype="float64")
-    compare(results, outputs(norm, "float64", last=False))
+    assert_within(outputs(*arrays[:2], last=kernels != "plain"), *perturbed(outputs, *arrays[:2], terms=36))
 
 
 def test_parameters_that_are_frozen_get_no_gradient_and_the_others_theirs(kernels):
@@ -175,11 +188,13 @@ def test_layers_that_the_kernels_do_not_know_run_by_themselves(kernels, norm):
     last = kernels != "plain"
     arrays = draw((4, 6, 1, 1), skip=True)
     options = {"use_global_stats": True} if norm is nn.BatchNorm2D else {}
-    inputs = [
-        paddle.to_tensor(np.ascontiguousarray(np.moveaxis(a, 1, -1) if last else a)) for a in arrays[:2]
-    ]
-    y = normalise(norm(6, **options), inputs[0], nn.PReLU(6), inputs[1])
-    if last:
-        y = y.transpose([0, 3, 1, 2])
-    x, skip = map(paddle.to_tensor, arrays[:2])
-    assert np.allclose(y.numpy(), nn.PReLU(6)(norm(6, **options)(x) + skip).numpy(), atol=1e-6)
+
+    def output(*arrays, last=False):
+        x, skip = (paddle.to_tensor(np.moveaxis(a, 1, -1).copy() if last else a) for a in arrays)
+        layer, active = norm(6, **options), nn.PReLU(6)
+        for each in (layer, active):
+            each.to(dtype=str(arrays[0].dtype))
+        y = normalise(layer, x, active, skip).numpy()
+        return np.moveaxis(y, -1, 1) if last else y
+
+    assert_within(output(*arrays[:2], last=last), *perturbed(output, *arrays[:2], terms=4))

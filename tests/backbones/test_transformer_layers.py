@@ -10,6 +10,7 @@ from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import Addresses, Dropout
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.distributed.recompute import recomputing
+from tests.bounds import assert_within, perturbed, rounded
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")
 
@@ -18,7 +19,7 @@ class SmallViT(FaceViT):
     width, depth = 32, 3
 
 
-def gradients(function, inputs, parameters=()):
+def gradients(function, inputs, parameters=(), grad=None):
     """Return the output of a function of tensors and all gradients, for an output gradient of its own."""
     inputs = [x.detach() for x in inputs]
     for x in inputs:
@@ -26,9 +27,32 @@ def gradients(function, inputs, parameters=()):
     for parameter in parameters:
         parameter.clear_gradient()
     out = function(*inputs)
-    out.backward(paddle.to_tensor(np.random.default_rng(1).normal(size=out.shape).astype(np.float32)))
+    out.backward(output_gradient(out) if grad is None else grad)
     grads = [tensor.grad for tensor in (*inputs, *parameters) if not tensor.stop_gradient]
     return [out.numpy(), *(grad.numpy() for grad in grads)]
+
+
+def output_gradient(out):
+    return paddle.to_tensor(np.random.default_rng(1).normal(size=out.shape).astype(np.float32))
+
+
+def exact(function, inputs, layer):
+    """Return what `gradients` gives in float64, and its bounds."""
+    parameters = layer.parameters()
+    arrays = [x.numpy() for x in (*inputs, *parameters, output_gradient(function(*inputs)))]
+    layer.to(dtype="float64")
+
+    def compute(*arrays):
+        *tensors, grad = map(paddle.to_tensor, arrays)
+        for parameter, value in zip(parameters, tensors[len(inputs) :]):
+            parameter.set_value(value)
+        return gradients(function, tensors[: len(inputs)], parameters, grad)
+
+    found = perturbed(compute, *arrays)
+    for parameter, value in zip(parameters, arrays[len(inputs) :]):
+        parameter.set_value(value.astype(np.float64))
+    layer.to(dtype="float32")
+    return found
 
 
 def operations(monkeypatch, run) -> int:
@@ -40,37 +64,34 @@ def operations(monkeypatch, run) -> int:
     return len(ran)
 
 
-def assert_as_twin(monkeypatch, function, inputs, parameters=(), within=1e-5):
-    """Compare with Paddle's ops, and the bits of a second time with those of the first."""
-    found = gradients(function, inputs, parameters)
-    again = gradients(function, inputs, parameters)
+def assert_as_twin(monkeypatch, function, inputs, layer):
+    """Compare with Paddle's ops in float64, and the bits of a second time with those of the first."""
+    found, again = (gradients(function, inputs, layer.parameters()) for _ in range(2))
     assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
+    assert operations(monkeypatch, lambda: function(*inputs)) > 0
     with monkeypatch.context() as patch:
         patch.setenv("PLSC_KERNELS", "0")
-        expected = gradients(function, inputs, parameters)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=within * np.abs(other).max())
-    assert operations(monkeypatch, lambda: function(*inputs)) > 0
+        assert_within(found, *exact(function, inputs, layer))
 
 
 @pytest.mark.parametrize("shape", [(7, 24), (3, 5, 24)])
 @pytest.mark.parametrize("bias, limited", [(None, False), (None, True), (False, False), (False, True)])
 def test_linear(monkeypatch, shape, bias, limited):
     layer = Linear(24, 35, bias_attr=bias, limited=limited)
-    assert_as_twin(monkeypatch, layer, [4 * paddle.randn(shape)], layer.parameters())
+    assert_as_twin(monkeypatch, layer, [4 * paddle.randn(shape)], layer)
 
 
 def test_layer_norm(monkeypatch):
     layer = LayerNorm(40)
     layer.weight.set_value(paddle.randn([40]))
     layer.bias.set_value(paddle.randn([40]))
-    assert_as_twin(monkeypatch, layer, [3 + 2 * paddle.randn([3, 7, 40])], layer.parameters())
+    assert_as_twin(monkeypatch, layer, [3 + 2 * paddle.randn([3, 7, 40])], layer)
 
 
 @pytest.mark.parametrize("images, tokens, size, heads", [(3, 7, 4, 8), (2, 129, 32, 8), (1, 33, 5, 2)])
 def test_attention(monkeypatch, images, tokens, size, heads):
     qkv = 2 * paddle.randn([images, tokens, 3 * heads * size])
-    assert_as_twin(monkeypatch, lambda x: attention(x, heads), [qkv])
+    assert_as_twin(monkeypatch, lambda x: attention(x, heads), [qkv], nn.Identity())
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
@@ -86,19 +107,21 @@ def test_branch(monkeypatch, rate, addressed):
         with Addresses(drop, 0).of(0, 0, 9):
             return nn.functional.gelu(add_branch(x, branch, drop) + x)
 
-    assert_as_twin(monkeypatch, run, inputs)
+    assert_as_twin(monkeypatch, run, inputs, drop)
 
 
 def test_positions(monkeypatch):
     # x is used twice: the gradient that is handed on as it is must not be added to in place
     inputs = [paddle.randn([5, 7, 8]), paddle.randn([1, 7, 8])]
-    assert_as_twin(monkeypatch, lambda x, p: nn.functional.gelu(add_positions(x, p)) * x, inputs)
+    assert_as_twin(
+        monkeypatch, lambda x, p: nn.functional.gelu(add_positions(x, p)) * x, inputs, nn.Identity()
+    )
 
 
 def test_inputs_that_are_no_dense_arrays(monkeypatch):
     layer = Linear(6, 8)
     across = lambda x: layer(x.transpose([0, 2, 1])).transpose([2, 0, 1])
-    assert_as_twin(monkeypatch, across, [paddle.randn([4, 6, 5])], layer.parameters())
+    assert_as_twin(monkeypatch, across, [paddle.randn([4, 6, 5])], layer)
 
 
 def test_frozen_parameters_get_no_gradient():
@@ -132,26 +155,22 @@ def build(**options):
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_a_network(monkeypatch, options, recomputed):
     net = build(**options)
-    addresses = Addresses(net, 0)
-
     weights = paddle.randn([5, 8])
     images = paddle.randn([5, 3, 20, 20])
 
-    def run():
+    def run(net):
         net.clear_gradients()
-        with addresses.of(4, 0, 5), recomputing(list(net.blocks) if recomputed else []):
-            out = net(images)
-            out.backward(weights)
+        wide = net.pos_embed.dtype
+        with Addresses(net, 0).of(4, 0, 5), recomputing(list(net.blocks) if recomputed else []):
+            out = net(images.astype(wide))
+            out.backward(weights.astype(wide))
         return [out.numpy(), *(p.grad.numpy() for p in net.parameters() if not p.stop_gradient)]
 
-    found, again = run(), run()
+    found, again = run(net), run(net)
     assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
-    monkeypatch.setenv("PLSC_KERNELS", "0")
-    expected = run()
-    # Some gradients are 0 but for rounding: BatchNorm takes away what is the same for all images.
-    least = 0.1 * np.median([np.abs(x).max() for x in expected])
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(np.abs(other).max(), least))
+    exact = build(**options)
+    exact.to(dtype="float64")
+    assert_within(found, *rounded(exact, lambda: run(exact)))
 
 
 def test_what_is_kept_for_the_backward_pass_can_be_counted():
