@@ -9,6 +9,8 @@ PNG, JPEG, BMP and WebP; of other formats OpenCV's own limit is set, see plsc/da
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from itertools import islice
 
 MOST_PIXELS = 2**26  # 8192 x 8192; 200 MB decoded
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -38,18 +40,25 @@ def promised_pixels(data: bytes) -> int:
 
 def is_cut_off_png(data: bytes) -> bool:
     """Return whether a chunk of a PNG reaches beyond the data: OpenCV 5 allocates what a chunk's length says."""
-    if data[:8] != _PNG:
-        return False
-    at = 8
+    return any(end > len(data) for _, end in _chunks(data))
+
+
+def has_many_chunks(data: bytes, most: int) -> bool:
+    """Return whether a PNG has more than `most` chunks beside its pixels: libpng may write a line to stderr for each."""
+    others = (kind for kind, _ in _chunks(data) if kind not in (b"IDAT", b"fdAT", b"fcTL"))
+    return next(islice(others, most, None), None) is not None
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield the kind of each chunk of a PNG, and where it ends, up to the one after which decoders read no further."""
+    at = 8 if data[:8] == _PNG else len(data)
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big")
         kind = data[at + 4 : at + 8]
         at += 12 + length  # length, kind, content and checksum
-        if at > len(data):
-            return True
-        if kind == b"IEND":  # decoders read no further
-            return False
-    return False
+        yield kind, at
+        if kind == b"IEND":
+            return
 
 
 def _jpeg(data: bytes) -> tuple[int, int]:

@@ -43,8 +43,8 @@ def before_paddle() -> None:
         warnings.filterwarnings("ignore", message=nuisance)
     # Read when Paddle is imported. Its information and warnings are for its developers.
     os.environ.setdefault("GLOG_minloglevel", "2")
-    # Read when OpenCV is imported: a line for each image that is cut off, which is named by us.
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
+    # Read when OpenCV is imported: a line or two for each image that is damaged, which is named by us.
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # "generated new fontManager"
 
 

@@ -145,7 +145,8 @@ def test_opencv_says_nothing_of_images_that_are_cut_off():
         "from plsc.distributed import environment\n"
         "environment.before_paddle()\n"
         "import cv2, numpy as np\n"
-        "encoded = cv2.imencode('.png', np.zeros((9, 9, 3), np.uint8))[1]\n"
-        "assert cv2.imdecode(encoded[:60], cv2.IMREAD_COLOR) is None\n"
+        "for kind in ('.png', '.bmp'):\n"
+        "    encoded = cv2.imencode(kind, np.zeros((9, 9, 3), np.uint8))[1]\n"
+        "    assert cv2.imdecode(encoded[:60], cv2.IMREAD_COLOR) is None\n"
     )
     assert run_python("-c", program, cwd=ROOT, OPENCV_LOG_LEVEL=None).stderr == ""

@@ -124,6 +124,11 @@ PICTURES = {
         422,
         "cannot be decoded",
     ),
+    "a PNG that makes libpng write a thousand lines": (
+        picture(0)[:33] + struct.pack(">I4sI", 0, b"gAMA", zlib.crc32(b"gAMA")) * 1000 + picture(0)[33:],
+        413,
+        "is a PNG of more than 100 chunks beside its pixels",
+    ),
     "a black picture": (png(8, 8, bytes(9 * 8)), 422, "shows nothing"),
 }
 
@@ -165,6 +170,17 @@ def test_the_wrong_picture_of_several_is_named(client):
         ("POST", f"/verify?name={'x' * 501}", 422, "name: "),
         ("GET", "/people?start=-1", 422, "start: "),
         ("GET", "/people?limit=99999999999999999999999", 422, "limit: "),
+        ("POST", "/search?threshold=0_1", 422, "threshold: must be a plain number or word, got '0_1'"),
+        ("POST", "/search?top=1_0", 422, "top: must be a plain number or word"),
+        ("POST", "/search?threshold=%200.5", 422, "threshold: must be a plain number"),
+        ("POST", "/search?top=%EF%BC%95", 422, "top: must be a plain number"),
+        ("POST", "/search?top=5&top=6", 422, "top: comes 2 times; give it once"),
+        ("POST", "/search?top=5&align=false&t%6fp=5", 422, "top: comes 2 times"),
+        ("POST", "/verify?name=Ann&name=Ann", 422, "name: comes 2 times"),
+        ("POST", "/verify?name=M%FCller", 422, "bytes that are not UTF-8"),
+        ("POST", "/verify?name=%ED%A0%80", 422, "bytes that are not UTF-8"),
+        ("POST", "/verify?name=%C1%81", 422, "bytes that are not UTF-8"),
+        ("POST", "/verify?%FF=1", 422, "bytes that are not UTF-8"),
     ],
 )
 def test_addresses(client, method, path, status, words):
@@ -182,6 +198,13 @@ def test_forms(client):
     refuses(client.ask("POST", "/search", fields, Content_Type=kind), 422, "field 'top': is no file")
     path, kind = form(picture(0), file="../../../etc/cron.d/x")
     assert client.ask("POST", "/embed", path, Content_Type=kind)[0] == 200  # the name of a file means nothing
+    body = body.replace(b'name="picture"', 'name="é"'.encode())
+    for charset in ("undefined", "idna", "punycode", "utf-7", "nothing"):
+        kind = f"multipart/form-data; boundary=limit; charset={charset}"
+        assert client.ask("POST", "/embed", body, Content_Type=kind)[0] in (200, 400), charset
+    refuses(
+        client.ask("POST", "/embed", body, Content_Type=kind.replace("nothing", "undefined")), 400, "charset"
+    )
 
 
 def test_a_body_that_is_too_large_is_not_kept(client):

@@ -13,11 +13,13 @@ uvicorn.run(create_app(from_export("output/export"), Gallery.open("people")))
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, Union
+from urllib.parse import parse_qsl
 
 import numpy as np
 from fastapi import Depends, FastAPI, Query, Request, Security
@@ -73,15 +75,31 @@ _PROBLEMS = {
 _TOKEN = [Security(HTTPBearer(auto_error=False))]  # for the schema; see _need_writable
 
 
-async def _refuse_unknown(request: Request) -> None:
-    """Refuse what a path does not take: with a slip in `threshold` it would be answered by the stored one."""
+_PLAIN = re.compile(r"[0-9A-Za-z.+-]*")  # numbers and words
+
+
+async def _check_query(request: Request) -> None:
+    """Refuse what would be read as something else: unknown names (a slip in `threshold`), one that comes twice, bytes that are no
+    text (of two names that end as one), and numbers that only Python reads, such as 0_1."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
-    for name in request.query_params:
+    try:
+        text = request.scope["query_string"].decode("ascii")
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
+    except UnicodeError:
+        raise Refusal(
+            422, "the address has bytes that are not UTF-8; encode it as UTF-8, then by %XX"
+        ) from None
+    names = [name for name, _ in pairs]
+    for name, value in pairs:
         if name not in known:
             raise Refusal(422, f"{name}: is not known here; there are {', '.join(known)}")
+        if names.count(name) > 1:
+            raise Refusal(422, f"{name}: comes {names.count(name)} times; give it once")
+        if name != "name" and not _PLAIN.fullmatch(value):
+            raise Refusal(422, f"{name}: must be a plain number or word, got '{value}'")
 
 
-_STRICT = [Depends(_refuse_unknown)]
+_STRICT = [Depends(_check_query)]
 
 Align = Annotated[bool, Query(description="Find faces, and align the largest")]
 Name = Annotated[str, Query(min_length=1, max_length=500)]

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from plsc.data.alignment import align
 from plsc.data.detector import Detector
-from plsc.data.image_size import promised_pixels
+from plsc.data.image_size import has_many_chunks, promised_pixels
 from plsc.data.images import decode_pixels, planes
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import resize
@@ -24,6 +24,7 @@ from plsc.serving.service.refusal import Refusal
 # Markers of JPEG, before each scan and at the end; within a scan's data no such bytes occur.
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MOST_SCANS = 20  # of a picture of the most pixels; each one takes a pass over all of them
+_MOST_CHUNKS = 100
 
 _DAMAGED = "cannot be decoded: it is damaged or cut off"
 
@@ -46,14 +47,21 @@ async def read_pictures(request: Request, most: int) -> list[bytes]:
     if kind != "multipart/form-data":
         body = await request.body()
         return [body] if body else _refuse_none(most)
-    async with request.form(max_files=most, max_fields=1) as form:
-        for name, value in form.multi_items():
-            if not isinstance(value, UploadFile):
-                raise Refusal(
-                    422,
-                    f"field '{shown(name)}': is no file; a form brings pictures only, the rest stands in the address",
-                )
-        return [await file.read() for _, file in form.multi_items()] or _refuse_none(most)
+    try:
+        async with request.form(max_files=most, max_fields=1) as form:
+            return await _files_of(form) or _refuse_none(most)
+    except UnicodeError:  # starlette's, of the charset that the form names
+        raise Refusal(400, "the form's names cannot be read in its charset; use UTF-8") from None
+
+
+async def _files_of(form: FormData) -> list[bytes]:
+    for name, value in form.multi_items():
+        if not isinstance(value, UploadFile):
+            raise Refusal(
+                422,
+                f"field '{shown(name)}': is no file; a form brings pictures only, the rest stands in the address",
+            )
+    return [await file.read() for _, file in form.multi_items()]
 
 
 def prepare(
@@ -86,6 +94,8 @@ def _decode(data: bytes, grey: bool, most_pixels: int) -> np.ndarray:
         raise Refusal(
             413, f"has {pixels:,} pixels by its header, at most {most_pixels:,} are taken; shrink it"
         )
+    if has_many_chunks(data, _MOST_CHUNKS):
+        raise Refusal(413, f"is a PNG of more than {_MOST_CHUNKS} chunks beside its pixels; save it anew")
     if data[:2] == b"\xff\xd8":
         _check_scans(data, pixels, most_pixels)
     try:
