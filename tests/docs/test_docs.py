@@ -6,8 +6,11 @@ import re
 
 import pytest
 
+from plsc.backbones.export.insightface import refuse_other_pictures as refuse_for_insightface
+from plsc.backbones.export.paddlex import refuse_other_pictures as refuse_for_paddlex
 from plsc.cli import COMMANDS
 from plsc.config import Config, load
+from plsc.data.preprocessing import Preprocessing
 from tests.launch import ROOT, run_forked
 
 PAGES = {
@@ -170,3 +173,27 @@ def test_the_configs_in_the_pages_are_valid(tmp_path, monkeypatch):
 def test_the_python_blocks_of_all_pages_are_python():
     texts = [text for page in PAGES.values() for text in blocks(page, "python")]
     assert texts and all(ast.parse(text) for text in texts)
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_what_is_evaluated_is_what_the_gallery_is_built_with(page):
+    """One run, and one checkpoint of it."""
+    evaluated = re.search(r"^plsc eval (.*)$", PAGES[page], re.MULTILINE)[1]
+    built = re.search(r"^plsc gallery build \S+ (.*?) people\b", PAGES[page], re.MULTILINE)[1]
+    assert evaluated == built == "-c output/faces"
+
+
+def test_the_first_export_is_of_the_first_command():
+    """Its network takes grey pictures of 32 x 32."""
+    formats = load(None, [re.search(r'plsc export .* -o "(.*)"', PAGES["docs/export.md"])[1]]).Export.formats
+    grey = Preprocessing.of_images((1, 32, 32), 127.5, 1 / 127.5, "grey")
+    for name, refuse in (("insightface", refuse_for_insightface), ("paddlex", refuse_for_paddlex)):
+        if name in formats:
+            refuse(grey)
+
+
+def test_the_package_stays_installed_from_here():
+    """Without -e pip replaces it by a copy, and later edits do nothing."""
+    for path in ("mkdocs.yml", "CONTRIBUTING.md", "README.md", "docs/quickstart.md"):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not re.search(r"pip install \"?\.", text), path
