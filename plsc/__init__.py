@@ -1,5 +1,6 @@
 """Train classifiers with more classes than one device can hold, on PaddlePaddle: `from plsc import Entry`."""
 
+import warnings
 import zlib  # noqa: F401 (before Paddle: on 2.6 a zlib that is loaded after it crashes)
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "Gallery", "__version__"]
 
+warnings.filterwarnings("ignore", message="No ccache found")  # of Paddle, when it is imported
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and should report any other
 
@@ -33,3 +35,6 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
 
             return getattr(registry, name)
         raise AttributeError(f"module 'plsc' has no attribute '{name}'")
+
+    def __dir__():
+        return __all__

@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,24 @@ def test_a_command_finds_its_module(verb, capsys):
     except SystemExit as end:
         code = end.code
     assert code == 0 and capsys.readouterr().out.startswith("usage: ")
+
+
+def test_the_package_names_what_it_has():
+    assert {"Entry", "Gallery", "__version__"} <= set(dir(plsc)) and "zlib" not in dir(plsc)
+
+
+def test_paddle_is_imported_without_its_warning_of_ccache():
+    """It gives it where no ccache is on the PATH."""
+    code = "import warnings; import plsc; warnings.warn('No ccache found. Please be aware that')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_an_entry_says_what_it_is():
+    run = plsc.Entry({"Global": {"output_dir": "a"}}, {"Head.name": "arcface"})
+    assert repr(run) == "<Entry: SmallResNet and arcface on Glyphs, in a>"
+    assert 'Entry("faces.yaml", {"Global.epochs": 2})' in plsc.Entry.__doc__
+    assert plsc.Entry.test is plsc.Entry.evaluate
 
 
 @pytest.mark.parametrize("cls", ["Entry", "Gallery"])

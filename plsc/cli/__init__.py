@@ -107,7 +107,7 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
         images = args.images
         entry.predict(images[0] if len(images) == 1 and images[0].endswith(".txt") else images, args.output)
     elif verb == "eval":
-        entry.test(
+        entry.evaluate(
             set_threshold=args.set_threshold,
             compare=args.compare,
             calibrate=args.calibrate,

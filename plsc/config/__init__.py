@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import to_jsonable_python
 
-from plsc.config.layers import DEFAULT, Layers, Source, plain
+from plsc.config.layers import DEFAULT, Layers, Source
 from plsc.config.margin import check_margin
 from plsc.config.messages import (
     ConfigError,
@@ -124,9 +124,7 @@ class Config(Section):
         Raises ConfigError as `load` does.
         """
         layers = copy.deepcopy(self._layers)
-        level = max(2, layers.next_level)
-        for order, (key, value) in enumerate(changes.items()):
-            layers.put(tuple(key.split(".")), plain(value), Source(level, order, source, source))
+        layers.put_all(changes, max(2, layers.next_level), source)
         return _checked(layers)
 
     def overlay(self, text: str, name: str, only: Sequence[KeyPath]) -> Config:
@@ -359,20 +357,29 @@ def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:
     )
 
 
-def load(path: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()) -> Config:
+def load(
+    path: str | os.PathLike | Mapping[str, Any] | Config | None = None,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+) -> Config:
     """Read a config file, apply the overrides, and check the result.
 
     Args:
         path: a YAML file; a folder means its default.yaml, or that of a run its config.yaml; None means the defaults;
-            a Config stays as it is. The config.yaml of a run means the run in the folder that it lies in.
-        overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one.
+            a Config stays as it is. The config.yaml of a run means the run in the folder that it lies in. A mapping has
+            "Section.key" or "Section" -> value.
+        overrides: "Section.key=value" each, the value in YAML; a later one wins over an earlier one. Or a mapping.
 
     Raises MissingFileError when there is no such file, else ConfigError with everything that is wrong.
     """
     layers = copy.deepcopy(path._layers) if isinstance(path, Config) else Layers()
-    if not isinstance(path, (Config, type(None))):
+    if isinstance(path, Mapping):
+        layers.put_all(path, 0, "the config's mapping")
+    elif not isinstance(path, (Config, type(None))):
         layers.read_file(path)
     level = max(1, layers.next_level)
+    if isinstance(overrides, Mapping):
+        layers.put_all(overrides, level, "overrides")
+        overrides = ()
     for order, text in enumerate([overrides] if isinstance(overrides, str) else overrides):
         layers.read_override(text, order, level)
     return _checked(layers)

@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +116,14 @@ class Layers:
                 self.put(path, document.value, source)
             except ConfigError as error:
                 self.add_error(ConfigProblem((), str(error)), source)
+
+    def put_all(self, changes: Mapping[str, Any], level: int, source: str) -> None:
+        """Set Python values by their keys, "Section.key" or "Section" with a mapping. `source`: see Source.
+
+        Raises ConfigError for a key below a list that is no number of an item, UserError for what YAML cannot hold.
+        """
+        for order, (key, value) in enumerate(changes.items()):
+            self.put(tuple(str(key).split(".")), plain(value), Source(level, order, source, source))
 
     def put(self, path: KeyPath, value: Any, source: Source) -> None:
         """Set a plain value or a whole mapping in place of the present value.

@@ -23,7 +23,6 @@ _late = False
 
 # Warnings that Paddle gives at every start and that a user cannot act on.
 _NUISANCES = (
-    "No ccache found",
     "When training, we now always track",
     "Current global rank .* is not in group",
 )

@@ -1,4 +1,4 @@
-"""Train, test, predict and export by a config.
+"""Train, evaluate, predict and export by a config.
 
     from plsc import Entry
     Entry("configs/default.yaml", ["Global.epochs=1"]).train()      # on this process
@@ -11,7 +11,7 @@ module, so that a wrong config is refused at once. The historic `set_*` calls ar
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from plsc.config.advice import advice
 from plsc.config.setters import Setters
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
-from plsc.errors import MissingFileError, UserError, names_text
+from plsc.errors import MissingFileError, UserError, names_text, shown
 from plsc.training import join
 from plsc.training.finish import finish
 from plsc.training.stand_in import check_data
@@ -49,20 +49,32 @@ RUN_FILES = (
 
 
 class Entry(Setters):
-    """Train, test, predict and export by one config.
+    """Train, evaluate, predict and export by one config.
+
+        run = Entry("faces.yaml", {"Global.epochs": 2})
+        run.train()
+        embeddings, names = Entry("output/faces").predict(["ann.jpg", "bob.jpg"])
 
     Args:
-        config: a YAML file, the folder of a run or of a default.yaml, a Config, or None for the defaults.
-        overrides: "Section.key=value" each, as `-o` takes them; they win over `config`.
+        config: a YAML file, a folder (of a run, or with a default.yaml), a mapping, a Config, or None for the defaults.
+        overrides: "Section.key" -> value, or "Section.key=value" each, as `-o` takes them; they win over `config`.
 
     Raises UserError with all mistakes in the config, one line each.
     """
 
-    def __init__(self, config: str | os.PathLike | Config | None = None, overrides: Iterable[str] = ()):
+    def __init__(
+        self,
+        config: str | os.PathLike | Mapping[str, Any] | Config | None = None,
+        overrides: Iterable[str] | Mapping[str, Any] = (),
+    ):
         environment.before_paddle()  # the config may name classes, whose modules import Paddle
         self.config = load(config, overrides)
         self._model: Any = None
         self._make_optimizer: Callable | None = None
+
+    def __repr__(self) -> str:
+        sets = ", ".join(section.name for section in self.config.DataLoader.Train.sets)
+        return f"<Entry: {self.config.Model.name} and {self.config.Head.name} on {sets}, in {shown(self.output_dir)}>"
 
     @property
     def output_dir(self) -> Path:
@@ -178,7 +190,7 @@ class Entry(Setters):
             get_logger().info(f"{stopped}; resume with the same command{again}")
         return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(self.output_dir)}
 
-    def test(
+    def evaluate(
         self,
         set_threshold: bool = False,
         compare: str | os.PathLike | None = None,
@@ -232,6 +244,8 @@ class Entry(Setters):
             how = f"checkpoint {saved.path}"
             finish(self.config, evaluator, self.output_dir / "test", how, facts, compared)
         return evaluator.row
+
+    test = evaluate  # PLSC's name
 
     def write_card(self) -> Path:
         """Evaluate a checkpoint and write the run's model card (plsc/evaluation/card.py); return its path."""
@@ -396,7 +410,7 @@ class Entry(Setters):
         return "\n".join([self.config.to_yaml(sources=True), *plan])
 
     def launch(self, ranks: int, verb: str = "train") -> dict[str, Any]:
-        """Run a verb ("train", "test" or "export") of this config on `ranks` new processes of this machine.
+        """Run a verb ("train", "evaluate" or "export") of this config on `ranks` new processes of this machine.
 
         They are started by paddle.distributed.launch, from a plain process or a notebook. The output of rank 0 is
         printed; the ranks can import what this process can.
@@ -410,7 +424,7 @@ class Entry(Setters):
                 "launch: set_model and set_optimizer hold objects of this process, which new processes cannot have; name a "
                 "class in Model.name as package.module:Class, or start your script with paddle.distributed.launch"
             )
-        programs = {"train": "train", "test": "eval", "export": "export"}
+        programs = {"train": "train", "evaluate": "eval", "test": "eval", "export": "export"}
         if verb not in programs:
             raise UserError(f"launch: verb must be one of {', '.join(programs)} (got {verb!r})")
         if not isinstance(ranks, int) or ranks < 1:

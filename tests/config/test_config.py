@@ -125,6 +125,17 @@ def test_overrides_win_and_the_last_one_most(write):
     assert (cfg.source("Head.margin"), cfg.source("Head.scale")) == ("-o", "a.yaml:1")
 
 
+def test_a_mapping_in_place_of_a_file_and_of_overrides():
+    cfg = load({"Global.epochs": 2, "Head": {"margin": np.float64(0.25)}}, {"Global.output_dir": Path("a=b")})
+    assert (cfg.Global.epochs, cfg.Head.margin, cfg.Global.output_dir) == (2, 0.25, "a=b")
+    assert cfg.source("Head.margin") == "the config's mapping"
+    assert load(cfg, {"Global.max_steps": 3}).Global.epochs is None
+    assert errors({"Head": {"margni": 1}}, {"Global.epochs": "2"}) == [
+        "the config's mapping: Head.margni: unknown key, did you mean 'margin'?",
+        "overrides: Global.epochs: must be an integer >= 1 or null (got '2')",
+    ]
+
+
 def test_override_values_are_yaml():
     cfg = load(None, ["LRScheduler.name=step", "LRScheduler.milestones=[1, 2]", "Global.output_dir='5e-4'"])
     assert (cfg.LRScheduler.milestones, cfg.Global.output_dir) == ([1.0, 2.0], "5e-4")

@@ -40,6 +40,8 @@ def test_a_picture_finds_its_person(gallery, embedder):
     assert found[0].probability == pytest.approx(1 / (1 + np.exp(-4)), abs=1e-6)
     assert len(found) == 2 and found[1].similarity < found[0].similarity
     assert len(gallery) == gallery.rows == 3 and gallery.names() == ["Ann", "Bob", "Cy"]
+    assert "Bob" in gallery and "Dan" not in gallery
+    assert repr(gallery) == f"<Gallery: 3 people in {gallery.folder}>"
 
 
 def test_a_template_is_the_sum_of_the_embeddings(gallery, embedder):

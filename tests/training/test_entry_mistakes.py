@@ -218,7 +218,7 @@ def test_a_learning_rate_that_is_not_used_is_said(tmp_path, capsys):
     [
         (0, "train", "launch: ranks must be an integer >= 1 (got 0)"),
         ("2", "train", "launch: ranks must be an integer >= 1 (got '2')"),
-        (2, "predict", "launch: verb must be one of train, test, export (got 'predict')"),
+        (2, "predict", "launch: verb must be one of train, evaluate, test, export (got 'predict')"),
     ],
 )
 def test_a_launch_of_nothing(tmp_path, ranks, verb, line):

@@ -143,6 +143,13 @@ class Gallery:
         """Return the number of people."""
         return len(self._numbers)
 
+    def __contains__(self, name: object) -> bool:
+        """Say whether a person of this name is in it."""
+        return name in self._numbers
+
+    def __repr__(self) -> str:
+        return f"<Gallery: {len(self):,} people in {shown(self.folder)}>"
+
     def names(self) -> list[str]:
         """Return the names of all people, in the order in which they were added."""
         with self._mutex:
