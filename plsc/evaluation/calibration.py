@@ -61,33 +61,33 @@ class Fit:
     cosine: np.ndarray
     log_odds: np.ndarray
     prior: float
-    held_out: HeldOut | None  # None: too few pairs
+    held_out: HeldOut
 
     def error_text(self) -> str:
         """Format the error on pairs held out for people."""
-        if self.held_out is None:
-            return "needs more pairs, or more identities"
         error, noise = percent(self.held_out.error), percent(self.held_out.noise)
         return f"{error} on pairs not fitted (an exact one would have {noise} or so)"
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of results.json."""
-        numbers = {"method": METHOD, "prior": self.prior, "error": None}
-        if self.held_out:
-            kept = self.held_out.pairs > 0
-            columns = (self.held_out.predicted, self.held_out.observed, self.held_out.pairs)
-            bins = zip(*(column[kept].tolist() for column in columns))
-            numbers.update(
-                error=self.held_out.error,
-                noise=self.held_out.noise,
-                folds=self.held_out.folds,
-                bins=[dict(zip(("predicted", "observed", "pairs"), one)) for one in bins],
-            )
-        return {**numbers, "cosine": self.cosine.tolist(), "log_odds": self.log_odds.tolist()}
+        kept = self.held_out.pairs > 0
+        columns = (self.held_out.predicted, self.held_out.observed, self.held_out.pairs)
+        bins = zip(*(column[kept].tolist() for column in columns))
+        return {
+            "method": METHOD,
+            "prior": self.prior,
+            "error": self.held_out.error,
+            "noise": self.held_out.noise,
+            "folds": self.held_out.folds,
+            "bins": [dict(zip(("predicted", "observed", "pairs"), one)) for one in bins],
+            "cosine": self.cosine.tolist(),
+            "log_odds": self.log_odds.tolist(),
+        }
 
 
 def fit_pairs(similarity: np.ndarray, same: np.ndarray, of_pair: np.ndarray | None = None) -> Fit | None:
-    """Fit P(same) to the cosines [P] of pairs, same [P] bool; None if all are of one kind, or equally similar.
+    """Fit P(same) to the cosines [P] of pairs, same [P] bool; None if all are of one kind, or equally similar, or if they are too
+    few, or of too few identities, to measure its error.
 
     Args:
         of_pair: the two identities of each pair, int64 [P, 2], from 0 on without gaps; None: not known.
@@ -103,11 +103,14 @@ def fit_pairs(similarity: np.ndarray, same: np.ndarray, of_pair: np.ndarray | No
     places = np.linspace(-1, 1, _CELLS * 2 + 1)[1::2]  # the middle of each cell; low is -1, high is 1
     knots = np.linspace(-1, 1, _KNOTS)
     all_pairs = counts.sum((0, 1))
+    held_out = _judge(places, counts, folds)
+    if held_out is None:
+        return None
     return Fit(
         cosine=np.linspace(low, high, _KNOTS),
         log_odds=np.maximum.accumulate(_log_odds(places, all_pairs, knots)),
         prior=float(same.mean()),
-        held_out=_judge(places, counts, folds),
+        held_out=held_out,
     )
 
 
@@ -166,7 +169,8 @@ def _newton(inputs: np.ndarray, number: np.ndarray, target: np.ndarray) -> np.nd
 
 
 def _judge(places: np.ndarray, counts: np.ndarray, folds: int) -> HeldOut | None:
-    """Compare P(same) of each pair, by a fit on the pairs without either of its folds, with what it is."""
+    """Compare P(same) of each pair, by a fit on the pairs without either of its folds, with what it is; None where a fit would
+    have pairs of one kind only."""
     all_pairs = counts.sum((0, 1))
     of_fold = (
         counts.sum(0) + counts.sum(1) - counts[range(folds), range(folds)]

@@ -131,7 +131,7 @@ class Verification:
 
     @cached_property
     def fit(self) -> Fit | None:
-        """P(same) of a cosine, fitted to the pairs; None if they are of one kind, or equally similar."""
+        """P(same) of a cosine, fitted to the pairs; None if they allow none, see fit_pairs."""
         return fit_pairs(self.similarity, self.same, self.of_pair)
 
     @cached_property
@@ -168,7 +168,7 @@ class Verification:
             prior=self.fit.prior,
             cosine=self.fit.cosine.tolist(),
             log_odds=self.fit.log_odds.tolist(),
-            error=self.fit.held_out.error if self.fit.held_out else None,
+            error=self.fit.held_out.error,
             thresholds=self.thresholds,
             groups={group.name: group.thresholds for group in self.groups},
         )
@@ -248,8 +248,11 @@ class Verification:
         elif lacking:
             lower = "TAR at lower FAR" if len(lacking) < len(self.tar_at_far) else "TAR at FAR"
             labels[lower] = f"{lacking[0]:g} needs at least {needed(lacking[0]):,} negatives"
-        if self.fit:
-            labels["calibration error of P(same)"] = self.fit.error_text()
+        labels["calibration error of P(same)"] = (
+            self.fit.error_text()
+            if self.fit
+            else "no P(same): needs more pairs of both kinds, or more identities"
+        )
         if given:
             labels[IN_BRACKETS] = (
                 f"95 % confidence, {resamples(len(self.same)):,} resamples of {self.resampled}"

@@ -239,7 +239,8 @@ class Evaluator:
         calibration = self.calibration
         if calibration is None:
             raise UserError(
-                f"--calibrate: '{self.main}' has pairs of one kind only, or all equally similar; give it both kinds"
+                f"--calibrate: '{self.main}' has pairs of one kind only, or all equally similar, or of too few identities to measure the error of "
+                "P(same); give it more pairs of both kinds"
             )
         file = set_calibration(saved, calibration)
         fars = (

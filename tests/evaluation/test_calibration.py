@@ -6,8 +6,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from plsc.evaluation import verify_distances
+from plsc.data.pair_sampling import draw_pairs
+from plsc.evaluation import verify_distances, verify_pairs
 from plsc.evaluation.calibration import cosine_with_interval, fit_pairs, thresholds
+from plsc.evaluation.report.rate_figures import draw_calibration
 from plsc.evaluation.roc import FARS, roc_curve
 from plsc.utils.calibration import Calibration, Threshold
 
@@ -104,12 +106,25 @@ def test_what_cannot_be_fitted_is_none():
     assert fit_pairs(np.linspace(0, 1, 4), ones) is None and fit_pairs(np.linspace(0, 1, 4), ~ones) is None
     for alike in (np.full(4, 0.5), np.nextafter(1, 0) ** np.arange(4)):  # a network that has collapsed
         assert fit_pairs(alike, np.array([True, False, True, False])) is None
-    two = fit_pairs(np.array([0.1, 0.9]), np.array([False, True]))
-    assert two.held_out is None and two.error_text() == "needs more pairs, or more identities"
-    assert two.numbers()["error"] is None
+    assert fit_pairs(np.array([0.1, 0.9]), np.array([False, True])) is None
     result = verify_distances(np.zeros(4), ones)
     assert (result.fit, result.thresholds, result.calibration("a", 0, False)) == (None, [], None)
     assert result.numbers()["calibration"] is None
+
+
+@pytest.mark.parametrize("people, known", [(3, False), (4, True)])
+def test_a_p_same_whose_error_cannot_be_measured_is_nowhere(people, known):
+    """Of three people the pairs of two are judged by those of the third, which are all same."""
+    label = np.repeat(np.arange(people), 8)
+    pairs, same = draw_pairs(label, None, "faces")
+    rng = np.random.default_rng(0)
+    emb = np.eye(people)[label] + rng.normal(size=(len(label), people))
+    result = verify_pairs(emb, pairs, same, identity_of=label)
+    assert (result.fit is not None) == known == (result.calibration("faces", 7, False) is not None)
+    assert (result.numbers()["calibration"] is not None) == known
+    said = result.results()["calibration error of P(same)"]
+    assert ("no P(same): needs more pairs" not in said) == known
+    assert (draw_calibration({"faces": result})[0] is not None) == known
 
 
 def test_an_interval_has_the_true_threshold_nineteen_times_of_twenty():

@@ -147,11 +147,7 @@ def draw_histogram(verifications: Results) -> tuple[Figure | None, str]:
 
 def draw_calibration(verifications: Results) -> tuple[Figure | None, str]:
     """Draw the reliability diagram: the share of same pairs over P(same), with Wilson's 95 % intervals, one panel a set."""
-    judged = {
-        name: result.fit.held_out
-        for name, result in verifications.items()
-        if result.fit and result.fit.held_out
-    }
+    judged = {name: result.fit.held_out for name, result in verifications.items() if result.fit}
     if not judged:
         why = "the pairs are too few, or of one kind" if verifications else "no pairs were verified"
         return None, f"No calibration: {why}."
