@@ -9,6 +9,7 @@ import pytest
 from plsc import Gallery
 from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError
+from plsc.serving.gallery.evaluate import evaluate
 from plsc.serving.gallery.pictures import embed_pictures, people_of
 from plsc.utils.calibration import Calibration
 from tests.launch import run_python
@@ -321,10 +322,59 @@ def test_nothing_is_overwritten(gallery, embedder, tmp_path):
 
 
 def test_any_name_survives(gallery):
-    names = ["../../etc", "a\nb", "\x1b[31m", "Zoë", "\udcff", "<b>", "x" * 5000]
+    names = ["../../etc", "a\nb", "a\x1b[31m", "Zoë", "\udcff", "<b>", "x" * 5000]
     for name in names:
         gallery.add(name, units(1))
     assert Gallery.open(gallery.folder).names()[3:] == names
+
+
+COMPOSED, DECOMPOSED = "Á\u1eb6", "A\u0301A\u0323\u0306"
+
+
+def test_a_name_is_one_whatever_characters_it_is_written_with(tmp_path, embedder):
+    shown = pictures(6)
+    gallery = Gallery.build(tmp_path / "g", embedder, {DECOMPOSED: shown[:1], "Bob": shown[1:2]})
+    gallery.add(COMPOSED, embedder.embed(shown[2:3]))
+    gallery.add(DECOMPOSED, embedder.embed(shown[3:4]))
+    for each in (gallery, Gallery.open(gallery.folder)):
+        assert each.names() == [COMPOSED, "Bob"]
+    assert gallery.verify(DECOMPOSED, embedder.embed(shown[:1])).name == COMPOSED
+    assert gallery.sources(DECOMPOSED) == []
+    result = evaluate(gallery, embedder.embed(shown[:2]), [DECOMPOSED, "Bob"])
+    assert len(result.known) == 2 and result.right.all()
+    gallery.upgrade(embedder, {DECOMPOSED: shown[4:5], "Bob": shown[5:]})
+    assert gallery.names() == [COMPOSED, "Bob"]
+    gallery.remove(DECOMPOSED)
+    assert gallery.names() == ["Bob"]
+    gallery.add(DECOMPOSED, embedder.embed(shown[:1]))
+    assert gallery.erase([DECOMPOSED]) == [COMPOSED] and gallery.names() == ["Bob"]
+
+
+def test_two_names_that_become_one_are_refused(tmp_path, embedder, gallery):
+    people = {COMPOSED: pictures(2)[:1], DECOMPOSED: pictures(2)[1:]}
+    with pytest.raises(UserError, match=r"two names are the same text.*\(NFC and NFD\); rename one"):
+        Gallery.build(tmp_path / "two", embedder, people)
+    with pytest.raises(UserError, match="two names are the same text"):
+        gallery.upgrade(embedder, people)
+    with pytest.raises(UserError, match="names: must be different"):
+        Gallery.from_embeddings(tmp_path / "two", embedder, [*people], units(2), np.arange(2))
+
+
+@pytest.mark.parametrize(
+    "name", [" ", "P001 ", " P001", "\ufeffP001", "P001\n", "\u200bP001", "P001\xa0", "\u3000", "\u202eP001"]
+)
+def test_a_name_that_seems_to_be_another_is_refused(tmp_path, embedder, gallery, name):
+    for enter in (
+        lambda: gallery.add(name, units(1)),
+        lambda: Gallery.build(tmp_path / "new", embedder, {"Ann": pictures(1), name: pictures(1)}),
+        lambda: Gallery.from_embeddings(tmp_path / "new", embedder, [name], units(1), np.zeros(1)),
+    ):
+        with pytest.raises(
+            UserError, match="must not begin or end with white space or an invisible"
+        ) as error:
+            enter()
+        assert str(error.value).isprintable()
+    assert gallery.names() == ["Ann", "Bob", "Cy"] and not (tmp_path / "new").exists()
 
 
 def test_damage_is_found(gallery):

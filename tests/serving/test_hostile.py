@@ -320,10 +320,10 @@ NAMES = [
     "<script>alert(1)</script>",
     "../../etc/passwd",
     "a\nb\tc",
-    "\x1b[31mred",
+    "a\x1b[31mred",
     "a\u202egpj",
     "'; DROP TABLE x",
-    "\0",
+    "a\0b",
     "𝕏" * 9,
 ]
 
@@ -341,3 +341,18 @@ def test_names_are_text(client):
         )
         assert client.ask("DELETE", path, Authorization=BEARER)[0] == 200
         refuses(client.ask("DELETE", path, Authorization=BEARER), 404, "no such name")
+
+
+def test_names_that_seem_to_be_others_are_refused(client):
+    for name in (" ", "Ann ", "\ufeffAnn", "Ann\n", "\0", "\x1b[31mred"):
+        answer = client.ask("POST", f"/people?name={quote(name)}", picture(33), Authorization=BEARER)
+        refuses(answer, 422, "name: a person's name must not begin or end with white space")
+
+
+def test_a_name_is_one_whatever_characters_it_is_written_with(client):
+    written = [f"/people?name={quote(name)}" for name in ("J\u00f6rg", "Jo\u0308rg")]
+    for path in written:
+        status, answer = client.ask("POST", path, picture(33), Authorization=BEARER)
+        assert (status, answer["name"], answer["count"]) == (201, "J\u00f6rg", 2)
+    assert client.ask("POST", f"/verify?{written[1].partition('?')[2]}", picture(33))[1]["same"] is True
+    assert client.ask("DELETE", written[1], Authorization=BEARER)[1]["count"] == 1

@@ -21,7 +21,7 @@ from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.serving.gallery import Gallery, Match
 from plsc.serving.gallery.evaluate import evaluate
-from plsc.serving.gallery.files import Mapped
+from plsc.serving.gallery.files import Mapped, name_of
 from plsc.serving.gallery.mapping import fit_map
 from plsc.serving.gallery.pictures import embed_pictures, people_of
 from plsc.utils.logging import get_logger
@@ -184,16 +184,17 @@ def _made(gallery: Gallery, what: str) -> Answer:
 def _add(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     paths = [*map(os.path.abspath, args.pictures)]
-    known = gallery.sources(args.name) if args.name in gallery.names() else []
-    gallery.add(args.name, _embed(args, gallery), paths)
+    name = name_of(args.name)
+    known = gallery.sources(name) if name in gallery.names() else []
+    gallery.add(name, _embed(args, gallery), paths)
     twice = sorted(path for path, count in Counter([*known, *paths]).items() if path in paths and count > 1)
     if twice:
         get_logger().warning(
-            f"{shown(args.name)}: {len(twice):,} of these files count more than once now, such as {shown(twice[0])}; "
+            f"{shown(name)}: {len(twice):,} of these files count more than once now, such as {shown(twice[0])}; "
             "to begin anew, remove the person first"
         )
-    text = f"{shown(args.name)}: {len(args.pictures):,} pictures added; {len(gallery):,} people"
-    return text, {"name": args.name, "pictures": len(args.pictures), "people": len(gallery)}, 0
+    text = f"{shown(name)}: {len(args.pictures):,} pictures added; {len(gallery):,} people"
+    return text, {"name": name, "pictures": len(args.pictures), "people": len(gallery)}, 0
 
 
 def _remove(args: argparse.Namespace) -> Answer:

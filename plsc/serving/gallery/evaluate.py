@@ -11,6 +11,7 @@ import numpy as np
 from plsc.errors import UserError, shown
 from plsc.evaluation.identification import FPIRS, threshold_at_fpir
 from plsc.evaluation.intervals import IN_BRACKETS, wilson, with_interval
+from plsc.serving.gallery.files import composed
 from plsc.serving.gallery.gallery import Gallery
 from plsc.utils.text import table
 
@@ -100,6 +101,7 @@ def evaluate(gallery: Gallery, embeddings: np.ndarray, names: Sequence[str]) -> 
 
     embeddings: float32 [n, D]; names: of the person of each. UserError for an empty gallery.
     """
+    names = [*map(composed, names)]
     known = set(gallery.names())
     if not known:
         raise UserError(f"{shown(gallery.folder)}: has no people; add some first")

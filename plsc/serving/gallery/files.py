@@ -15,9 +15,10 @@ A new generation is written beside the old one, and becomes the gallery's when g
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
@@ -34,6 +35,14 @@ from plsc.utils.version import __version__
 
 FORMAT = 1
 HEADER = "gallery.json"
+_INVISIBLE = {
+    "Cc",
+    "Cf",
+    "Zs",
+    "Zl",
+    "Zp",
+}  # categories of Unicode: control and format characters, white space
+_Pictures = TypeVar("_Pictures")
 _OTHER = "restore the gallery, or build it again"
 
 
@@ -230,7 +239,6 @@ def _of_length_1_or_0(embeddings: np.ndarray) -> bool:
 
 def make_folder(folder: Path, header: Header, content: Content) -> Header:
     """Write the first generation of a new gallery; the folder appears when all of it is on the disk."""
-    check_names(content.names)
     folder = Path(os.path.abspath(folder))
     beside = _beside(folder)
     try:
@@ -250,11 +258,33 @@ def make_folder(folder: Path, header: Header, content: Content) -> Header:
     return header
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Refuse by UserError names that are no text, or empty."""
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise UserError(f"a person needs a name, text that is not empty; got {shown(repr(name))}")
+def composed(name: str) -> str:
+    """Return a name as galleries have it: accents are part of their letters (NFC). File systems and keyboards give either form."""
+    return unicodedata.normalize("NFC", name)
+
+
+def name_of(person: object) -> str:
+    """Return the name of a person to be added, composed. Raises UserError for one that is no text, or is empty or seems to be another."""
+    if not isinstance(person, str) or not person:
+        raise UserError(f"a person needs a name, text that is not empty; got {shown(repr(person))}")
+    if any(unicodedata.category(end) in _INVISIBLE for end in (person[0], person[-1])):
+        raise UserError(
+            f"a person's name must not begin or end with white space or an invisible character; got {shown(repr(person))}"
+        )
+    return composed(person)
+
+
+def by_name(people: Mapping[str, _Pictures]) -> dict[str, _Pictures]:
+    """Return people to be added by their names as of `name_of`. UserError, too, where two names become one."""
+    named: dict[str, _Pictures] = {}
+    for person, pictures in people.items():
+        name = name_of(person)
+        if name in named:
+            raise UserError(
+                f"'{shown(name)}': two names are the same text, of other Unicode characters (NFC and NFD); rename one, or join the two"
+            )
+        named[name] = pictures
+    return named
 
 
 def refuse_existing(folder: Path) -> None:

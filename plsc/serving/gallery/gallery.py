@@ -92,7 +92,7 @@ class Gallery:
         folder = Path(folder)
         files.refuse_existing(folder)
         header = header_of(embedder, template, generation=1)
-        content, left_out = embed_people(embedder, people, template)
+        content, left_out = embed_people(embedder, files.by_name(people), template)
         if not content.names:
             why = (
                 f"no picture can be used, the first: {left_out[0].reason}"
@@ -124,6 +124,7 @@ class Gallery:
         folder, owners = Path(folder), np.asarray(owners)
         files.refuse_existing(folder)
         header = header_of(embedder, template, generation=1)
+        names = [files.name_of(name) for name in names]
         each_once = len(set(names)) == len(names)
         if (
             not each_once
@@ -133,7 +134,7 @@ class Gallery:
             raise UserError(
                 "names: must be different, and owners number them 0, 1, ... in increasing order, none left out"
             )
-        content = content_of([*names], [[] for _ in names], unit(embeddings, header), owners, template)
+        content = content_of(names, [[] for _ in names], unit(embeddings, header), owners, template)
         files.make_folder(folder, header, content)
         return cls(folder)
 
@@ -158,7 +159,7 @@ class Gallery:
     def sources(self, name: str) -> list[str]:
         """Return the paths of a person's pictures, as they were when they were added. UserError for an unknown name."""
         with self._mutex:
-            return [*self._sources[self._number(name)]]
+            return [*self._sources[self._number(files.composed(name))]]
 
     @property
     def header(self) -> files.Header:
@@ -240,6 +241,7 @@ class Gallery:
 
         Raises UserError for an unknown name, and what `search` raises.
         """
+        name = files.composed(name)
         with self._mutex:
             limit = self._limit(threshold)
             query = unit(embeddings, self._header).sum(axis=0, dtype=np.float64)
@@ -293,21 +295,20 @@ class Gallery:
         rows = unit(embeddings, self._header)
         if not len(rows):
             raise UserError("add: needs at least one embedding")
-        files.check_names([name])
-        self._write({"add": name, "sources": [os.fspath(path) for path in sources]}, rows, of)
+        self._write({"add": files.name_of(name), "sources": [os.fspath(path) for path in sources]}, rows, of)
 
     def remove(self, name: str) -> None:
         """Remove a person with all pictures. UserError if there is none of that name.
 
         The rows stay in the files until they are written anew; see `erase`.
         """
-        self._write({"remove": name})
+        self._write({"remove": files.composed(name)})
 
     def erase(self, names: Sequence[str]) -> list[str]:
         """Remove people, and write all rows anew: the files have nothing of them any more, nor of whom `remove` has removed
         before. Return those whom the gallery had."""
         with self._held():
-            there = [name for name in dict.fromkeys(names) if name in self._numbers]
+            there = [name for name in dict.fromkeys(map(files.composed, names)) if name in self._numbers]
             for name in there:
                 self._append({"remove": name})
             self._replace(self._header, self._content())
@@ -356,7 +357,11 @@ class Gallery:
             if same and people is None and self._header.mapped is None:
                 self._replace(header, self._content())
                 return
-            given = {name: self.sources(name) for name in self._numbers} if people is None else people
+            given = (
+                {name: self.sources(name) for name in self._numbers}
+                if people is None
+                else files.by_name(people)
+            )
             content, self.left_out = embed_people(
                 embedder, {name: given.get(name, ()) for name in self._numbers}, header.template
             )

@@ -33,6 +33,7 @@ from plsc.data import detector
 from plsc.data.images import CHANNELS
 from plsc.errors import UserError
 from plsc.serving.embedder import Embedder
+from plsc.serving.gallery.files import name_of
 from plsc.serving.service import answers
 from plsc.serving.service.batcher import Batcher
 from plsc.serving.service.guard import Guard, check_token
@@ -280,6 +281,7 @@ class _Service:
     async def add(self, request: Request, name: Name, align: Align = False) -> answers.Changed:
         """Add pictures of a name to the gallery."""
         self._need_writable(request)
+        name = _name_of(name)
         embeddings, _ = await self._embed(request, self._options.max_pictures, align)
         count = await self._write(self._add, name, embeddings)
         return answers.Changed(name=name, pictures=len(embeddings), count=count)
@@ -435,6 +437,13 @@ def _probability(of: Union[Embedder, "Gallery"], similarity: float) -> Optional[
 
 def _accepted(similarity: float, threshold: Optional[float]) -> Optional[bool]:
     return None if threshold is None else similarity > threshold
+
+
+def _name_of(person: str) -> str:
+    try:
+        return name_of(person)
+    except UserError as error:
+        raise Refusal(422, f"name: {error}") from None
 
 
 def _need_name(gallery: "Gallery", name: str) -> None:
