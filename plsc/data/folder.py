@@ -97,23 +97,22 @@ def _report(level: str, folder: str, what: str, names: list[str]) -> None:
     get_logger().warning(line)
 
 
-def nested_hint(data: object) -> str:
-    """Suggest the folder that was probably meant if all images of an ImageFolder lie in subfolders of its
-    classes'; else ""."""
-    if not isinstance(data, ImageFolder):
-        return ""
+def nested_hint(folder: str, paths: Paths) -> str:
+    """Suggest the folder that was probably meant if all images of `read_folder` lie in subfolders of the
+    identities'; else ""."""
     below = set()
-    for index in range(len(data)):
-        parts = data.paths.written(index).split("/")
+    for index in range(len(paths)):
+        parts = paths.written(index).split("/")
         if len(parts) < 3:
             return ""
         below.add("/".join(parts[:2]))
     if len(below) < 2:
         return ""
-    meant = os.path.join(data.folder, data.folders[0])
+    first = min(below)
+    meant = os.path.join(folder, first.partition("/")[0])
     return (
-        f"its images lie one level further down, in {len(below):,} folders such as {min(below)}; if those are the identities, "
-        f"give {meant}"
+        f"its images lie one level further down, in {len(below):,} folders such as {shown(first)}; if those are the identities, "
+        f"give {shown(meant)}"
     )
 
 
@@ -174,6 +173,8 @@ class ImageFolder(ImageFiles):
 
     `folder`: the folder. Further keys: those of plsc.data.image_list.ImageFiles, and of all image formats,
     see plsc.data.images.EncodedImages.
+
+    Attributes: nested_hint: see the function.
     """
 
     def __init__(self, folder: str, **options):
@@ -182,7 +183,13 @@ class ImageFolder(ImageFiles):
         self.folder = folder
         paths, labels, names = read_folder(folder)
         self.identities = identity_names([os.path.join(folder, name) for name in names])
-        self._set_files(paths, labels, folder)
+        self.nested_hint = nested_hint(folder, paths)
+        try:
+            self._set_files(paths, labels, folder)
+        except UserError as error:
+            if not self.nested_hint:
+                raise
+            raise UserError(f"{error}; {self.nested_hint}") from error
 
     @property
     def folders(self) -> list[str]:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.utils.logging import get_logger
 
 LEAST = 2  # classes on either side: a pair of different people takes two, and so does training
 
@@ -51,8 +50,7 @@ def class_keys(identities: np.ndarray | None, num_classes: int) -> list[str]:
 
 
 def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarray:
-    """Choose as `held_out` does, and log how many; UserError, which calls the set `where`, if too few are on
-    one side."""
+    """Choose as `held_out` does; UserError, which calls the set `where`, if too few are on one side."""
     chosen = held_out(names, share)
     count = int(chosen.sum())
     if not LEAST <= count <= len(names) - LEAST:
@@ -64,5 +62,4 @@ def choose_held_out(names: Sequence[str], share: float, where: str) -> np.ndarra
             f"hold_out: {share:g} of {where} holds out {count} of its {len(names):,} classes, which their names decide; at least "
             f"{LEAST} have to be held out and {LEAST} trained on, as they are {shares}"
         )
-    get_logger().info(f"{where}: {count:,} of {len(names):,} classes are held out (hold_out: {share:g})")
     return chosen

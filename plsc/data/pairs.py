@@ -255,6 +255,9 @@ class ImagePairs(EncodedPairs):
         if hold_out:
             names = class_keys(self.source.identities, self.source.num_classes)
             held = choose_held_out(names, hold_out, images)
+            get_logger().info(
+                f"{shown(images)}: {held.sum():,} of {len(held):,} classes are held out (hold_out: {hold_out:g})"
+            )
             chosen = chosen[held[self.source.labels[chosen]]]
             where = f"{images} (held out)"
         pairs, self.same = draw_pairs(self.source.labels[chosen], num_pairs, where)

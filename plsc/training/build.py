@@ -14,7 +14,6 @@ import paddle
 from plsc import distributed
 from plsc.config import Config
 from plsc.data.dataset import Dataset, check_arrays, class_names
-from plsc.data.folder import nested_hint
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
@@ -28,7 +27,7 @@ from plsc.training.compatible import build_compatible
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.ema import Ema
-from plsc.training.evaluator import Evaluator, build_sets
+from plsc.training.evaluator import EvalSet, Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
 from plsc.training.join import JoinRequests
 from plsc.training.loss_scaler import LossScaler
@@ -37,6 +36,7 @@ from plsc.training.resume import build_backbone
 from plsc.training.teacher import build_teacher
 from plsc.training.trainer import Trainer
 from plsc.utils.device import on_gpu
+from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 
 MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
@@ -67,8 +67,7 @@ def build_trainer(
     optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
     average = cfg.Global.ema
     ema = Ema(backbone, average.decay, average.every) if average else None
-    seen = getattr(dataset, "identities", None)
-    sets = build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
+    sets = build_evaluation_sets(cfg, dataset)
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
     sizes = dataset.num_classes, cfg.Model.embedding_size
     amp = cfg.Global.amp
@@ -130,13 +129,21 @@ def build_training_set(cfg: Config) -> Dataset:
                 f"DataLoader.Train.{key}: the data has {has} {key[4:]} (got {wanted}); "
                 "leave the key out to take what the data has"
             )
+    hint = getattr(dataset, "nested_hint", "")
     if dataset.num_classes < 2:
-        hint = nested_hint(dataset)
         raise UserError(
             "DataLoader.Train.dataset: has 1 class, and nothing to tell it from; it needs at least 2"
             + f"; {hint}" * bool(hint)
         )
+    if hint:
+        warn(f"DataLoader.Train.dataset: {hint}")
     return dataset
+
+
+def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
+    """Build the sets of DataLoader.Eval; UserError for one that does not fit the data set to train on."""
+    seen = getattr(dataset, "identities", None)
+    return build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
 
 
 def _build_other_data(disks: Disks, cfg: Config, step: int) -> Dataset:

@@ -370,7 +370,12 @@ class Entry(Setters):
         from plsc.distributed.device import decide, why_no_gpu
         from plsc.distributed.sync_batch_norm import synchronise
         from plsc.heads.optimizer import Frozen
-        from plsc.training.build import build_loader, build_optimizer, build_training_set
+        from plsc.training.build import (
+            build_evaluation_sets,
+            build_loader,
+            build_optimizer,
+            build_training_set,
+        )
         from plsc.training.build_head import build_margin
         from plsc.training.compatible import head_of_old_classes, open_old_run
         from plsc.training.network import check_amp, layers_to_recompute
@@ -389,6 +394,7 @@ class Entry(Setters):
         layers_to_recompute(self.config.Model.recompute, backbone)
         build_margin(self.config.Head)
         check_amp(self.config.Global.amp)
+        build_evaluation_sets(self.config, dataset)
         plan = [f"WARNING {line}" for line in self._advice(ranks)]
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
         if teacher := build_teacher(self.config, dataset, alone=True):

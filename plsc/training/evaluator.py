@@ -353,5 +353,5 @@ def _check_unseen(key: str, data: EvalSet, seen: np.ndarray | None) -> None:
     if shared is not None and len(shared):
         raise UserError(
             f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
-            "would be of classes seen before; leave them out of one of the two (Glyphs: the same held_out)"
+            "would be of classes seen before; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)"
         )

@@ -12,6 +12,7 @@ from plsc.errors import MissingFileError, UserError
 from plsc.serving.gallery.evaluate import evaluate
 from plsc.serving.gallery.pictures import embed_pictures, people_of
 from plsc.utils.calibration import Calibration
+from tests.image_files import write_folder
 from tests.launch import run_python
 from tests.serving.fake_embedder import FakeEmbedder, pictures, units
 
@@ -43,6 +44,18 @@ def test_a_picture_finds_its_person(gallery, embedder):
     assert len(gallery) == gallery.rows == 3 and gallery.names() == ["Ann", "Bob", "Cy"]
     assert "Bob" in gallery and "Dan" not in gallery
     assert repr(gallery) == f"<Gallery: 3 people in {gallery.folder}>"
+
+
+def test_a_folder_one_level_too_high_is_pointed_out(tmp_path, caplog):
+    faces = write_folder(tmp_path / "up/faces", {"Ann": 2, "Bob": 1})
+    assert list(people_of(str(faces))) == ["Ann", "Bob"] and not caplog.messages
+    assert list(people_of(str(faces.parent))) == ["faces"]
+    assert caplog.messages == [
+        (
+            f"{faces.parent}: its images lie one level further down, in 2 folders such as faces/Ann; if those are the "
+            f"identities, give {faces}"
+        )
+    ]
 
 
 def test_a_template_is_the_sum_of_the_embeddings(gallery, embedder):

@@ -634,6 +634,7 @@ def test_an_evaluation_does_without_the_images_trained_on(trained, tmp_path):
     [
         "Optimizer.groups=[{match: nowhere, freeze: true}]",
         "Head={name: dist_magface, options: {low: 9, high: 8}}",
+        'DataLoader.Eval.dataset={name: "tests.tiny_runs:NoisePairs", image_shape: [1, 16, 10]}',
     ],
 )
 def test_a_dry_run_refuses_what_building_the_parts_refuses(tmp_path, override):

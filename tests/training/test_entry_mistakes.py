@@ -7,10 +7,13 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.config import load
 from plsc.errors import UserError
+from plsc.training.build import build_training_set
 from plsc.training.entry import Entry
 from plsc.utils.logging import setup
 from tests.checkpoints import reseal
+from tests.image_files import write_folder
 from tests.tiny_runs import TINY, Linear, checkpoint
 
 SHORT = ("Global.max_steps=2", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=null")
@@ -112,6 +115,19 @@ def test_another_network_is_refused_with_the_config_of_the_run(trained):
     assert line.endswith(
         f": the Model section must be that of the run that made it: -c {trained / 'config.yaml'}"
     )
+
+
+def test_groups_of_identities_are_pointed_out(tmp_path, caplog):
+    for group in "ab":
+        write_folder(tmp_path / "faces" / group, {"Ann": 1, "Bob": 1})
+    folder = f"DataLoader.Train.dataset={{name: ImageFolder, folder: {tmp_path}/faces, size: [16, 16]}}"
+    assert build_training_set(load(None, [folder])).num_classes == 2
+    assert caplog.messages == [
+        (
+            "DataLoader.Train.dataset: its images lie one level further down, in 4 folders such as a/Ann; if those are the "
+            f"identities, give {tmp_path}/faces/a"
+        )
+    ]
 
 
 def test_one_class_is_nothing_to_learn(tmp_path):

@@ -188,7 +188,7 @@ def test_pairs_of_identities_that_are_trained_on_are_refused():
         make(known, seen=np.array(["Dora", "Bert"]))
     assert str(raised.value) == (
         "DataLoader.Eval.more.known: 1 of its classes are trained on (the first is Bert), so the accuracy would be of classes "
-        "seen before; leave them out of one of the two (Glyphs: the same held_out)"
+        "seen before; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)"
     )
 
 

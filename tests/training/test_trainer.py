@@ -371,7 +371,7 @@ def test_pairs_of_classes_that_are_trained_on():
     )
     assert line.startswith("DataLoader.Eval.dataset: ")
     assert "of its classes are trained on (the first is " in line
-    assert line.endswith("; leave them out of one of the two (Glyphs: the same held_out)")
+    assert line.endswith("; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from plsc.data.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
 from plsc.data.autodetect import open_any
 from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
 from plsc.data.detector import Detector
-from plsc.data.folder import collected_problems, nested_hint
+from plsc.data.folder import collected_problems
 from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
@@ -176,7 +176,7 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findin
         classes=images.num_classes,
         images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
     )
-    hint = nested_hint(images)
+    hint = getattr(images, "nested_hint", "")
     if images.num_classes < 2:
         text = "has 1 class, and nothing to tell it from; training needs at least 2"
         findings.add("error", name, text + f"; {hint}" * bool(hint))

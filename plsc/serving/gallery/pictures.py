@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from plsc.data.folder import read_folder
+from plsc.data.folder import nested_hint, read_folder
 from plsc.data.images import CHANNELS, decode_pixels, planes, read_file
 from plsc.data.preprocessing import Preprocessing, check_sample
 from plsc.data.transforms import resize
@@ -34,6 +34,8 @@ class LeftOut(NamedTuple):
 def people_of(folder: str) -> dict[str, list[str]]:
     """List the pictures of a folder that has a folder for each person: name -> paths. UserError for an empty one."""
     paths, labels, names = read_folder(folder)
+    if hint := nested_hint(folder, paths):
+        get_logger().warning(f"{shown(folder)}: {hint}")
     people: dict[str, list[str]] = {name: [] for name in names}
     for label, path in zip(labels.tolist(), paths):
         people[names[label]].append(path)
