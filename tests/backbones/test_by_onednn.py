@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 
 from plsc.backbones.iresnet import IResNet
 from plsc.backbones.layers import by_onednn
@@ -10,6 +11,7 @@ from plsc.backbones.lenet import LeNet
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.resnet import ResNet
 from plsc.backbones.small_resnet import SmallResNet
+from tests.bounds import assert_within, rounded
 
 pytestmark = pytest.mark.skipif(not by_onednn(paddle.zeros([1])), reason="no oneDNN in Paddle, or no kernels")
 
@@ -23,11 +25,11 @@ class TinyResNet(ResNet):
 
 
 NETWORKS = {
-    "IResNet": (lambda: TinyIResNet(8, (3, 33, 20)), (3, 33, 20)),
-    "ResNet": (lambda: TinyResNet(8, (3, 16, 18), dropout=0.0), (3, 16, 18)),
-    "LeNet": (lambda: LeNet(8, (1, 29, 28), init_std=0.1), (1, 29, 28)),
-    "SmallResNet": (lambda: SmallResNet(8, (1, 19, 17), blocks=[1, 0, 2]), (1, 19, 17)),
-    "MobileFaceNet": (lambda: MobileFaceNet(8, (3, 32, 35), scale=1, blocks=[2, 1, 1, 1]), (3, 32, 35)),
+    "IResNet": (lambda: TinyIResNet(8, (3, 13, 10)), (3, 13, 10)),
+    "ResNet": (lambda: TinyResNet(8, (3, 11, 10), dropout=0.0), (3, 11, 10)),
+    "LeNet": (lambda: LeNet(8, (1, 19, 18), init_std=0.1), (1, 19, 18)),
+    "SmallResNet": (lambda: SmallResNet(8, (1, 11, 9), blocks=[1, 0, 2]), (1, 11, 9)),
+    "MobileFaceNet": (lambda: MobileFaceNet(8, (3, 16, 19), scale=1, blocks=[2, 1, 1, 1]), (3, 16, 19)),
 }
 
 
@@ -46,24 +48,25 @@ def run(net, images, training):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_computes_what_the_twin_does(name, training, monkeypatch):
-    """A number that rounding carries over an activation's kink changes a gradient by up to some hundredths: that
-    every part is there, and in its place, is tested here; tests of the layers are stricter."""
+    """With slopes of 1, as a number that rounding carries over a kink changes gradients by some hundredths; and where there
+    is no slope, with pictures that have none so close to it."""
     build, shape = NETWORKS[name]
     paddle.seed(0)
-    net = build()
-    exact = build()
+    net, exact = build(), build()
+    for layer in net.sublayers():
+        if isinstance(layer, nn.PReLU):
+            layer._weight.set_value(paddle.ones_like(layer._weight))
     exact.set_state_dict(net.state_dict())
     exact.to(dtype="float64")
-    images = paddle.randn([6, *shape])
+    images = paddle.randn([4, *shape])
     got = run(net, images, training)
     monkeypatch.setenv("PLSC_KERNELS", "0")
-    expected = run(exact, images.astype("float64"), training)
-    assert got.keys() == expected.keys()
-    largest = max(np.linalg.norm(values) for values in expected.values())
-    for key, values in expected.items():
-        is_gradient = key != "embeddings" and not key.endswith(("._mean", "._variance"))
-        share = np.linalg.norm(got[key] - values) / (np.linalg.norm(values) + 1e-5 * largest)
-        assert share < (0.1 if is_gradient else 1e-4), key
+    wide = images.astype("float64")
+    want, bound = rounded(exact, lambda: run(exact, wide, training), terms=4608, times=3)
+    assert np.median([bound[key].max() / np.abs(want[key]).max() for key in want]) < (
+        0.01 if training else 1e-4
+    )
+    assert_within(got, want, bound)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
