@@ -198,7 +198,7 @@ def _group(surveys: Sequence[dict[str, Any]]) -> list[Pieces]:
             if number not in pieces.names:  # a disk has one folder of a checkpoint
                 pieces.names[number] = entry["name"]
                 for name in entry["here"]:
-                    pieces.holders[name].append(number)
+                    pieces.holders.get(name, []).append(number)
     return sorted(groups.values(), key=lambda pieces: -pieces.step)
 
 

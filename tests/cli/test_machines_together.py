@@ -226,7 +226,7 @@ class Fleet:
         for host in self.hosts:
             agreement, machine = self.agreement, host.machine
             member = agreement._members.get(host.number)
-            if machine._agreement == agreement._id and member and member.report.id == machine._id:
+            if machine._agreement == agreement.id and member and member.report.id == machine._id:
                 lines = agreement._lines[member.first_line : machine._seen]
                 assert host.own_lines()[-len(lines) :] == lines or not lines, (host.number, host.said, lines)
 
@@ -356,7 +356,7 @@ def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
         seen.append(report)
         return Order(agreement="a", action="wait", known=report.changes if len(seen) > 4 else 0)
 
-    server = Server(port, answer)
+    server = Server("127.0.0.1", port, answer)
     machine = Machine(Options([], [], 100, Machines(2, 2, 1, "127.0.0.1", port, 60.0)))
     machine._client = Client("127.0.0.1", port)
     for _ in range(3):

@@ -183,7 +183,7 @@ def test_the_paddlejob_is_as_its_operator_wants_it():
     assert container["name"] == "paddle" and container["ports"] == [{"name": "master", "containerPort": 8090}]
     assert f"--master={PADDLEJOB['metadata']['name']}-worker-0:8090" in container["args"]
     assert spec["restartPolicy"] == "ExitCode"
-    (index,) = container["env"]
+    _, index = container["env"]
     assert (
         index["valueFrom"]["fieldRef"]["fieldPath"]
         == "metadata.labels['training.kubeflow.org/replica-index']"

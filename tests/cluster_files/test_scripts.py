@@ -101,7 +101,8 @@ def test_the_commands_in_the_files_start_plsc_run_on_each_machine(stand_ins, clo
 
 
 def test_arguments_settings_and_folder_arrive_as_they_are(stand_ins, clone):
-    env = stand_ins(NCCL_DEBUG="a 'b' $c")
+    secret = "x'y $z\\"
+    env = stand_ins(NCCL_DEBUG="a 'b' $c", PLSC_RUN_SECRET=secret)
     words = ["train.py", "-o", 'a="b c"; `ls` $HOME', "it's", "", "*"]
     command = [FOLDER / "ssh.sh", "me@first", "second", "--", *words]
     subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
@@ -109,6 +110,7 @@ def test_arguments_settings_and_folder_arrive_as_they_are(stand_ins, clone):
         machines = ["--nnodes", "2", "--rank", str(number), "--master", "first:8090"]
         assert call["argv"] == machines + words
         assert call["folder"] == str(clone) and call["env"]["NCCL_DEBUG"] == "a 'b' $c"
+        assert call["env"]["PLSC_RUN_SECRET"] == secret
         assert (clone / f"log/machine-{number}.log").read_text() == "step 1\ndone\n"
 
 

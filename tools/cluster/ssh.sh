@@ -14,7 +14,7 @@
 #   PLSC      the command there (plsc); that of a virtual environment is /path/to/venv/bin/plsc
 #   NNODES    the fewest and the most machines, as 2:4 (the number of those given)
 #   PORT      of the first machine (8090)
-#   NCCL_*, GLOO_* and FLAGS_* are passed on to all machines.
+#   NCCL_*, GLOO_*, FLAGS_* and PLSC_RUN_SECRET are passed on to all machines.
 set -euo pipefail
 
 machines=()
@@ -43,14 +43,19 @@ on() { # machine, arguments: runs the script of stdin there with these arguments
 train() { # rank, arguments: runs plsc run there; the shell notes its process number, and becomes it
     local rank=$1
     shift
-    on "${machines[rank]}" "$folder" "log/machine-$rank" "${settings[@]}" "${PLSC:-plsc}" run \
-        --nnodes "${NNODES:-${#machines[@]}}" --rank "$rank" --master "${machines[0]#*@}:${PORT:-8090}" "$@" <<'SCRIPT'
+    {
+        if [[ ${PLSC_RUN_SECRET+set} ]]; then # not as an argument, which all users of the machines can see
+            printf 'export PLSC_RUN_SECRET=%q\n' "$PLSC_RUN_SECRET"
+        fi
+        cat <<'SCRIPT'
 cd "$1" && mkdir -p "${2%/*}" && echo "$$" >"$2.pid" && : >"$2.log" || exit 1
 log=$2.log
 shift 2
 tail --pid="$$" -f "$log" </dev/null &
 exec env "$@" </dev/null >>"$log" 2>&1
 SCRIPT
+    } | on "${machines[rank]}" "$folder" "log/machine-$rank" "${settings[@]}" "${PLSC:-plsc}" run \
+        --nnodes "${NNODES:-${#machines[@]}}" --rank "$rank" --master "${machines[0]#*@}:${PORT:-8090}" "$@"
 }
 
 pass_on() { # signal: sends it to the plsc run of each machine that has not ended

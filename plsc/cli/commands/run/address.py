@@ -32,6 +32,20 @@ def own_address(host: str, port: int) -> tuple[str, str | None]:
     return address, interface_of(address)
 
 
+def listening_address(host: str) -> str:
+    """Return the address of --master if this machine has it; else "", all interfaces.
+
+    A name that /etc/hosts gives as a loopback address is another one for the other machines, which have to reach this one to be told.
+    """
+    try:
+        address = socket.gethostbyname(host)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:  # not known here, or not this machine's own, such as a forwarded one
+        return ""
+    return "" if address.startswith("127.") and host not in (address, "localhost") else address
+
+
 def interface_of(address: str) -> str | None:
     """Return the network interface that has an IPv4 address; None if none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

@@ -23,7 +23,7 @@ from plsc.cli.commands.run.address import free_port
 from plsc.cli.commands.run.history import History, describe_saved, describe_unsaved
 from plsc.cli.commands.run.job import resuming
 from plsc.cli.commands.run.options import Machines
-from plsc.cli.commands.run.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder
+from plsc.cli.commands.run.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder, Survey
 from plsc.distributed import guard
 from plsc.errors import UserError, shown
 
@@ -59,7 +59,7 @@ class _Member:
     details: Details = field(default_factory=Details)
     known: int = 0  # the changes of the details
     changed: float = 0.0  # when the details came
-    survey: dict = field(default_factory=dict)  # the last one: a machine that trains makes none
+    survey: Survey | None = None  # the last one: a machine that trains makes none
     clock_offset: float = 0.0  # seconds that its clock is ahead of ours
     first_line: int = 0  # of the agreement's, after those that are older than its process
     leaves: bool = False  # asked to stop, or with a mistake, it ends while the others go on
@@ -75,7 +75,7 @@ class _Member:
 
 
 class Agreement:
-    """What the machines of a run agree on. Thread-safe.
+    """What the machines of a run agree on. Thread-safe. `id`: of all its orders.
 
     Args:
         machines: how many there are to be. job: the first machine's.
@@ -92,7 +92,7 @@ class Agreement:
         compare: Compare,
         overrides: Iterable[str] = (),
     ):
-        self._id = uuid.uuid4().hex
+        self.id = uuid.uuid4().hex
         self._machines = machines
         self._job = job
         self._history = History(max_failures, job.stamp)
@@ -177,19 +177,19 @@ class Agreement:
                 report,
                 f"--rank {number}: {member.name} is at work with this number; give each machine its own",
             )
-        return Order(agreement=self._id, action="wait", seen=report.seen)
+        return Order(agreement=self.id, action="wait", seen=report.seen)
 
     def _refuse(self, report: Report, line: str) -> Order:
-        return Order(agreement=self._id, action="end", code=2, seen=report.seen, lines=[f"ERROR {line}"])
+        return Order(agreement=self.id, action="end", code=2, seen=report.seen, lines=[f"ERROR {line}"])
 
     def _order(self, member: _Member) -> Order:
         report = member.report
         takes_part = self._phase in ("running", "stopping") and self._ids.get(report.machine) == report.id
         is_behind = report.generation < self._generation
-        follows = report.agreement == self._id  # else it first has to end what an earlier process ordered
+        follows = report.agreement == self.id  # else it first has to end what an earlier process ordered
         seen = max(report.seen if follows else 0, member.first_line)
         order = Order(
-            agreement=self._id,
+            agreement=self.id,
             action="wait",
             generation=self._generation,
             seen=seen,
@@ -303,7 +303,7 @@ class Agreement:
         return f"machine{'s' * (len(missing) > 1)} {', '.join(missing)}"
 
     def _is_understood(self, member: _Member) -> bool:
-        return member.is_known and member.report.agreement == self._id
+        return member.is_known and member.report.agreement == self.id
 
     def _let_go(self, member: _Member, why: str) -> None:
         member.leaves = True
@@ -442,7 +442,7 @@ class Agreement:
         with contextlib.suppress(UserError):
             if whole:
                 return _choose(members)
-        saved = [entry for member in members for entry in member.survey.get("checkpoints", [])]
+        saved = [entry for member in members if member.survey for entry in member.survey["checkpoints"]]
         return max((entry["step"] for entry in saved if entry["manifest"]), default=None)
 
     def _cause(self, outcomes: dict[int, Outcome]) -> Cause:

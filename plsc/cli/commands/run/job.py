@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plsc import config
+from plsc.cli.commands.run import secret
 from plsc.cli.commands.run.options import Options, value, without
 from plsc.cli.commands.run.postmortem import Failure, Watch, send
 from plsc.distributed import environment, guard, launcher, paddle_launch
@@ -82,6 +83,9 @@ class Job:
         whole = {**environment.for_ranks(), guard.SUPERVISOR: str(os.getpid()), **self._env, **(env or {})}
         if self._hides_gpus:
             whole["CUDA_VISIBLE_DEVICES"] = paddle_launch.hidden(self.ranks)
+        whole.pop(
+            secret.NAME, None
+        )  # the ranks need not know it, and the launcher writes its environment into a log
         command = [str(launcher.STARTER), *self._options, *options, self._script, *self._arguments]
         if overrides:
             command += ["-o", *overrides]

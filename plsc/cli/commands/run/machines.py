@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from plsc.checkpoint import pieces
 from plsc.cli.commands.run import preflight
-from plsc.cli.commands.run.address import own_address
+from plsc.cli.commands.run.address import listening_address, own_address
 from plsc.cli.commands.run.agreement import DEAD, Agreement
 from plsc.cli.commands.run.job import Job, Start, note_signals
 from plsc.cli.commands.run.options import Machines, Options
@@ -34,6 +34,7 @@ from plsc.cli.commands.run.reports import (
     StartOrder,
     Stuck,
 )
+from plsc.cli.commands.run.secret import read_secret
 from plsc.distributed import environment, guard, lock
 from plsc.errors import UserError, shown
 
@@ -49,6 +50,7 @@ class Machine:
     def __init__(self, options: Options):
         self._options = options
         self._machines: Machines = options.machines
+        self._secret = read_secret()
         self._id = uuid.uuid4().hex
         self._host = socket.gethostname()
         self._address = ""
@@ -111,7 +113,12 @@ class Machine:
             self._machines, self._job, self._options.max_failures, self._compare, self._elastic_overrides()
         )
         server = Server(
-            self._machines.port, lambda report: agreement.report(report, time.monotonic(), time.time())
+            listening_address(self._machines.host),
+            self._machines.port,
+            lambda report: agreement.report(report, time.monotonic(), time.time()),
+            agreement.id,
+            self._secret,
+            self._say,
         )
         stack.callback(server.close)
         try:
@@ -153,10 +160,13 @@ class Machine:
 
     def _follow(self) -> int:
         self._prepare()
-        client = self._client = Client(self._machines.host, self._machines.port)
+        client = self._client = Client(self._machines.host, self._machines.port, self._secret)
         posted = 0
         while True:
             self._look()
+            if client.mistake:
+                self._kill()
+                raise UserError(client.mistake)
             client.post(self._report(0), at_once=posted != self._changes)
             posted = self._changes
             code = self._turn(client.order, time.monotonic() - client.contact)
@@ -204,13 +214,16 @@ class Machine:
             return
         cause = Cause(text=_on_one_line(error), user=True)
         self._enter("refused", Details(outcome=Outcome(code=2, cause=cause)))
-        client = self._client = self._client or Client(self._machines.host, self._machines.port)
+        client = self._client = self._client or Client(self._machines.host, self._machines.port, self._secret)
         end = time.monotonic() + DEAD
         while time.monotonic() < end:
             with contextlib.suppress(*NO_ANSWER):
                 client.send(self._report(0))
+                self._agreement = client.order.agreement
                 if client.order.action == "end" or client.order.known == self._changes:
                     return
+            if client.mistake:
+                return
             time.sleep(_POLL)
 
     def _elastic_overrides(self) -> list[str]:
