@@ -206,6 +206,7 @@ def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> in
         if debug or not (isinstance(error, UserError) or error.errno in _OF_THE_MACHINE):
             raise
         _ignore_the_launcher()
+        _finish_line()
         for line in _lines(error):
             print(f"ERROR {shown(shortened(line))}", file=sys.stderr, flush=True)
         _wait_for_the_first_rank()
@@ -224,6 +225,14 @@ def _lines(error: UserError | OSError) -> list[str]:
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
     remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its rights"
     return [f"{where}{error.strerror}; {remedy}, or name another folder"]
+
+
+def _finish_line() -> None:
+    """End the line on stdout that a full disk has cut, as of a log: stderr may go to the same file."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        print(file=sys.stderr)
 
 
 def _has_lost_its_reader(descriptor: int) -> bool:

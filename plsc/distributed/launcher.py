@@ -8,6 +8,7 @@ need it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -95,6 +96,14 @@ def refusal(logs: str | Path, start: int) -> str:
     """Return why paddle_launch.py did not start the launcher whose log has begun at byte `start`; "" if it did."""
     lines = [line for line in _mistakes(logs, start) if line.startswith("ERROR ")]
     return lines[-1].removeprefix("ERROR ").strip() if lines else ""
+
+
+def finish_line(logs: str | Path) -> None:
+    """End a line of the first rank's log that a full disk has cut: the launcher has shown it on stdout."""
+    with contextlib.suppress(OSError), open(Path(logs) / "workerlog.0", "rb") as file:
+        file.seek(-1, os.SEEK_END)  # an empty one has no byte before its end
+        if file.read() != b"\n":
+            print(flush=True)
 
 
 def show_mistakes(logs: str | Path, start: int, stream: IO[str]) -> None:

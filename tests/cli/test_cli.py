@@ -1,6 +1,7 @@
 """The command line: what it hands to Entry, what it prints, its exit codes; wrong configs in processes of their own."""
 
 import errno
+import io
 import os
 import re
 import resource
@@ -268,6 +269,16 @@ def test_help_has_an_example(capsys, verb):
     with pytest.raises(SystemExit, match="0"):
         cli.main([verb, "--help"])
     assert re.search(rf"example: plsc {verb} -c ", capsys.readouterr().out)
+
+
+def test_a_mistake_begins_a_line_where_a_full_disk_has_cut_the_last_one(monkeypatch, capsys):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert cli.main(["eval", "-c", "none.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("\nERROR none.yaml")
 
 
 @pytest.mark.parametrize("name, code", [(None, 0), ("SIGINT", 130), ("SIGTERM", 143)])

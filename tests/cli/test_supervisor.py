@@ -13,6 +13,7 @@ from plsc.cli.commands.run.job import newest_step
 from plsc.cli.commands.run.options import read_options, split_command
 from plsc.cli.commands.run.postmortem import Watch
 from plsc.cli.commands.run.supervisor import Supervisor, main
+from plsc.distributed import launcher
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
 from tests.fake_launch import gone, supervise, write
@@ -45,6 +46,22 @@ def test_a_run_that_ends_well_is_left_alone(folder):
     assert not list((folder / "out/errors").glob("*.alive"))
     logs = sorted(path.name for path in (folder / "out/log").iterdir())
     assert logs == ["launcher.log", "workerlog.0"]  # no file a start
+
+
+def test_ranks_and_their_logs_do_not_get_the_secret_of_the_machines(folder):
+    process = supervise(folder, PLSC_RUN_SECRET="sixteen letters.", OTHER="as it is")
+    assert ended(process) == (0, [])
+    environment = (folder / "out/log/workerlog.0").read_text()  # which the stand-in writes there
+    assert "as it is" in environment and "sixteen letters." not in environment
+
+
+@pytest.mark.parametrize("log, shown", [("cut", "\n"), ("whole\n", ""), ("", "")])
+def test_a_line_that_a_full_disk_has_cut_is_ended(tmp_path, capsys, log, shown):
+    """The launcher shows the first rank's log, and then plsc run says its own lines."""
+    (tmp_path / "workerlog.0").write_text(log)
+    launcher.finish_line(tmp_path)
+    launcher.finish_line(tmp_path / "none")
+    assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("rank", [0, 1])

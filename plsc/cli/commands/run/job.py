@@ -198,6 +198,7 @@ class Start:
 
     def _close(self, code: int) -> None:
         kill_leftovers()
+        launcher.finish_line(self._job.logs)
         self._job.forget_environments()
         self.code = code
 
