@@ -7,6 +7,7 @@ from paddle import nn
 
 from plsc.data.preprocessing import Preprocessing
 from plsc.training.embed import embed, to_input
+from tests.bounds import EPS, assert_within, rounded
 
 PREPROCESSING = Preprocessing.of_images((1, 4, 3), mean=100.0, scale=0.01)
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 1, 4, 3), np.uint8)
@@ -27,7 +28,8 @@ def embeddings(net, batch_size, count=7):
 def test_pixels_are_normalised_by_the_preprocessing():
     x = to_input(IMAGES, PREPROCESSING)
     assert x.dtype == paddle.float32
-    assert np.allclose(x.numpy(), (IMAGES.astype(np.float64) - 100.0) * 0.01, atol=1e-6)
+    pixels = IMAGES.astype(np.float64)
+    assert_within(x.numpy(), (pixels - 100.0) * 0.01, 2 * EPS * (pixels + 100.0) * 0.01)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
@@ -36,12 +38,13 @@ def test_the_batches_change_nothing(batch_size):
     found = embeddings(net, batch_size)
     net.eval()
     assert found.dtype == np.float32 and found.shape == (7, 5)
-    assert np.allclose(found, net(to_input(IMAGES, PREPROCESSING)).numpy(), atol=1e-6)
+    whole = rounded(net, lambda: net(to_input(IMAGES, PREPROCESSING)).numpy())
+    assert_within(found, *whole, paths=2)
 
 
 def test_fewer_images_than_there_are():
     net = net_with_norm()
-    assert np.allclose(embeddings(net, 2, count=3), embeddings(net, 7)[:3], atol=1e-6)
+    assert_within(embeddings(net, 2, count=3), *rounded(net, lambda: embeddings(net, 7)[:3]), paths=2)
 
 
 @pytest.mark.parametrize("training", [True, False])
