@@ -9,6 +9,7 @@ from plsc.cli.commands.benchmark import benchmark, loader
 from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
+from tests.bounds import EPS, assert_within
 
 
 @pytest.mark.parametrize("twin", [loader.Normalised, loader.PerChannel])
@@ -18,7 +19,8 @@ def test_the_twins_yield_the_normalised_pictures_of_the_original(tmp_path, twin)
     assert len(batches[0]) == len(batches[1]) == 3
     for (images, labels, indices), (floats, *rest) in zip(*batches):
         assert all(np.array_equal(a, b) for a, b in zip((labels, indices), rest))
-        assert floats.view(np.float32) == pytest.approx((images - 100.0) * 0.01, abs=1e-5)
+        bound = 2 * EPS * (images + 100.0) * 0.01
+        assert_within(floats.view(np.float32), (images - 100.0) * 0.01, bound)
 
 
 def test_the_jpgs_are_of_the_size_of_face_crops(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.evaluation.membership import People, alike, auc, nearest
+from tests.bounds import assert_within, cosines
 
 RNG = np.random.default_rng(0)
 
@@ -20,19 +21,20 @@ def people(count, images=4, spread=0.5):
 
 def test_nearest_is_the_largest_cosine_whatever_the_blocks():
     some, centres = people(5), RNG.standard_normal((11, 8)).astype(np.float32)
-    wanted = [max(float(row @ centre) / np.linalg.norm(centre) for centre in centres) for row in some.emb_ND]
+    emb, wide = some.emb_ND.astype(np.float64), centres.astype(np.float64)
+    wanted = [max(row @ centre / np.linalg.norm(centre) for centre in wide) for row in emb]
     for cut in (1, 4, 11):
         blocks = [centres[start : start + cut] for start in range(0, 11, cut)]
-        np.testing.assert_allclose(nearest(some, [*blocks, centres[:0]]), wanted, atol=1e-6)
+        assert_within(nearest(some, [*blocks, centres[:0]]), wanted, cosines(8))
 
 
 def test_alike_is_the_mean_cosine_with_the_others_of_the_person():
     some = people(3)
     some = People(np.concatenate([some.emb_ND, some.emb_ND[:1]]), np.append(some.person_N, 99))
-    found = alike(some)
-    for index, (row, person) in enumerate(zip(some.emb_ND[:-1], some.person_N)):
+    found, emb = alike(some), some.emb_ND.astype(np.float64)
+    for index, (row, person) in enumerate(zip(emb[:-1], some.person_N)):
         others = [other for other in np.flatnonzero(some.person_N == person) if other != index]
-        assert found[index] == pytest.approx(np.mean([row @ some.emb_ND[other] for other in others]))
+        assert found[index] == pytest.approx(np.mean([row @ emb[other] for other in others]))
     assert np.isnan(found[-1])
 
 

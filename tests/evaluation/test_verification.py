@@ -88,10 +88,11 @@ def test_equal_images_are_not_accepted_at_distance_zero_but_at_the_next_threshol
 
 def test_similarity_is_the_cosine_and_large_sets_are_worked_in_blocks(monkeypatch):
     emb_a, emb_b, same = noisy_pairs(101)
-    cosine = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(emb_a, emb_b)]
+    wide = emb_a.astype(np.float64), emb_b.astype(np.float64)
+    cosine = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(*wide)]
     whole = verify(emb_a, emb_b, same)
     assert whole.similarity.dtype == np.float64
-    np.testing.assert_allclose(whole.similarity, cosine, atol=1e-6)
+    np.testing.assert_allclose(whole.similarity, cosine, rtol=0, atol=1e-12)
     monkeypatch.setattr("plsc.evaluation.verification.BLOCK_ELEMENTS", 7 * 16)
     np.testing.assert_array_equal(verify(emb_a, emb_b, same).similarity, whole.similarity)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from plsc.data.preprocessing import Preprocessing
 from plsc.serving.embedder import Embedder
+from tests.bounds import perturbed
 
 
 class Pixels(Embedder):
@@ -34,6 +35,16 @@ class Pixels(Embedder):
         assert self.may_go_on.wait(30)
         flat = samples.reshape(len(samples), -1).astype(np.float32)
         return flat - flat.mean(1, keepdims=True)
+
+
+def expected(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The embeddings by `Pixels` in float64, and how far its own may lie from them."""
+
+    def compute(flat: np.ndarray) -> np.ndarray:
+        centred = flat - flat.mean(1, keepdims=True)
+        return centred / np.linalg.norm(centred, axis=1, keepdims=True)
+
+    return perturbed(compute, samples.reshape(len(samples), -1).astype(np.float32))
 
 
 class Client:

@@ -16,7 +16,8 @@ from plsc.serving.gallery import Gallery
 from plsc.serving.service.app import create_app
 from plsc.serving.service.options import Options
 from plsc.utils.calibration import Calibration
-from tests.serving.running import Pixels, picture, running, samples
+from tests.bounds import assert_within
+from tests.serving.running import Pixels, expected, picture, running, samples
 
 TOKEN = "a-token-of-the-tests"
 BEARER = f"Bearer {TOKEN}"
@@ -48,9 +49,8 @@ def client(gallery):
 def test_embeddings_are_those_of_the_pictures_in_their_order(client):
     first, second = picture(1), picture(2)
     status, answer = client.send("/embed", first, second)
-    expected = Pixels().embed(np.stack([samples(first), samples(second)]))
     assert status == 200 and answer["network"] == "a" * 64
-    np.testing.assert_allclose(answer["embeddings"], expected, atol=1e-6)
+    assert_within(np.array(answer["embeddings"]), *expected(np.stack([samples(first), samples(second)])))
     assert client.ask("POST", "/embed", first)[1]["embeddings"] == answer["embeddings"][:1]
 
 
@@ -179,8 +179,7 @@ def test_requests_of_many_clients_are_embedded_together():
             embedder.may_go_on.set()
             got = [answer.result()[1]["embeddings"][0] for answer in answers]
     assert embedder.batches == [1, 8]
-    expected = Pixels().embed(np.stack([samples(picture(seed)) for seed in range(9)]))
-    np.testing.assert_allclose(got, expected, atol=1e-6)
+    assert_within(np.array(got), *expected(np.stack([samples(picture(seed)) for seed in range(9)])))
 
 
 def test_what_is_too_much_is_refused_and_may_come_again():
