@@ -4,17 +4,24 @@ import importlib.util
 import itertools
 import math
 import re
+from functools import partial
 
 import numpy as np
 import paddle
 import pytest
 
 from plsc.backbones.lenet import LeNet
+from tests.bounds import EPS, assert_within, perturbed
 from tests.idx_files import DATA, ROOT, needs_fashion_mnist, write_family
 
 _spec = importlib.util.spec_from_file_location("lenet_from_scratch", ROOT / "docs" / "lenet_from_scratch.py")
 scratch = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(scratch)
+
+
+PLACES = (
+    26 * 26
+)  # of a sample: the longest sum of a step, the gradient of the first bias, is over those of all samples
 
 
 def places(k):
@@ -31,6 +38,17 @@ def replicas(k, scale=0.1, seed=0):
     return [scratch.get_params(scratch.init_params(scale, seed), place) for place in places(k)]
 
 
+def tensors(arrays):
+    """Parameters of the arrays' dtype."""
+    return scratch.get_params([paddle.to_tensor(array) for array in arrays], paddle.CPUPlace())
+
+
+def batch_like(params, size, seed=0):
+    """A batch in the dtype of the first copy of the parameters."""
+    X, y = batch(size, seed)
+    return X.astype(params[0][0].dtype), y
+
+
 def numbers(params):
     return [param.numpy() for param in params]
 
@@ -40,16 +58,17 @@ def largest_difference(one, other):
 
 
 def test_row_1_1_ten_steps_on_1_2_and_4_devices_end_in_the_same_parameters():
-    ends = []
-    for k in (1, 2, 4):
-        params = replicas(k, scale=0.01)
+
+    def train(params, k=1):
         for step in range(10):
-            scratch.train_batch(*batch(64, step), params, places(k), lr=0.2)
-        ends.append(numbers(params[0]))
-    assert largest_difference(ends[0], numbers(scratch.init_params())) > 0.01, (
-        "something must have been learnt"
-    )
-    assert max(largest_difference(ends[0], other) for other in ends[1:]) <= 1e-5
+            scratch.train_batch(*batch_like(params, 64, step), params, places(k), lr=0.2)
+        return numbers(params[0])
+
+    first = numbers(scratch.init_params())
+    want, bound = perturbed(lambda *params: train([tensors(params)]), *first, terms=64 * PLACES, times=2)
+    assert largest_difference(want, first) > 0.01, "something must have been learnt"
+    for k in (1, 2, 4):
+        assert_within(train(replicas(k, scale=0.01), k), want, bound)
 
 
 def test_row_1_2_the_network_and_its_eight_tensors(monkeypatch):
@@ -77,8 +96,10 @@ def test_row_1_2_the_network_and_its_eight_tensors(monkeypatch):
     backbone = LeNet()
     for own, param in zip(backbone.parameters(), params):
         own.set_value(param)
-    expected = backbone(X).numpy() @ params[6].numpy() + params[7].numpy()
-    assert np.abs(scores - expected).max() < 1e-5 * np.abs(expected).max()
+    by_backbone = backbone(X).numpy() @ params[6].numpy() + params[7].numpy()
+    wide = lambda *arrays: scratch.lenet(X.astype("float64"), tensors(arrays)).numpy()
+    want, bound = perturbed(wide, *numbers(params))
+    assert_within([scores, by_backbone], [want, want], [bound, bound])
 
 
 def test_row_1_3_the_initial_weights_are_normal_and_the_biases_zero():
@@ -152,35 +173,43 @@ def test_row_1_8_train_says_where_it_runs_and_runs_five_epochs(k, tiny, capsys):
     assert [int(found[1]) for found in epochs if found] == [1, 2, 3, 4, 5]
 
 
+def gradients(step, *arrays):
+    """Those of the summed loss of a step's batch, by one graph in float64."""
+    params = tensors(arrays)
+    X, y = batch_like([params], 16, step)
+    scratch.loss(scratch.lenet(X, params), y).sum().backward()
+    return [param.grad.numpy() for param in params]
+
+
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_row_1_9_after_a_step_all_replicas_are_equal_and_hold_the_sum_of_the_gradients(k):
     params = replicas(k)
     for step in range(3):
         X, y = batch(16, step)
-        alone = scratch.get_params(params[0], paddle.CPUPlace())
+        alone = numbers(params[0])
         scratch.train_batch(X, y, params, places(k), lr=0.5)
         for first, *others in zip(*params):
             assert all(np.array_equal(first.numpy(), other.numpy()) for other in others)
             assert all(np.array_equal(first.grad.numpy(), other.grad.numpy()) for other in others)
-        scratch.loss(scratch.lenet(X, alone), y).sum().backward()
-        for param, expected in zip(params[0], alone):
-            scale = np.abs(expected.grad.numpy()).max()
-            assert np.abs(param.grad.numpy() - expected.grad.numpy()).max() < 1e-5 * scale
+
+        want, bound = perturbed(partial(gradients, step), *alone, terms=16 * PLACES, times=2)
+        assert_within([param.grad.numpy() for param in params[0]], want, bound)
 
 
 def test_row_1_10_the_whole_batch_divides_the_summed_gradient():
-    X, y = batch(32)
-    updates = []
+    def step(params, k=1):
+        scratch.train_batch(*batch_like(params, 32), params, places(k), lr=0.5)
+        return numbers(params[0])
+
+    before = numbers(replicas(1)[0])
+    want, bound = perturbed(lambda *params: step([tensors(params)]), *before, terms=32 * PLACES, times=2)
+    assert largest_difference(want, before) > 1e-3
     for k in (1, 2, 4):
         params = replicas(k)
-        before = numbers(params[0])
-        scratch.train_batch(X, y, params, places(k), lr=0.5)
+        assert_within(step(params, k), want, bound)
         for param, value in zip(params[0], before):
-            step = np.float32(0.5) * param.grad.numpy() / np.float32(32)
-            assert np.array_equal(param.numpy(), value - step)
-        updates.append([param.numpy() - value for param, value in zip(params[0], before)])
-    assert all(largest_difference(updates[0], other) <= 1e-6 for other in updates[1:])
-    assert max(np.abs(update).max() for update in updates[0]) > 1e-3
+            change = np.float32(0.5) * param.grad.numpy() / np.float32(32)
+            assert_within(param.numpy(), np.float64(value) - change, EPS * (np.abs(value) + np.abs(change)))
 
 
 def test_row_1_11_the_clock_is_read_when_every_device_is_done(tiny, capsys, monkeypatch):
