@@ -1,5 +1,8 @@
 """Requests that mean harm, or are broken: each gets a 4xx with one line, and the service answers the next one."""
 
+import concurrent.futures
+import contextlib
+import http.client
 import socket
 import struct
 import threading
@@ -12,6 +15,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from fastapi.responses import Response
 
 from plsc.serving.gallery import Gallery
 from plsc.serving.service.app import create_app
@@ -228,7 +233,7 @@ def test_a_header_that_does_not_come_is_given_up():
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     embedder = Pixels()
     app = create_app(embedder)
-    with running(app, http=protocol(0.3), timeout_keep_alive=60) as client:
+    with running(app, http=protocol(0.3, 100), timeout_keep_alive=60) as client:
         for before in (b"", whole):
             with socket.create_connection(("127.0.0.1", client.port), 20) as slow:
                 slow.sendall(before + b"GET /health HT")
@@ -236,6 +241,71 @@ def test_a_header_that_does_not_come_is_given_up():
                 assert answers.count(b"HTTP/1.1 200 ") == bool(before) and answers.count(b"HTTP/1.1") < 2
         embedder.may_go_on.clear()
         threading.Timer(1.0, embedder.may_go_on.set).start()
+        assert client.send("/embed", picture(0))[0] == 200
+
+
+def answers_within(client, seconds):
+    """Say whether the service answers within so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return client.ask("GET", "/health")[0] == 200
+        time.sleep(0.05)
+    return False
+
+
+def test_a_client_that_does_not_take_its_answers_is_given_up():
+    """Also one whose request is answered as a whole; one that reads slowly, but does, gets all of it."""
+    app = create_app(Pixels())
+    app.add_api_route("/large", lambda: Response(bytes(8 << 20)))
+    with running(app, http=protocol(0.5, 1), timeout_keep_alive=60) as client:
+        for path, times in (("/openapi.json", 4000), ("/large", 1)):
+            with small_connection(client.port) as mute:
+                mute.setblocking(False)
+                request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * times
+                assert mute.send(request) > len(request) // 100
+                assert not answers_within(client, 0.2)  # it has the only connection
+                assert answers_within(client, 30)
+        with small_connection(client.port, 1 << 16) as slow:
+            slow.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            end, got = time.monotonic() + 2.5, 0
+            while time.monotonic() < end:
+                got += len(slow.recv(1 << 16))
+                time.sleep(0.05)
+            assert got < 8 << 20
+            while part := slow.recv(1 << 20):
+                got += len(part)
+            assert got > 8 << 20
+
+
+def small_connection(port, size=4096):
+    """A connection that takes little before it is read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    sock.settimeout(20)
+    sock.connect(("127.0.0.1", port))
+    return sock
+
+
+def test_clients_beyond_the_queue_get_an_answer():
+    """Whatever they send; those beyond the connections are closed, and the others answered still."""
+    embedder = Pixels()
+    embedder.may_go_on.clear()
+    body = picture(0) + bytes(300_000)
+    with running(create_app(embedder, options=Options(queue=2)), http=protocol(30, 50)) as client:
+        with concurrent.futures.ThreadPoolExecutor(40) as pool:
+            asked = [pool.submit(client.ask, "POST", "/embed", body) for _ in range(40)]
+            done = concurrent.futures.as_completed(asked)
+            refusals = [next(done).result() for _ in range(38)]
+            assert {status for status, _ in refusals} == {503}
+            assert client.ask("GET", "/health")[0] == 200
+            embedder.may_go_on.set()
+            assert [found.result()[0] for found in done] == [200, 200]
+        with contextlib.ExitStack() as stack:
+            for _ in range(50):
+                stack.enter_context(socket.create_connection(("127.0.0.1", client.port), 20))
+            with socket.create_connection(("127.0.0.1", client.port), 20) as other:
+                assert other.recv(1) == b""
         assert client.send("/embed", picture(0))[0] == 200
 
 

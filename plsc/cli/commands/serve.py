@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import tempfile
@@ -207,12 +208,11 @@ def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> No
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http=protocol(options.deadline),
+            http=protocol(options.deadline, _most_connections(options.queue)),
             access_log=False,  # it would have the names of people
             log_config=None,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=16 + 4 * options.queue,  # connections
             timeout_graceful_shutdown=int(4 * options.deadline),
         )
     )
@@ -249,6 +249,12 @@ def _listen(host: str, port: int) -> socket.socket:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--host {shown(host)} --port {port}: {why}; name another") from error
     return listener
+
+
+def _most_connections(queue: int) -> int:
+    """Return how many connections are open at once: many more than are answered, to whom 503 is said. Each is a file."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(64 + 16 * queue, files // 2)
 
 
 def _exposed(host: str, port: int, options: Options) -> str:

@@ -58,15 +58,16 @@ class Guard:
         began = time.perf_counter()
         headers = Headers(scope=scope)
         exchange = _Exchange(receive, send, headers, self._options)
-        has_body = scope["method"] == "POST"
-        self._bodies += has_body
+        bodies = 0
         try:
             self._check(scope, headers)
+            bodies = int(scope["method"] == "POST")
+            self._bodies += bodies
             await self._app(scope, exchange.receive, exchange.send)
         except Refusal as refusal:  # of _check; the service's own are answered inside
             await refused(refusal.status, refusal)(scope, exchange.receive, exchange.send)
         finally:
-            self._bodies -= has_body
+            self._bodies -= bodies
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.count_request(path, exchange.status, time.perf_counter() - began)
 
@@ -81,7 +82,7 @@ class Guard:
             raise Refusal(403, "the request comes from a web page of another site")
         if options.private and scope["path"] not in OPEN:
             check_token(headers, options.token)
-        if self._bodies > options.queue:
+        if scope["method"] == "POST" and self._bodies >= options.queue:
             raise Refusal(503, f"{options.queue} requests are in progress; try again later")
         length = int(headers.get("content-length") or 0)  # the server has checked that it is a number
         if length > options.max_bytes:
