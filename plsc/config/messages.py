@@ -8,6 +8,7 @@ words. This module handles fields and signatures; plsc.config adds sections, fil
 from __future__ import annotations
 
 import collections.abc
+import difflib
 import inspect
 import json
 import types
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from plsc.errors import UserError
 from plsc.utils.registry import did_you_mean
-from plsc.utils.yaml_lines import KeyPath, dump
+from plsc.utils.yaml_lines import KeyPath, dump, parse
 
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping of keys"}
 _LISTS = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable)
@@ -107,14 +108,34 @@ def explain(
     kind, got = error["type"], f"(got {shown(value)})"
     if kind == "extra_forbidden":
         return ConfigProblem(path, _unknown(path[-1], siblings, everywhere))
-    if kind == "missing":
+    if kind == "missing" and isinstance(value, dict):
         return ConfigProblem((*path, error["loc"][-1]), "is required")
     if kind == "value_error":
         return ConfigProblem(path, f"{error['ctx']['error']} {got}")
     rule = describe(annotation, limits)
     choices = typing.get_args(annotation) if kind == "literal_error" else ()
     message = f"must be {rule}" if rule else error["msg"].replace("Input should be", "must be")
-    return ConfigProblem(path, f"{message} {got}{did_you_mean(value, map(str, choices))}")
+    hint = (
+        did_you_mean(value, map(str, choices))
+        or _in_section(value, annotation)
+        or _unquoted(value, annotation)
+    )
+    return ConfigProblem(path, f"{message} {got}{hint}")
+
+
+def _in_section(value: Any, annotation: Any) -> str:
+    """Suggest the section whose key takes a word that stands in the section's place; "" if none does."""
+    for key, field in keys_of(annotation).items():
+        if isinstance(value, str) and value in typing.get_args(field.annotation):
+            return f"; write {{{key}: {value}}}"
+    return ""
+
+
+def _unquoted(value: Any, annotation: Any) -> str:
+    """Say that a number or boolean that would be taken is in quotes; "" if it is none."""
+    found = type(parse(value).value) if isinstance(value, str) else None
+    kinds = _alternatives(annotation)
+    return "; write it without quotes" if found in kinds or (found is int and float in kinds) else ""
 
 
 def _item(annotation: Any) -> Any:
@@ -153,8 +174,9 @@ _ELSEWHERE = {
 def _unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
     key = _ELSEWHERE.get(key.lower(), key)
     noun = "section" if all(name[0].isupper() for name in known) else "key"  # sections are capitalised
-    elsewhere = [dotted for dotted in everywhere if dotted.rpartition(".")[2].lower() == key.lower()]
-    hint = did_you_mean(key, known) or (f", did you mean '{elsewhere[0]}'?" if elsewhere else "")
+    elsewhere = {dotted.rpartition(".")[2].lower(): dotted for dotted in reversed([*everywhere])}
+    near = difflib.get_close_matches(key.lower(), elsewhere, n=1, cutoff=0.8)
+    hint = did_you_mean(key, known) or (f", did you mean '{elsewhere[near[0]]}'?" if near else "")
     return f"unknown {noun}{hint or ' (one of ' + ', '.join(known) + ')'}"
 
 

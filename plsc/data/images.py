@@ -8,8 +8,8 @@ prepared there exactly as it was in training.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, Union
 
 import cv2
 import numpy as np
@@ -82,26 +82,32 @@ def load_image(path: str, preprocessing: Preprocessing) -> np.ndarray:
     return decode(read_file(path), preprocessing, path)
 
 
+def sides(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return height and width; an integer is both."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
 class _Encoded:
     """The preprocessing of a set of encoded images."""
 
     def __init__(
         self,
-        size: tuple[int, int] = (112, 112),
+        size: Union[int, tuple[int, int]] = (112, 112),  # noqa: UP007 (evaluated by the config, on Python 3.9 too)
         channels: Literal["RGB", "BGR", "grey"] = "RGB",
         mean: float = MEAN,
         scale: float = SCALE,
     ):
         self.check(size=size, channels=channels, scale=scale)
-        self.image_shape = (CHANNELS[channels], *size)
+        self.image_shape = (CHANNELS[channels], *sides(size))
         self.channels = channels
         self.mean = mean
         self.scale = scale
 
     @classmethod
     def check(cls, **kwargs) -> None:
-        if "size" in kwargs and min(kwargs["size"]) < 1:
-            raise UserError(f"size: must be [height, width] of at least 1, got {[*kwargs['size']]}")
+        if "size" in kwargs and min(sides(kwargs["size"])) < 1:
+            raise UserError(f"size: must be [height, width] of at least 1, got {[*sides(kwargs['size'])]}")
         channels = kwargs.get("channels", "RGB")
         if channels not in CHANNELS:
             raise UserError(f"channels: must be one of {', '.join(CHANNELS)}, got '{channels}'")
@@ -116,7 +122,7 @@ class _Encoded:
 class EncodedImages(_Encoded, Dataset):
     """Labelled images that are decoded when they are needed; the base of all formats.
 
-    `size`: [height, width] that images are resized to. `channels`: "RGB", "BGR" or "grey". The network sees
+    `size`: [height, width] that images are resized to, or an integer for both. `channels`: "RGB", "BGR" or "grey". The network sees
     (pixel - `mean`) * `scale`. What training changes in a picture, drawn anew each epoch, all off by default:
 
     `flip`: mirror half of the images. `crop`: the share of the sides that may be cut off; the rest is resized

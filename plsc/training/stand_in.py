@@ -10,7 +10,7 @@ from __future__ import annotations
 from plsc.config import STAND_IN, Config
 from plsc.config.messages import arguments_of
 from plsc.config.schema import DatasetCfg
-from plsc.data.images import CHANNELS, EncodedImages
+from plsc.data.images import CHANNELS, EncodedImages, sides
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.registry import DATASETS
 
@@ -72,4 +72,4 @@ def _image_shape(section: DatasetCfg) -> tuple[int, int, int]:
         )
     named, _ = arguments_of(cls)
     size, channels = (section.keywords.get(key, named[key].default) for key in ("size", "channels"))
-    return (CHANNELS[channels], *size)
+    return (CHANNELS[channels], *sides(size))

@@ -132,7 +132,7 @@ def test_a_mapping_in_place_of_a_file_and_of_overrides():
     assert load(cfg, {"Global.max_steps": 3}).Global.epochs is None
     assert errors({"Head": {"margni": 1}}, {"Global.epochs": "2"}) == [
         "the config's mapping: Head.margni: unknown key, did you mean 'margin'?",
-        "overrides: Global.epochs: must be an integer >= 1 or null (got '2')",
+        "overrides: Global.epochs: must be an integer >= 1 or null (got '2'); write it without quotes",
     ]
 
 
@@ -140,6 +140,20 @@ def test_override_values_are_yaml():
     cfg = load(None, ["LRScheduler.name=step", "LRScheduler.milestones=[1, 2]", "Global.output_dir='5e-4'"])
     assert (cfg.LRScheduler.milestones, cfg.Global.output_dir) == ([1.0, 2.0], "5e-4")
     assert load(None, "Global.seed=3").Global.seed == 3
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("Optimizer.learning_rat=1", "unknown key, did you mean 'LRScheduler.learning_rate'?"),
+        ("Global.amp=float16", "must be a mapping of keys or null (got 'float16'); write {dtype: float16}"),
+        ("Global.tf32='true'", "must be true or false (got 'true'); write it without quotes"),
+        ("Head.scale='64'", "must be a number > 0 (got '64'); write it without quotes"),
+        ("Head.scale=large", "must be a number > 0 (got 'large')"),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(override, message):
+    assert errors(None, [override]) == [f"-o {override}: {override.partition('=')[0]}: {message}"]
 
 
 def test_an_override_of_a_section_replaces_it(write):

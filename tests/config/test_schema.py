@@ -21,7 +21,7 @@ from plsc.config.schema import EvalCfg, Section, TrainCfg, head_dtype
         ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset, int8_pictures)"),
         ("Zzz: {a: 1}", f"Zzz: unknown section (one of {', '.join(Config.model_fields)})"),
         # types are strict
-        ("Global: {epochs: '10'}", "Global.epochs: must be an integer >= 1 or null (got '10')"),
+        ("Global: {epochs: '10'}", "Global.epochs: must be an integer >= 1 or null (got '10'); write it without quotes"),
         ("Global: {seed: true}", "Global.seed: must be an integer in [0, 2147483647] (got true)"),
         ("Global: {log_every: 3.0}", "Global.log_every: must be an integer >= 1 (got 3.0)"),
         ("Global: {resume: yes}", "Global.resume: must be true or false (got 'yes')"),

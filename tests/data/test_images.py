@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from plsc.config import ConfigError, load
 from plsc.data.image_list import ImageList
 from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.images import load_image
@@ -183,3 +184,17 @@ def test_wrong_arguments_are_named(folder):
         ImageList.check(channels="YUV")
     with pytest.raises(UserError, match="^scale: must be more than 0, got 0$"):
         ImageList.check(scale=0)
+
+
+def test_an_integer_is_both_sides(folder):
+    path = write(folder, "a.png\t0\nb c.png\t1\n")
+    assert ImageList(path, size=9).image_shape == ImageList(path, size=(9, 9)).image_shape == (3, 9, 9)
+    with pytest.raises(UserError, match=r"^size: must be \[height, width\] of at least 1, got \[0, 0\]$"):
+        ImageList.check(size=0)
+    key = "DataLoader.Train.dataset={name: ImageList, list: %s, size: %s}"
+    assert load(None, [key % (path, 9)]).build_dataset("DataLoader.Train.dataset").image_shape == (3, 9, 9)
+    for size in ("[32]", "[1, 2, 3]", "large"):
+        with pytest.raises(ConfigError) as raised:
+            load(None, [key % (path, size)])
+        (line,) = raised.value.errors
+        assert ".size: must be an integer or a list of 2 values (got " in line
