@@ -90,6 +90,18 @@ def nothing_for_the_next_test():
 
 
 @pytest.fixture
+def without_views():
+    """Paddle makes copies instead of strided views, as it does on NPUs, XPUs and MLUs."""
+    import paddle
+
+    flag = "FLAGS_use_stride_kernel"
+    before = paddle.get_flags(flag)
+    paddle.set_flags({flag: False})
+    yield
+    paddle.set_flags(before)
+
+
+@pytest.fixture
 def launches_are_forked(tmp_path, monkeypatch):
     """What plsc itself launches is forked like the tests' own launches; in a folder of the test's own."""
     monkeypatch.chdir(tmp_path)

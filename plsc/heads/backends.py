@@ -24,7 +24,7 @@ from plsc.heads.blocks import Block, Rounded, TargetRows, count_up, plan_blocks
 from plsc.heads.kernels import softmax
 from plsc.utils import kernels
 from plsc.utils.device import on_gpu
-from plsc.utils.tensors import tensor_of
+from plsc.utils.tensors import rows_in_place, tensor_of
 
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
 
@@ -181,7 +181,7 @@ class KernelBackend:
             grad.zero_()
         grad_ND = np.zeros(x_ND.shape, np.float32)
         for part in self.parts:
-            rows = {name: grad[part.start : part.stop] for name, grad in grads.items()}
+            rows = {name: rows_in_place(grad, part.start, part.stop) for name, grad in grads.items()}
             grad_ND[part.sample_n] = part.softmax.backward(
                 _of_samples(lse_N, part.sample_n),
                 None if dtarget_P is None else dtarget_P[part.targets],

@@ -26,7 +26,7 @@ from plsc.utils import kernels
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.device import asynchronous, on_gpu
 from plsc.utils.sharding import ClassShard
-from plsc.utils.tensors import tensor_of
+from plsc.utils.tensors import rows_in_place, tensor_of
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 
@@ -36,16 +36,24 @@ _UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back
 _UPDATE_NUMBERS = 1 << 28  # of each array that a GPU updates at a time: an update has temporaries as large
 
 
-def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
-    """Draw rows [start, stop) of the class matrix, N(0, std), float32 [stop - start, width]; the same for any
-    split of the classes."""
-    rows = np.empty((stop - start, width), np.float32)
+def initial_blocks(
+    seed: int, start: int, stop: int, width: int, std: float
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Draw rows [start, stop) of the class matrix, N(0, std), block by block -> the number of a block's first row, counted
+    from `start`, and its rows, float32 [., width]. A row is the same for any split of the classes."""
     for first in range(start - start % _INIT_ROWS, stop, _INIT_ROWS):
         rng = np.random.Generator(np.random.PCG64([seed, first // _INIT_ROWS]))
         drawn = rng.standard_normal((_INIT_ROWS, width), np.float32)
+        drawn *= np.float32(std)
         low, high = max(first, start), min(first + _INIT_ROWS, stop)
-        rows[low - start : high - start] = drawn[low - first : high - first]
-    rows *= np.float32(std)
+        yield low - start, drawn[low - first : high - first]
+
+
+def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
+    """Draw the rows of `initial_blocks` into one array [stop - start, width]."""
+    rows = np.empty((stop - start, width), np.float32)
+    for first, block in initial_blocks(seed, start, stop, width, std):
+        rows[first : first + len(block)] = block
     return rows
 
 
@@ -196,7 +204,7 @@ class Bank(ABC):
         if stop - start == self.selected:
             self._grads[name] = grad
         else:
-            paddle.assign(grad, output=self.gradient(name)[start:stop])
+            paddle.assign(grad, output=rows_in_place(self.gradient(name), start, stop))
 
     def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
         """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]."""
@@ -212,12 +220,12 @@ class Bank(ABC):
             count = needed + (0 if self._index_K is None else needed // 16)
             memory = paddle.empty([count, self.width] if name == "centres" else [count])
             self._grads[name] = memory
-        return memory[:needed]
+        return rows_in_place(memory, 0, needed)
 
     def gradients(self) -> dict[str, paddle.Tensor]:
         """Return the gradients of the selected rows by name, [K, width] and [K]; empty before the first
         backward."""
-        return {name: memory[: self.selected] for name, memory in self._grads.items()}
+        return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 
@@ -262,13 +270,6 @@ def _square(rows: paddle.Tensor) -> float | paddle.Tensor:
     return _C_ops.squared_l2_norm(rows).astype("float64").sum()
 
 
-def _initial_values(bank: Bank, std: float, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Make the initial rows of the whole shard, one array after the other."""
-    yield "centres", initial_rows(seed, bank.shard.start, bank.shard.stop, bank.width, std)
-    if bank.bias:
-        yield "bias", np.zeros(bank.shard.size, np.float32)
-
-
 class DeviceBank(Bank):
     """Keeps the rows on the device that Paddle computes on; without sampling they are used in place.
 
@@ -285,17 +286,17 @@ class DeviceBank(Bank):
             shape = [shard.size + 1, width] if name == "centres" else [shard.size + 1]
             for array in (name, *self.moments_of(name)):
                 self._tables[array] = paddle.zeros(shape)
-        self._arrays = {name: table[: shard.size] for name, table in self._tables.items()}
+        self._arrays = {name: rows_in_place(table, 0, shard.size) for name, table in self._tables.items()}
         self.has_zeros = False
-        for name, rows in _initial_values(self, std, seed):
-            self._write(name, 0, rows)
+        for first, block in initial_blocks(seed, shard.start, shard.stop, width, std):
+            self._write("centres", first, block)
         self.select(None)
 
     def _write(self, name: str, start: int, rows: np.ndarray) -> None:
         """Overwrite the rows from `start` on."""
         for first in range(0, len(rows), _INIT_ROWS):
             given = rows[first : first + _INIT_ROWS]
-            place = self._arrays[name][start + first : start + first + len(given)]
+            place = rows_in_place(self._arrays[name], start + first, start + first + len(given))
             paddle.assign(paddle.to_tensor(given), output=place)
             if name == "centres":
                 self.has_zeros = self.has_zeros or not given.any(axis=1).all()
@@ -344,7 +345,7 @@ class DeviceBank(Bank):
 
     def rows(self, name, start, stop):
         if self._index_tensor is None:
-            return self._arrays[name][start:stop]
+            return rows_in_place(self._arrays[name], start, stop)
         if asynchronous():
             return self._fetch(name)[start:stop]
         return paddle.gather(self._arrays[name], self._index_tensor[start:stop])
@@ -527,7 +528,9 @@ class HostBank(Bank):
 
     def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule, std: float, seed: int):
         super().__init__(shard, width, bias=bias, rule=rule)
-        self._arrays = dict(_initial_values(self, std, seed))
+        self._arrays = {"centres": initial_rows(seed, shard.start, shard.stop, width, std)}
+        if bias:
+            self._arrays["bias"] = np.zeros(shard.size, np.float32)
         for name in self.names:
             for moment in self.moments_of(name):
                 self._arrays[moment] = np.zeros_like(self._arrays[name])

@@ -19,7 +19,7 @@ from paddle import _C_ops
 from plsc.heads.bank import Bank
 from plsc.heads.kernels import rows as row_kernels
 from plsc.utils import kernels
-from plsc.utils.device import asynchronous, on_gpu
+from plsc.utils.device import asynchronous, on_gpu, to_device
 from plsc.utils.tensors import tensor_of
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache between its passes
@@ -149,10 +149,15 @@ def product_of_16_bits(
 
 
 def _power_of_two(x: paddle.Tensor) -> paddle.Tensor:
-    """Round a positive float32 down to a power of two by clearing the bits after its exponent; at least
-    1e-30's. NaN gives inf."""
-    exponent = paddle.full([], 0x7F800000, "int32")  # made on the device: a copy would wait for it
-    return paddle.bitwise_and(x.clip(min=1e-30).view("int32"), exponent).view("float32")
+    """Round a positive float32 scalar down to a power of two, at least 2^-100."""
+    powers = _powers_of_two(paddle.get_device())
+    return paddle.where(powers <= x, powers, powers.min()).max()
+
+
+@functools.cache
+def _powers_of_two(device: str) -> paddle.Tensor:
+    """Make the powers of two from 2^-100 to the largest that float32 has, on the device."""
+    return to_device(np.ldexp(np.float32(1), np.arange(-100, 128)))
 
 
 class Rows:

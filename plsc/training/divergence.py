@@ -145,7 +145,8 @@ class NonFiniteGuard:
         of_backbone = backbone_gradients(self.backbone).values()
         of_head = head_gradients(self.head, emb_BD).values()
         if asynchronous():
-            bad_head = nonfinite([*of_head, out.loss.detach().reshape([1])])
+            loss = out.loss.detach().clone().reshape([1])  # a copy: what is not finite may be overwritten
+            bad_head = nonfinite([*of_head, loss])
             of_device = nonfinite(of_backbone), bad_head, out.stray, out.loss, out.accuracy
             return gather_later(of_device, [signal, *data])
         loss, accuracy = out.loss.item(), out.accuracy.item()

@@ -70,6 +70,12 @@ def test_float16_multiplies_numbers_beyond_its_range(size):
     assert relative(product(given[0], given[0], "float16", True).numpy(), probability.T @ probability) < 2**-9
 
 
+@pytest.mark.usefixtures("without_views")
+def test_float16_needs_no_views():
+    test_float16_multiplies_numbers_beyond_its_range(1e12)
+    test_float16_keeps_zeros_and_what_is_not_finite()
+
+
 def test_float16_keeps_zeros_and_what_is_not_finite():
     a, b = paddle.ones([2, 3]), paddle.ones([3, 2])
     assert (

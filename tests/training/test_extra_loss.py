@@ -92,9 +92,13 @@ def test_its_gradient_is_added_to_the_heads_and_its_value_is_in_the_rows(tmp_pat
         assert_within([rows(tmp_path / name)[0]["loss/length"], end], want, bound, paths=2)
 
 
-@pytest.mark.parametrize("kernels", ["1", "0"])
-def test_a_step_that_it_spoils_changes_nothing_and_names_it(tmp_path, monkeypatch, capsys, kernels):
+@pytest.mark.parametrize("kernels,views", [("1", True), ("0", True), ("0", False)])
+def test_a_step_that_it_spoils_changes_nothing_and_names_it(
+    tmp_path, monkeypatch, capsys, request, kernels, views
+):
     monkeypatch.setenv("PLSC_KERNELS", kernels)
+    if not views:
+        request.getfixturevalue("without_views")
     run(tmp_path, "Global.max_steps=4", loss=Length(bad=2))
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1]
     assert "step 3: loss/length is NaN on rank 0 (" in capsys.readouterr().out

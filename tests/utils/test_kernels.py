@@ -67,5 +67,8 @@ def test_threads_are_those_of_paddle(two_threads):  # noqa: F811
 def test_rows_of_which_none_are_selected_have_an_address():
     """A shard of a class or two may have no row in a step; Paddle calls its empty slice not contiguous."""
     assert kernels.address(paddle.zeros([4, 3])[:0]) is not None
+    columns = paddle.zeros([4, 3])[:, :2]
+    if columns.is_contiguous():
+        return  # a copy: FLAGS_use_stride_kernel=0
     with pytest.raises(AssertionError):
-        kernels.address(paddle.zeros([4, 3])[:, :2])
+        kernels.address(columns)

@@ -1,11 +1,12 @@
-"""What comes out is what went in, and nothing stays behind."""
+"""What comes out is what went in, and nothing stays behind; what is written to rows in place is there."""
 
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 
-from plsc.utils.tensors import tensor_of
+from plsc.utils.tensors import rows_in_place, tensor_of
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,19 @@ def test_nothing_is_kept():
     for _ in range(20_000):
         tensor_of(array)
     assert pages() - before < 128  # half a megabyte; paddle.to_tensor keeps 2.2 on Paddle 3.3.1
+
+
+@pytest.mark.parametrize("shape", [[7, 3], [7]])
+@pytest.mark.parametrize("start,stop", [(0, 7), (0, 4), (2, 3), (3, 7), (5, 5)])
+def test_rows_are_written_in_place(start, stop, shape, request):
+    for views in ("with", "without"):
+        if views == "without":
+            request.getfixturevalue("without_views")
+        whole = paddle.zeros(shape)
+        rows = rows_in_place(whole, start, stop)
+        assert rows.shape == [stop - start, *shape[1:]]
+        paddle.assign(paddle.ones(rows.shape), output=rows)
+        rows.multiply_(paddle.full([1], 2.0))
+        want = np.zeros(shape)
+        want[start:stop] = 2
+        assert np.array_equal(whole.numpy(), want), views
