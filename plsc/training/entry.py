@@ -99,9 +99,11 @@ class Entry(Setters):
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
         self._start(reads_data=False)
         from plsc import distributed
+        from plsc.heads.self_check import refuse_a_wrong_head
         from plsc.training import card
 
         distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
+        refuse_a_wrong_head(self.config.Global.tf32)
         guarded.listen()
         if self.config.Global.resume:
             self.config = join.with_joined(self.config)

@@ -13,7 +13,7 @@ from plsc.heads import backends, step
 from tests.launch import launch
 
 HEADS = {part for part in PARTS if part.startswith("head ")}
-SAMPLED = {"Partial FC, a rate of 0.3", "Partial FC, every class"}
+SAMPLED = {"head before a training", "Partial FC, a rate of 0.3", "Partial FC, every class"}
 
 
 def failed(rows):

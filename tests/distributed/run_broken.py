@@ -11,7 +11,10 @@ from plsc.heads.step import Step
 
 distributed.init("cpu", threads=1)
 W = distributed.world_size()
-SHARDED = {part for part in PARTS if "dist_" in part} | {"Partial FC, a rate of 0.3"}
+SHARDED = {part for part in PARTS if "dist_" in part} | {
+    "head before a training",
+    "Partial FC, a rate of 0.3",
+}
 HEADS = SHARDED | {part for part in PARTS if part.startswith("head ")}
 
 reduce, gradient, scatter = distributed.all_reduce, Step._embedding_gradient, distributed.reduce_scatter_rows

@@ -23,6 +23,7 @@ from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import launcher
 from plsc.errors import MissingFileError, UserError
+from plsc.heads import bank
 from plsc.training.embed import embed
 from plsc.training.entry import RUN_FILES, Entry
 from plsc.training.resume import build_saved_backbone
@@ -347,6 +348,13 @@ def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
     with pytest.raises(UserError) as raised:
         getattr(entry(tmp_path, *overrides), verb)()
     assert str(raised.value).startswith(line.format(folder=tmp_path)) and "\n" not in str(raised.value)
+
+
+def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(bank, "rows_in_place", lambda rows, start, stop: rows[start:stop].clone())
+    with pytest.raises(UserError, match="^this machine computes the head wrongly: updated centres of"):
+        entry(tmp_path).train()
+    assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
 
 
 def test_a_damaged_only_checkpoint_is_not_started_over(tmp_path):

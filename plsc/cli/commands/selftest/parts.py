@@ -24,6 +24,7 @@ from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes
+from plsc.heads.self_check import head_differences
 from plsc.utils.device import asynchronous
 from plsc.utils.sharding import ClassShard, split
 
@@ -242,6 +243,14 @@ def check_head(name: str, **options) -> Worst:
     return worst
 
 
+def check_as_a_training() -> Worst:
+    """Check what a training checks before its first step: differences in units of what rounding explains."""
+    worst = Worst()
+    for difference in head_differences(tf32=False):
+        worst.note(difference.what, difference.excess)
+    return worst
+
+
 def check_every_class_sampled() -> Worst:
     """Compare Partial FC when every class is a positive with a head that does not sample: bit for bit but where
     sampled rows are selected on the device, with spare slots, so that products round otherwise."""
@@ -326,6 +335,7 @@ PARTS: dict[str, tuple[Callable[[], Worst], float]] = {
     "head dist_arcface, AdamW": (lambda: check_head("arcface", optimizer="AdamW", lr=1e-3), HEAD_LIMIT),
     "head dist_arcface, LARS": (lambda: check_head("arcface", optimizer="LARS"), HEAD_LIMIT),
     "Partial FC, a rate of 0.3": (lambda: check_head("arcface", sample_rate=0.3), HEAD_LIMIT),
+    "head before a training": (check_as_a_training, 1.0),
     "Partial FC, every class": (check_every_class_sampled, 1e-5),
     "checkpoint resharded": (check_reshard, 0.0),
 }

@@ -1,0 +1,77 @@
+"""The comparison before a training: a right head passes on both ways, a wrong one is refused in one line."""
+
+import numpy as np
+import paddle
+import pytest
+
+from plsc.errors import UserError
+from plsc.heads import bank, self_check
+from plsc.heads.self_check import Difference, head_differences, refuse_a_wrong_head
+from plsc.heads.step import Step
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_a_right_head_differs_by_rounding(views, request):
+    if not views:
+        request.getfixturevalue("without_views")
+    differences = head_differences(tf32=True)
+    assert max(each.excess for each in differences) <= 1, differences
+    refuse_a_wrong_head(tf32=True)
+
+
+def test_random_numbers_are_not_touched():
+    np.random.seed(1)
+    paddle.seed(1)
+    refuse_a_wrong_head(tf32=False)
+    after = np.random.random(), paddle.rand([1]).item()
+    np.random.seed(1)
+    paddle.seed(1)
+    assert after == (np.random.random(), paddle.rand([1]).item())
+
+
+def writes_are_lost(monkeypatch):
+    monkeypatch.setattr(bank, "rows_in_place", lambda rows, start, stop: rows[start:stop].clone())
+
+
+def gradients_are_too_long(monkeypatch):
+    right = Step._embedding_gradient
+    monkeypatch.setattr(Step, "_embedding_gradient", lambda *args: right(*args) * 1.001)
+
+
+def losses_are_no_number(monkeypatch):
+    right = Step._join_ranks
+
+    def wrong(*args):
+        loss_N, *others = right(*args)
+        return loss_N * float("nan"), *others
+
+    monkeypatch.setattr(Step, "_join_ranks", wrong)
+
+
+@pytest.mark.parametrize(
+    "break_it,what,difference",
+    [
+        (writes_are_lost, "updated centres", r"\S+"),
+        (gradients_are_too_long, "gradients by the embeddings", r"0\.00\d+"),
+        (losses_are_no_number, "losses", "nan"),
+    ],
+)
+def test_a_wrong_head_is_refused_in_one_line(break_it, what, difference, monkeypatch):
+    break_it(monkeypatch)
+    monkeypatch.setenv("FLAGS_use_stride_kernel", "0")
+    with pytest.raises(UserError) as refused:
+        refuse_a_wrong_head(tf32=False)
+    refused.match(
+        f"^this machine computes the head wrongly: {what} of a tiny case differ from float64's by {difference}, "
+    )
+    assert str(refused.value).endswith("shows which parts are wrong; unset FLAGS_use_stride_kernel=0")
+    assert "\n" not in str(refused.value)
+
+
+def test_the_worst_rank_is_named(monkeypatch):
+    worst = Difference("losses", 2.0, 1.0)
+    monkeypatch.setattr(self_check.distributed, "gather_objects", lambda own: [own, worst, own])
+    with pytest.raises(
+        UserError, match="losses of a tiny case differ from float64's by 2, and rounding explains 1 at most"
+    ):
+        refuse_a_wrong_head(tf32=False)
