@@ -140,7 +140,7 @@ class Entry(Setters):
         from plsc import distributed
         from plsc.distributed.network import measure_network
         from plsc.training import build, finetune
-        from plsc.training.plan_lines import plan_lines
+        from plsc.training.plan_lines import plan_lines, weak_lines
 
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
         path = self._resume_from(trainer) if self.config.Global.resume and not goes_on else None
@@ -163,13 +163,15 @@ class Entry(Setters):
                 get_logger().info(
                     f"{self.output_dir} is on {trainer.disks}: a checkpoint is spread over them"
                 )
-            for line in self._advice(distributed.world_size()):
+            per_epoch = trainer.loader.steps_per_epoch
+            weak = weak_lines(self.config, per_epoch, trainer.evaluator.sets)
+            for line in [*self._advice(distributed.world_size()), *weak]:
                 get_logger().warning(line)
             for line in plan_lines(
                 self.config,
                 trainer.dataset,
                 trainer.backbone,
-                trainer.loader.steps_per_epoch,
+                per_epoch,
                 distributed.world_size(),
             ):
                 get_logger().info(line)
@@ -381,7 +383,7 @@ class Entry(Setters):
         from plsc.training.build_head import build_margin
         from plsc.training.compatible import head_of_old_classes, open_old_run
         from plsc.training.network import check_amp, layers_to_recompute
-        from plsc.training.plan_lines import plan_lines
+        from plsc.training.plan_lines import plan_lines, weak_lines
         from plsc.training.teacher import build_teacher
 
         decide(self.config.Global.device, [why_no_gpu()])  # for what it refuses
@@ -396,8 +398,9 @@ class Entry(Setters):
         layers_to_recompute(self.config.Model.recompute, backbone)
         build_margin(self.config.Head)
         check_amp(self.config.Global.amp)
-        build_evaluation_sets(self.config, dataset)
-        plan = [f"WARNING {line}" for line in self._advice(ranks)]
+        sets = build_evaluation_sets(self.config, dataset)
+        weak = weak_lines(self.config, loader.steps_per_epoch, sets)
+        plan = [f"WARNING {line}" for line in [*self._advice(ranks), *weak]]
         plan += plan_lines(self.config, dataset, backbone, loader.steps_per_epoch, ranks)
         if teacher := build_teacher(self.config, dataset, alone=True):
             plan.append(f"plan: teacher  {teacher}")

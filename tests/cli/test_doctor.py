@@ -162,7 +162,9 @@ def test_the_sets_of_a_config(run, tmp_path):
     )
     assert load(tmp_path / "a.yaml").DataLoader.Train.dataset.keywords["classes"] == (0, 2)
     code, _, report = run("-c", tmp_path / "a.yaml")
-    assert code == 0 and [*report["sets"]] == ["DataLoader.Train.dataset", "DataLoader.Eval.dataset"]
+    assert code == 1 and [*report["sets"]] == ["DataLoader.Train.dataset", "DataLoader.Eval.dataset"]
+    (few,) = levels(report, "warning")
+    assert few.startswith("verified on 2 identities, 4 pairs: ") and few.endswith("; take pairs of more")
     code, _, report = run("-c", tmp_path / "a.yaml", "-o", "DataLoader.Eval.dataset.classes=[1,4]")
     assert code == 2 and levels(report, "error")[0] == "1 identities are in both"
 

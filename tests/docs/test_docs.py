@@ -11,6 +11,8 @@ from plsc.backbones.export.paddlex import refuse_other_pictures as refuse_for_pa
 from plsc.cli import COMMANDS
 from plsc.config import Config, load
 from plsc.data.preprocessing import Preprocessing
+from plsc.training.entry import Entry
+from tests.image_files import write_folder
 from tests.launch import ROOT, run_forked
 
 PAGES = {
@@ -181,6 +183,17 @@ def test_what_is_evaluated_is_what_the_gallery_is_built_with(page):
     evaluated = re.search(r"^plsc eval (.*)$", PAGES[page], re.MULTILINE)[1]
     built = re.search(r"^plsc gallery build \S+ (.*?) people\b", PAGES[page], re.MULTILINE)[1]
     assert evaluated == built == "-c output/faces"
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_config_for_own_images_suits_35_people(page, tmp_path, monkeypatch):
+    """Nothing is warned of: people enough to verify on, and steps enough to learn something."""
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "faces", {f"s{number}": 8 for number in range(1, 36)})
+    (config,) = (text for text in blocks(PAGES[page], "yaml") if "folder: faces" in text)
+    (tmp_path / "faces.yaml").write_text(config)
+    said = Entry("faces.yaml").dry_run()
+    assert "plan: steps" in said and "WARNING" not in said
 
 
 def test_the_first_export_is_of_the_first_command():

@@ -24,9 +24,10 @@ from plsc.config import Config, add_overrides, load
 from plsc.data import detector
 from plsc.data.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
 from plsc.data.autodetect import open_any
-from plsc.data.dataset import Dataset, class_names, misnumbered_class, shared_identities
+from plsc.data.dataset import Dataset, PairSet, class_names, misnumbered_class, shared_identities
 from plsc.data.detector import Detector
 from plsc.data.folder import collected_problems
+from plsc.data.hold_out import few_identities
 from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
 from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
@@ -121,7 +122,7 @@ def examine(images: AnySet, name: str, findings: Findings) -> Scan:
     if isinstance(images, Dataset):
         _examine_classes(images, name, numbers, findings)
     elif hasattr(images, "same"):
-        _examine_pairs(images.same, name, numbers, findings)
+        _examine_pairs(images, name, numbers, findings)
     _examine_duplicates(images, seen, name, findings)
     return seen
 
@@ -194,7 +195,10 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findin
         findings.add("note", name, f"{share}: nothing shows how the images of such a class vary")
 
 
-def _examine_pairs(same: np.ndarray, name: str, numbers: dict[str, Any], findings: Findings) -> None:
+def _examine_pairs(images: PairSet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
+    same = images.same
+    if few := few_identities(images):
+        findings.add("warning", name, few)
     positive = int(same.sum())
     numbers.update(pairs=len(same), positive_pairs=positive)
     if positive in (0, len(same)):
