@@ -11,12 +11,16 @@ Single-device code; it knows no ranks. Try it: `plsc train -c configs/ -o Model.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import paddle
 from paddle import nn
+from pydantic import Field
 
 from plsc.backbones.layers import Conv2D, Dropout, by_onednn, enter, random_scores
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.errors import UserError
+from plsc.utils.ranges import Share
 
 HEADS = 8
 _start = nn.initializer.Normal(0.0, 0.02)
@@ -111,10 +115,10 @@ class FaceViT(nn.Layer):
         self,
         embedding_size: int = 512,
         image_shape: tuple[int, int, int] = (3, 112, 112),
-        dropout: float = 0.0,
-        drop_path: float = 0.1,
-        mask_ratio: float = 0.1,
-        patch_size: int = 9,
+        dropout: Share = 0.0,
+        drop_path: Share = 0.1,
+        mask_ratio: Share = 0.1,
+        patch_size: Annotated[int, Field(ge=1)] = 9,
     ):
         super().__init__()
         channels, height, width = image_shape

@@ -18,6 +18,7 @@ import paddle
 from paddle import nn
 
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
+from plsc.utils.ranges import Share
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages
 
@@ -94,7 +95,7 @@ class IResNet(nn.Layer):
         self,
         embedding_size: int = 512,
         image_shape: tuple[int, int, int] = (3, 112, 112),
-        dropout: float = 0.0,
+        dropout: Share = 0.0,
     ):
         super().__init__()
         channels, height, width = image_shape

@@ -16,6 +16,7 @@ from paddle import nn
 
 from plsc.backbones.layers import AvgPool2D, Conv2D, ReLU, enter, leave
 from plsc.errors import UserError
+from plsc.utils.ranges import Positive
 
 SMALLEST = 14  # pixels: leaves one number a channel after the second pooling
 
@@ -34,7 +35,7 @@ class LeNet(nn.Layer):
         self,
         embedding_size: int = 128,
         image_shape: tuple[int, int, int] = (1, 28, 28),
-        init_std: float = 0.01,
+        init_std: Positive = 0.01,
     ):
         super().__init__()
         channels, height, width = image_shape

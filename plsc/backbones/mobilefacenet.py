@@ -11,11 +11,15 @@ Model.name=MobileFaceNet`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import paddle
 from paddle import nn
+from pydantic import Field
 
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 from plsc.errors import UserError
+from plsc.utils.ranges import Depths, Share
 
 LAST = 512  # channels of the last map
 
@@ -91,9 +95,9 @@ class MobileFaceNet(nn.Layer):
         self,
         embedding_size: int = 512,
         image_shape: tuple[int, int, int] = (3, 112, 112),
-        dropout: float = 0.0,
-        scale: int = 2,
-        blocks: list[int] = (1, 4, 6, 2),
+        dropout: Share = 0.0,
+        scale: Annotated[int, Field(ge=1, le=1000)] = 2,
+        blocks: Depths = (1, 4, 6, 2),
     ):
         super().__init__()
         if scale < 1:

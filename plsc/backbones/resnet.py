@@ -14,6 +14,7 @@ from __future__ import annotations
 from paddle import nn
 
 from plsc.backbones.iresnet import IResNet, IResNet50, IResNet100, Style
+from plsc.utils.ranges import Share
 
 
 class ResNet(IResNet):
@@ -35,7 +36,7 @@ class ResNet(IResNet):
         self,
         embedding_size: int = 512,
         image_shape: tuple[int, int, int] = (3, 112, 112),
-        dropout: float = 0.4,
+        dropout: Share = 0.4,
     ):
         super().__init__(embedding_size, image_shape, dropout)
 

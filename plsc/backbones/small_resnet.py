@@ -14,6 +14,7 @@ from paddle import nn
 
 from plsc.backbones.layers import Conv2D, Dropout, enter, leave, normalise
 from plsc.errors import UserError
+from plsc.utils.ranges import Depths, Share, Widths
 
 
 class _Conv(nn.Sequential):
@@ -52,9 +53,9 @@ class SmallResNet(nn.Layer):
         self,
         embedding_size: int = 128,
         image_shape: tuple[int, int, int] = (1, 32, 32),
-        widths: list[int] = (16, 32, 64),
-        blocks: list[int] = (0, 1, 1),
-        dropout: float = 0.0,
+        widths: Widths = (16, 32, 64),
+        blocks: Depths = (0, 1, 1),
+        dropout: Share = 0.0,
     ):
         super().__init__()
         if len(blocks) != len(widths):

@@ -96,7 +96,8 @@ def explain(
         in_mapping = isinstance(value, dict) and part in value
         if part in UNION_TAGS and not in_mapping:
             continue
-        if not in_mapping and not (isinstance(value, list) and isinstance(part, int)):
+        in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if not in_mapping and not in_list:
             break
         path, value = (*path, part), value[part]
         if isinstance(part, int):

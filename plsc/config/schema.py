@@ -18,7 +18,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    PositiveFloat,
     PositiveInt,
     Tag,
     ValidationInfo,
@@ -215,7 +214,7 @@ class GlobalCfg(Section):
     (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline."""
     profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
-    hang_seconds: int = Field(600, ge=0, json_schema_extra=NOT_TRAINING)
+    hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
     restarted (`plsc run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
     max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
@@ -271,7 +270,7 @@ class ModelCfg(Plug):
     `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
     PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/backbones.md compares them); a name that
     you registered; or your own class as `package.module:Class`."""
-    embedding_size: int = Field(128, ge=1)
+    embedding_size: int = Field(128, ge=1, le=2**16)
     """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
     classes."""
     sync_batchnorm: bool = False
@@ -359,7 +358,7 @@ class HeadCfg(Section):
     filter_above: Optional[float] = Field(None, gt=-1, le=1)
     """Cosines with other classes above this count as 0: they are likely the same person under two names. null
     filters nothing; try 0.4 after some epochs."""
-    scale: float = Field(64.0, gt=0)
+    scale: float = Field(64.0, gt=0, le=1000)
     """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
     sample_rate: float = Field(1.0, gt=0, le=1)
     """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it together
@@ -372,7 +371,7 @@ class HeadCfg(Section):
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
     bank_folder: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
-    logits_budget_mb: Optional[float] = Field(None, gt=0, json_schema_extra=NOT_TRAINING)
+    logits_budget_mb: Optional[float] = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the memory.
     Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
     compute_dtype: Optional[Literal["float32", "bfloat16", "float16"]] = None
@@ -381,7 +380,7 @@ class HeadCfg(Section):
     `Global.amp`, float32 without."""
     bias: bool = False
     """Adds one learned number per class to the logits."""
-    init_std: Optional[float] = Field(None, gt=0, json_schema_extra=NOT_TRAINING)
+    init_std: Optional[float] = Field(None, gt=0, le=10, json_schema_extra=NOT_TRAINING)
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
 
@@ -476,9 +475,9 @@ class RuleCfg(Section):
     epsilon: Optional[float] = Field(None, ge=0)
     """Added to the divisor: of AdamW the root of the mean squared gradient, of LARS the norm of the gradient.
     null: 1e-8 for AdamW, 0 for LARS."""
-    coefficient: float = Field(0.001, gt=0)
+    coefficient: float = Field(0.001, gt=0, le=1)
     """The trust coefficient: length of a layer's step by that of its weights, at learning rate 1."""
-    weight_decay: Optional[float] = Field(None, ge=0)
+    weight_decay: Optional[float] = Field(None, ge=0, le=10)
     """L2 coefficient on weights and class centres; AdamW's is decoupled, a share of the learning rate. Biases, norms
     and slopes get none. null: 5e-4 for Momentum and LARS, 0.1 for AdamW, for another class what it has by itself.
     LARS needs one: without decay, it is Momentum."""
@@ -515,7 +514,7 @@ class HeadOptimizerCfg(RuleCfg):
 
     name: Optional[Literal[RULES]] = None
     """null: the backbone's."""
-    lr_scale: float = Field(1.0, gt=0)
+    lr_scale: float = Field(1.0, gt=0, le=1000)
     """Factor on the learning rate of the class centres."""
 
     @model_validator(mode="after")
@@ -534,9 +533,9 @@ class GroupCfg(Section):
     match: str = Field(min_length=1)
     """A regular expression that is searched in the names of the backbone's parameters (docs/training.md lists them):
     `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
-    lr_scale: Optional[float] = Field(None, gt=0)
+    lr_scale: Optional[float] = Field(None, gt=0, le=1000)
     """Factor on the learning rate. 1 only keeps the parameters from the groups below."""
-    weight_decay: Optional[float] = Field(None, ge=0)
+    weight_decay: Optional[float] = Field(None, ge=0, le=10)
     """In place of the section's, on matrices and kernels."""
     freeze: bool = False
     """Leaves the parameters as they are; the running statistics of a batch norm whose parameters are all frozen, too."""
@@ -624,7 +623,7 @@ class TeacherCfg(Section):
     checkpoint: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
     embedding size must be those of this run. A resumed run must have the same teacher."""
-    weight: float = Field(10.0, ge=0)
+    weight: float = Field(10.0, ge=0, le=10_000)
     """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the head's loss.
     0: only the centres are the teacher's, which costs no forward pass of its network."""
     centres: bool = True
@@ -669,20 +668,20 @@ class LRSchedulerCfg(Section):
     name: Literal["constant", "step", "poly", "cosine"] = "cosine"
     """constant; step: times `gamma` at each milestone; poly: `(1 - progress) ** power`; cosine: half a
     cosine."""
-    learning_rate: float = Field(0.1, gt=0)
+    learning_rate: float = Field(0.1, gt=0, le=10_000)
     """The rate at the end of the warm-up. Change it in proportion to the global batch, batch_size x
     ranks."""
-    warmup_epochs: float = Field(0.0, ge=0)
+    warmup_epochs: float = Field(0.0, ge=0, le=10**9)
     """Epochs, fractions too, in which the rate rises linearly from 0. Give this or `warmup_steps`."""
     warmup_steps: Optional[int] = Field(None, ge=0)
     """The same in steps."""
-    milestones: list[PositiveFloat] = []
+    milestones: list[Annotated[float, Field(gt=0, le=10**9)]] = []
     """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
     boundaries: list[PositiveInt] = []
     """The same in steps."""
     gamma: float = Field(0.1, gt=0, le=1)
     """Factor on the rate at each milestone."""
-    power: float = Field(2.0, gt=0)
+    power: float = Field(2.0, gt=0, le=100)
     """Exponent of poly: 1 is a straight line, 2 falls faster at first."""
     min_factor: float = Field(0.0, ge=0, le=1)
     """Lowest rate as a fraction of `learning_rate`."""
@@ -725,7 +724,7 @@ class TrainDatasetCfg(DatasetCfg):
 class JoinedDatasetCfg(TrainDatasetCfg):
     """Each of the mappings of a list of data sets to train on has the keys of a single one, and these."""
 
-    weight: Optional[float] = Field(None, gt=0)
+    weight: Optional[float] = Field(None, gt=0, le=10**9)
     """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null: the
     number of its samples, so that an epoch has every sample once."""
     head: Literal["merge", "own"] = "merge"

@@ -7,6 +7,7 @@ prepared there exactly as it was in training.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, Union
@@ -108,6 +109,8 @@ class _Encoded:
     def check(cls, **kwargs) -> None:
         if "size" in kwargs and min(sides(kwargs["size"])) < 1:
             raise UserError(f"size: must be [height, width] of at least 1, got {[*sides(kwargs['size'])]}")
+        if math.prod(sides(kwargs.get("size", (1, 1)))) > MOST_PIXELS:
+            raise UserError(f"size: must be at most {MOST_PIXELS:,} pixels, got {[*sides(kwargs['size'])]}")
         channels = kwargs.get("channels", "RGB")
         if channels not in CHANNELS:
             raise UserError(f"channels: must be one of {', '.join(CHANNELS)}, got '{channels}'")

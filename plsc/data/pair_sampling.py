@@ -34,9 +34,11 @@ def draw_pairs(labels: np.ndarray, num_pairs: int | None, where: str) -> tuple[n
             )
     rng = generator(PAIRS_SEED, use=PAIRS)
     num_positives = (num_pairs + 1) // 2
+    positives = _draw_positives(labels, num_positives, where, rng)
+    negatives = draw_negatives(labels, num_pairs - num_positives, where, rng)
     pairs = np.empty((num_pairs, 2), np.int64)
-    pairs[0::2] = _draw_positives(labels, num_positives, where, rng)
-    pairs[1::2] = draw_negatives(labels, num_pairs - num_positives, where, rng)
+    pairs[0::2] = positives
+    pairs[1::2] = negatives
     return pairs, np.arange(num_pairs) % 2 == 0
 
 

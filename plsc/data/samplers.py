@@ -15,6 +15,7 @@ import numpy as np
 
 from plsc.data.transforms import MIXTURE, ORDER, generator
 from plsc.errors import UserError
+from plsc.utils.memory import refuse_beyond_memory
 
 
 class Sampler(ABC):
@@ -82,6 +83,12 @@ class Balanced(Sampler):
         self._classes = _Classes(labels)
         self._samples = self._classes.permuted(generator(seed, index=1, use=ORDER))
         self._per_class = per_class or round(len(labels) / len(self._classes))
+        count = self._per_class * len(self._classes)
+        refuse_beyond_memory(
+            24 * count,
+            f"per_class: the order of {count:,} samples an epoch",
+            "lower it, or take the mean, null",
+        )
 
     def __len__(self) -> int:
         return self._per_class * len(self._classes)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Annotated
 
 import paddle
+from pydantic import Field
 
 from plsc.errors import UserError
 from plsc.heads.margins import Margin, Target, Wrapped, add_angle, angle
 from plsc.utils.device import asynchronous
+from plsc.utils.ranges import MarginSize, Positive, Share
 
 
 def _running(before: float | paddle.Tensor, keep: float, observed: paddle.Tensor) -> float | paddle.Tensor:
@@ -51,7 +54,7 @@ class AdaFace(Margin):
 
     EDGE = 1e-3
 
-    def __init__(self, margin: float = 0.4, h: float = 0.333, momentum: float = 0.99):
+    def __init__(self, margin: float = 0.4, h: Positive = 0.333, momentum: Share = 0.99):
         self.margin = margin
         self.h = h
         self.momentum = momentum
@@ -108,11 +111,11 @@ class MagFace(Margin):
 
     def __init__(
         self,
-        low: float = 10.0,
-        high: float = 110.0,
-        low_margin: float = 0.45,
-        high_margin: float = 0.8,
-        weight: float = 35.0,
+        low: Positive = 10.0,
+        high: Positive = 110.0,
+        low_margin: MarginSize = 0.45,
+        high_margin: MarginSize = 0.8,
+        weight: Annotated[float, Field(ge=0, le=10_000)] = 35.0,
     ):
         if not 0 < low < high:
             raise UserError(f"magface: low and high must be 0 < low < high (got {low:g} and {high:g})")
@@ -153,7 +156,7 @@ class CurricularFace(Margin):
 
     has_others = True
 
-    def __init__(self, margin: float = 0.5, momentum: float = 0.99):
+    def __init__(self, margin: float = 0.5, momentum: Share = 0.99):
         self.margin = margin
         self.momentum = momentum
         self.t = 0.0

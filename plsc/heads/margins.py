@@ -16,8 +16,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import paddle
+from pydantic import Field
+
+from plsc.utils.ranges import MarginSize
 
 # Below this sine the derivative of cos(theta + m) by cos(theta) is cut off: it grows as 1 / sin(theta) while the tangent that
 # it multiplies, centre minus projection, shrinks as sin(theta), so their product stays right to rounding.
@@ -142,7 +146,12 @@ class CombinedMargin(Margin):
     psi does.
     """
 
-    def __init__(self, margin1: float = 1.0, margin2: float = 0.3, margin3: float = 0.2):
+    def __init__(
+        self,
+        margin1: Annotated[float, Field(gt=0, le=4)] = 1.0,
+        margin2: MarginSize = 0.3,
+        margin3: MarginSize = 0.2,
+    ):
         self.margin1 = margin1
         self.margin2 = margin2
         self.margin3 = margin3

@@ -6,6 +6,7 @@ trainer.train(metrics=None)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -38,6 +39,7 @@ from plsc.training.trainer import Trainer
 from plsc.utils.device import on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
+from plsc.utils.memory import refuse_beyond_memory
 
 MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
 
@@ -137,6 +139,12 @@ def build_training_set(cfg: Config) -> Dataset:
         )
     if hint:
         warn(f"DataLoader.Train.dataset: {hint}")
+    samples = min(train.batch_size, len(dataset))
+    refuse_beyond_memory(
+        4 * samples * math.prod(dataset.preprocessing.shape),  # float32, the network's input
+        f"DataLoader.Train.batch_size: {samples} samples {dataset.preprocessing.samples}",
+        "lower it, or the size of the images",
+    )
     return dataset
 
 
@@ -187,12 +195,13 @@ def _build_sampler(cfg: Config, dataset: Dataset, global_batch: int) -> Sampler:
         return _build_mixture(cfg, dataset)
     if given.name == "shuffle":
         return Shuffle(len(dataset), seed)
-    if given.name == "balanced":
-        return Balanced(dataset.labels, seed, given.per_class)
+    key = "per_class" if given.name == "balanced" else "samples"
     try:
+        if given.name == "balanced":
+            return Balanced(dataset.labels, seed, given.per_class)
         return PK(dataset.labels, seed, given.samples, global_batch)
     except UserError as error:
-        where = cfg.source("DataLoader.Train.sampler.samples")
+        where = cfg.source(f"DataLoader.Train.sampler.{key}")
         place = "" if where == "default" else f"{where}: "
         raise UserError(f"{place}DataLoader.Train.sampler.{error}") from None
 

@@ -3,14 +3,19 @@ them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from plsc import distributed
+from plsc.config import rows_bytes
 from plsc.config.schema import AmpCfg, HeadCfg, OptimizerCfg, head_dtype, is_softmax
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead, default_budget
+from plsc.utils.device import on_gpu
+from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.registry import MARGINS
 
 
@@ -63,6 +68,13 @@ def build_head(
     optimizer. `folder`: for the file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of
     SoftmaxHead. `amp`: of the training, for the dtype of the head's products."""
     margin = build_margin(cfg)
+    if cfg.bank != "disk" and not on_gpu():
+        classes = math.ceil(num_classes / distributed.world_size()) if cfg.sharded else num_classes
+        refuse_beyond_memory(
+            rows_bytes(cfg, 1, classes, embedding_size),
+            f"Head: the centres of {classes:,} classes on a rank",
+            "take more ranks, a lower Model.embedding_size, or Head.bank=disk",
+        )
     return make_head(
         num_classes,
         embedding_size,

@@ -384,14 +384,13 @@ class Entry(Setters):
         from plsc.training.compatible import head_of_old_classes, open_old_run
         from plsc.training.network import check_amp, layers_to_recompute
         from plsc.training.plan_lines import plan_lines, weak_lines
+        from plsc.training.resume import build_backbone
         from plsc.training.teacher import build_teacher
 
         decide(self.config.Global.device, [why_no_gpu()])  # for what it refuses
         dataset = build_training_set(self.config)
         loader = build_loader(self.config, dataset, environment.rank_from_env(), ranks)
-        backbone = self._model or self.config.Model.build(
-            embedding_size=self.config.Model.embedding_size, image_shape=dataset.preprocessing.shape
-        )
+        backbone = self._model or build_backbone(self.config, dataset.preprocessing.shape)
         if self.config.Model.sync_batchnorm:  # these for what they refuse
             backbone = synchronise(backbone)
         build_optimizer(self.config, backbone, self._make_optimizer)

@@ -6,6 +6,7 @@ checkpoint: `plsc ckpt inspect output/checkpoints/step-00000656`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,14 +26,36 @@ from plsc.training.build_head import build_head, build_rule
 from plsc.training.ema import Ema
 from plsc.training.groups import settings_of
 from plsc.utils.logging import get_logger, warn
+from plsc.utils.memory import refuse_beyond_memory
+from plsc.utils.registry import BACKBONES
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
 
 def build_backbone(cfg: Config, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
     """Build the backbone with its initial weights, the same on every rank."""
+    if cfg.Model.name in BACKBONES.builtin:
+        _refuse_impossible(cfg, image_shape)
     paddle.seed(cfg.Global.seed)
     return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
+
+
+def _refuse_impossible(cfg: Config, image_shape: tuple[int, ...]) -> None:
+    """Raise UserError if a built-in network does not take such samples, or its weights do not fit the memory."""
+    name = cfg.Model.name
+    if len(image_shape) != 3:
+        raise UserError(
+            f"Model.name: {name} takes images [C, H, W], the samples have shape {list(image_shape)}; name a network of your own "
+            "as package.module:Class (docs/extend.md)"
+        )
+    what = f"Model: the weights of {name} for images {list(image_shape)}"
+    remedy = "lower its widths, Model.embedding_size or the size of the images"
+    try:
+        with paddle.LazyGuard(), paddle.utils.unique_name.guard():  # of weights there are shapes alone
+            backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
+    except IndexError:  # where Paddle makes 32 bits of a shape
+        raise UserError(f"{what}: a matrix would have a side of more than 2^31 numbers; {remedy}") from None
+    refuse_beyond_memory(4 * sum(math.prod(weight.shape) for weight in backbone.parameters()), what, remedy)
 
 
 def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, averaged: bool = True) -> None:

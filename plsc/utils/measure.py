@@ -25,14 +25,6 @@ def resident_bytes(field: str = "VmRSS") -> int:
     return int(line.split()[1]) * 1024
 
 
-def available_bytes() -> int:
-    """Return the bytes of memory that programs of this machine can still get (Linux)."""
-    line = next(
-        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
-    )
-    return int(line.split()[1]) * 1024
-
-
 def used_bytes() -> int:
     """Read the memory that is in use now: of the GPU's tensors where Paddle computes there, else of this process."""
     gpu = _gpu()

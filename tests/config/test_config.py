@@ -148,8 +148,8 @@ def test_override_values_are_yaml():
         ("Optimizer.learning_rat=1", "unknown key, did you mean 'LRScheduler.learning_rate'?"),
         ("Global.amp=float16", "must be a mapping of keys or null (got 'float16'); write {dtype: float16}"),
         ("Global.tf32='true'", "must be true or false (got 'true'); write it without quotes"),
-        ("Head.scale='64'", "must be a number > 0 (got '64'); write it without quotes"),
-        ("Head.scale=large", "must be a number > 0 (got 'large')"),
+        ("Head.scale='64'", "must be a number in (0, 1000] (got '64'); write it without quotes"),
+        ("Head.scale=large", "must be a number in (0, 1000] (got 'large')"),
     ],
 )
 def test_a_slip_is_answered_with_what_was_meant(override, message):
@@ -243,7 +243,7 @@ def test_wrong_keywords(write):
         "a.yaml:4: Model.depht: unknown key (one of name, embedding_size, sync_batchnorm, recompute, widths, norm)",
         "a.yaml:9: DataLoader.Train.dataset.seed: comes from Global.seed, set that (got 3)",
         f"a.yaml:11: DataLoader.Eval.dataset.name: {unknown.value}",
-        "-o Model.embedding_size=x: Model.embedding_size: must be an integer >= 1 (got 'x')",
+        "-o Model.embedding_size=x: Model.embedding_size: must be an integer in [1, 65536] (got 'x')",
     ]
 
 
@@ -540,7 +540,10 @@ def test_keys_of_one_of_the_sets_are_overridden_and_edited(write):
     [
         ("dataset.roots=c", "DataLoader.Train.dataset is a list: name one of its 2 items by its number"),
         ("dataset.2.root=c", "DataLoader.Train.dataset is a list: name one of its 2 items by its number"),
-        ("dataset.1.weight=0", "DataLoader.Train.dataset.1.weight: must be a number > 0 or null (got 0)"),
+        (
+            "dataset.1.weight=0",
+            "DataLoader.Train.dataset.1.weight: must be a number in (0, 1000000000] or null (got 0)",
+        ),
         ("dataset.1.head=both", "DataLoader.Train.dataset.1.head: must be one of merge, own (got 'both')"),
         ("dataset.1.sise=3", "DataLoader.Train.dataset.1.sise: unknown key, did you mean 'size'?"),
         ("dataset=[]", "DataLoader.Train.dataset: must name at least one data set (got [])"),

@@ -166,7 +166,11 @@ def test_verification_is_switched_off_and_never_on_without_pairs():
             [0],
             "set_train_batch_size: DataLoader.Train.batch_size: must be an integer >= 1 (got 0)",
         ),
-        ("set_emb_size", ["big"], "set_emb_size: Model.embedding_size: must be an integer >= 1 (got 'big')"),
+        (
+            "set_emb_size",
+            ["big"],
+            "set_emb_size: Model.embedding_size: must be an integer in [1, 65536] (got 'big')",
+        ),
     ],
 )
 def test_a_wrong_value_names_the_call_and_changes_nothing(method, arguments, line):

@@ -9,6 +9,7 @@ import pytest
 
 from plsc.config import load
 from plsc.errors import UserError
+from plsc.heads.margins import CosFace, Target
 from plsc.training.build import build_training_set
 from plsc.training.entry import Entry
 from plsc.utils.logging import setup
@@ -329,7 +330,53 @@ def test_a_folder_one_level_too_high_is_refused_with_the_one_meant(tmp_path):
     )
 
 
+class Overflow(CosFace):
+    """Gives cosines whose loss is too large for float32."""
+
+    def __call__(self, cos_P, norm_P):
+        return Target(cos_P - 3e38, paddle.ones_like(cos_P))
+
+
 def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, monkeypatch):
     monkeypatch.setattr("plsc.training.dump._last_bad", lambda tensors: None)
+    overflow = f"Head={{name: '{__name__}:Overflow'}}"
     with pytest.raises(UserError, match="^the loss is not finite in the sum over the ranks"):
-        entry(tmp_path, "Head.scale=1e38", "Global.max_skipped=1").train()
+        entry(tmp_path, overflow, "Global.max_skipped=1").train()
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        (
+            "Model={widths: [1000000, 1000000], blocks: [0, 0]}",
+            "Model: the weights of SmallResNet for images [1, 12, 10] would take 3.6e+04 GB of memory, this machine has ",
+        ),
+        (
+            "DataLoader.Train.dataset={name: Synthetic, image_shape: [1, 100000, 100000]}",
+            "DataLoader.Train.batch_size: 12 samples uint8 [1, 100000, 100000] would take 480 GB of memory, this machine has ",
+        ),
+        (
+            "DataLoader.Train.dataset={name: Synthetic, num_classes: 100000000000}",
+            "DataLoader.Train.dataset.num_classes: the labels of 1,000,000,000,000 samples would take 8e+03 GB of memory, this ",
+        ),
+        (
+            "DataLoader.Train.sampler={name: balanced, per_class: 100000000000}",
+            "DataLoader.Train.sampler.per_class: the order of ",
+        ),
+        (
+            "DataLoader.Train.dataset={name: 'tests.float_samples:Recordings', count: 0x10}",
+            (
+                "Model.name: SmallResNet takes images [C, H, W], the samples have shape [512]; name a network of your own as "
+                "package.module:Class (docs/extend.md)"
+            ),
+        ),
+    ],
+)
+def test_what_the_memory_or_the_network_cannot_take_is_refused_before_it_is_made(
+    tmp_path, monkeypatch, override, line
+):
+    monkeypatch.setattr("tests.float_samples.SHAPE", (512,))
+    monkeypatch.setattr("tests.float_samples.recording", lambda speaker, rng: np.ones(512, np.float32))
+    run = entry(tmp_path, override)
+    assert line in refused(run.dry_run)
+    assert line in refused(run.train)

@@ -160,11 +160,13 @@ def import_weights(
     Beside the checkpoint's own files it gets config.yaml, which names the network, and import.json, the rows.
     Raises UserError; `output` has to be new or empty.
     """
+    from plsc.training.resume import build_backbone
+
     output = Path(os.path.abspath(output))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is there already; name a new folder for what is imported")
     width = config.Model.embedding_size
-    backbone = config.Model.build(embedding_size=width, image_shape=preprocessing.shape)
+    backbone = build_backbone(config, preprocessing.shape)
     arrays, rows = match(read_weights(path), backbone, path)
     report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
     state = TrainState(threshold=None)

@@ -18,6 +18,7 @@ from plsc.config import load
 from plsc.distributed import launcher
 from plsc.errors import UserError
 from plsc.utils import measure
+from plsc.utils.memory import available_bytes
 from plsc.utils.text import table
 
 # classes, embedding size, samples of a rank, ranks, rate, further keys of Head
@@ -69,9 +70,7 @@ def row(
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         measured = json.loads(target.read_text())
     size = sum(plan.head_bytes(case, rate).values())
-    disk = plan.disk_of(
-        case, measure.available_bytes() / plan.on_this_machine(ranks), calibration["base"] + size
-    )
+    disk = plan.disk_of(case, available_bytes() / plan.on_this_machine(ranks), calibration["base"] + size)
     return {
         "classes": classes,
         "dim": dim,

@@ -16,6 +16,7 @@ from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.training.groups import freeze, parameters_of, settings_of
 from plsc.training.network import layers_to_recompute
+from plsc.training.resume import build_backbone
 from plsc.utils import measure
 
 _IMAGES = 2  # training-mode BatchNorm takes two
@@ -134,7 +135,7 @@ def build(cfg: Config, shape: tuple[int, ...]) -> tuple[paddle.nn.Layer, dict[st
 
     Returns it, and how many numbers its "parameters" have that are trained, and those that are "frozen".
     """
-    backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=shape)
+    backbone = build_backbone(cfg, shape)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
     whole = sum(p.size for p in backbone.parameters() if not p.stop_gradient)

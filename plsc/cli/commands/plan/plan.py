@@ -47,7 +47,7 @@ from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.training.stand_in import check_data, stand_in
 from plsc.utils.logging import warn
-from plsc.utils.measure import available_bytes
+from plsc.utils.memory import available_bytes
 from plsc.utils.text import table
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)

@@ -32,7 +32,7 @@ from plsc.data.scan import AnySet, count_of, name_of
 from plsc.errors import UserError, shown
 from plsc.utils import kernels
 from plsc.utils.disk import free_bytes
-from plsc.utils.measure import available_bytes
+from plsc.utils.memory import available_bytes
 from plsc.utils.sharding import split
 from plsc.utils.text import table
 from plsc.utils.version import __version__

@@ -1,0 +1,19 @@
+"""Name the ranges of numbers that several classes take from a config: annotations of their arguments.
+
+A config checks the keys of a class by its annotations (plsc/config/messages.py), before anything is made.
+
+>>> class Net:
+...     def __init__(self, dropout: Share = 0.0): ...
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, le=10_000)]
+MarginSize = Annotated[float, Field(ge=0, le=4)]
+Depths = list[Annotated[int, Field(ge=0, le=1000)]]
+Widths = list[Annotated[int, Field(ge=1, le=2**20)]]
