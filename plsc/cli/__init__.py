@@ -73,7 +73,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--compare",
             metavar="RUN",
-            help="another run's folder or results.json: a second column in the report",
+            help="another run's folder or results.json: a second column in tables and report",
         )
     if verb == "predict":
         parser.add_argument(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from plsc.data.dataset import PairSet, TemplatePairs
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, shown, shown_lines
 from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
-from plsc.evaluation.report.html import WorstPair, group_rows, write_report
+from plsc.evaluation.report.html import WorstPair, group_rows, tables_of, write_report
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import table as text_table
 from plsc.utils.version import __version__
@@ -36,14 +36,14 @@ def write_results(
     compared: tuple[str, dict[str, dict[str, str]]] | None = None,
     write_card: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Path:
-    """Write the report and results.json into `folder`, print tables and notes -> the path of the page.
+    """Write the report and results.json into `folder`, print its tables and the notes -> the path of the page.
 
     Args:
         sets, results: by title, the main set first.
         rows: of metrics.jsonl.
         summary: of the report, see plsc.evaluation.report.html.write_report.
         facts: further content of results.json, such as the checkpoint.
-        compared: another run, as `read_compared` gives it, for a second column in the report's tables.
+        compared: another run, as `read_compared` gives it, for a second column in the tables.
         write_card: writes the model card from the results, the main one first, when the pictures are there; None: no card.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,8 +72,8 @@ def write_results(
         write_card(results)
     # Last: plsc run takes this file as the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
-    for kind in dict.fromkeys(result.kind for result in results.values()):
-        print(table({title: result for title, result in results.items() if result.kind == kind}))
+    for headings, *lines in tables_of(results, compared):
+        print(shown_lines(text_table(lines, headings)))
     for title, result in results.items():
         if result.kind == "verification" and any(group.thresholds for group in result.groups):
             headings, *lines = group_rows(title, result)
@@ -180,14 +180,6 @@ def read_compared(path: str | os.PathLike, titles: Collection[str]) -> tuple[str
 
 def _is_table(table: Any) -> bool:
     return isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Format results of one kind as a text table with a column for each set."""
-    columns = [result.results() for result in results.values()]
-    labels = dict.fromkeys(label for column in columns for label in column)
-    kind = next(iter(results.values())).kind
-    return text_table([[label, *(c.get(label) for c in columns)] for label in labels], [kind, *results])
 
 
 def worst_of(result: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> list[WorstPair]:

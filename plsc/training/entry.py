@@ -205,7 +205,7 @@ class Entry(Setters):
 
         Args:
             set_threshold: store the main set's threshold with the checkpoint, for `predict` and `export`.
-            compare: another run's folder or results.json, for a second column in the report's tables.
+            compare: another run's folder or results.json, for a second column in the tables.
             calibrate: store P(same) and the thresholds for FARs, by the main set, with the checkpoint, for `export` and galleries.
             groups: a file that names the group of identities or images, see plsc.evaluation.groups; they are compared.
 

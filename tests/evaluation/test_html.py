@@ -201,7 +201,7 @@ def test_another_run_stands_in_a_second_column(tmp_path):
     page = Page(write(tmp_path, results={"glyph pairs": result}, compared=("other/run", other)))
     assert row_of(page, "pairs")[1] == "7" and row_of(
         page, "a <b>".replace("<", "&lt;").replace(">", "&gt;")
-    ) == ["", "x"]
+    ) == ["-", "x"]
     assert "glyph pairs, other/run" in page.text and "elsewhere" not in page.text and "b" not in page.tags
 
 

@@ -523,7 +523,8 @@ def test_several_sets_are_tested_together(trained, tmp_path, capsys):
         content["main"] == "noise pairs" and content["sets"]["noise pairs"]["accuracy"] == found["accuracy"]
     )
     said = capsys.readouterr().out
-    assert re.search(r"^verification +noise pairs +templates$", said, re.MULTILINE)
+    name = trained.name  # of the other run, whose numbers stand beside these
+    assert re.search(rf"^verification +noise pairs +noise pairs, {name} +templates$", said, re.MULTILINE)
     page = (tmp_path / "test" / "report.html").read_text()
     assert f"<th>noise pairs, {trained.name}</th>" in page
     with pytest.raises(UserError, match="--compare: .*gone: no such file"):

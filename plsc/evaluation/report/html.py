@@ -66,7 +66,7 @@ def write_report(
         headlines=headlines,
         remarks=remarks,
         facts=[(name, _value(value)) for name, value in summary.items()],
-        evaluations=_evaluations(results, compared),
+        evaluations=tables_of(results, compared),
         notes=[f"{name}: {note}" for name, result in results.items() for note in _notes(result)],
         thresholds=_of_each(results, _thresholds),
         groups=_of_each(results, group_rows),
@@ -95,8 +95,8 @@ def _breakable(text: str) -> markupsafe.Markup:
     return markupsafe.Markup("/<wbr>").join(text.split("/"))
 
 
-def _evaluations(
-    results: Mapping[str, Result], compared: tuple[str, Mapping[str, Mapping[str, str]]] | None
+def tables_of(
+    results: Mapping[str, Result], compared: tuple[str, Mapping[str, Mapping[str, str]]] | None = None
 ) -> list[Rows]:
     """Make a table for each kind: a line for each number, a column for each set, and beside it the other
     run's."""
@@ -110,7 +110,7 @@ def _evaluations(
             if compared and name in compared[1]:
                 columns[f"{name}, {compared[0]}"] = compared[1][name]
         labels = dict.fromkeys(label for column in columns.values() for label in column)
-        lines = [[label, *(column.get(label, "") for column in columns.values())] for label in labels]
+        lines = [[label, *(column.get(label, "-") for column in columns.values())] for label in labels]
         tables.append([[kind, *columns], *lines])
     return tables
 
