@@ -16,6 +16,7 @@ from plsc.data.image_list import SHOWN, ImageFiles, Paths, identity_names
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import refuse_irregular
 from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2")
 # Of images too, but OpenCV does not decode them everywhere, or not at all.
@@ -50,15 +51,15 @@ def read_folder(folder: str) -> tuple[Paths, np.ndarray, list[str]]:
             f"{folder}: has no images in folders of their own, one folder for each identity ({', '.join(EXTENSIONS)}){remedy}"
         )
     if unread:
-        what = f"files are {kinds}, which is not read, and are left out; convert them to .png or .jpg"
-        _report("warning", folder, what, unread)
+        what = f"left out, {kinds} is not read; convert to .png or .jpg"
+        _report("warning", folder, "file", what, unread)
     empty = [name for name, count in zip(names, counts) if count == 0]
     if empty:
-        _report("error", folder, "folders have no image; remove them, or give them images", empty)
+        _report("error", folder, "folder", "without an image; remove, or add images", empty)
         names, counts = zip(*((name, count) for name, count in zip(names, counts) if count))
     others = [name for name in others if name not in set(unread)]
     if others:
-        _report("warning", folder, "files are no images of an identity, and are left out", others)
+        _report("warning", folder, "file", "left out, no image of an identity", others)
     _warn_of_same_names(folder, [*names])
     return Paths.of(folder, images), np.repeat(np.arange(len(names)), counts), [*names]
 
@@ -86,8 +87,8 @@ def collected_problems() -> Iterator[list[Problem]]:
         _collected = None
 
 
-def _report(level: str, folder: str, what: str, names: list[str]) -> None:
-    text = f"{len(names):,} {what}"
+def _report(level: str, folder: str, noun: str, what: str, names: list[str]) -> None:
+    text = f"{counted(len(names), noun)} {what}"
     if _collected is not None:
         _collected.append(Problem(level, text, names))
         return
@@ -164,8 +165,8 @@ def _warn_of_same_names(folder: str, names: list[str]) -> None:
     seen: dict[str, str] = {}
     same = [name for name in names if seen.setdefault(unicodedata.normalize("NFC", name), name) != name]
     if same:
-        what = "folders have a name that another has too, written with other Unicode characters (NFC and NFD)"
-        _report("warning", folder, f"{what}: one person, most likely; rename one, or put them together", same)
+        what = "with another's name in other Unicode characters (NFC and NFD): one person, most likely; rename, or put together"
+        _report("warning", folder, "folder", what, same)
 
 
 class ImageFolder(ImageFiles):

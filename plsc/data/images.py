@@ -32,6 +32,8 @@ def read_file(path: str) -> np.ndarray:
         return read_array(path)
     except FileNotFoundError:
         raise MissingFileError(f"{shown(path)}: no such image") from None
+    except IsADirectoryError:
+        raise UserError(f"{shown(path)}: is a folder; name the pictures in it") from None
     except OSError as error:
         raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from plsc.utils.logging import get_logger
 from plsc.utils.text import duration
 
-LOG_EVERY = 30.0  # seconds
+LOG_EVERY = 10.0  # seconds
 
 
 class Bar:

@@ -13,6 +13,11 @@ def number(value: float) -> str:
     return f"{value:#.4g}".rstrip(".")
 
 
+def counted(count: int, noun: str, nouns: str | None = None) -> str:
+    """Format a number of things: 1 file, 2 files. `nouns`: where it is not `noun` and an s."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as h:mm:ss, with any number of hours."""
     minutes, second = divmod(round(seconds), 60)

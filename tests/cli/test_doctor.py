@@ -243,9 +243,9 @@ def test_an_empty_folder_and_formats_that_are_not_read_do_not_end_the_examinatio
     code, _, report = run(faces)
     assert code == 2 and report["sets"][str(faces)]["classes"] == 3
     (error,) = (line for line in report["findings"] if line["level"] == "error")
-    assert error["text"].startswith("2 folders have no image") and error["examples"] == ["Gina", "empty"]
+    assert error["text"].startswith("2 folders without an image") and error["examples"] == ["Gina", "empty"]
     unread, other = (line for line in report["findings"] if line["level"] == "warning")
-    assert ".gif, .heic, which is not read" in unread["text"] and unread["examples"] == [
+    assert ".gif, .heic is not read" in unread["text"] and unread["examples"] == [
         "Ann/2.heic",
         "Gina/1.GIF",
     ]

@@ -87,7 +87,7 @@ def test_thresholds(folder, capsys):
 
 
 def test_add_remove_list(folder, capsys):
-    assert run(capsys, "add", "g", "D\x1b[2J", "stranger.png")[1] == "D\\x1b[2J: 1 pictures added; 3 people\n"
+    assert run(capsys, "add", "g", "D\x1b[2J", "stranger.png")[1] == "D\\x1b[2J: 1 picture added; 3 people\n"
     code, out, _ = run(capsys, "list", "g", "--json")
     facts = json.loads(out)
     assert code == 0 and [each["name"] for each in facts["people"]] == ["A", "B", "D\x1b[2J"]
@@ -146,11 +146,12 @@ def test_upgrade_without_pictures_of_the_people(folder, capsys, monkeypatch):
 
 def test_pictures_that_cannot_be_used(folder, capsys):
     (folder / "people" / "A" / "bad.png").write_bytes(b"no picture")
-    code, out, _ = run(capsys, "build", "h", "-c", "a.yaml", "people/", "--template", "images")
+    code, out, err = run(capsys, "build", "h", "-c", "a.yaml", "people/", "--template", "images")
     assert (
         code == 1
-        and "h: built, 2 people, 3 rows\n" in out
-        and "\nleft out, A: people/A/bad.png: not an image" in out
+        and out.startswith("h: built, 2 people, 3 rows\n")
+        and out.endswith("\nleft out: 1 picture\n")
+        and err.count("people/A/bad.png: not an image") == 1
     )
     code, _, err = run(capsys, "add", "g", "Cy", "people/A/bad.png", "none.png", "stranger.png")
     assert code == 2 and [line.split(":")[0] for line in err.splitlines() if line.startswith("ERROR")] == [
@@ -169,3 +170,16 @@ def test_evaluate_sets_the_threshold(folder, capsys):
     assert code == 0 and numbers["strangers"] == 10 and numbers["known"] == 0
     code, out, _ = run(capsys, "list", "g", "--json")
     assert json.loads(out)["threshold"] == numbers["thresholds"]["fpir=0.1"]["cosine"] != 0.95
+
+
+def test_numbers_are_written_for_people(folder, capsys):
+    for name in ("A", "B"):
+        run(capsys, "remove", "g", name)
+    _, out, _ = run(capsys, "add", "g", "Cy", "stranger.png", "-c", "a.yaml")
+    assert out == "Cy: 1 picture added; 1 person\n"
+    assert "\nthreshold   0.9500\n" in run(capsys, "list", "g")[1]
+
+
+def test_a_folder_in_the_place_of_a_picture(folder, capsys):
+    code, _, err = run(capsys, "search", "g", "people/A", "-c", "a.yaml")
+    assert code == 2 and "ERROR people/A: is a folder; name the pictures in it\n" in err

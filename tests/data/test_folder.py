@@ -35,17 +35,14 @@ def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
         len(paths) == 7 and labels.tolist() == [0, 0, 1, 1, 1, 2, 2] and paths.written(1) == "Ann/more/A.JFIF"
     )
     said = capsys.readouterr().out
-    assert "faces: 2 files are no images of an identity, and are left out: note.txt, Ann/list.csv\n" in said
+    assert "faces: 2 files left out, no image of an identity: note.txt, Ann/list.csv\n" in said
     assert ImageFolder(str(folder)).identities.tolist() == ["Ann", "Bob", "Zoe"]
 
 
 def test_formats_that_are_not_read_are_named(folder, tmp_path, capsys):
     (folder / "Ann" / "1.gif").write_bytes(b"")
     assert len(ImageFolder(str(folder))) == 6
-    assert (
-        "faces: 1 files are .gif, which is not read, and are left out; convert them"
-        in capsys.readouterr().out
-    )
+    assert "faces: 1 file left out, .gif is not read; convert to" in capsys.readouterr().out
     only = tmp_path / "only" / "Ann"
     only.mkdir(parents=True)
     (only / "1.gif").write_bytes(b"")
@@ -57,7 +54,7 @@ def test_empty_folders_are_named(folder, tmp_path):
     for name in "Xyz":
         (folder / name).mkdir()
     with pytest.raises(
-        UserError, match=r"faces: 3 folders have no image; remove them, or give them images: X, y, z$"
+        UserError, match=r"faces: 3 folders without an image; remove, or add images: X, y, z$"
     ):
         ImageFolder(str(folder))
     (tmp_path / "flat").mkdir()
@@ -126,7 +123,7 @@ def test_one_name_in_two_unicode_forms_is_warned_of(tmp_path, capsys):
     names = {"Ann": 1, unicodedata.normalize("NFC", "Jörg"): 1, unicodedata.normalize("NFD", "Jörg"): 1}
     setup()
     read_folder(str(write_folder(tmp_path / "faces", names)))
-    assert "1 folders have a name that another has too" in capsys.readouterr().out
+    assert "1 folder with another's name in other Unicode characters" in capsys.readouterr().out
 
 
 def test_a_folder_whose_name_has_a_line_break_forges_no_line(tmp_path):

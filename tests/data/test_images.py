@@ -45,7 +45,7 @@ def test_an_image_that_cannot_be_decoded_is_named(folder):
             CorruptImageError, match=rf"{name}: not an image that OpenCV can decode \({size} bytes\)"
         ):
             load_image(str(folder / name), Preprocessing.of_images((3, 8, 8)))
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match="is a folder; name the pictures in it"):
         load_image(str(folder), Preprocessing.of_images((3, 8, 8)))
 
 

@@ -40,6 +40,10 @@ def test_rates_are_counted_at_each_threshold(gallery):
     assert tenth["cosine"] == np.float32(0.85) and tenth["known_accepted"] == 0.5
     assert tenth["strangers_rejected"] == 0.9 and "fpir=0.01" not in numbers["thresholds"]
     assert "3 people in the gallery; 4 pictures of them, 20 of strangers" in result.table()
+    assert "is not known" not in result.table()
+    known = evaluate(gallery, np.stack(embeddings[:1]), names[:1]).table()
+    assert "3 people in the gallery; 1 picture of them, 0 of strangers" in known
+    assert "whether strangers are rejected is not known: put pictures of people who are not in" in known
 
 
 def test_the_threshold_for_strangers_can_be_stored(gallery):

@@ -6,14 +6,14 @@ from plsc.utils.logging import setup
 
 def test_without_a_terminal_lines_in_the_log_say_how_much_is_done(capsys):
     setup()
-    seconds = iter([0, 10, 40, 60, 80])
+    seconds = iter([0, 3, 12, 18, 24])
     with Bar("reading \x1b[31m", 2000, "images", clock=lambda: next(seconds)) as bar:
         for _ in range(4):
             bar.update(250)
     said = capsys.readouterr()
     assert [line.split("INFO ")[1] for line in said.out.splitlines()] == [
-        "reading \\x1b[31m: 500 of 2,000 images, eta 0:02:00",
-        "reading \\x1b[31m: 1,000 of 2,000 images, eta 0:01:20",
+        "reading \\x1b[31m: 500 of 2,000 images, eta 0:00:36",
+        "reading \\x1b[31m: 1,000 of 2,000 images, eta 0:00:24",
     ]
     assert said.err == ""
 

@@ -96,6 +96,7 @@ def _code(card: dict, noun: str, kind: str) -> list[str]:
     """Write the lines that embed the sample, check that, and compare it with another one."""
     reading = HOW_TO_READ.get(card["preprocessing"].get("channels"), "np.load('check.npy')")
     mirrored, turned = f"{noun}[..., ::-1]", f"{noun}[:, ::-1]"
+    modules = "json, cv2, numpy as np" if "cv2" in reading else "json, numpy as np"
     if kind == "insightface":
         reading, mirrored, turned = "cv2.imread('check.png')", f"{noun}[:, ::-1]", f"{noun}[::-1]"
         start = ["import json, cv2, numpy as np, insightface"]
@@ -107,13 +108,13 @@ def _code(card: dict, noun: str, kind: str) -> list[str]:
         start += [f"model = paddlex.create_model('{NAME}', model_dir='.')"]
         embed = [f"def embed({noun}):", f"    return np.ravel(next(iter(model.predict({noun})))['feature'])"]
     elif kind == "onnx":
-        start = ["import json, cv2, numpy as np, onnxruntime"]
+        start = [f"import {modules}, onnxruntime"]
         start += ["session = onnxruntime.InferenceSession('model.onnx')"]
         embed = [f"def embed({noun}):"]
         embed += [f"    return session.run(None, {{'{noun}': {noun}[None].astype(np.float32)}})[0][0]"]
     else:
         names = card["files"]["paddle"]
-        start = ["import json, cv2, numpy as np", "from paddle import inference"]
+        start = [f"import {modules}", "from paddle import inference"]
         start += [f"config = inference.Config('{names['model']}', '{names['params']}')"]
         start += ["predictor = inference.create_predictor(config)"]
         copied = f"np.ascontiguousarray({noun}[None], np.float32)"

@@ -25,7 +25,7 @@ from plsc.serving.gallery.files import Mapped, name_of
 from plsc.serving.gallery.mapping import fit_map
 from plsc.serving.gallery.pictures import embed_pictures, people_of
 from plsc.utils.logging import get_logger
-from plsc.utils.text import table
+from plsc.utils.text import counted, table
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -170,14 +170,15 @@ def _old_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
 
 def _made(gallery: Gallery, what: str) -> Answer:
     others = gallery.left_out
-    text = f"{shown(gallery.folder)}: {what}, {len(gallery):,} people, {gallery.rows:,} rows"
+    text = f"{shown(gallery.folder)}: {what}, {_people(gallery)}, {counted(gallery.rows, 'row')}"
     if gallery.header.mapped:
         text += f"\nrows {shown(_describe_map(gallery.header.mapped))}"
     if gallery.threshold is None:
         text += "\nno threshold: give --threshold to search, or measure one with plsc gallery evaluate --set-threshold"
     else:
         text += f"\nthreshold {gallery.threshold:.4f}, the checkpoint's, of pairs: plsc gallery evaluate measures it against all people here"
-    text += "".join(f"\nleft out, {shown(each.name)}: {each.reason}" for each in others)
+    if others:  # the log names them
+        text += f"\nleft out: {counted(len(others), 'picture')}"
     return text, {**_facts(gallery), "left_out": [each._asdict() for each in others]}, int(bool(others))
 
 
@@ -193,7 +194,7 @@ def _add(args: argparse.Namespace) -> Answer:
             f"{shown(name)}: {len(twice):,} of these files count more than once now, such as {shown(twice[0])}; "
             "to begin anew, remove the person first"
         )
-    text = f"{shown(name)}: {len(args.pictures):,} pictures added; {len(gallery):,} people"
+    text = f"{shown(name)}: {counted(len(args.pictures), 'picture')} added; {_people(gallery)}"
     return text, {"name": name, "pictures": len(args.pictures), "people": len(gallery)}, 0
 
 
@@ -201,7 +202,7 @@ def _remove(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     gallery.remove(args.name)
     return (
-        f"{shown(args.name)}: removed; {len(gallery):,} people",
+        f"{shown(args.name)}: removed; {_people(gallery)}",
         {"name": args.name, "people": len(gallery)},
         0,
     )
@@ -211,9 +212,13 @@ def _list(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     facts = _facts(gallery)
     people = [{"name": name, "pictures": gallery.sources(name)} for name in gallery.names()]
-    lines = [f"{key:12}{'-' if value is None else shown(value)}" for key, value in facts.items()]
+    lines = [f"{key:12}{_cell(value)}" for key, value in facts.items()]
     names = table([[shown(each["name"]), len(each["pictures"])] for each in people], ["name", "files"])
     return "\n".join([*lines, "", names]), {**facts, "people": people}, 0
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else shown(value)
 
 
 def _search(args: argparse.Namespace) -> Answer:
@@ -330,6 +335,10 @@ def _facts(gallery: Gallery) -> dict[str, Any]:
         "mirrored": header.flip,
         **({"mapped": _describe_map(header.mapped)} if header.mapped else {}),
     }
+
+
+def _people(gallery: Gallery) -> str:
+    return counted(len(gallery), "person", "people")
 
 
 def _describe_map(mapped: Mapped) -> str:

@@ -24,6 +24,7 @@ from plsc import config
 from plsc.data.image_size import MOST_PIXELS
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
 
 if TYPE_CHECKING:
     from plsc.serving.embedder import Embedder
@@ -218,7 +219,7 @@ def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> No
     )
     port = listener.getsockname()[1]
     host = f"[{args.host}]" if ":" in args.host else args.host
-    people = "no gallery" if gallery is None else f"{len(gallery):,} people"
+    people = "no gallery" if gallery is None else counted(len(gallery), "person", "people")
     get_logger().info(f"serving {embedder.described}, {people}, on http://{host}:{port}/ (Ctrl-C ends it)")
     if not _is_loopback(args.host):
         get_logger().warning(_exposed(host, port, options))

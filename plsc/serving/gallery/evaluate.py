@@ -13,7 +13,7 @@ from plsc.evaluation.identification import FPIRS, threshold_at_fpir
 from plsc.evaluation.intervals import IN_BRACKETS, wilson, with_interval
 from plsc.serving.gallery.files import composed
 from plsc.serving.gallery.gallery import Gallery
-from plsc.utils.text import table
+from plsc.utils.text import counted, table
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ class Evaluation:
         """Return the numbers as text for people."""
         numbers = self.numbers()
         rank1 = _with_interval(numbers["rank1"], len(self.known))
+        people, known = counted(self.people, "person", "people"), counted(len(self.known), "picture")
         head = [
-            f"{self.people:,} people in the gallery; {len(self.known):,} pictures of them, {len(self.strangers):,} of strangers",
+            f"{people} in the gallery; {known} of them, {len(self.strangers):,} of strangers",
             f"rank-1: {rank1}; {IN_BRACKETS} 95 % confidence interval (Wilson)",
         ]
         rows = [
@@ -87,6 +88,11 @@ class Evaluation:
             ]
             for name, each in numbers["thresholds"].items()
         ]
+        if not len(self.strangers):
+            head.append(
+                "whether strangers are rejected is not known: put pictures of people who are not in the gallery beside "
+                "these, a folder for each"
+            )
         return "\n".join(
             [*head, "", table(rows, ["threshold", "cosine", "accepted and right", "strangers rejected"])]
         )

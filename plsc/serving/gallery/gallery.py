@@ -24,6 +24,7 @@ from plsc.serving.gallery.rows import Rows, sums
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
 
 _WAIT = 60.0  # seconds for another process that writes
 # Bytes from which on a log is made part of the rows: a quarter of theirs, between these.
@@ -149,7 +150,7 @@ class Gallery:
         return name in self._numbers
 
     def __repr__(self) -> str:
-        return f"<Gallery: {len(self):,} people in {shown(self.folder)}>"
+        return f"<Gallery: {counted(len(self), 'person', 'people')} in {shown(self.folder)}>"
 
     def names(self) -> list[str]:
         """Return the names of all people, in the order in which they were added."""
