@@ -135,7 +135,9 @@ def _off(net, seed, terms):
             paddle.to_tensor(_random(draw, output.shape, terms), output.dtype) for _ in range(2)
         )
         # The terms of a sum that cancels are of the others' size: so an output near 0 may change its sign, and turn a ReLU.
-        return output * factor + (of_terms - 1) * output.abs().mean().detach()
+        # What is 0 has been cut by a ReLU or a dropout, and stays; so does an embedding of zeros, which has no direction.
+        size = (output != 0).astype(output.dtype) * output.abs().mean().detach()
+        return output * factor + (of_terms - 1) * size
 
     layers = [layer for layer in net.sublayers(include_self=True) if seed and not layer.sublayers()]
     hooks = [layer.register_forward_post_hook(hook) for layer in layers]
