@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
 from plsc.training.trainer import Trainer
 from plsc.utils.metrics import Metrics, read_metrics
+from tests.bounds import rounded
 
 TINY = Path(__file__).with_name("tiny.yaml")
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BF16": np.uint16}
@@ -118,14 +121,44 @@ def train(output: Path, *overrides: str, resume: Path | None = None, **parts) ->
     return trainer
 
 
-def train_linear(output: Path, head: str, batch_size: int) -> None:
-    """Three steps that come out the same, but for rounding, on any number of ranks with the same global batch."""
+def linear() -> Linear:
+    """The network that the trainings below begin with."""
     paddle.seed(0)
+    return Linear()
+
+
+def rounded_run(folder: Path, train: Callable[[Path, paddle.nn.Layer], object], net: paddle.nn.Layer, **more):
+    """Train a network here, by `train(output folder, network)`, and so again with its layers' results off by some roundings.
+
+    Returns (columns, arrays) of the run, see below, and how far those of a run in float32 may lie from them: see tests/bounds.py.
+    """
+    runs = itertools.count()
+
+    def compute():
+        output = folder / f"rounded-{next(runs)}"
+        train(output, copy.deepcopy(net))
+        last = checkpoints(output)[-1]
+        return columns(rows(output)), arrays(checkpoint(output, last))
+
+    return rounded(net, compute, times=2, **more)
+
+
+def columns(found: list[dict]) -> dict[str, np.ndarray]:
+    """The fractions in rows of metrics, such as the losses, by key."""
+    return {
+        key: np.array([row[key] for row in found])
+        for key, value in found[0].items()
+        if isinstance(value, float)
+    }
+
+
+def train_linear(output: Path, head: str, batch_size: int, net: paddle.nn.Layer | None = None) -> None:
+    """Three steps that come out the same, but for rounding, on any number of ranks with the same global batch."""
     overrides = [f"Head.name={head}", f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3"]
-    train(output, *overrides, "DataLoader.Eval.dataset=null", backbone=Linear())
+    train(output, *overrides, "DataLoader.Eval.dataset=null", backbone=net or linear())
 
 
-def train_sets(output: Path, batch_size: int) -> None:
+def train_sets(output: Path, batch_size: int, net: paddle.nn.Layer | None = None) -> None:
     """As `train_linear`, on two sets with a person in common and a softmax each, of whose samples a quarter are the second's.
 
     A list of corrections drops a sample of the first set and merges two people of the second.
@@ -150,16 +183,21 @@ def train_sets(output: Path, batch_size: int) -> None:
         write_corrections(output / "corrections.tsv", data, corrections)
 
     distributed.run_on_rank_0(write_list)
-    paddle.seed(0)
-    train(output, *overrides, f"DataLoader.Train.corrections=[{output}/corrections.tsv]", backbone=Linear())
+    corrected = f"DataLoader.Train.corrections=[{output}/corrections.tsv]"
+    train(output, *overrides, corrected, backbone=net or linear())
 
 
-def train_compatible(output: Path, old: Path, batch_size: int, resume: Path | None = None) -> None:
+def train_compatible(
+    output: Path,
+    old: Path,
+    batch_size: int,
+    resume: Path | None = None,
+    net: paddle.nn.Layer | None = None,
+) -> None:
     """As `train_linear`, compatible with the checkpoint `old`, of sampled classes; with checkpoints of steps 2 and 3."""
-    paddle.seed(0)
     keys = [f"DataLoader.Train.batch_size={batch_size}", "Global.max_steps=3", "Head.sample_rate=0.5"]
     keys += [f"Global.compatible_with={old}", "DataLoader.Eval.dataset=null", "Checkpoint.every_steps=2"]
-    train(output, *keys, resume=resume, backbone=Linear())
+    train(output, *keys, resume=resume, backbone=net or linear())
 
 
 def assert_takes_over(trainer: Trainer, path: Path) -> None:

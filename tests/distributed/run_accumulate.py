@@ -13,6 +13,8 @@ from plsc.backbones.small_resnet import SmallResNet
 from tests.tiny_runs import IMAGE_SHAPE, train
 from tests.training.test_network import Dropping
 
+HEADS = {"full": [], "sampled": ["Head.sample_rate=0.3"]}
+
 
 def run(folder: Path, net: paddle.nn.Layer, accumulate: int, *overrides: str) -> None:
     """Steps of 24 samples, over the end of an epoch, whose last step has 19."""
@@ -28,7 +30,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     d.init("cpu", threads=1)
     for accumulate in (1, 4):
-        for name, head in {"full": [], "sampled": ["Head.sample_rate=0.3"]}.items():
+        for name, head in HEADS.items():
             paddle.seed(0)
             run(folder / f"{name}-{accumulate}", Dropping(), accumulate, *head)
     for accumulate in (1, 2):

@@ -40,14 +40,14 @@ def net(kind: str) -> paddle.nn.Layer:
     return SmallResNet(8, IMAGE_SHAPE, [4, 6], [0, 1], dropout=0.2)
 
 
-def run(folder: Path, name: str, last: int, before: str, step: int) -> None:
-    for kind, keys in KINDS.items():
-        start = checkpoint(folder / f"{before}-{kind}", step) if before else None
-        keys = [*keys, *KEYS, f"Global.max_steps={last}"]
-        train(folder / f"{name}-{kind}", *keys, resume=start, backbone=net(kind))
+def run(output: Path, kind: str, last: int, resume: Path | None, backbone: paddle.nn.Layer) -> None:
+    keys = [*KINDS[kind], *KEYS, f"Global.max_steps={last}"]
+    train(output, *keys, resume=resume, backbone=backbone)
 
 
 if __name__ == "__main__":
     distributed.init("cpu", threads=1)
     folder, name, last, before, step = sys.argv[1:]
-    run(Path(folder), name, int(last), before, int(step))
+    for kind in KINDS:
+        start = checkpoint(Path(folder, f"{before}-{kind}"), int(step)) if before else None
+        run(Path(folder, f"{name}-{kind}"), kind, int(last), start, net(kind))

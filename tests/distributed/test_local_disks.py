@@ -4,15 +4,17 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import load
 from plsc.errors import UserError
 from plsc.training.resume import build_saved_backbone, build_saved_head
+from tests.bounds import assert_within
 from tests.checkpoints import flip
 from tests.distributed import run_local_disks
-from tests.distributed.run_pairs import END, STOP
+from tests.distributed.run_pairs import END, STOP, loss_bound
 from tests.launch import launch
 from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, rows
 
@@ -46,6 +48,12 @@ def give(folder, name, *disks):
 
 def losses(output):
     return [row["loss"] for row in rows(output) if row["step"] > STOP]
+
+
+def assert_same_losses(folder, name):
+    """Compare what followed with the run that nothing has disturbed; there is only rounding between them."""
+    found, undisturbed = (np.array(losses(folder / run)) for run in (f"{name}/0", "undisturbed"))
+    assert_within(found, undisturbed, loss_bound(folder / f"{name}-rounded")[STOP:], paths=2)
 
 
 def test_each_disk_has_the_rows_of_its_ranks(folder):
@@ -99,7 +107,7 @@ def test_two_go_on_with_the_third_ones_folder(folder):
     """And then go back to where they started, as after a divergence."""
     give(folder, "saved-two-back", [0], [1, 2])
     launch(PROGRAM, 2, folder, folder, "saved-two-back")
-    assert losses(folder / "saved-two-back" / "0") == pytest.approx(losses(folder / "undisturbed"), rel=1e-6)
+    assert_same_losses(folder, "saved-two-back")
 
 
 def test_two_without_the_third_ones_folder_end_with_a_line_that_names_it(folder):
@@ -116,7 +124,7 @@ def test_two_without_the_third_ones_folder_end_with_a_line_that_names_it(folder)
 def test_one_goes_on_with_all_folders(folder):
     give(folder, "saved-one", [0, 1, 2])
     launch(PROGRAM, 1, folder, folder, "saved-one")
-    assert losses(folder / "saved-one" / "0") == pytest.approx(losses(folder / "undisturbed"), rel=1e-6)
+    assert_same_losses(folder, "saved-one")
 
 
 def test_the_folder_of_one_machine_gives_the_network_but_not_the_head(folder):

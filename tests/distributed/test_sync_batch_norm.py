@@ -1,5 +1,7 @@
 """Synchronised batch norm: layers by run_sync_batch_norm.py, a training on two ranks against the same on one, and what is refused."""
 
+import copy
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 
 from plsc.distributed.sync_batch_norm import SyncBatchNorm, synchronise
 from plsc.errors import UserError
+from tests.bounds import assert_within, rounded
 from tests.launch import launch
-from tests.tiny_runs import arrays, checkpoint, make_trainer, rows, train
+from tests.tiny_runs import arrays, checkpoint, columns, make_trainer, rows, train
 
 
 class Wide(paddle.nn.Layer):
@@ -19,6 +22,7 @@ class Wide(paddle.nn.Layer):
     def __init__(self):
         super().__init__()
         paddle.seed(0)
+        self.rounds = paddle.nn.Identity()  # what it gives is float32
         self.layers = paddle.nn.Sequential(
             paddle.nn.Conv2D(1, 4, 3, 2, 1),
             paddle.nn.BatchNorm2D(4),
@@ -30,32 +34,37 @@ class Wide(paddle.nn.Layer):
         self.to(dtype="float64")
 
     def forward(self, images):
-        return self.layers(images.astype("float64")).astype("float32")
+        return self.rounds(self.layers(images.astype("float64")).astype("float32"))
 
 
-def train_wide(output, *overrides):
+def train_wide(output, *overrides, net=None):
     """Ten steps, of which the last has fewer samples, and on two ranks not the same number."""
     few = ["DataLoader.Eval.dataset=null", "Global.max_steps=10", "LRScheduler.learning_rate=0.01"]
-    train(output, *few, "Checkpoint.every_steps=10", *overrides, backbone=Wide())
+    train(output, *few, "Checkpoint.every_steps=10", *overrides, backbone=net or Wide())
 
 
 def test_two_ranks_train_as_one_with_the_whole_batch(tmp_path):
     script = Path(__file__).with_name("run_sync_batch_norm.py")
     assert launch(script, 2, tmp_path, tmp_path).stdout.count("synchronised batch norm ok") == 2
-    train_wide(tmp_path / "one")
-    one, two, plain, recomputed = (
-        arrays(checkpoint(tmp_path / name, 10)) for name in ("one", "sync", "plain", "recomputed")
+    net, runs = Wide(), itertools.count()
+
+    def found(name):
+        return columns(rows(tmp_path / name)), arrays(checkpoint(tmp_path / name, 10))
+
+    def alone():
+        name = f"one-{next(runs)}"
+        train_wide(tmp_path / name, net=copy.deepcopy(net))
+        return found(name)
+
+    one, bound = rounded(net.rounds, alone)
+    for name in ("sync", "recomputed"):
+        assert_within(found(name), one, bound, paths=2)
+    assert len(rows(tmp_path / "accumulated")) == 10, (
+        "a step of two batches has statistics of its own, and no rank waits for ever"
     )
-    assert one.keys() == two.keys()
-    for name in (name for name in one if name.startswith("backbone: ")):
-        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(recomputed[name], one[name], rtol=0, atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(two["head: centres"], one["head: centres"], atol=5e-6)  # float32
-    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("one", "sync", "accumulated")]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-    assert len(losses[2]) == 10, "a step of two batches has statistics of its own, and no rank waits for ever"
     name = "backbone: layers.4.weight"
-    assert np.abs(plain[name] - one[name]).max() > 1e-3, "without synchronising it is another network"
+    of_plain = np.abs(found("plain")[1][name] - one[1][name])
+    assert of_plain.max() > 1e-3 > 100 * bound[1][name].max(), "without synchronising it is another network"
 
 
 def test_one_rank_keeps_its_layers():

@@ -8,6 +8,7 @@ import pytest
 
 from plsc.config.schema import head_names
 from plsc.training.entry import Entry
+from tests.bounds import assert_within, rounded
 from tests.launch import ROOT, launch, run_forked, run_python
 from tests.tiny_runs import (
     TINY,
@@ -16,13 +17,17 @@ from tests.tiny_runs import (
     assert_takes_over,
     checkpoint,
     checkpoints,
+    columns,
+    linear,
     make_trainer,
+    rounded_run,
     rows,
     steps,
     train_compatible,
     train_linear,
     train_sets,
 )
+from tests.training.test_evaluator import evaluator_of
 from tests.training.test_extra_loss import run_on_ranks, save_teacher
 
 TRAIN = ROOT / "tools/train.py"
@@ -93,9 +98,20 @@ def test_a_resumed_launch_equals_an_uninterrupted_one(whole, stopped):
 
 def test_what_is_verified_is_what_is_saved(whole):
     """Each rank's batch norm has statistics of its own; the checkpoint's must be those of the verification."""
-    found = Entry(TINY, [f"Global.output_dir={whole[0]}"]).test()
+    entry = Entry(TINY, [f"Global.output_dir={whole[0]}"])
+    found = entry.test()
     (last,) = rows(whole[0], evaluations=True)
-    assert {name: last[name] for name in found} == pytest.approx(found, abs=1e-6)
+    backbone, _ = entry.load_network()
+    evaluator = evaluator_of(entry.config, backbone)
+
+    def evaluate():
+        evaluator.evaluate()
+        return {name: evaluator.row[name] for name in found if isinstance(found[name], (int, float))}
+
+    want, bound = rounded(backbone, evaluate)
+    assert len(want) > 5 and found.keys() <= last.keys()
+    for numbers in (found, last):
+        assert_within({name: numbers[name] for name in want}, want, bound, paths=2)
 
 
 def test_one_process_takes_over_two_ranks(whole, tmp_path):
@@ -104,15 +120,17 @@ def test_one_process_takes_over_two_ranks(whole, tmp_path):
 
 @pytest.fixture(scope="module")
 def one_process(whole, tmp_path_factory):
-    """Three steps of every head on one process."""
+    """By its name what three steps of each kind leave on one process, and how far ranks may lie from it."""
     folder = tmp_path_factory.mktemp("one")
-    for name in head_names():
-        train_linear(folder / name, name, 12)
-    train_sets(folder / "sets", 12)
     save_teacher(folder / "teacher")
-    run_on_ranks(folder / "extra loss", folder / "teacher")
-    train_compatible(folder / "compatible", checkpoint(whole[0]), 12)
-    return folder
+    trainings = {
+        name: lambda output, net, name=name: train_linear(output, name, 12, net) for name in head_names()
+    }
+    trainings["sets"] = lambda output, net: train_sets(output, 12, net)
+    trainings["extra loss"] = lambda output, net: run_on_ranks(output, folder / "teacher", net=net)
+    old = checkpoint(whole[0])
+    trainings["compatible"] = lambda output, net: train_compatible(output, old, 12, net=net)
+    return {name: rounded_run(folder / name, train, linear()) for name, train in trainings.items()}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -122,26 +140,17 @@ def test_ranks_train_every_head_as_one_process_does(whole, one_process, tmp_path
     said = launch(script, ranks, tmp_path, tmp_path / "runs", checkpoint(whole[0])).stdout
     assert said.count("training ok") == ranks
     for name in [*head_names(), "extra loss", "compatible"]:
-        found, expected = rows(tmp_path / "runs" / name), rows(one_process / name)
+        found = rows(tmp_path / "runs" / name)
         assert steps(found) == [1, 2, 3]
-        for key in expected[0].keys() & {
-            "loss", "accuracy", "loss/length", "loss/teacher", "loss/compatible"
-        }:  # fmt: skip
-            assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], rel=1e-4), (
-                name
-            )
-        saved, others = (arrays(checkpoint(folder / name, 3)) for folder in (tmp_path / "runs", one_process))
-        assert saved.keys() == others.keys()
-        for key in saved:
-            assert np.allclose(saved[key], others[key], rtol=1e-3, atol=1e-5), (name, key)
+        saved = arrays(checkpoint(tmp_path / "runs" / name, 3))
+        assert_within([columns(found), saved], *one_process[name], paths=2)
     for name in ("extra loss", "compatible"):  # with a teacher, and with an older run's centres
         folder, resumed = tmp_path / "runs" / name, tmp_path / f"runs/{name}, resumed"
         assert_same_arrays(checkpoint(resumed, 3), checkpoint(folder, 3))
         assert rows(resumed) == rows(folder)[2:]
-    of_sets, expected = rows(tmp_path / "runs/sets"), rows(one_process / "sets")
-    assert [len(row) for row in of_sets] == [len(row) for row in expected] and "loss/People 2" in of_sets[0]
-    for row, of_one in zip(of_sets, expected):
-        assert row == pytest.approx(of_one, rel=1e-4)
+    found, (want, bound) = columns(rows(tmp_path / "runs/sets")), one_process["sets"]
+    assert len(found["loss/People 2"]) == 3
+    assert_within(found, want[0], bound[0], paths=2)
 
 
 def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import numpy as np
 import paddle
@@ -14,7 +15,15 @@ from plsc.training.extra_loss import ExtraLoss, global_mean
 from plsc.training.other_run import OtherRun
 from plsc.utils.metrics import Metrics
 from tests.bounds import assert_within, rounded
-from tests.tiny_runs import IMAGE_SHAPE, Linear, arrays, assert_same_arrays, checkpoint, make_trainer, rows
+from tests.tiny_runs import (
+    IMAGE_SHAPE,
+    arrays,
+    assert_same_arrays,
+    checkpoint,
+    linear,
+    make_trainer,
+    rows,
+)
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 PEOPLE = "DataLoader.Train.dataset={name: tests.tiny_runs:People, people: [a, b, c, d]}"
@@ -35,9 +44,9 @@ class Length(ExtraLoss):
         return global_mean(loss_B * float("nan") if step == self.bad else loss_B, counts)
 
 
-def make_linear(folder, *overrides):
-    paddle.seed(0)
-    return make_trainer(folder, NO_PAIRS, "Optimizer.weight_decay=0", *overrides, backbone=Linear())
+def make_linear(folder, *overrides, net=None):
+    keys = [NO_PAIRS, "Optimizer.weight_decay=0", *overrides]
+    return make_trainer(folder, *keys, backbone=net or linear())
 
 
 def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
@@ -57,12 +66,12 @@ def save_teacher(folder):
     make_trainer(folder, NO_PAIRS, PEOPLE).save(1)
 
 
-def run_on_ranks(folder, teacher, resume=None):
+def run_on_ranks(folder, teacher, resume=None, net=None):
     """Three steps that come out the same, but for rounding, on any number of ranks (tests/distributed/test_train.py); with
     checkpoints of the second and the third."""
     given = [f"Teacher.checkpoint={teacher}", PEOPLE.replace("[a", "[x, a"), "Global.max_steps=3"]
     given += [f"DataLoader.Train.batch_size={12 // distributed.world_size()}", "Checkpoint.every_steps=2"]
-    run(folder, *given, resume=resume, make=make_linear)
+    run(folder, *given, resume=resume, make=partial(make_linear, net=net))
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])
