@@ -23,9 +23,11 @@ import numpy as np
 from plsc.checkpoint.saved import Checkpoint
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
+from plsc.evaluation.strangers import one_of_everybody_first
 from plsc.serving.exported import Graph, check_files, read_export
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
+from plsc.utils.text import last_part
 
 _BATCH = 64  # samples in one call of an exported graph
 
@@ -88,6 +90,14 @@ class Embedder(ABC):
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         """Compute embeddings float32 [B, D] of any length, of the samples alone; B is at least 1."""
 
+    def trained_on(self) -> frozenset[str]:
+        """Return the names of the classes that the network was trained on, without folders; empty where they are not known."""
+        return frozenset()
+
+    def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
+        """Embed at most `most` pictures of people held out from training: float32 [n, D], and whom each shows; n is 0 if not known."""
+        return np.empty((0, self.embedding_size), np.float32), []
+
 
 def of_length_1(embeddings: np.ndarray) -> np.ndarray:
     """Divide embeddings [N, D] by their lengths; zeros stay zeros."""
@@ -112,7 +122,7 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
     if isinstance(config, (str, os.PathLike)):
         checkpoint = os.path.abspath(saved.path)
         origin = {"config": os.path.abspath(config), "overrides": overrides, "checkpoint": checkpoint}
-    return _OfRun(backbone, saved, entry.config.DataLoader.Eval, origin)
+    return _OfRun(backbone, saved, entry.config, origin)
 
 
 def from_origin(origin: dict[str, Any], network: str) -> Embedder:
@@ -145,8 +155,9 @@ def _is_of(checkpoint: Path, network: str) -> bool:
 
 
 class _OfRun(Embedder):
-    def __init__(self, backbone: Any, saved: Any, evaluation: Any, origin: dict[str, Any] | None):
+    def __init__(self, backbone: Any, saved: Any, config: Any, origin: dict[str, Any] | None):
         state = saved.state
+        evaluation = config.DataLoader.Eval
         flip = evaluation.flip if state.threshold is None else state.flip
         if flip != evaluation.flip:
             get_logger().warning(
@@ -164,7 +175,35 @@ class _OfRun(Embedder):
             saved.compatible_with,
         )
         self._backbone = backbone
+        self._saved = saved
+        self._config = config
         self._batch_size = evaluation.batch_size
+
+    def trained_on(self) -> frozenset[str]:
+        return frozenset(map(last_part, self._saved.classes() or ()))
+
+    def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
+        from plsc.data.dataset import IdentificationSet, PairSet
+        from plsc.training.evaluator import build_saved_sets
+
+        if self._config.DataLoader.Eval.dataset is None:
+            return super().held_out(most)
+        try:
+            data = next(iter(build_saved_sets(self._config, self._saved).values()))
+            people = data.people() if isinstance(data, (PairSet, IdentificationSet)) else np.empty(0, str)
+            chosen = one_of_everybody_first(people, most)
+            parts = [chosen[start : start + _BATCH] for start in range(0, len(chosen), _BATCH)]
+            embeddings = [
+                self.embed(np.concatenate([data.images(n, n + 1) for n in part.tolist()])) for part in parts
+            ]
+        except UserError as error:
+            get_logger().warning(
+                f"the people held out from training cannot be searched for the threshold: {error}"
+            )
+            return super().held_out(most)
+        if not embeddings:
+            return super().held_out(most)
+        return np.concatenate(embeddings), [str(people[n]) for n in chosen.tolist()]
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
         from plsc.backbones.export.card import DARKEST

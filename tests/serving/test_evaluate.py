@@ -19,7 +19,9 @@ def towards(axis, cosine):
 @pytest.fixture
 def gallery(tmp_path):
     rows = np.eye(3, 8, dtype=np.float32)
-    return Gallery.from_embeddings(tmp_path / "g", FakeEmbedder(), ["Ann", "Bob", "Cy"], rows, np.arange(3))
+    made = Gallery.from_embeddings(tmp_path / "g", FakeEmbedder(), ["Ann", "Bob", "Cy"], rows, np.arange(3))
+    made.set_threshold(0.5)
+    return made
 
 
 def test_rates_are_counted_at_each_threshold(gallery):
@@ -50,15 +52,19 @@ def test_the_threshold_for_strangers_can_be_stored(gallery):
     strangers = np.stack([towards(0, number / 20) for number in range(20)])
     result = evaluate(gallery, strangers, ["nobody"] * 20)
     assert result.numbers()["rank1"] is None and "rank-1: -" in result.table()
-    with pytest.raises(
-        UserError, match="20 pictures of strangers are too few for a share of 0.01; it takes 100"
-    ):
-        result.threshold_for(0.01)
+
+
+def test_a_threshold_is_measured_by_strangers(gallery):
+    draws = np.random.default_rng(0)
+    strangers = np.stack([towards(0, cosine) for cosine in 1 - draws.uniform(0.01, 1, 200) ** 0.25])
     other = Gallery.open(gallery.folder)
-    gallery.set_threshold(result.threshold_for(0.1))
+    gallery.measure_threshold(strangers, np.repeat(np.arange(100), 2), 0.1)
     other.refresh()
-    assert other.threshold == gallery.threshold == np.float32(0.85)
-    assert [found[0].accepted for found in other.search(strangers, top=1)].count(True) == 2
+    assert other.threshold == gallery.threshold and other.measured.people == 100
+    named = np.mean([found[0].accepted for found in other.search(strangers, top=1)])
+    assert named == pytest.approx(0.1, abs=0.03) and other.measured.low < named < other.measured.high
+    with pytest.raises(UserError, match="9 strangers are too few for a threshold: 10 are needed"):
+        gallery.measure_threshold(strangers[:9], range(9))
 
 
 def test_an_empty_gallery_is_refused(gallery):

@@ -34,14 +34,18 @@ def embedder():
 @pytest.fixture
 def gallery(tmp_path, embedder):
     shown = pictures(6)
-    return Gallery.build(tmp_path / "g", embedder, {"Ann": shown[:2], "Bob": shown[2:3], "Cy": shown[3:6]})
+    made = Gallery.build(tmp_path / "g", embedder, {"Ann": shown[:2], "Bob": shown[2:3], "Cy": shown[3:6]})
+    made.set_threshold(0.5)
+    return made
 
 
 def test_a_picture_finds_its_person(gallery, embedder):
     (found,) = gallery.search(embedder.embed(pictures(6)[2:3]), top=2)
     assert found[0].name == "Bob" and found[0].accepted
     assert_within(found[0].similarity, 1, cosines(8))
-    assert_within(found[0].probability, 1 / (1 + np.exp(-4)), cosines(8))  # its slope is at most 4 / 4
+    match = gallery.verify("Bob", embedder.embed(pictures(6)[2:3]))
+    assert match.accepted
+    assert_within(match.probability, 1 / (1 + np.exp(-4)), cosines(8))  # its slope is at most 4 / 4
     assert len(found) == 2 and found[1].similarity < found[0].similarity
     assert len(gallery) == gallery.rows == 3 and gallery.names() == ["Ann", "Bob", "Cy"]
     assert "Bob" in gallery and "Dan" not in gallery
@@ -81,7 +85,7 @@ def test_with_a_row_for_each_picture_a_person_is_listed_once(tmp_path, embedder)
     shown = pictures(9)
     people = {"Ann": shown[:4], "Bob": shown[4:6], "Cy": shown[6:]}
     gallery = Gallery.build(tmp_path / "g", embedder, people, template="images")
-    matches = gallery.search(embedder.embed(shown), top=3)
+    matches = gallery.search(embedder.embed(shown), top=3, threshold=0.5)
     assert [names_of(found)[0] for found in matches] == ["Ann"] * 4 + ["Bob"] * 2 + ["Cy"] * 3
     assert all(sorted(names_of(found)) == ["Ann", "Bob", "Cy"] for found in matches) and gallery.rows == 9
 
@@ -89,18 +93,24 @@ def test_with_a_row_for_each_picture_a_person_is_listed_once(tmp_path, embedder)
 def test_strangers_are_not_accepted_at_the_threshold(gallery, embedder):
     (found,) = gallery.search(embedder.embed(pictures(1, seed=9)), top=1, threshold=0.9999)
     assert not found[0].accepted
-    (found,) = gallery.search(embedder.embed(pictures(1, seed=9)), top=1, threshold=-1.0)
-    assert found[0].accepted
+    (found,) = gallery.search(embedder.embed(pictures(1, seed=9)), top=3, threshold=-1.0)
+    assert [match.accepted for match in found] == [True, False, False]  # a picture shows one person
 
 
 def test_without_a_threshold_it_says_what_to_do(tmp_path):
     embedder = FakeEmbedder(threshold=None)
     gallery = Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1)})
-    with pytest.raises(UserError, match="has no threshold.*give one with --threshold, or store one"):
+    with pytest.raises(
+        UserError, match="has no threshold.* 1 person .*10 are needed; give a folder of strangers"
+    ):
         gallery.search(units(1))
-    assert gallery.search(units(1), threshold=0.2)[0][0].probability is None
+    with pytest.raises(UserError, match="no threshold for pairs.*give one with --threshold, or store one"):
+        gallery.verify("Ann", units(1))
+    assert gallery.verify("Ann", units(1), threshold=0.2).probability is None
     gallery.upgrade(FakeEmbedder(threshold=0.25))
-    assert gallery.threshold == 0.25 and gallery.search(units(1)) == gallery.search(units(1), threshold=0.25)
+    assert gallery.pair_threshold == 0.25 and gallery.threshold is None
+    gallery.set_threshold(0.3)
+    assert gallery.search(units(1)) == gallery.search(units(1), threshold=0.3)
 
 
 @pytest.mark.parametrize("template", ["mean", "images"])
@@ -240,7 +250,7 @@ def test_upgrade_embeds_the_recorded_pictures_by_another_network(tmp_path, embed
     gallery.upgrade(new)
     again = Gallery.open(tmp_path / "g")
     again.check(new)
-    assert again.threshold == 0.3 and again.names() == ["p0"]
+    assert again.pair_threshold == 0.3 and again.names() == ["p0"]
     assert_within(again.verify("p0", new.embed(pictures(4)[::2])).similarity, 1, cosines(12))
     (folder / "p0" / "0.png").unlink()
     (folder / "p0" / "2.png").unlink()
@@ -256,7 +266,7 @@ def test_upgrade_by_pictures_that_are_given(gallery):
     gallery.upgrade(
         new, {name: shown[number : number + 1] for number, name in enumerate(["Cy", "Ann", "Bob"])}
     )
-    matches = gallery.search(new.embed(shown), top=1)
+    matches = gallery.search(new.embed(shown), top=1, threshold=0.5)
     assert [names_of(found) for found in matches] == [["Cy"], ["Ann"], ["Bob"]]
 
 
@@ -319,7 +329,7 @@ def test_many_pictures_of_a_person_leave_room_for_the_others(tmp_path, embedder,
     rows = np.concatenate([np.repeat(units(1), 60, axis=0), units(3, seed=1)])
     owners = np.array([0] * 60 + [1, 2, 3])
     gallery = Gallery.from_embeddings(tmp_path / "g", embedder, list("abcd"), rows, owners, "images")
-    for found in gallery.search(np.repeat(units(1), 7, axis=0), top=4):
+    for found in gallery.search(np.repeat(units(1), 7, axis=0), top=4, threshold=0.5):
         assert found[0].name == "a" and sorted(names_of(found)) == list("abcd")
 
 

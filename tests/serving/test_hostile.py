@@ -40,6 +40,7 @@ def folder(tmp_path_factory):
 def client(folder):
     people = {"Ann": [np.arange(64, dtype=np.uint8).reshape(1, 8, 8)]}
     gallery = Gallery.build(folder / "gallery", Pixels(), people)
+    gallery.set_threshold(0.5)
     options = Options(
         max_bytes=LIMIT,
         max_pixels=1_000_000,

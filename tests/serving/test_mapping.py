@@ -43,7 +43,7 @@ def test_a_map_carries_the_rows_to_another_network(gallery, size):
 def test_a_carried_gallery_has_no_threshold_until_one_is_measured(gallery):
     new = Turned()
     gallery.upgrade_by_map(new, fit_map(FakeEmbedder(), new, others()))
-    with pytest.raises(UserError, match="rows came by a map: give one with --threshold, or measure one"):
+    with pytest.raises(UserError, match="has no threshold.*give a folder of strangers"):
         gallery.search(new.embed(pictures(1)))
     gallery.set_threshold(0.7)
     assert Gallery.open(gallery.folder).search(new.embed(pictures(6)[2:3]))[0][0].name == "Bob"
@@ -82,5 +82,5 @@ def test_pictures_take_the_place_of_carried_rows(gallery):
     with pytest.raises(UserError, match="4 of 4 people have no picture"):
         gallery.upgrade(new)  # the same network, but the rows are not its own
     gallery.upgrade(new, {name: pictures(1) for name in gallery.names()})
-    assert gallery.header.mapped is None and gallery.threshold == new.threshold
+    assert gallery.header.mapped is None and gallery.pair_threshold == new.threshold
     assert "mapped" not in json.loads((gallery.folder / "gallery.json").read_bytes())

@@ -79,7 +79,7 @@ def test_a_picture_is_looked_up(page, file):
     page.until("#search-result .verdict", "Ann")
     assert len(page.texts("#search-result li")) == 5
     page.type("#picture-3", file(picture(99), "b.png"))
-    page.until("#search-result .verdict", "A stranger")
+    page.until("#search-result .verdict", "Nobody in the gallery")
 
 
 def test_names_are_shown_as_text(page, file):

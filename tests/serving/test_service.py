@@ -36,7 +36,9 @@ CALIBRATION = Calibration(
 @pytest.fixture
 def gallery(tmp_path):
     people = {name: [samples(picture(seed))] for name, seed in {"Ann": 1, "Bob": 2, "Zoë": 3}.items()}
-    return Gallery.build(tmp_path / "gallery", Pixels(calibration=CALIBRATION), people)
+    made = Gallery.build(tmp_path / "gallery", Pixels(calibration=CALIBRATION), people)
+    made.set_threshold(Pixels().threshold)
+    return made
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_a_search_has_the_nearest_names_and_a_verdict(client):
     assert answer["matches"][0]["name"] == "Bob" and len(answer["matches"]) == 2
     assert [match["accepted"] for match in answer["matches"]] == [True, False]
     _, answer = client.send("/search", picture(99))
-    assert (answer["verdict"], answer["name"]) == ("stranger", None) and len(answer["matches"]) == 3
+    assert (answer["verdict"], answer["name"]) == ("nobody", None) and len(answer["matches"]) == 3
 
 
 def test_without_a_threshold_nothing_is_decided(tmp_path):
@@ -132,7 +134,7 @@ def test_people_are_listed_added_and_removed(client, gallery):
     assert client.send("/search", picture(7))[1]["name"] == "Eve"
     assert Gallery.open(gallery.folder).names() == ["Ann", "Bob", "Zoë", "Eve"]
     assert client.ask("DELETE", "/people?name=Eve", Authorization=BEARER)[0] == 200
-    assert client.send("/search", picture(7))[1]["verdict"] == "stranger"
+    assert client.send("/search", picture(7))[1]["verdict"] == "nobody"
     assert client.ask("DELETE", "/people?name=Eve", Authorization=BEARER)[0] == 404
 
 
@@ -141,7 +143,7 @@ def test_what_another_process_wrote_is_found(client, gallery):
     other.add("Late", Pixels().embed(samples(picture(50))[None]))
     assert client.send("/search", picture(50))[1]["name"] == "Late"
     other.remove("Late")
-    assert client.send("/search", picture(50))[1]["verdict"] == "stranger"
+    assert client.send("/search", picture(50))[1]["verdict"] == "nobody"
 
 
 def test_a_gallery_of_another_network_meanwhile_is_not_compared(client, gallery):
@@ -155,7 +157,8 @@ def test_a_gallery_of_another_network_meanwhile_is_not_compared(client, gallery)
 def test_a_gallery_has_a_threshold_of_its_own(client, gallery):
     Gallery.open(gallery.folder).set_threshold(0.999)
     assert client.send("/search", picture(1, noise=0.3))[1]["threshold"] == 0.999
-    assert client.send("/verify?name=Ann", picture(1, noise=0.3))[1]["same"] is False
+    assert client.send("/search", picture(1, noise=0.3))[1]["verdict"] == "nobody"
+    assert client.send("/verify?name=Ann", picture(1, noise=0.3))[1]["same"] is True  # that is a pair
     assert client.send("/verify", picture(1), picture(1, noise=0.3))[1]["same"] is True
 
 

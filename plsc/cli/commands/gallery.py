@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.serving.gallery import Gallery, Match
@@ -47,17 +49,7 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument("-o", "--override", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
         return made
 
-    def threshold(made: argparse.ArgumentParser) -> None:
-        given = made.add_mutually_exclusive_group()
-        given.add_argument(
-            "--threshold", type=float, metavar="COSINE", help="accept above it; default: the gallery's"
-        )
-        given.add_argument(
-            "--far",
-            type=float,
-            metavar="SHARE",
-            help="the threshold that accepts this share of different pairs",
-        )
+    threshold = {"type": float, "metavar": "COSINE", "help": "accept above it; default: the gallery's"}
 
     build = verb("build", "make a gallery of a folder with a folder for each person", "required")
     build.add_argument("people", help="people/Ann/1.jpg, people/Ann/2.jpg, people/Bob/1.jpg, ...")
@@ -75,11 +67,15 @@ def _parser() -> argparse.ArgumentParser:
     search = verb("search", "find the most similar people", "optional")
     search.add_argument("pictures", nargs="+")
     search.add_argument("--top", type=int, default=5, metavar="N", help="people to show (default: 5)")
-    threshold(search)
+    search.add_argument("--threshold", **threshold)
     verify = verb("verify", "say whether pictures show a person", "optional")
     verify.add_argument("name")
     verify.add_argument("pictures", nargs="+", help="of one person")
-    threshold(verify)
+    limits = verify.add_mutually_exclusive_group()
+    limits.add_argument("--threshold", **threshold)
+    limits.add_argument(
+        "--far", type=float, metavar="SHARE", help="the threshold that accepts this share of different pairs"
+    )
     evaluate = verb(
         "evaluate", "measure how many known people are recognised, and strangers rejected", "optional"
     )
@@ -88,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set-threshold",
         type=float,
         metavar="SHARE",
-        help="from now on use the threshold that accepts at most this share of these strangers",
+        help="from now on use the threshold that gives a name in this share of strangers' searches, measured on these",
     )
     upgrade = verb("upgrade", "embed all people again by another network", "required")
     source = upgrade.add_mutually_exclusive_group()
@@ -173,10 +169,7 @@ def _made(gallery: Gallery, what: str) -> Answer:
     text = f"{shown(gallery.folder)}: {what}, {_people(gallery)}, {counted(gallery.rows, 'row')}"
     if gallery.header.mapped:
         text += f"\nrows {shown(_describe_map(gallery.header.mapped))}"
-    if gallery.threshold is None:
-        text += "\nno threshold: give --threshold to search, or measure one with plsc gallery evaluate --set-threshold"
-    else:
-        text += f"\nthreshold {gallery.threshold:.4f}, the checkpoint's, of pairs: plsc gallery evaluate measures it against all people here"
+    text += f"\n{gallery.describe_threshold()}"
     if others:  # the log names them
         text += f"\nleft out: {counted(len(others), 'picture')}"
     return text, {**_facts(gallery), "left_out": [each._asdict() for each in others]}, int(bool(others))
@@ -223,13 +216,19 @@ def _cell(value: Any) -> str:
 
 def _search(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
-    limit = _threshold(args, gallery)
+    limit = gallery.limit(args.threshold)
     matches = gallery.search(_embed(args, gallery), args.top, limit)
     blocks = [
-        f"{shown(picture)}: {_verdict(best)}\n{_table(best)}" for picture, best in zip(args.pictures, matches)
+        f"{shown(picture)}: {_verdict(best, limit)}\n{_table(best)}"
+        for picture, best in zip(args.pictures, matches)
     ]
     answer = [
-        {"picture": picture, "threshold": limit, "matches": [match._asdict() for match in best]}
+        {
+            "picture": picture,
+            "name": best[0].name if best and best[0].accepted else None,
+            "threshold": limit,
+            "matches": [match._asdict() for match in best],
+        }
         for picture, best in zip(args.pictures, matches)
     ]
     return "\n\n".join(blocks), answer, 0 if all(best and best[0].accepted for best in matches) else 1
@@ -237,10 +236,11 @@ def _search(args: argparse.Namespace) -> Answer:
 
 def _verify(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
-    limit = _threshold(args, gallery)
-    match = gallery.verify(args.name, _embed(args, gallery), limit)
-    said = "yes" if match.accepted else "no"
-    return f"{said}\n{_table([match])}", {"threshold": limit, **match._asdict()}, int(not match.accepted)
+    limit = _pair_threshold(args, gallery)
+    found = gallery.verify(args.name, _embed(args, gallery), limit)
+    said = "yes" if found.accepted else "no"
+    numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
+    return f"{said}\n{numbers}", {"threshold": limit, **found._asdict()}, int(not found.accepted)
 
 
 def _evaluate(args: argparse.Namespace) -> Answer:
@@ -250,12 +250,14 @@ def _evaluate(args: argparse.Namespace) -> Answer:
     owners = [name for name, paths in people.items() for _ in paths]
     embeddings, kept, left_out = _embed_all(args, gallery, pictures, owners)
     result = evaluate(gallery, embeddings, [owners[number] for number in kept.tolist()])
-    if args.set_threshold is not None:
-        gallery.set_threshold(result.threshold_for(args.set_threshold))
     lines = [result.table()]
     lines += [f"left out: {each.reason}" for each in left_out]
     if args.set_threshold is not None:
-        lines.append(f"the gallery's threshold is now {gallery.threshold:.4f}")
+        inside = set(gallery.names())
+        strangers = np.array([owners[number] not in inside for number in kept.tolist()], bool)
+        whose = [owners[number] for number in kept[strangers].tolist()]
+        gallery.measure_threshold(embeddings[strangers], whose, args.set_threshold)
+        lines.append(f"from now on {gallery.describe_threshold()}")
     answer = {**result.numbers(), "left_out": [each._asdict() for each in left_out]}
     return "\n".join(lines), answer, int(bool(left_out))
 
@@ -313,10 +315,10 @@ def _embed_all(
     return embed_pictures(embedder, pictures, owners)
 
 
-def _threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
-    """Return the threshold that the arguments ask for, else the gallery's."""
+def _pair_threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
+    """Return the threshold of pairs that the arguments ask for, else the gallery's."""
     if args.far is None:
-        return gallery.threshold if args.threshold is None else args.threshold
+        return gallery.pair_threshold if args.threshold is None else args.threshold
     if gallery.calibration is None:
         raise UserError(
             f"--far: {shown(args.gallery)} has no calibration; store one with plsc eval --calibrate, and run plsc gallery upgrade"
@@ -332,6 +334,8 @@ def _facts(gallery: Gallery) -> dict[str, Any]:
         "template": header.template,
         "network": f"{header.described} ({header.network})",
         "threshold": header.threshold,
+        "measured": header.measured and header.measured.model_dump(),
+        "pair_threshold": header.pair_threshold,
         "mirrored": header.flip,
         **({"mapped": _describe_map(header.mapped)} if header.mapped else {}),
     }
@@ -348,13 +352,17 @@ def _describe_map(mapped: Mapped) -> str:
     )
 
 
-def _verdict(matches: Sequence[Match]) -> str:
-    return shown(matches[0].name) if matches and matches[0].accepted else "nobody in the gallery"
+def _verdict(matches: Sequence[Match], limit: float) -> str:
+    if not matches:
+        return "nobody; the gallery is empty"
+    nearest = matches[0]
+    if not nearest.accepted:
+        return f"nobody; the nearest is {shown(nearest.name)}, {nearest.similarity:.4f} of {limit:.4f}"
+    above = sum(match.similarity > limit for match in matches)
+    more = f"; {above} people are above the threshold {limit:.4f}, the nearest is named" if above > 1 else ""
+    return f"{shown(nearest.name)}{more}"
 
 
 def _table(matches: Sequence[Match]) -> str:
-    rows = [
-        [shown(match.name), match.similarity, match.probability, "yes" if match.accepted else "no"]
-        for match in matches
-    ]
-    return table(rows, ["name", "similarity", "P(same)", "accepted"])
+    rows = [[shown(match.name), match.similarity, "yes" if match.accepted else "no"] for match in matches]
+    return table(rows, ["name", "similarity", "accepted"])

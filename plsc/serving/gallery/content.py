@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from plsc.errors import UserError, shown
+from plsc.evaluation.strangers import one_of_everybody_first
 from plsc.serving.gallery import files
 from plsc.serving.gallery.pictures import LeftOut, Picture, embed_pictures
-from plsc.serving.gallery.rows import sums
+from plsc.serving.gallery.rows import Rows, sums
+from plsc.serving.gallery.strangers import FPIR, MOST_PICTURES, held_out, measure
 from plsc.utils.logging import get_logger
+from plsc.utils.text import last_part
 
 
 def header_of(embedder: Any, template: str, generation: int) -> files.Header:
@@ -27,7 +30,7 @@ def header_of(embedder: Any, template: str, generation: int) -> files.Header:
         preprocessing=embedder.preprocessing.to_json(),
         embedding_size=embedder.embedding_size,
         template=template,
-        threshold=embedder.threshold,
+        pair_threshold=embedder.threshold,
         calibration=embedder.calibration and embedder.calibration.to_json(),
     )
 
@@ -44,6 +47,14 @@ def unit(embeddings: np.ndarray, header: files.Header) -> np.ndarray:
         raise UserError("embeddings: must be finite and not all zeros; is the picture black?")
     near = np.abs(lengths - 1).max(initial=0) < 1e-6
     return embeddings if near else embeddings / lengths
+
+
+def measured(header: files.Header, content: files.Content, others: str, fpir: float = FPIR) -> files.Header:
+    """Return the header with a threshold that is measured on the content. others: whose `content.pictures.others` are."""
+    rows = Rows(content.embeddings, content.owners, content.lengths)
+    found = measure(rows, content.pictures, len(content.names), others, fpir)
+    threshold, how = found or (None, None)
+    return header.model_copy(update={"threshold": threshold, "measured": how, "others": others})
 
 
 def embed_people(
@@ -64,17 +75,32 @@ def embed_people(
         if not isinstance(pictures[picture], np.ndarray):
             sources[number].append(os.path.abspath(pictures[picture]))
     used = [names[number] for number in present.tolist()]
-    return content_of(used, sources, embeddings, numbers, template), left_out
+    return content_of(embedder, used, sources, embeddings, numbers, template), left_out
 
 
 def content_of(
-    names: list[str], sources: list[list[str]], embeddings: np.ndarray, owners: np.ndarray, template: str
+    embedder: Any,
+    names: list[str],
+    sources: list[list[str]],
+    embeddings: np.ndarray,
+    owners: np.ndarray,
+    template: str,
 ) -> files.Content:
-    """Make the rows of people. embeddings: float32 [N, D] of length 1, a person's one after the other; owners: int64 [N]."""
+    """Make the rows of people, and keep pictures to measure the threshold by.
+
+    embeddings: float32 [N, D] of length 1, a person's one after the other; owners: int64 [N].
+    """
+    trained = embedder.trained_on()
+    unseen = np.array([last_part(name) not in trained for name in names], bool)
+    usable = np.flatnonzero(unseen[owners])
+    chosen = usable[one_of_everybody_first(owners[usable], MOST_PICTURES)]
+    pictures = files.Pictures(
+        embeddings[chosen], owners[chosen].astype(np.int64), *held_out(embedder, names, embeddings)
+    )
     if template == "mean" and len(names):
         starts = np.flatnonzero(np.diff(owners, prepend=-1))
         embeddings, lengths = sums(embeddings, starts)
         owners = np.arange(len(names))
     else:
         lengths = np.ones(len(embeddings), np.float32)
-    return files.Content(names, sources, embeddings, owners.astype(np.int64, copy=False), lengths)
+    return files.Content(names, sources, embeddings, owners.astype(np.int64, copy=False), lengths, pictures)

@@ -30,18 +30,6 @@ class Evaluation:
     known: np.ndarray
     strangers: np.ndarray
 
-    def threshold_for(self, fpir: float) -> float:
-        """Return the threshold that at most the share `fpir` of the strangers exceeds. UserError if they are too few."""
-        if not 0 < fpir < 1:
-            raise UserError(f"--set-threshold: must be a share between 0 and 1, got {fpir:g}")
-        limit = threshold_at_fpir(self.strangers, fpir)
-        if limit is None:
-            raise UserError(
-                f"--set-threshold: {len(self.strangers):,} pictures of strangers are too few for a share of {fpir:g}; it takes "
-                f"{int(np.ceil(1 / fpir)):,}, of people who are not in the gallery"
-            )
-        return limit
-
     def accepted(self, threshold: float) -> float | None:
         """Compute the share of the known that is accepted as the right person; None without any."""
         return float(np.mean(self.right & (self.known > threshold))) if len(self.known) else None

@@ -1,7 +1,8 @@
 """Read and write a gallery's folder: gallery.json names the files of its present generation.
 
     gallery.json             the network, the threshold and the other facts; lists the next two with their checksums
-    rows-1.safetensors       "embeddings" float32 [N, D], "owners" int64 [N], "lengths" float32 [N]
+    rows-1.safetensors       "embeddings" float32 [N, D], "owners" int64 [N], "lengths" float32 [N]; and the pictures that the
+                             threshold is measured by: "own" float32 [P, D], "own_people" int64 [P], "others", "other_people"
     people-1.json            names, and the paths of each one's pictures
     log-1                    what was added and removed since, see log.py
     .lock                    held while a process writes
@@ -33,7 +34,7 @@ from plsc.utils.disk import nearest_folder
 from plsc.utils.files import read_regular, refuse_irregular
 from plsc.utils.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "gallery.json"
 _INVISIBLE = {
     "Cc",
@@ -63,11 +64,36 @@ class Mapped(BaseModel):
     """Between a mapped embedding and the new network's of the same picture: the mean over people that the map was not fitted on."""
 
 
+class Measured(BaseModel):
+    """How the threshold of a search was measured; see plsc.serving.gallery.strangers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    fpir: FiniteFloat
+    """The share of strangers' searches that gives a name."""
+    low: FiniteFloat
+    """It is between these, with 95 % confidence."""
+    high: FiniteFloat
+    by: str
+    """Whose pictures were searched."""
+    pictures: PositiveInt
+    people: PositiveInt
+    size: PositiveInt
+    """People in the gallery at that time."""
+
+
+class Threshold(BaseModel):
+    """The threshold of a search, measured anew."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    threshold: Optional[FiniteFloat]
+    measured: Optional[Measured]
+
+
 class Header(BaseModel):
     """The fields of gallery.json after "crc32"."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     plsc: str = __version__
     """Version of plsc that wrote it."""
     generation: PositiveInt
@@ -85,6 +111,13 @@ class Header(BaseModel):
     template: Literal["mean", "images"]
     """One row for each person, or one for each picture."""
     threshold: Optional[FiniteFloat] = None
+    """Of a search; None: not known."""
+    measured: Optional[Measured] = None
+    """How; None: the threshold is not known, or was set by hand."""
+    others: str = ""
+    """Whose pictures the "others" in the rows' file are."""
+    pair_threshold: Optional[FiniteFloat] = None
+    """The checkpoint's: two pictures with a higher cosine show the same person."""
     calibration: Optional[dict[str, Any]] = None
     mapped: Optional[Mapped] = None
     """How the rows came from another network without pictures; not in the file where they are the network's own."""
@@ -105,6 +138,25 @@ class Header(BaseModel):
         return f"log-{self.generation}"
 
 
+class Pictures(NamedTuple):
+    """Embeddings of pictures of people whom the network was not trained on: they are searched to measure the threshold."""
+
+    own: np.ndarray
+    """float32 [P, D] of length 1, of people in the gallery."""
+    own_people: np.ndarray
+    """int64 [P]: their numbers in the gallery."""
+    others: np.ndarray
+    """float32 [Q, D] of length 1, of people who are not in the gallery."""
+    other_people: np.ndarray
+    """int64 [Q]: numbers of their own."""
+
+
+def no_pictures(width: int) -> Pictures:
+    """Make an empty `Pictures` of embeddings [0, width]."""
+    embeddings, people = np.empty((0, width), np.float32), np.empty(0, np.int64)
+    return Pictures(embeddings, people, embeddings, people)
+
+
 class Content(NamedTuple):
     """The people of a gallery and their rows."""
 
@@ -117,6 +169,7 @@ class Content(NamedTuple):
     """int64 [N]: the number of the person of each row."""
     lengths: np.ndarray
     """float32 [N]: of the sum of the pictures' embeddings that a row is made of."""
+    pictures: Pictures
 
 
 def write(folder: Path, header: Header, content: Content) -> Header:
@@ -126,6 +179,7 @@ def write(folder: Path, header: Header, content: Content) -> Header:
     """
     people = {"names": content.names, "sources": content.sources}
     arrays = {"embeddings": content.embeddings, "owners": content.owners, "lengths": content.lengths}
+    arrays.update(content.pictures._asdict())
     buffers = {
         header.rows_file: layout(arrays),
         header.people_file: [json.dumps(people).encode()],
@@ -199,7 +253,10 @@ def read(folder: Path, header: Header) -> Content:
     try:
         people = json.loads((folder / header.people_file).read_bytes())
         embeddings, owners = tensors.map("embeddings"), tensors.read("owners")
-        content = Content(people["names"], people["sources"], embeddings, owners, tensors.read("lengths"))
+        pictures = Pictures(*map(tensors.read, Pictures._fields))
+        content = Content(
+            people["names"], people["sources"], embeddings, owners, tensors.read("lengths"), pictures
+        )
         sound = _fit(content, header)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
@@ -228,6 +285,20 @@ def _fit(content: Content, header: Header) -> bool:
         and np.bincount(content.owners, minlength=people).all()  # everybody has a row
         and bool(np.isfinite(content.lengths).all())
         and _of_length_1_or_0(content.embeddings)
+        and _pictures_fit(content.pictures, header.embedding_size, people)
+    )
+
+
+def _pictures_fit(pictures: Pictures, width: int, people: int) -> bool:
+    own, others = pictures.own_people, pictures.other_people
+    return (
+        pictures.own.shape == (len(own), width)
+        and pictures.others.shape == (len(others), width)
+        and pictures.own.dtype == pictures.others.dtype == np.float32
+        and own.dtype == others.dtype == np.int64
+        and (len(own) == 0 or (own.min() >= 0 and own.max() < people))
+        and _of_length_1_or_0(pictures.own)
+        and _of_length_1_or_0(pictures.others)
     )
 
 

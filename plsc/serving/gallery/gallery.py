@@ -16,15 +16,25 @@ from plsc.checkpoint.tensorfile import DamagedError
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.lock import hold
 from plsc.errors import UserError, shown
+from plsc.evaluation.strangers import LEAST_PEOPLE, one_of_everybody_first
 from plsc.serving.gallery import files, log
-from plsc.serving.gallery.content import content_of, embed_people, header_of, unit
+from plsc.serving.gallery.content import content_of, embed_people, header_of, measured, unit
 from plsc.serving.gallery.mapping import FittedMap
 from plsc.serving.gallery.pictures import LeftOut, Picture
 from plsc.serving.gallery.rows import Rows, sums
+from plsc.serving.gallery.strangers import (
+    FPIR,
+    HELD_OUT,
+    MOST_PICTURES,
+    STRANGERS,
+    measure,
+    with_pictures,
+    without,
+)
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
-from plsc.utils.text import counted
+from plsc.utils.text import counted, last_part
 
 _WAIT = 60.0  # seconds for another process that writes
 # Bytes from which on a log is made part of the rows: a quarter of theirs, between these.
@@ -38,10 +48,20 @@ class Match(NamedTuple):
     name: str
     similarity: float
     """Cosine, of the nearest picture where each has a row."""
+    accepted: bool
+    """Whether this is the answer: the nearest person, with a similarity above the threshold."""
+
+
+class Verification(NamedTuple):
+    """Pictures, compared with one person."""
+
+    name: str
+    similarity: float
+    """Cosine, of the nearest picture where each has a row."""
     probability: float | None
     """P(same) of two pictures with this cosine; None: the gallery has no calibration."""
     accepted: bool
-    """Whether the similarity is above the threshold."""
+    """Whether the similarity is above the threshold of pairs."""
 
 
 class Gallery:
@@ -88,7 +108,8 @@ class Gallery:
             template: "mean": one row for each person, the sum of the pictures' embeddings at length 1; "images": a row for
                 each picture.
 
-        Pictures that cannot be used are logged and listed in `left_out`. UserError if none can, or the folder exists.
+        The threshold is measured on people whom the network was not trained on, see plsc.serving.gallery.strangers. Pictures that
+        cannot be used are logged and listed in `left_out`. UserError if none can, or the folder exists.
         """
         folder = Path(folder)
         files.refuse_existing(folder)
@@ -101,7 +122,7 @@ class Gallery:
                 else "there are no pictures"
             )
             raise UserError(f"{shown(folder)}: {why}")
-        files.make_folder(folder, header, content)
+        files.make_folder(folder, measured(header, content, HELD_OUT), content)
         return cls(folder, left_out)
 
     @classmethod
@@ -135,8 +156,8 @@ class Gallery:
             raise UserError(
                 "names: must be different, and owners number them 0, 1, ... in increasing order, none left out"
             )
-        content = content_of(names, [[] for _ in names], unit(embeddings, header), owners, template)
-        files.make_folder(folder, header, content)
+        content = content_of(embedder, names, [[] for _ in names], unit(embeddings, header), owners, template)
+        files.make_folder(folder, measured(header, content, HELD_OUT), content)
         return cls(folder)
 
     # -- looking --------------------------------------------------------------------------------------------------------------
@@ -179,8 +200,18 @@ class Gallery:
 
     @property
     def threshold(self) -> float | None:
-        """The cosine above which a match is accepted; None: the network had none."""
+        """The cosine above which the nearest person of a search is accepted; None: too few people to measure it."""
         return self._header.threshold
+
+    @property
+    def measured(self) -> files.Measured | None:
+        """How the threshold was measured; None: it is not known, or was set by hand."""
+        return self._header.measured
+
+    @property
+    def pair_threshold(self) -> float | None:
+        """The checkpoint's cosine above which two pictures show the same person; None: it had none."""
+        return self._header.pair_threshold
 
     @property
     def calibration(self) -> Calibration | None:
@@ -218,58 +249,81 @@ class Gallery:
     ) -> list[list[Match]]:
         """Find for each embedding the `top` most similar people, best first; [] in an empty gallery.
 
+        At most the first of them is accepted: a picture shows one person, or nobody who is known.
+
         Args:
             embeddings: float32 [Q, D].
-            threshold: a match is accepted above it; None: the gallery's.
+            threshold: the nearest person is accepted above it; None: the gallery's.
 
         Raises UserError for embeddings of another size or not finite, or where no threshold is known.
         """
         if top < 1:
             raise UserError(f"top: must be at least 1, got {top}")
         with self._mutex:
-            limit = self._limit(threshold)
+            limit = self.limit(threshold)
             queries = unit(embeddings, self._header)
             if not len(self._rows):
                 return [[] for _ in queries]
             nearest = self._rows.nearest(queries, top)
             return [
-                [self._match(self._people[number], cosine, limit) for number, cosine in each.items()]
-                for each in nearest
+                [
+                    Match(self._people[number], _cosine(similarity), place == 0 and similarity > limit)
+                    for place, (number, similarity) in enumerate(people.items())
+                ]
+                for people in nearest
             ]
 
-    def verify(self, name: str, embeddings: np.ndarray, threshold: float | None = None) -> Match:
+    def verify(self, name: str, embeddings: np.ndarray, threshold: float | None = None) -> Verification:
         """Compare a person with embeddings float32 [n, D] of one person, whose sum is taken.
 
-        Raises UserError for an unknown name, and what `search` raises.
+        threshold: None: the checkpoint's, of pairs. Raises UserError for an unknown name, and what `search` raises.
         """
         name = files.composed(name)
         with self._mutex:
-            limit = self._limit(threshold)
+            limit = self._pair_limit(threshold)
             query = unit(embeddings, self._header).sum(axis=0, dtype=np.float64)
             query /= max(float(np.linalg.norm(query)), 1e-12)
             rows, _ = self._rows.of(self._number(name))
-            return self._match(name, float(np.max(rows.astype(np.float64) @ query)), limit)
+            similarity = _cosine(np.max(rows.astype(np.float64) @ query))
+            calibration = self._calibration
+            probability = None if calibration is None else float(calibration.probability(similarity))
+            return Verification(name, similarity, probability, similarity > limit)
 
-    def _limit(self, threshold: float | None) -> float:
+    def limit(self, threshold: float | None = None) -> float:
+        """Return the threshold that `search` takes for this argument. UserError where none is known, or it is no cosine."""
         limit = self.threshold if threshold is None else threshold
-        if limit is None and self._header.mapped:
-            raise UserError(
-                f"{shown(self.folder)}: has no threshold, since its rows came by a map: give one with --threshold, or measure one "
-                "with plsc gallery evaluate --set-threshold"
-            )
+        if limit is None:
+            raise UserError(f"{shown(self.folder)}: {self.describe_threshold()}")
+        return _checked(limit)
+
+    def _pair_limit(self, threshold: float | None) -> float:
+        limit = self.pair_threshold if threshold is None else threshold
         if limit is None:
             raise UserError(
-                f"{shown(self.folder)}: has no threshold, since its checkpoint had none: give one with --threshold, or store one "
-                "with plsc eval --set-threshold and run plsc gallery upgrade"
+                f"{shown(self.folder)}: has no threshold for pairs, since its checkpoint had none: give one with --threshold, or store "
+                "one with plsc eval --set-threshold and run plsc gallery upgrade"
             )
-        if not -1 <= limit <= 1:
-            raise UserError(f"threshold: must be a cosine from -1 to 1, got {limit:g}")
-        return limit
+        return _checked(limit)
 
-    def _match(self, name: str, cosine: float, limit: float) -> Match:
-        cosine = min(1.0, max(-1.0, cosine))
-        probability = None if self._calibration is None else float(self._calibration.probability(cosine))
-        return Match(name, cosine, probability, cosine > limit)
+    def describe_threshold(self) -> str:
+        """Say in a line what the threshold of a search is, and how often it gives a stranger a name."""
+        header = self._header
+        if header.threshold is None:
+            people = max(
+                len(np.unique(self._pictures.own_people)), len(np.unique(self._pictures.other_people))
+            )
+            return (
+                f"has no threshold: how often a stranger would get a name cannot be known from pictures of {counted(people, 'person', 'people')} whom the "
+                f"network was not trained on, {LEAST_PEOPLE} are needed; give a folder of strangers, plsc gallery evaluate "
+                f"{shown(self.folder)} STRANGERS --set-threshold {FPIR:g}, or --threshold COSINE"
+            )
+        if header.measured is None:
+            return f"threshold {header.threshold:.4f}, set by hand"
+        how = header.measured
+        return (
+            f"threshold {header.threshold:.4f}: a stranger gets a name in {100 * how.fpir:.3g} % of the searches (95 % confidence: "
+            f"{100 * how.low:.2g} to {100 * how.high:.2g} %), measured by {how.pictures:,} pictures of {how.people:,} people: {how.by}"
+        )
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
@@ -296,7 +350,10 @@ class Gallery:
         rows = unit(embeddings, self._header)
         if not len(rows):
             raise UserError("add: needs at least one embedding")
-        self._write({"add": files.name_of(name), "sources": [os.fspath(path) for path in sources]}, rows, of)
+        name = files.name_of(name)
+        trained = embedder is not None and last_part(name) in embedder.trained_on()
+        fields = {"add": name, "sources": [os.fspath(path) for path in sources], "trained": trained}
+        self._write(fields, rows, of)
 
     def remove(self, name: str) -> None:
         """Remove a person with all pictures. UserError if there is none of that name.
@@ -312,6 +369,7 @@ class Gallery:
             there = [name for name in dict.fromkeys(map(files.composed, names)) if name in self._numbers]
             for name in there:
                 self._append({"remove": name})
+            self._renew()
             self._replace(self._header, self._content())
         return there
 
@@ -319,6 +377,7 @@ class Gallery:
         """Append a change to the log, and make that part of the rows where it is long; arguments as of `_append`."""
         with self._held():
             self._append(fields, embeddings, of)
+            self._renew()
             rows_bytes = self._header.files[self._header.rows_file].bytes
             if self._read_up_to > max(_LEAST_LOG, min(_MOST_LOG, rows_bytes // 4)):
                 try:
@@ -334,7 +393,7 @@ class Gallery:
         with self._mutex:
             if "remove" in fields:
                 self._number(fields["remove"])
-            else:
+            elif "add" in fields:
                 self.check(of)
             record = log.encode(fields, embeddings)
             try:
@@ -343,20 +402,42 @@ class Gallery:
                 raise self._unwritable(error) from error
             self._replay()
 
+    def _renew(self) -> None:
+        """Measure the threshold anew if the gallery has changed by a hundredth since. The caller holds the lock.
+
+        A threshold that was set by hand stays.
+        """
+        header = self._header
+        if header.measured is None and header.threshold is not None:
+            return
+        if header.measured and abs(len(self) - header.measured.size) < max(1, header.measured.size // 100):
+            return
+        fpir = header.measured.fpir if header.measured else FPIR
+        found = measure(self._rows, self._pictures, len(self), header.others, fpir)
+        threshold, how = found or (None, None)
+        if (threshold, how) == (header.threshold, header.measured):
+            return
+        try:
+            self._append({"threshold": threshold, "measured": how and how.model_dump()})
+        except UserError as error:  # the change itself is on the disk
+            get_logger().warning(f"the threshold could not be measured anew: {error}")
+
     def upgrade(self, embedder: Any, people: Mapping[str, Sequence[Picture]] | None = None) -> None:
-        """Embed all people anew by another network, and take over its threshold; all or nothing.
+        """Embed all people anew by another network, and measure the threshold; all or nothing.
 
         Args:
             people: name -> pictures; None: those that were recorded.
 
-        With the network that the gallery has, only threshold and calibration are taken over. Others can search meanwhile, and
+        With the network that the gallery has, only its threshold of pairs and its calibration are taken over. Others can search meanwhile, and
         not write. Raises UserError if somebody has no picture that can be used.
         """
         with self._held():
             header = header_of(embedder, self._header.template, self._header.generation)
             same = (header.network, header.flip) == (self._header.network, self._header.flip)
             if same and people is None and self._header.mapped is None:
-                self._replace(header, self._content())
+                ours = self._header
+                kept = {"threshold": ours.threshold, "measured": ours.measured, "others": ours.others}
+                self._replace(header.model_copy(update=kept), self._content())
                 return
             given = (
                 {name: self.sources(name) for name in self._numbers}
@@ -372,7 +453,7 @@ class Gallery:
                     f"{shown(self.folder)}: {len(lacking):,} of {len(self):,} people have no picture that can be used, such as "
                     f"'{shown(lacking[0])}'; give a folder with pictures of all, or remove them first; nothing was changed"
                 )
-            self._replace(header, content)
+            self._replace(measured(header, content, HELD_OUT), content)
 
     def upgrade_by_map(self, embedder: Any, fitted: FittedMap) -> None:
         """Carry all rows over to another network by a map, without pictures; all or nothing.
@@ -384,10 +465,11 @@ class Gallery:
             self.check_map(embedder, fitted.facts.network, fitted.new)
             header = header_of(embedder, self._header.template, self._header.generation)
             header = header.model_copy(
-                update={"mapped": fitted.facts, "threshold": None, "calibration": None}
+                update={"mapped": fitted.facts, "pair_threshold": None, "calibration": None}
             )
             content = self._content()
-            self._replace(header, content._replace(embeddings=fitted(content.embeddings)))
+            none = files.no_pictures(header.embedding_size)
+            self._replace(header, content._replace(embeddings=fitted(content.embeddings), pictures=none))
 
     def check_map(self, embedder: Any, old: str, new: str) -> None:
         """Refuse by UserError what `upgrade_by_map` to `embedder` refuses of a map from the network `old` to `new`."""
@@ -407,15 +489,37 @@ class Gallery:
             )
 
     def set_threshold(self, cosine: float) -> None:
-        """Accept matches above this cosine from now on, in all processes. UserError outside [-1, 1]."""
-        if not -1 <= cosine <= 1:
-            raise UserError(f"threshold: must be a cosine from -1 to 1, got {cosine:g}")
-        with self._held(), self._mutex:
-            try:
-                files.write_header(self.folder, self._header.model_copy(update={"threshold": float(cosine)}))
-            except OSError as error:
-                raise self._unwritable(error) from error
-            self._load()
+        """Accept the nearest person above this cosine from now on, in all processes. UserError outside [-1, 1]."""
+        with self._held():
+            self._append({"threshold": _checked(float(cosine)), "measured": None})
+
+    def measure_threshold(self, embeddings: np.ndarray, people: Sequence[Any], fpir: float = FPIR) -> None:
+        """Measure the threshold by pictures of strangers, from now on.
+
+        Args:
+            embeddings: float32 [n, D], of people who are not in the gallery and whom the network was not trained on.
+            people: who they are: n names or numbers.
+            fpir: the share of strangers' searches that may give a name.
+
+        UserError where the people are too few, or the gallery has nobody.
+        """
+        numbers = np.unique(np.asarray(people), return_inverse=True)[1].astype(np.int64)
+        others = unit(embeddings, self._header)
+        chosen = one_of_everybody_first(numbers, MOST_PICTURES)
+        with self._held():
+            content = self._content()
+            pictures = content.pictures._replace(others=others[chosen], other_people=numbers[chosen])
+            found = measure(self._rows, pictures, len(self), STRANGERS, fpir)
+            if found is None:
+                raise UserError(
+                    f"{shown(self.folder)}: {len(np.unique(numbers)):,} strangers are too few for a threshold: {LEAST_PEOPLE} are needed, and "
+                    "somebody in the gallery"
+                )
+            threshold, how = found
+            header = self._header.model_copy(
+                update={"threshold": threshold, "measured": how, "others": STRANGERS}
+            )
+            self._replace(header, content._replace(pictures=pictures))
 
     def _replace(self, header: files.Header, content: files.Content) -> None:
         """Write the next generation. The caller holds the lock."""
@@ -447,6 +551,7 @@ class Gallery:
             files.concatenated([part.embeddings[: part.count] for part in parts]),
             numbers[np.concatenate([part.owners[: part.count] for part in parts])],
             np.concatenate([part.lengths[: part.count] for part in parts]),
+            self._pictures._replace(own_people=numbers[self._pictures.own_people]),
         )
 
     # -- what is on the disk --------------------------------------------------------------------------------------------------
@@ -486,6 +591,7 @@ class Gallery:
                 self._numbers = {name: number for number, name in enumerate(content.names)}
                 self._sources = content.sources
                 self._rows = Rows(content.embeddings, content.owners, content.lengths)
+                self._pictures = content.pictures
                 self._read_up_to = 0
                 self._replay()
                 return
@@ -507,11 +613,16 @@ class Gallery:
             self._read_up_to = record.stop
 
     def _apply(self, record: log.Record) -> None:
+        if "threshold" in record.fields:
+            found = files.Threshold.model_validate(record.fields)
+            self._header = self._header.model_copy(update=dict(found))
+            return
         if "remove" in record.fields:
             number = self._numbers.pop(record.fields["remove"], None)
             if number is not None:
                 self._rows.remove(number)
                 self._sources[number] = []
+                self._pictures = without(self._pictures, number)
             return
         name, rows = record.fields["add"], record.embeddings
         lengths = np.ones(len(rows), np.float32)
@@ -525,6 +636,7 @@ class Gallery:
             rows = np.concatenate([before * weights[:, None], rows])
             self._rows.remove(number)
         self._sources[number] += record.fields["sources"]
+        self._pictures = with_pictures(self._pictures, number, record.embeddings, record.fields["trained"])
         if is_mean:
             rows, lengths = sums(rows, np.zeros(1, np.int64))
         self._rows.add(number, rows, lengths)
@@ -550,6 +662,16 @@ class Gallery:
                 get_logger().warning(
                     f"{shown(path)}: the last {rest:,} bytes are of a change that was not finished, and are left out"
                 )
+
+
+def _cosine(product: float) -> float:
+    return min(1.0, max(-1.0, float(product)))
+
+
+def _checked(limit: float) -> float:
+    if not -1 <= limit <= 1:
+        raise UserError(f"threshold: must be a cosine from -1 to 1, got {limit:g}")
+    return limit
 
 
 def _identity(folder: Path) -> tuple[int, int, int] | None:

@@ -1,7 +1,8 @@
 """Append changes of a gallery to its log, each with checksums, and read them back.
 
     16 bytes        length of the text, length of the array, CRC-32 of these 8 bytes, CRC-32 of text and array; uint32 each
-    text            JSON: {"add": name, "sources": [...]} or {"remove": name}
+    text            JSON: {"add": name, "sources": [...], "trained": whether the network was trained on the person}, {"remove": name},
+                    or a files.Threshold
     array           of an "add": embeddings float32 [n, D]
 
 A process that is killed leaves the beginning of its last record. That is no damage: the change was not acknowledged.
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plsc.checkpoint.tensorfile import DamagedError
+from plsc.serving.gallery.files import Threshold
 
 _HEAD = struct.Struct("<IIII")
 _LENGTHS = struct.Struct("<II")
@@ -30,7 +32,7 @@ class Record(NamedTuple):
 
     fields: dict[str, Any]
     embeddings: np.ndarray
-    """float32 [n, D]; n is 0 for a removal."""
+    """float32 [n, D]; n is 0 unless something is added."""
     stop: int
     """Where it ends in the log."""
 
@@ -97,12 +99,16 @@ def _check(fields: Any, embeddings: np.ndarray) -> dict[str, Any]:
     removal = isinstance(fields, dict) and fields.keys() == {"remove"} and isinstance(fields["remove"], str)
     addition = (
         isinstance(fields, dict)
-        and fields.keys() == {"add", "sources"}
+        and fields.keys() == {"add", "sources", "trained"}
         and isinstance(fields["sources"], list)
+        and isinstance(fields["trained"], bool)
         and all(isinstance(text, str) for text in (fields["add"], *fields["sources"]))
     )
+    threshold = isinstance(fields, dict) and fields.keys() == {"threshold", "measured"}
+    if threshold:
+        Threshold.model_validate(fields)  # raises ValueError
     fits = len(embeddings) > 0 if addition else len(embeddings) == 0
-    if not (removal or addition) or not fits or not np.isfinite(embeddings).all():
+    if not (removal or addition or threshold) or not fits or not np.isfinite(embeddings).all():
         raise ValueError("is no change of a gallery")
     return fields
 

@@ -53,21 +53,19 @@ class Candidate(_Answer):
     name: str
     similarity: float
     """The cosine, -1 to 1."""
-    probability: Optional[float] = None
-    """P(same); null where the network was not calibrated."""
     accepted: Optional[bool] = None
-    """Whether the similarity is above the threshold; null where there is no threshold."""
+    """Whether this is the answer: the nearest name, above the threshold; null where there is no threshold."""
 
 
 class Search(_Answer):
     """The names most like a picture, best first."""
 
     verdict: str
-    """"known", "stranger" (nobody is accepted), or "undecided" (there is no threshold)."""
+    """"nobody" (the nearest is not near enough), "known", or "undecided" (there is no threshold)."""
     name: Optional[str] = None
-    """Of the best match, if it is accepted."""
+    """Who it is; null for nobody."""
     threshold: Optional[float] = None
-    """The cosine above which a match is accepted."""
+    """The cosine above which the nearest name is accepted."""
     matches: list[Candidate]
     """Each name once, best first."""
     faces: Optional[list[int]] = None
@@ -112,7 +110,7 @@ class About(_Answer):
     people: Optional[int] = None
     """Names in the gallery; null: there is none."""
     threshold: Optional[float] = None
-    """For two pictures; a gallery has its own."""
+    """For two pictures; a search has its own."""
     calibrated: bool
     align: bool
     """Whether faces can be found and aligned."""

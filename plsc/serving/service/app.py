@@ -234,7 +234,8 @@ class _Service:
             similarity = float(np.clip(embeddings[0] @ embeddings[1], -1, 1))
         else:
             similarity = await self._in_thread(self._verify_name, name, embeddings)
-        limit = _threshold(of, threshold, far)
+        stored = self._embedder.threshold if name is None else self._need_gallery().pair_threshold
+        limit = _pair_threshold(stored, of.calibration, threshold, far)
         return answers.Comparison(
             similarity=similarity,
             probability=_probability(of, similarity),
@@ -249,24 +250,22 @@ class _Service:
         top: Annotated[int, Query(ge=1, le=MOST_MATCHES, description="Names to return")] = 5,
         align: Align = False,
         threshold: Cosine = None,
-        far: Far = None,
     ) -> answers.Search:
-        """Find the names of the gallery that are most like a picture."""
+        """Say who it is, or nobody: find the names of the gallery that are most like a picture."""
         gallery = self._need_gallery()
         embeddings, faces = await self._embed(request, 1, align)
         (matches,) = await self._searching.submit([(embeddings[0], top)])
-        limit = _threshold(gallery, threshold, far)
+        limit = gallery.threshold if threshold is None else threshold
         candidates = [
             answers.Candidate(
                 name=_as_text(match.name),
                 similarity=match.similarity,
-                probability=match.probability,
-                accepted=_accepted(match.similarity, limit),
+                accepted=None if limit is None else place == 0 and match.similarity > limit,
             )
-            for match in matches
+            for place, match in enumerate(matches)
         ]
         known = candidates[0].name if candidates and candidates[0].accepted else None
-        verdict = "undecided" if limit is None else "stranger" if known is None else "known"
+        verdict = "undecided" if limit is None else "nobody" if known is None else "known"
         return answers.Search(verdict=verdict, name=known, threshold=limit, matches=candidates, faces=faces)
 
     async def people(
@@ -415,18 +414,18 @@ class _Service:
         return await asyncio.get_running_loop().run_in_executor(self._writer, change, *args)
 
 
-def _threshold(
-    of: Union[Embedder, "Gallery"], given: Optional[float], far: Optional[float]
+def _pair_threshold(
+    stored: Optional[float], calibration: Any, given: Optional[float], far: Optional[float]
 ) -> Optional[float]:
-    """Return the threshold of a request, else the stored one: a gallery has its own, for one against many."""
+    """Return the threshold of pairs that a request asks for, else the stored one."""
     if far is None:
-        return of.threshold if given is None else given
+        return stored if given is None else given
     if given is not None:
         raise Refusal(422, "threshold and far exclude each other; leave one of them out")
-    if of.calibration is None:
+    if calibration is None:
         raise Refusal(422, "far: the network is not calibrated; run plsc eval --calibrate")
     try:
-        return of.calibration.threshold(far)
+        return calibration.threshold(far)
     except UserError as error:
         raise Refusal(422, str(error)) from None
 

@@ -56,11 +56,10 @@ function scale(similarity, threshold, accepted) {
   return bar;
 }
 
-function numbers(similarity, probability, threshold, more = "") {
+function numbers(similarity, probability, threshold) {
   const line = make("p", "numbers", make("span", "", "similarity ", make("b", "", similarity.toFixed(3))));
   if (probability !== null) line.append(make("span", "", "P(same) ", make("b", "", percent(probability))));
   if (threshold !== null) line.append(make("span", "", `threshold ${threshold.toFixed(3)}`));
-  if (more) line.append(make("span", "", more));
   return line;
 }
 
@@ -80,17 +79,17 @@ function showComparison(answer) {
 }
 
 function showSearch(answer) {
-  const verdict = answer.verdict === "known" ? shown(answer.name) : answer.verdict === "stranger" ? "A stranger" : "No threshold is known";
+  const verdict = { known: shown(answer.name ?? ""), nobody: "Nobody in the gallery" }[answer.verdict] ?? "No threshold is known";
   const list = make("ol", "matches");
   for (const match of answer.matches) {
     list.append(make("li", "",
       make("div", "name", shown(match.name)),
       scale(match.similarity, answer.threshold, match.accepted || null),
-      numbers(match.similarity, match.probability, null, match.accepted ? "accepted" : "")));
+      numbers(match.similarity, null, null)));
   }
-  const above = answer.threshold === null ? "" : make("p", "faint", `Accepted above ${answer.threshold.toFixed(3)}, the mark on the bars.`);
+  const above = answer.threshold === null ? "" : make("p", "faint", `The nearest is the answer if it is above ${answer.threshold.toFixed(3)}, the mark on the bars.`);
   const empty = answer.matches.length ? "" : make("p", "faint", "The gallery is empty.");
-  return [make("p", `verdict ${tone({ known: true, stranger: false }[answer.verdict] ?? null)}`, verdict), above, list, empty, facesLine(answer.faces)];
+  return [make("p", `verdict ${tone({ known: true, nobody: false }[answer.verdict] ?? null)}`, verdict), above, list, empty, facesLine(answer.faces)];
 }
 
 // Keeps the last request of a result only: an answer to an earlier one is not shown.

@@ -1,0 +1,97 @@
+"""Predict how often a search gives a stranger a name, and choose the threshold for it.
+
+A stranger gets a name where the cosine with the nearest person of the gallery is above the threshold. What is measured are these
+largest cosines, of people who are not in the gallery and whom the network was not trained on. The rates that matter (1 %) lie beyond
+what some ten people show, so the upper tail is fitted. A cosine ends at 1, and near its end a tail is a power of the distance
+d = 1 - cosine (the Weibull case of extreme value theory):
+
+    P(distance < d) = share * (d / edge) ** exponent        for d < edge
+
+with Hill's estimate of the exponent (Hill, "A simple general approach to inference about the tail of a distribution", 1975). Try it:
+
+    tail = fit_tail(cosines, people)
+    tail.threshold(0.01), tail.interval(0.7)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from plsc.errors import UserError
+
+LEAST_PEOPLE = 10
+"""Whose searches are needed: of fewer people the tail says next to nothing."""
+_SHARE = 0.2  # of the searches that are fitted: docs/history/log.md compares 0.1 to 0.4
+_LEAST_SEARCHES = 20  # that are fitted, where they are half of all at most
+_NEAREST = 1e-6  # the smallest distance that is told from 0
+
+
+class Tail(NamedTuple):
+    """The upper tail of the largest cosines of strangers."""
+
+    edge: float
+    """The distance 1 - cosine below which the tail is fitted."""
+    share: float
+    """Of the searches that lie below the edge."""
+    exponent: float
+    people: float
+    """Who the searches below the edge are of; people with more of them than others count as fewer (Kish's effective number)."""
+
+    def threshold(self, fpir: float) -> float:
+        """Compute the cosine that a stranger's search exceeds with the probability `fpir`.
+
+        The exponent is uncertain: the mean of the probability over what it may be (a gamma distribution around Hill's estimate) is
+        `fpir`. So fewer people give a higher threshold.
+        """
+        if fpir >= self.share:
+            return 1 - self.edge
+        steps = self.people * ((self.share / fpir) ** (1 / self.people) - 1) / self.exponent
+        return 1 - self.edge * math.exp(-steps)
+
+    def interval(self, threshold: float) -> tuple[float, float]:
+        """Compute the 95 % confidence interval of the share of strangers' searches above a threshold, in steps of 0.1 %.
+
+        Normal in the logarithm: share and exponent both come from the searches below the edge.
+        """
+        steps = max(0.0, self.exponent * math.log(self.edge / max(1 - threshold, _NEAREST)))
+        rate = self.share * math.exp(-steps)
+        spread = 1.96 * math.sqrt((1 + steps**2) / self.people)
+        low, high = rate * math.exp(-spread), min(1.0, rate * math.exp(spread))
+        return math.floor(1000 * low) / 1000, math.ceil(1000 * high) / 1000
+
+
+def fit_tail(cosines: np.ndarray, people: np.ndarray, fpir: float) -> Tail | None:
+    """Fit the upper tail of strangers' searches; None: there are fewer than LEAST_PEOPLE people.
+
+    cosines: float64 [n], with the nearest person of the gallery. people: int64 [n], whose search it was. fpir: the rate that is
+    asked for; the tail begins there at the latest. UserError unless it is between 0 and 0.5.
+    """
+    if not 0 < fpir < 0.5:
+        raise UserError(f"a share of strangers' searches must be between 0 and 0.5, got {fpir:g}")
+    if len(np.unique(people)) < LEAST_PEOPLE:
+        return None
+    order = np.argsort(-cosines, kind="stable")
+    distances = np.maximum(1 - cosines[order], _NEAREST)
+    count = len(distances)
+    fitted = min(max(round(max(_SHARE, fpir) * count), _LEAST_SEARCHES), count // 2)
+    edge = float(distances[fitted])
+    of = np.unique(people[order[:fitted]], return_counts=True)[1]
+    logarithms = np.log(edge / distances[:fitted])
+    # All at the edge: equal pictures. Any exponent would do; this one keeps the threshold finite.
+    exponent = 1 / max(float(logarithms.mean()), _NEAREST)
+    return Tail(edge, fitted / count, exponent, float(of.sum() ** 2 / (of**2).sum()))
+
+
+def one_of_everybody_first(people: np.ndarray, most: int) -> np.ndarray:
+    """Choose at most `most` pictures: one of everybody, then a second one, and so on.
+
+    people: [N], whom each picture shows, text or numbers. Returns indices of pictures, int64, increasing.
+    """
+    numbers = np.unique(people, return_inverse=True)[1]
+    order = np.argsort(numbers, kind="stable")
+    counts = np.bincount(numbers)
+    rank = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(order[np.argsort(rank, kind="stable")[:most]])

@@ -1,0 +1,65 @@
+"""The threshold that few strangers exceed: its fit, against draws whose tail is known."""
+
+import numpy as np
+import pytest
+
+from plsc.errors import UserError
+from plsc.evaluation.strangers import LEAST_PEOPLE, fit_tail, one_of_everybody_first
+
+
+def drawn(people, each, seed, exponent=8.0):
+    """Cosines whose distance from 1 is below d with the probability d ** exponent, and whose search each is."""
+    distances = np.random.default_rng(seed).uniform(size=people * each) ** (1 / exponent)
+    return 1 - distances, np.repeat(np.arange(people), each)
+
+
+def test_the_tail_of_many_is_found():
+    tail = fit_tail(*drawn(5000, 1, 0), 0.01)
+    assert tail.exponent == pytest.approx(8, rel=0.15) and tail.people == 1000
+    assert 1 - (1 - tail.threshold(0.01)) ** 8 == pytest.approx(0.99, abs=0.003)
+
+
+@pytest.mark.parametrize(("people", "each"), [(10, 3), (40, 3), (300, 1)])
+def test_strangers_get_a_name_as_often_as_asked(people, each):
+    """Over many galleries: the mean rate is what was asked for, and the interval holds the true rate in 19 of 20."""
+    rates, inside = [], []
+    for seed in range(400):
+        tail = fit_tail(*drawn(people, each, seed), 0.01)
+        threshold = tail.threshold(0.01)
+        rate = (1 - threshold) ** 8
+        low, high = tail.interval(threshold)
+        rates.append(rate)
+        inside.append(low <= rate <= high)
+    assert np.mean(rates) == pytest.approx(0.01, abs=0.004)
+    assert np.mean(inside) > 0.9
+
+
+def test_fewer_people_give_a_higher_threshold():
+    cosines, people = drawn(1000, 1, 0)
+    few = fit_tail(cosines, people // 50, 0.01)
+    many = fit_tail(cosines, people, 0.01)
+    assert few.people <= 20 < many.people
+    assert few.threshold(0.01) > many.threshold(0.01)
+    assert few.threshold(0.001) > few.threshold(0.01) > few.threshold(0.1)
+    assert np.diff(few.interval(0.5)) > np.diff(many.interval(0.5))
+
+
+def test_too_few_people_are_no_evidence():
+    cosines, people = drawn(LEAST_PEOPLE - 1, 30, 0)
+    assert fit_tail(cosines, people, 0.01) is None
+    for share in (0.0, 0.5, np.nan):
+        with pytest.raises(UserError, match="must be between 0 and 0.5"):
+            fit_tail(cosines, people, share)
+
+
+@pytest.mark.parametrize("cosine", [-1.0, 0.3, 1.0])
+def test_equal_cosines_have_a_threshold(cosine):
+    tail = fit_tail(np.full(20, cosine), np.arange(20), 0.01)
+    assert cosine - 1e-5 <= tail.threshold(0.01) <= 1 and np.isfinite(tail.interval(cosine)).all()
+
+
+def test_everybody_is_chosen_once_before_anybody_twice():
+    people = np.array(["b", "a", "a", "a", "c", "b"])
+    assert one_of_everybody_first(people, 4).tolist() == [0, 1, 2, 4]
+    assert one_of_everybody_first(people, 9).tolist() == list(range(6))
+    assert one_of_everybody_first(people[:0], 9).tolist() == []
