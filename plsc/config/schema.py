@@ -668,7 +668,7 @@ class LRSchedulerCfg(Section):
     name: Literal["constant", "step", "poly", "cosine"] = "cosine"
     """constant; step: times `gamma` at each milestone; poly: `(1 - progress) ** power`; cosine: half a
     cosine."""
-    learning_rate: float = Field(0.1, gt=0, le=10_000)
+    learning_rate: float = Field(0.1, gt=0)
     """The rate at the end of the warm-up. Change it in proportion to the global batch, batch_size x
     ranks."""
     warmup_epochs: float = Field(0.0, ge=0, le=10**9)
