@@ -303,7 +303,7 @@ def plan(case: Case, measured: dict, images: int, args: argparse.Namespace) -> d
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
         "loader": args.loader,
-        "workers": cluster.gpus * (cfg.DataLoader.Train.num_workers or 1),
+        "num_workers": cfg.DataLoader.Train.num_workers,
         "network": None if math.isinf(cluster.network) else cluster.network,
         "classes": case.classes,
         "batch": case.batch,
@@ -391,9 +391,12 @@ def format_limits(planned: dict[str, Any]) -> str:
 def format_loading(planned: dict[str, Any]) -> str:
     """Say what the processes that prepare batches have to do."""
     whole = planned["scaling"][-1]
-    of_worker = whole["images_per_second"] / planned["nodes"] / planned["workers"]
+    of_rank = planned["num_workers"]
+    loaders = planned["gpus"] * (of_rank or 1)
+    of_worker = whole["images_per_second"] / planned["nodes"] / loaders
+    kind = "processes" if of_rank else "threads"
     return (
-        f"loading: each of a machine's {planned['workers']} processes that prepare batches (DataLoader.Train.num_workers x GPUs) has to read and "
+        f"loading: each of a machine's {loaders} {kind} that prepare batches (DataLoader.Train.num_workers is {of_rank}) has to read and "
         f"decode {of_worker:,.0f} images/s; plsc benchmark loader measures what it can"
     )
 
