@@ -281,7 +281,8 @@ def test_names_that_are_no_utf_8_or_forge_lines_are_written_escaped(run, tmp_pat
 
 
 def test_names_of_identities_cannot_control_the_terminal(run, tmp_path):
-    people = '{name: "tests.tiny_runs:People", people: ["\\e[31mAnn", "Bob\\nERROR all is lost"]}'
+    folder = write_folder(tmp_path / "faces", {"\x1b[31mAnn": 2, "Bob\nERROR all is lost": 2})
+    people = f"{{name: ImageFolder, folder: {folder}, size: [16, 16]}}"
     (tmp_path / "my.yaml").write_text(
         f"DataLoader: {{Train: {{dataset: [{people}, {people}]}}, Eval: {{dataset: null}}}}"
     )
