@@ -537,8 +537,8 @@ class Entry(Setters):
 
     def _log_checkpoint(self, path: Path) -> None:
         given = self.config.Global.checkpoint or "newest"
-        how = given if given in ("newest", "best") else "as Global.checkpoint says"
-        get_logger().info(f"reading checkpoint {path} ({how})")
+        how = f" ({given})" if given in ("newest", "best") else ""
+        get_logger().info(f"reading checkpoint {path}{how}")
 
     def _checkpoint(self):
         from plsc.checkpoint.store import Checkpoint

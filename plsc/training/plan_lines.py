@@ -16,6 +16,7 @@ from plsc.training.evaluator import EvalSet
 from plsc.training.groups import describe, settings_of
 from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
+from plsc.utils.text import counted
 
 FEW_STEPS = 200  # of a network that starts anew; 40 on 280 faces are no better than comparing pixels
 _ENOUGH_STEPS = 300
@@ -46,7 +47,7 @@ def plan_lines(cfg: Config, dataset, backbone, steps_per_epoch: int, world_size:
     steps = cfg.Global.total_steps(steps_per_epoch)
     rate = build_schedule(cfg.LRScheduler, steps_per_epoch, steps)
     warmup = min(warmup_steps(cfg.LRScheduler, steps_per_epoch), steps - 1)
-    warm = f", {rate(warmup):.3g} after {warmup:,} steps" if warmup else ""
+    warm = f", {rate(warmup):.3g} after {counted(warmup, 'step')}" if warmup else ""
     preprocessing = dataset.preprocessing
     samples = "images" if preprocessing.is_image else f"{preprocessing.dtype} samples"
     parameters = sum(parameter.size for parameter in backbone.parameters() if not parameter.stop_gradient)

@@ -127,7 +127,7 @@ def test_another_network_needs_an_upgrade(folder, capsys):
     assert code == 2 and "does not say where its network is; name its run with -c" in err
 
 
-def test_upgrade_without_pictures_of_the_people(folder, capsys, monkeypatch):
+def test_upgrade_without_pictures_of_the_people(folder, capsys, monkeypatch, networks):
     for number, picture in enumerate(pictures(60, seed=9)):
         (folder / f"others/p{number}").mkdir(parents=True)
         cv2.imwrite(str(folder / f"others/p{number}/0.png"), picture[0])
@@ -135,8 +135,11 @@ def test_upgrade_without_pictures_of_the_people(folder, capsys, monkeypatch):
         path.unlink()
     code, _, err = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--old", "a.yaml")
     assert code == 2 and "--old: names the network that --map leads from; give --map too" in err
-    code, _, err = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--map", "others", "--old", "b.yaml")
-    assert code == 2 and "of the network run 0 (000000000000), these are of run 1" in err
+    (folder / "old-run").mkdir()
+    networks["old-run"] = networks["b.yaml"]
+    for old in ("b.yaml", "old-run"):
+        code, _, err = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--map", "others", "--old", old)
+        assert code == 2 and "of the network run 0 (000000000000), these are of run 1" in err
     code, out, _ = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--map", "others")
     assert code == 0 and "g: upgraded by a map, 2 people, 2 rows\nrows carried over from run 0 (" in out
     assert "fitted on 60 pictures of 60 people" in out and "\nhas no threshold: how often a stranger" in out

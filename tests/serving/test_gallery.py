@@ -300,7 +300,7 @@ def test_pictures_that_are_stretched_much_are_warned_of(tmp_path, embedder, caps
     _, kept, _ = embed_pictures(embedder, [good, wide], ["Ann", "Ann"])
     said = capsys.readouterr().out
     assert len(kept) == 2
-    assert f"1 of 2 pictures are stretched to the network's 5 x 6 pixels, such as {wide} (9 x 6);" in said
+    assert f"stretched to the network's 5 x 6 pixels: 1 of 2 pictures, such as {wide} (9 x 6);" in said
     embed_pictures(embedder, [good], ["Ann"])
     assert "stretched" not in capsys.readouterr().out
 

@@ -413,7 +413,9 @@ class Started:
         return self.returncode
 
 
-@pytest.mark.parametrize("verb, program", [("train", "train"), ("test", "eval"), ("export", "export")])
+@pytest.mark.parametrize(
+    "verb, program", [("train", "train"), ("evaluate", "eval"), ("test", "eval"), ("export", "export")]
+)
 def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeypatch, capsys, verb, program):
     monkeypatch.setattr("plsc.distributed.launcher.subprocess.Popen", Started)
     assert entry(tmp_path).launch(ranks=3, verb=verb) == {} and capsys.readouterr().out == "hello\n"
@@ -432,6 +434,11 @@ def test_a_launch_cannot_take_objects_along(tmp_path):
 
 
 # ---- the plan
+
+
+@pytest.mark.parametrize("steps, said", [(1, "0.05 after 1 step, "), (2, "0.05 after 2 steps, ")])
+def test_the_plan_says_how_long_the_warm_up_is(tmp_path, steps, said):
+    assert said in entry(tmp_path, f"LRScheduler.warmup_steps={steps}").dry_run()
 
 
 @pytest.mark.parametrize(
@@ -495,9 +502,7 @@ def test_newest_and_best_are_words_for_checkpoints(tmp_path, capsys):
         assert content["sets"]["noise pairs"]["accuracy"] == found["accuracy"]
     assert found["accuracy"] == best["value"]
     entry(tmp_path, f"Global.checkpoint={checkpoint(tmp_path, 8)}").predict(PIXELS)
-    assert (
-        f"reading checkpoint {checkpoint(tmp_path, 8)} (as Global.checkpoint says)" in capsys.readouterr().out
-    )
+    assert f"reading checkpoint {checkpoint(tmp_path, 8)}\n" in capsys.readouterr().out
 
 
 def test_best_where_nothing_was_evaluated(tmp_path):

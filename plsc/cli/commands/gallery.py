@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     upgrade.add_argument(
         "--old",
         metavar="PATH",
-        help="with --map: config.yaml of the gallery's present network, or its export's folder, if it is elsewhere now",
+        help="with --map: the run of the gallery's present network (folder or config.yaml), or its export's folder, if it is elsewhere now",
     )
     return parser
 
@@ -158,7 +158,8 @@ def _old_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
     from plsc.serving import embedder
 
     if args.old:
-        return embedder.from_export(args.old) if os.path.isdir(args.old) else embedder.from_run(args.old)
+        exported = os.path.isfile(os.path.join(args.old, "preprocessing.json"))
+        return embedder.from_export(args.old) if exported else embedder.from_run(args.old)
     if not gallery.header.origin:
         raise UserError(f"{shown(args.gallery)}: does not say where its network is; name it with --old")
     return embedder.from_origin(gallery.header.origin, gallery.header.network)

@@ -16,6 +16,7 @@ from plsc.data.transforms import resize
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
 
 Picture = Union[str, np.ndarray]
 """The path of a picture, or a sample as the network takes it."""
@@ -78,7 +79,7 @@ def embed_pictures(
     if stretched:
         height, width = embedder.preprocessing.size
         get_logger().warning(
-            f"{len(stretched):,} of {len(pictures):,} pictures are stretched to the network's {width} x {height} pixels, "
+            f"stretched to the network's {width} x {height} pixels: {len(stretched):,} of {counted(len(pictures), 'picture')}, "
             f"such as {stretched[0]}; if they are photos of people, align them first (plsc align)"
         )
     return embeddings[: len(kept)], np.array(kept, np.int64), others
