@@ -463,11 +463,9 @@ def test_the_plan_says_how_a_global_batch_is_kept(tmp_path, monkeypatch, ranks, 
 )
 def test_the_plan_says_how_the_classes_are_spread(tmp_path, monkeypatch, name, ranks, classes):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
-    plan = (
-        entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=100000").dry_run().splitlines()[-6:]
-    )
+    plan = entry(tmp_path, f"Head={{name: {name}}}", "Model.embedding_size=50000").dry_run().splitlines()[-6:]
     assert plan[0] == f"plan: ranks    {ranks}, global batch {12 * ranks} (12 each)"
-    megabytes = 3 * 4 * max(map(int, classes.split(" or "))) * 100_000 / 2**20
+    megabytes = 3 * 4 * max(map(int, classes.split(" or "))) * 50_000 / 2**20
     assert plan[5].startswith(
         f"plan: head     {name}, {classes} classes per rank, {megabytes:.1f} MB for centres,"
     )
