@@ -327,7 +327,9 @@ class ImageList(ImageFiles):
         paths, labels = read_list(list, root)
         refuse_missing(paths, list)
         self._set_files(paths, labels, list)
-        self._title = os.path.basename(list)
+        self._title = os.path.join(
+            *Path(os.path.abspath(list)).parts[-2:]
+        )  # label.txt alone would be any list
 
     @classmethod
     def check(cls, **kwargs) -> None:

@@ -230,7 +230,7 @@ class ImagePairs(EncodedPairs):
     plsc.data.image_list.ImageList. `classes`: [start, stop] draws from the classes start to stop - 1 only;
     []: from all. `hold_out`: draws from the share of the classes that training with the same `hold_out` of
     the same images leaves out. `num_pairs`: how many; null: 6,000, or as many as there are. `title`: what
-    logs and reports call the set; empty = "pairs of" and the name of `images`. Further keys: those of
+    logs and reports call the set; empty = "pairs of", or "held-out pairs of", and the name of `images`. Further keys: those of
     plsc.data.images.EncodedPairs.
     """
 
@@ -265,7 +265,7 @@ class ImagePairs(EncodedPairs):
         self._used, places = np.unique(chosen[pairs], return_inverse=True)
         self.pairs = places.reshape(-1, 2).astype(np.int64)
         self.num_images = len(self._used)
-        self.name = title or f"pairs of {self.source.title}"
+        self.name = title or f"{'held-out ' if hold_out else ''}pairs of {self.source.title}"
         if self.source.identities is not None:
             self.identities = self.source.identities[np.unique(self.source.labels[self._used])]
         labels = self.source.labels[self._used]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import socket
 import sys
 import warnings
@@ -17,6 +18,7 @@ from pathlib import Path
 
 MACHINE = "PLSC_MACHINE"  # in the environment of ranks: the number of their machine, by plsc run on several
 MACHINES = "PLSC_MACHINES"  # how many machines take part
+COMMAND = "PLSC_COMMAND"  # the command that started the ranks
 
 # Whether MKL_DEBUG_CPU_TYPE was set after Paddle was imported: it is read once, at the first product.
 _late = False
@@ -74,6 +76,19 @@ def machine_name(number: str | None = None) -> str:
 def machines_from_env() -> int:
     """Return on how many machines plsc run trains; 1 without it."""
     return int(os.environ.get(MACHINES, "1"))
+
+
+def command_line() -> str:
+    """Return the command that started this run, as a shell takes it; in a rank that of the process that started the ranks."""
+    if COMMAND in os.environ:
+        return os.environ[COMMAND]
+    program, *arguments = sys.argv
+    name = os.path.basename(program)
+    if name in ("", "-c", "ipykernel_launcher.py"):
+        return "Python, interactively"
+    if Path(program).resolve() == Path(__file__).resolve().parents[1] / "__main__.py":
+        return shlex.join(["plsc", *arguments])
+    return shlex.join([*(["python", program] if name.endswith(".py") else [name]), *arguments])
 
 
 def prepare(threads: int | None = None) -> tuple[int, list[str]]:

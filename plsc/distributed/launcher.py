@@ -48,7 +48,11 @@ def launch(
     Raises: UserError if there are more ranks than GPUs.
     """
     starter = [str(STARTER), "--nproc_per_node", str(ranks), "--log_dir", str(logs)]
-    env = {**environment.for_ranks(), "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
+    env = {
+        **environment.for_ranks(),
+        environment.COMMAND: environment.command_line(),
+        "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
+    }
     if device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = hidden(ranks)
     with open_log(logs) as log:

@@ -118,6 +118,7 @@ def to_markdown(card: Card) -> str:
         main=next(iter(card.sets.items()), None),
         points={title: _operating_points(numbers) for title, numbers in card.sets.items()},
         probabilities={title: _probabilities(numbers) for title, numbers in card.sets.items()},
+        command=shown(card.command),
         verify=shown(shlex.join(["plsc", "card", "verify", card.run])),
         config=[shown(line) for line in card.config.splitlines()],
     )

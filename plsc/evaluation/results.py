@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from plsc.data.dataset import PairSet, TemplatePairs
-from plsc.errors import MissingFileError, UserError, shown, shown_lines
+from plsc.errors import MissingFileError, UserError, shown
 from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
 from plsc.evaluation.report.html import WorstPair, group_rows, tables_of, write_report
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.logging import say
 from plsc.utils.text import table as text_table
 from plsc.utils.version import __version__
 
@@ -73,13 +74,13 @@ def write_results(
     # Last: plsc run takes this file as the sign of a finished run.
     replace_file(folder / "results.json", text.encode("utf-8", "backslashreplace"))
     for headings, *lines in tables_of(results, compared):
-        print(shown_lines(text_table(lines, headings)))
+        say(text_table(lines, headings))
     for title, result in results.items():
         if result.kind == "verification" and any(group.thresholds for group in result.groups):
             headings, *lines = group_rows(title, result)
-            print(text_table(lines, headings))
+            say(text_table(lines, headings))
         for note in result.notes:
-            print(f"{title}: {note}")
+            say(f"{title}: {note}")
     return page
 
 

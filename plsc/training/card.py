@@ -28,7 +28,7 @@ from plsc.evaluation.card import JSON, MARKDOWN, Card, files_of, read_card, writ
 from plsc.evaluation.results import numbers_of
 from plsc.training.build import build_training_set
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
-from plsc.training.finish import command_line, date
+from plsc.training.finish import date
 from plsc.utils.device import on_gpu
 from plsc.utils.files import sha256_of
 from plsc.utils.kernels import library
@@ -83,7 +83,7 @@ def make_card(
     return Card(
         run=shown(folder),
         date=date(),
-        command=command_line(),
+        command=environment.command_line(),
         licence=cfg.Global.data_licence,
         checkpoint=saved.path.name,
         step=saved.step,

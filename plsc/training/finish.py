@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from plsc.config import Config
 from plsc.config.schema import TrainDatasetCfg
 from plsc.distributed import environment
 from plsc.errors import UserError
+from plsc.utils.logging import say
 from plsc.utils.metrics import read_metrics
 from plsc.utils.version import __version__
 
@@ -44,7 +42,7 @@ def finish(
     summary = {
         "run": str(Path(cfg.Global.output_dir)),
         "date": date(),
-        "command": command_line(),
+        "command": environment.command_line(),
         "version": f"plsc {__version__}, Python {platform.python_version()}",
         "trained on": f"{' and '.join(map(_describe_set, cfg.DataLoader.Train.sets))}, {evaluator.num_classes:,} classes",
         "training" if "checkpoint" not in facts else "evaluated": how,
@@ -75,12 +73,7 @@ def finish(
         line += f", newest checkpoint step {facts['step']}"
         if facts["best"]:
             line += ", best step {step} ({metric} {value:.4f})".format(**facts["best"])
-    print(f"done: {line}, results in {folder}, report {page}", flush=True)
-
-
-def command_line() -> str:
-    """Return the command of this process, as a shell takes it."""
-    return shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    say(f"done: {line}, results in {folder}, report {page}")
 
 
 def date() -> str:

@@ -52,7 +52,10 @@ class _LogFile(logging.Handler):
         self._file = AppendedFile(path, own=False)
 
     def emit(self, record):
-        self._file.write(self.format(record) + "\n")
+        self.append(self.format(record))
+
+    def append(self, text):
+        self._file.write(text + "\n")
 
     def close(self):
         self._file.close()
@@ -101,6 +104,15 @@ def setup(rank: int = 0, log_file: Path | None = None) -> logging.Logger:
 def get_logger() -> logging.Logger:
     """Return the logger "plsc"; set it up for rank 0, to stdout, if `setup` has not been called yet."""
     return _logger if _handlers else setup()
+
+
+def say(text: str) -> None:
+    """Print text, of lines without a time, and append it to the log file."""
+    text = shown_lines(text)
+    print(text, flush=True)
+    for handler in _handlers:
+        if isinstance(handler, _LogFile):
+            handler.append(text)
 
 
 def warn(text: str) -> None:

@@ -55,6 +55,13 @@ def test_ranks_and_their_logs_do_not_get_the_secret_of_the_machines(folder):
     assert "as it is" in environment and "sixteen letters." not in environment
 
 
+def test_ranks_know_the_command_that_can_be_run_again(folder):
+    """Also after a restart, whose ranks have other arguments."""
+    assert ended(supervise(folder, FAULT="0:4:kill"))[0] == 0 and len(starts(folder)) == 2
+    said = re.search(r"'PLSC_COMMAND': '(.*?)'", (folder / "out/log/workerlog.0").read_text())[1]
+    assert said.endswith("--nproc_per_node 2 program.py -o Global.output_dir=out")
+
+
 @pytest.mark.parametrize("log, shown", [("cut", "\n"), ("whole\n", ""), ("", "")])
 def test_a_line_that_a_full_disk_has_cut_is_ended(tmp_path, capsys, log, shown):
     """The launcher shows the first rank's log, and then plsc run says its own lines."""

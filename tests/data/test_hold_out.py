@@ -67,6 +67,7 @@ def test_training_and_its_pairs_share_nobody_and_miss_nobody(faces, tmp_path, ki
     make = {"folder": ImageFolder, "list": ImageList}[kind]
     train, everyone = make(str(images), hold_out=0.3), make(str(images))
     pairs = ImagePairs(str(images), hold_out=0.3)
+    assert pairs.title == f"held-out pairs of {'faces' if kind == 'folder' else 'faces/list.txt'}"
     seen, unseen = set(train.identities.tolist()), set(pairs.identities.tolist())
     assert not seen & unseen and seen | unseen == set(everyone.identities.tolist())
     assert names_of(pairs) == {name.split("/")[-1] for name in unseen}

@@ -81,7 +81,7 @@ def test_image_list_is_a_data_set(folder):
     data = ImageList(write(folder, "a.png\t0\nb c.png\t1\nä.png\t1\n"), size=(12, 16), channels="grey")
     assert len(data) == 3 and data.num_classes == 2 and data.labels.tolist() == [0, 1, 1]
     assert data.image_shape == (1, 12, 16) and data.sample(1, 0).shape == (1, 12, 16)
-    assert data.name(1) == str(folder / "b c.png")
+    assert data.name(1) == str(folder / "b c.png") and data.title == f"{folder.name}/list.txt"
 
 
 def test_gaps_between_labels_are_refused(folder):

@@ -3,6 +3,7 @@
 import base64
 import html
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -182,6 +183,35 @@ def test_the_two_spreads_and_the_threshold_of_each_rate_have_lines_of_their_own(
         assert cosine.startswith(f"{point.cosine:.4f} (") and rate.startswith(f"{100 * tar:.2f} % (")
     name, rejects, same, accepts, different = result.hardest()[0]
     assert row_of(page, name) == [f"{rejects} of {same}", f"{accepts} of {different}"]
+
+
+def test_what_is_not_there_is_not_explained(tmp_path, monkeypatch):
+    """Neither a running mean of two logged steps, nor thresholds without an upper bound."""
+    rows = [{"step": step, "epoch": 1, "loss": 5.0, "lr": 0.1} for step in range(1, 61)]
+    result = pairs_of_people()
+    thresholds = [point.model_copy(update={"high": point.cosine}) for point in result.thresholds]
+    monkeypatch.setitem(vars(result), "thresholds", thresholds)
+    text = Page(write(tmp_path, results={"pairs": result})).text
+    assert "Left to right is time in steps." in text and "pale" not in text and "Or more" not in text
+    thresholds[-1] = thresholds[-1].model_copy(update={"high": None})
+    text = Page(write(tmp_path, rows=rows, results={"pairs": result})).text
+    assert "pale lines are the logged steps" in text and '"Or more": the pairs are too few' in text
+
+
+def test_charts_are_as_wide_as_can_be_read_and_scroll_where_the_page_is_narrower(tmp_path):
+    page = Page(write(tmp_path))
+    assert page.source.count('<figure><div class="wide"><img ') == len(PICTURES)
+    assert (
+        "figure .wide img { min-width: 720px; }" in page.source and ".wide { overflow-x: auto" in page.source
+    )
+
+
+def test_identities_below_the_working_folder_are_named_from_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = pairs_of_people()
+    names = np.array([f"{tmp_path}/faces/{name}" for name in result.people])
+    page = Page(write(tmp_path, results={"pairs": replace(result, people=names)}))
+    assert "faces/" in page.text and str(tmp_path) not in page.text
 
 
 def pairs_of_people():

@@ -21,7 +21,7 @@ from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
-from plsc.distributed import launcher
+from plsc.distributed import environment, launcher
 from plsc.errors import MissingFileError, UserError
 from plsc.heads import bank
 from plsc.training.embed import embed
@@ -101,6 +101,8 @@ def test_training_leaves_its_files(trained):
     )
     logged = (trained / "train.log").read_text()
     assert "plan: data     115 images of 23 classes" in logged and "epoch 2/2 step 12/12 loss " in logged
+    assert re.search(r"^pairs +40 \(20 same, 20 different\)$", logged, re.MULTILINE)
+    assert logged.splitlines()[-1].startswith("done: accuracy ")
 
 
 def test_training_returns_and_prints_the_last_verification(run):
@@ -406,8 +408,8 @@ class Started:
 
     stdout, returncode = ("hello\n",), 0
 
-    def __init__(self, command, **_):
-        Started.command = command
+    def __init__(self, command, env, **_):
+        Started.command, Started.env = command, env
 
     def wait(self):
         return self.returncode
@@ -422,6 +424,7 @@ def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeyp
     assert Started.command[1:4] == [str(launcher.STARTER), "--nproc_per_node", "3"]
     assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli.COMMANDS
     assert load(tmp_path / "launch.yaml") == entry(tmp_path).config
+    assert Started.env[environment.COMMAND] == environment.command_line()
 
 
 def test_a_launch_cannot_take_objects_along(tmp_path):

@@ -100,6 +100,8 @@ def draw(
 
 # Curves
 
+SMOOTHED = 40  # logged steps from which on a running mean is drawn
+
 
 def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
     """Draw loss, accuracy and learning rate of training, and accuracy of the evaluations, over the steps."""
@@ -141,7 +143,9 @@ def draw_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure | None, str]:
         axes = figure.add_subplot(lines, columns, k + 1)
         axes.set(title=title, xlabel="step", ylabel=unit, xlim=(0, 1.03 * max(last, 1)))
         plot(axes)
-    text = "Left to right is time in steps; pale lines are the logged steps, strong ones their running mean."
+    text = "Left to right is time in steps"
+    smoothed = len(training) >= SMOOTHED and any(row.get("loss") is not None for row in training)
+    text += "; pale lines are the logged steps, strong ones their running mean." if smoothed else "."
     if evaluations and folds:
         text += " Bars on the verification accuracy are one standard deviation over the folds."
     lost = [row["step"] for row in training if "loss" in row.get("nonfinite", ())]
@@ -155,7 +159,7 @@ def _plot_series(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, factor
     values = np.array([np.nan if row.get(key) is None else row[key] * factor for row in rows], dtype=float)
     if len(rows) == 1:
         axes.plot(steps, values, "o", color=MAIN)
-    elif len(rows) < 40 or key == "lr":
+    elif len(rows) < SMOOTHED or key == "lr":
         axes.plot(steps, values, color=MAIN)
     else:
         width = len(rows) // 20

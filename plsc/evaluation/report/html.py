@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def write_report(
             (folder / picture.file).unlink(missing_ok=True)  # an earlier report's would contradict the page
         else:
             replace_file(folder / picture.file, picture.png)
+    thresholds = _of_each(results, _thresholds)
     page = template("report.html.jinja").render(
         title=shown(title),
         headlines=headlines,
@@ -68,7 +70,8 @@ def write_report(
         facts=[(name, _value(value)) for name, value in summary.items()],
         evaluations=tables_of(results, compared),
         notes=[f"{name}: {note}" for name, result in results.items() for note in _notes(result)],
-        thresholds=_of_each(results, _thresholds),
+        thresholds=thresholds,
+        unbounded=any("or more" in row[1] for rows in thresholds for row in rows),
         groups=_of_each(results, group_rows),
         hardest=_of_each(results, _hardest),
         pictures=[picture for picture in pictures if picture.png],
@@ -149,8 +152,9 @@ def group_rows(name: str, result: Any) -> Rows:
 
 
 def _hardest(name: str, result: Any) -> Rows:
+    here = os.path.join(os.getcwd(), "")
     lines = [
-        [shown(who), f"{rejects:,} of {same:,}", f"{accepts:,} of {different:,}"]
+        [shown(who.removeprefix(here)), f"{rejects:,} of {same:,}", f"{accepts:,} of {different:,}"]
         for who, rejects, same, accepts, different in result.hardest()
     ]
     return [[name, "same pairs rejected", "different pairs accepted"], *lines]

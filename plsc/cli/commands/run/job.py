@@ -80,7 +80,13 @@ class Job:
             options: further ones of the launcher. overrides: further ones of the config.
             env: added to the environment.
         """
-        whole = {**environment.for_ranks(), guard.SUPERVISOR: str(os.getpid()), **self._env, **(env or {})}
+        whole = {
+            **environment.for_ranks(),
+            guard.SUPERVISOR: str(os.getpid()),
+            environment.COMMAND: environment.command_line(),
+            **self._env,
+            **(env or {}),
+        }
         if self._hides_gpus:
             whole["CUDA_VISIBLE_DEVICES"] = paddle_launch.hidden(self.ranks)
         whole.pop(
