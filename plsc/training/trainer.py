@@ -144,6 +144,7 @@ class Trainer:
         self.head_lr_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
         self.schedule = optim.build_schedule(cfg.LRScheduler, self.steps_per_epoch, self.total_steps)
         self.step = 0
+        self._first_step = 0  # of the run, not of a process that resumes it
         self.best: Best | None = None
         self.threshold: float | None = None
         self.calibration: Calibration | None = None
@@ -444,6 +445,8 @@ class Trainer:
         saves = end or end_of_epoch or (every and step % every == 0)
         if evaluates or saves:
             self.settle()
+        if end:
+            self._refuse_nothing_learned()
         best = self.best
         if evaluates:
             with self._pause():
@@ -457,6 +460,22 @@ class Trainer:
                 self.save(epoch, best)
         if evaluates or saves:  # which may take long, so a signal does not wait for another step
             self._signal = max(self._signal, *distributed.gather_counts(self._asked))
+
+    def _refuse_nothing_learned(self) -> None:
+        """Raise DivergedError, at the last step, if none of the run's steps counted."""
+        steps = self.step - self._first_step
+        if self.nonfinite.since_good < steps:
+            return
+        rate = self.schedule(self.step - 1) * FACTOR**self.rollbacks
+        advice = remedy(self.step, self.nonfinite.since_good, rate, self.optimizer.name)
+        if not self.nonfinite.in_a_row:
+            advice = "float16's loss scale is found in the first steps: train more of them"
+        what = "not one step was finite"
+        raise DivergedError(
+            f"all steps of the run, {steps:,}, had to be skipped, so it has learned nothing: {advice}",
+            what,
+            self.step,
+        )
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
@@ -497,7 +516,12 @@ class Trainer:
         of_head = [head[name] for name in self.head.bank.names]
         weights = [*backbone.values(), *(ema or {}).values(), *of_head]
         if not distributed.every(finite_arrays(weights)):
-            get_logger().error(f"checkpoint of step {self.step} not written: its weights are not finite")
+            line = f"checkpoint of step {self.step} not written: its weights are not finite"
+            if self.step == self.total_steps:
+                raise UserError(
+                    f"{line}; it was the last step: lower LRScheduler.learning_rate or Optimizer.weight_decay"
+                )
+            get_logger().error(line)
             return
         content = store.Content(
             step=self.step,
@@ -543,6 +567,7 @@ class Trainer:
         `train`. UserError if no step is left."""
         refuse_last_step(step, self.total_steps)
         self.step = step
+        self._first_step = step
         self.rollbacks = rollbacks
 
     def resume(self, path) -> None:

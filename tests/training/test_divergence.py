@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.errors import UserError
 from plsc.training import divergence
 from plsc.training.divergence import DivergedError, finite, finite_arrays, remedy
 from plsc.training.dump import DUMPS
@@ -77,7 +78,8 @@ def test_weights_that_are_not_finite_are_named_before_what_follows_from_them(tmp
     trainer = poisoned(tmp_path, {}, NO_PAIRS, "Global.max_steps=1")
     for parameter in (trainer.backbone.linear.bias, trainer.backbone.linear.weight):
         parameter.set_value(paddle.full_like(parameter, float("inf")))
-    trainer.train(None)
+    with pytest.raises(DivergedError, match="^all steps of the run, 1, had to be skipped"):
+        trainer.train(None)
     assert "step 1: weight linear.weight is inf on rank 0 (" in capsys.readouterr().out
 
 
@@ -125,6 +127,20 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_checkpoints(tmp_path):
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 1, 1, 1, 1, 2, 3]
 
 
+@pytest.mark.parametrize("first", [0, 5])
+def test_a_run_whose_every_step_was_skipped_has_learned_nothing(tmp_path, first):
+    """It ended as done, where it had fewer steps than Global.max_skipped."""
+    trainer = poisoned(
+        tmp_path, dict.fromkeys(range(first + 1, 9), "embedding"), NO_PAIRS, "Global.max_steps=8"
+    )
+    trainer.begin_at(first)
+    with pytest.raises(
+        DivergedError, match=rf"^all steps of the run, {8 - first}, had to be skipped, so it has"
+    ):
+        run(trainer, tmp_path)
+    assert not (tmp_path / "checkpoints" / "step-00000008").exists()
+
+
 @pytest.mark.parametrize(
     "bad, rate, why",
     [(range(1, 9), 0.05, "no step has been finite yet"), (range(6, 13), 0.0025, "the learning rate is low")],
@@ -166,7 +182,11 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, capsys, where):
         rows_of_one = {name: array[:1] * np.nan for name, array in trainer.head.bank.state().items()}
         trainer.head.bank.load_rows(5, rows_of_one)
     trainer.save(1)
-    assert "ERROR checkpoint of step 0 not written: its weights are not finite" in capsys.readouterr().out
+    line = "checkpoint of step 0 not written: its weights are not finite"
+    assert f"ERROR {line}" in capsys.readouterr().out
+    trainer.total_steps = 0
+    with pytest.raises(UserError, match=f"^{line}; it was the last step: lower LRScheduler.learning_rate"):
+        trainer.save(1)
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -181,9 +201,9 @@ def test_a_full_disk_for_the_batch_is_said_and_training_goes_on(tmp_path, capsys
 def test_only_the_first_batches_are_kept(tmp_path):
     bad = dict.fromkeys(range(1, DUMPS + 3), "gradient")
     trainer = poisoned(
-        tmp_path, bad, NO_PAIRS, "Global.max_skipped=99", f"Global.max_steps={DUMPS + 2}", "Checkpoint.keep=1"
+        tmp_path, bad, NO_PAIRS, "Global.max_skipped=99", f"Global.max_steps={DUMPS + 3}", "Checkpoint.keep=1"
     )
-    trainer.train(None)
+    trainer.train(None)  # the last step is good
     assert len(list((tmp_path / "diverged").glob("*.json"))) == DUMPS
 
 
