@@ -83,13 +83,17 @@ class CorruptImages:
         if len(corrupt) > min(int(self.share * count + 1e-9), allowed(self.share, len(tried))):
             raise self._too_many(corrupt, len(tried))
         if corrupt:
-            warn(f"{len(corrupt)} of {len(tried)} images tried cannot be decoded; others will replace them")
+            warn(
+                f"{len(corrupt)} of {len(tried)} images tried cannot be decoded: {self._names(corrupt)}; others will replace them"
+            )
+
+    def _names(self, corrupt: list[int]) -> str:
+        names = ", ".join(shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN])
+        return names + ", ..." * (len(corrupt) > NAMES_SHOWN)
 
     def _too_many(self, corrupt: list[int], seen: int) -> CorruptImageError:
-        names = ", ".join(shown(self.dataset.name(index)) for index in corrupt[:NAMES_SHOWN])
-        names += ", ..." * (len(corrupt) > NAMES_SHOWN)
         return CorruptImageError(
-            f"{len(corrupt)} of {seen:,} images ({100 * len(corrupt) / seen:.2g} %) cannot be decoded: {names}; "
+            f"{len(corrupt)} of {seen:,} images ({100 * len(corrupt) / seen:.2g} %) cannot be decoded: {self._names(corrupt)}; "
             f"DataLoader.Train.max_corrupt allows {100 * self.share:g} %, {self.limit:,} of a rank's {self.per_epoch:,} an epoch; "
             "plsc doctor lists them all: mend or remove them, or raise max_corrupt"
         )

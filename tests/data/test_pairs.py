@@ -57,6 +57,15 @@ def test_headings_are_tolerated_and_said(folder, capsys):
     )
 
 
+@pytest.mark.parametrize("third", ["2", "yes", "1.0", "", "-1", "\u0661"])
+def test_a_first_line_that_names_images_is_no_line_of_headings(folder, third):
+    """Its pair was left out, of all lines the first alone."""
+    line = f"Bob/Bob_0001.png\tBob/Bob_0002.png\t{third}\n"
+    for text in (line + LINES, f"missing.png\tBob/Bob_0002.png\t{third}\n" + LINES):
+        with pytest.raises(UserError, match=r"pairs\.txt: line 1: must be 'path_a<TAB>path_b<TAB>1' or 0"):
+            PairList(write(folder, text))
+
+
 def test_commas_in_quotes_and_the_root(folder, tmp_path):
     (folder / "a, b.png").write_bytes(png(9))
     path = tmp_path / "elsewhere.csv"
