@@ -90,7 +90,10 @@ def run(verb: str, argv: Sequence[str] | None = None) -> int:
 
 
 def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
-    args = _parser(verb).parse_args(argv)
+    parser = _parser(verb)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(map(shown, unknown))}{_as_config(unknown)}")
     from plsc.training.entry import Entry
 
     if verb == "train" and args.stand_in:
@@ -116,6 +119,15 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
     else:
         entry.export()
     return 0
+
+
+def _as_config(unknown: Sequence[str]) -> str:
+    """Return ", did you mean '-c FILE'?" with the first of these words that is the path of a config, or of a run."""
+    for word in unknown:
+        path = os.path.join(word, "config.yaml")
+        if os.path.isfile(path) or word.endswith((".yaml", ".yml")):
+            return f", did you mean '-c {shown(path if os.path.isdir(word) else word)}'?"
+    return ""
 
 
 def _stood_in(args: argparse.Namespace) -> Config:
@@ -345,30 +357,31 @@ def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int
 
 
 class Command(NamedTuple):
-    """A verb: its help text, and the function that takes its arguments."""
+    """A verb: its help text, the function that takes its arguments, and the heading in `plsc --help` that it stands under."""
 
     help: str
     call: Callable[..., int]
+    heading: str
 
 
 COMMANDS = {
-    "train": Command("train, verify, and write the report", train),
-    "eval": Command("evaluate a checkpoint on the sets of DataLoader.Eval", evaluate),
-    "predict": Command("embeddings of images, as .npy", predict),
-    "export": Command("write the backbone for Paddle Inference and ONNX", export),
-    "card": Command("a run's model card: show, write, and verify by evaluating again", card),
-    "gallery": Command("known people: build, add, search, verify", gallery),
-    "forget": Command("take people out of a trained network", forget),
-    "serve": Command("compare and look up pictures over HTTP, with a web page", serve),
-    "run": Command("train on several ranks, and restart what died", supervise),
-    "import": Command("weights and training configs of other programs", import_weights),
-    "ckpt": Command("look at, check, and cut checkpoints", ckpt),
-    "convert": Command("a set of images to another format", convert),
-    "doctor": Command("what is wrong with a set of images", doctor),
-    "align": Command("cut the faces out of photos, aligned", align),
-    "selftest": Command("check this machine, or several", selftest),
-    "plan": Command("what a run will take: memory, time, how many classes fit", plan),
-    "benchmark": Command("speed and memory of the parts", benchmark),
+    "train": Command("train, verify, and write the report", train, "start here"),
+    "doctor": Command("what is wrong with a set of images", doctor, "data"),
+    "align": Command("cut the faces out of photos, aligned", align, "data"),
+    "convert": Command("a set of images to another format", convert, "data"),
+    "run": Command("train on several ranks, and restart what died", supervise, "train"),
+    "eval": Command("evaluate a checkpoint on the sets of DataLoader.Eval", evaluate, "train"),
+    "plan": Command("what a run will take: memory, time, how many classes fit", plan, "train"),
+    "import": Command("weights and training configs of other programs", import_weights, "train"),
+    "gallery": Command("known people: build, add, search, verify", gallery, "use"),
+    "serve": Command("compare and look up pictures over HTTP, with a web page", serve, "use"),
+    "predict": Command("embeddings of images, as .npy", predict, "use"),
+    "export": Command("write the backbone for Paddle Inference and ONNX", export, "use"),
+    "card": Command("a run's model card: show, write, and verify by evaluating again", card, "care"),
+    "ckpt": Command("look at, check, and cut checkpoints", ckpt, "care"),
+    "forget": Command("take people out of a trained network", forget, "care"),
+    "selftest": Command("check this machine, or several", selftest, "care"),
+    "benchmark": Command("speed and memory of the parts", benchmark, "care"),
 }
 
 
@@ -382,13 +395,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv == ["--version"]:
         print(_version())
         return 0
+    if len(argv) > 1 and argv[0] == "help":
+        argv = [argv[1], "--help"]
     if argv and argv[0] in COMMANDS:
         return COMMANDS[argv[0]].call(argv[1:])
-    asked = argv in ([], ["-h"], ["--help"])
+    asked = argv in ([], ["-h"], ["--help"], ["help"])
     if not asked:
         from plsc.utils.registry import did_you_mean
 
         print(f"ERROR unknown verb '{shown(argv[0])}'{did_you_mean(argv[0], COMMANDS)}", file=sys.stderr)
-    verbs = "".join(f"\n  {verb:10}{command.help}" for verb, command in COMMANDS.items())
-    print(f"usage: plsc VERB ...   (plsc VERB --help explains one; plsc --version){verbs}")
+    print(_overview())
     return 0 if asked else 2
+
+
+def _overview() -> str:
+    """Return the help of `plsc`: all verbs under their headings."""
+    lines = ["usage: plsc VERB ...   (plsc VERB --help explains one; plsc --version)"]
+    for heading in dict.fromkeys(command.heading for command in COMMANDS.values()):
+        lines += ["", heading]
+        lines += [f"  {verb:10}{of.help}" for verb, of in COMMANDS.items() if of.heading == heading]
+    return "\n".join([*lines, "", "docs/quickstart.md goes through them; docs/errors.md has the mistakes"])

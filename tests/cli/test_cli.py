@@ -239,16 +239,38 @@ def test_every_verb_finds_its_module(capsys, verb):
     assert "usage: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments, code", [([], 0), (["--help"], 0), (["trane"], 2)])
+@pytest.mark.parametrize("arguments, code", [([], 0), (["--help"], 0), (["help"], 0), (["trane"], 2)])
 def test_without_a_verb_there_is_help(capsys, arguments, code):
     assert cli.main(arguments) == code
     said, mistake = capsys.readouterr()
-    said = said.splitlines()
     assert mistake == ("ERROR unknown verb 'trane', did you mean 'train'?\n" if code else "")
-    assert said[0].startswith("usage: plsc VERB ...")
-    assert [tuple(line.split(maxsplit=1)) for line in said[1:]] == [
-        (verb, command.help) for verb, command in cli.COMMANDS.items()
-    ]
+    assert said.startswith("usage: plsc VERB ...")
+    listed = [line.split(maxsplit=1) for line in said.splitlines() if line.startswith("  ")]
+    assert listed == [[verb, command.help] for verb, command in cli.COMMANDS.items()]
+    headings = [line for line in said.splitlines()[1:-1] if line and not line.startswith(" ")]
+    assert headings == ["start here", "data", "train", "use", "care"]
+
+
+def test_help_of_a_verb(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["help", "eval"])
+    assert capsys.readouterr().out.startswith("usage: plsc eval ")
+    assert cli.main(["help", "evil"]) == 2
+    assert "unknown verb 'evil', did you mean 'eval'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, option",
+    [(["train", "--dry-run", "faces.yaml"], "faces.yaml"), (["eval", "faces"], "faces/config.yaml")],
+)
+def test_a_config_without_its_option_is_told_so(tmp_path, monkeypatch, capsys, arguments, option):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faces").mkdir()
+    (tmp_path / "faces/config.yaml").touch()
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    said = capsys.readouterr().err
+    assert said.endswith(f"unrecognized arguments: {arguments[-1]}, did you mean '-c {option}'?\n")
 
 
 def test_each_console_script_is_a_command():

@@ -293,16 +293,56 @@ def test_the_command_is_split_at_the_program():
     assert split_command([*options, "t.py", "-c", "x"]) == (options, ["t.py", "-c", "x"])
     _, program = split_command([*options, "train", "-c", "x"])
     assert program[0].endswith("plsc/__main__.py") and program[1:] == ["train", "-c", "x"]
-    with pytest.raises(UserError, match="plsc run: no program to run; usage: plsc run --nproc_per_node N"):
+    with pytest.raises(UserError, match="plsc run: no program to run; usage: plsc run "):
         split_command(options)
 
 
 def test_a_script_that_is_not_there_is_no_failure_of_a_rank(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = "^plsc run: there is no script none.py; after the launcher's options, each with its value, comes one, such as "
+    line = "^plsc run: there is no script none.py; after the options, each with its value, comes train, or a script"
     with pytest.raises(UserError, match=line):
         main(["--nproc_per_node", "2", "none.py", "-o", "Global.output_dir=out"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["-n", "2", "train"], "has no option -n, did you mean '--nproc_per_node'?; its"),
+        (["--nproc", "2", "train"], "has no option --nproc, did you mean '--nproc_per_node'?; its"),
+        (
+            ["--nproc-per-node", "2", "train"],
+            "has no option --nproc-per-node, did you mean '--nproc_per_node'?",
+        ),
+        (["--maxfailures=2", "train"], "has no option --maxfailures, did you mean '--max_failures'?"),
+        (["-c", "a.yaml", "train"], "has no option -c; its options stand before `train`"),
+        (["--nproc_per_node", "train", "-c", "a.yaml"], "has no option -c; its options stand before `train`"),
+        (["trian", "-c", "a.yaml"], "there is no script trian, did you mean 'train'?; after the options"),
+        (["--nproc_per_node", "2", "trian"], "there is no script trian, did you mean 'train'?"),
+        (["eval", "-c", "a.yaml"], "there is no script eval; after the options"),
+    ],
+)
+def test_a_mistyped_command_is_a_line(tmp_path, monkeypatch, arguments, line):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^plsc run: {re.escape(line)}"):
+        main(arguments)
+
+
+def test_the_help_explains_the_options(capsys):
+    for arguments in ([], ["-h"], ["--help"]):
+        assert main(arguments) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("usage: plsc run [--nproc_per_node N] [options] train -c ")
+        for option in ("--nproc_per_node", "--max_failures", "--devices", "--nnodes", "--master", "--wait"):
+            assert re.search(rf"^  {option} +\S", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", ["0", "many"])
+def test_a_number_of_ranks_that_is_none_is_refused(number):
+    with pytest.raises(
+        UserError, match=rf"^--nproc_per_node: must be a number of 1 or more \(got {number}\)$"
+    ):
+        main(["--nproc_per_node", number, "x.py"])
 
 
 @pytest.mark.parametrize("number", ["0", "many"])

@@ -21,6 +21,7 @@ from plsc.cli.commands.run.postmortem import Failure, Watch, send
 from plsc.distributed import environment, guard, launcher, paddle_launch
 from plsc.errors import UserError, shown
 from plsc.utils import disk
+from plsc.utils.registry import did_you_mean
 
 _FULL = 1 << 20  # a disk with fewer free bytes counts as full
 
@@ -42,8 +43,8 @@ class Job:
         self._script, *self._arguments = options.program
         if not os.path.isfile(self._script):
             raise UserError(
-                f"plsc run: there is no script {self._script}; after the launcher's options, each with its value, comes one, such as "
-                "train"
+                f"plsc run: there is no script {self._script}{did_you_mean(self._script, ['train'])}; after the options, each with "
+                "its value, comes train, or a script of yours"
             )
         sys.path.insert(
             0, str(Path(self._script).resolve().parent)

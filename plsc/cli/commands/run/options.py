@@ -8,12 +8,66 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plsc.errors import UserError
+from plsc.utils.registry import did_you_mean
 
-USAGE = (
-    "plsc run --nproc_per_node N [--max_failures R] [--nnodes N[:M] --rank R --master HOST:PORT [--wait SECONDS]] "
-    "[launcher options] plsc train -c ... -o ..."
-)
+USAGE = "plsc run [--nproc_per_node N] [options] train -c ... -o ..."
+_OPTIONS = {
+    "--nproc_per_node": "N: ranks of this machine (1)",
+    "--max_failures": "R: give up after so many failures without a new checkpoint between them (3)",
+    "--devices": "0,1,...: the GPUs (all)",
+    "--log_dir": "FOLDER: of the ranks' logs (log in Global.output_dir)",
+    "--nnodes": "N, or the fewest and the most as N:M: train on several machines, this command on each",
+    "--rank": "R: number of this machine, from 0",
+    "--master": "HOST:PORT: machine 0, as all machines reach it, and a free port there",
+    "--wait": "SECONDS: for the other machines (600)",
+}
 _OWN = ("--max_failures", "--wait", "--nnodes", "--rank", "--master")
+# The launcher's others, of Paddle 2.6 and 3.3.
+_LAUNCHER = (
+    *(
+        "--gpus",
+        "--npus",
+        "--xpus",
+        "--host",
+        "--ips",
+        "--start_port",
+        "--job_id",
+        "--run_mode",
+        "--legacy",
+        "--sort_ip",
+    ),
+    *(
+        "--log_level",
+        "--log_overwrite",
+        "--enable_gpu_log",
+        "--auto_parallel_config",
+        "--auto_cluster_config",
+    ),
+    *(
+        "--auto_tuner_json",
+        "--servers",
+        "--trainers",
+        "--trainer_num",
+        "--server_num",
+        "--gloo_port",
+        "--with_gloo",
+    ),
+    *("--max_restart", "--elastic_level", "--elastic_timeout"),
+)
+HELP = "\n".join(
+    [
+        f"usage: {USAGE}",
+        "",
+        "Train on several ranks, and restart what died. In place of `train` a script of yours may stand.",
+        "",
+        "options, each with its value:",
+        *(f"  {option:18}{what}" for option, what in _OPTIONS.items()),
+        "  others are Paddle's launcher's",
+        "",
+        "example: plsc run --nproc_per_node 2 train -c configs/",
+        "docs/reliability.md explains it, docs/cluster.md several machines",
+    ]
+)
 
 
 class Machines(NamedTuple):
@@ -48,8 +102,7 @@ class Options(NamedTuple):
     @property
     def ranks(self) -> int:
         """Ranks on this machine."""
-        given = value(self.launcher, "--nproc_per_node") or "1"
-        return int(given) if given.isdecimal() else 1
+        return int(value(self.launcher, "--nproc_per_node") or "1")
 
 
 def read_options(argv: Sequence[str]) -> Options:
@@ -59,8 +112,11 @@ def read_options(argv: Sequence[str]) -> Options:
     launcher = without(launcher, _OWN)
     failures = _positive("--max_failures", given["--max_failures"] or "3")
     machines = _machines(given)
-    if machines:  # which compare their ranks, and compute the batch of a step from them
-        _positive("--nproc_per_node", value(launcher, "--nproc_per_node") or "none")
+    ranks = value(launcher, "--nproc_per_node")
+    if (
+        machines or ranks is not None
+    ):  # machines compare their ranks, and compute the batch of a step from them
+        _positive("--nproc_per_node", ranks or "none")
     return Options(launcher, program, failures, machines)
 
 
@@ -68,6 +124,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command into options, and the script with arguments; `train` is plsc's own program."""
     cut = 0
     while cut < len(argv) and argv[cut].startswith("-"):
+        _check_name(argv[cut].partition("=")[0])
         cut += 1 if "=" in argv[cut] else 2
     options, program = list(argv[:cut]), list(argv[cut:])
     if not program:
@@ -75,6 +132,17 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if program[0] == "train":
         program.insert(0, str(Path(__file__).resolve().parents[3] / "__main__.py"))
     return options, program
+
+
+def _check_name(option: str) -> None:
+    known = (*_OPTIONS, *_LAUNCHER)
+    if option in known:
+        return
+    begun = [name for name in known if name.startswith(f"--{option.lstrip('-')}")]
+    hint = f", did you mean '{begun[0]}'?" if begun else did_you_mean(option, known)
+    raise UserError(
+        f"plsc run: has no option {option}{hint}; its options stand before `train`, those of the training after it"
+    )
 
 
 def value(options: Sequence[str], name: str) -> str | None:

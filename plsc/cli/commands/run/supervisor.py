@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from plsc.cli.commands.run.history import History, Verdict, describe_saved, describe_unsaved
 from plsc.cli.commands.run.job import Job, Start, newest_step, note_signals, resuming
 from plsc.cli.commands.run.machines import Machine
-from plsc.cli.commands.run.options import USAGE, Options, read_options
+from plsc.cli.commands.run.options import HELP, Options, read_options
 from plsc.distributed import guard, lock
 
 _POLL = 0.1  # seconds
@@ -112,9 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `plsc run`, and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv in ([], ["-h"], ["--help"]):
-        print(
-            f"usage: {USAGE}\n\nrestarts what died; docs/reliability.md explains it, docs/cluster.md several machines"
-        )
+        print(HELP)
         return 0
     options = read_options(argv)
     if options.machines:
