@@ -191,7 +191,8 @@ class GlobalCfg(Section):
     of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
     keep_centres: Optional[Literal["name", "number", "none"]] = Field(None, json_schema_extra=NOT_TRAINING)
     """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
-    without names to which classes were only appended; or none. null is `name`."""
+    without names to which classes were only appended; or none. null is `name`, which is to be written where numbered folders
+    were moved or copied (docs/finetune.md)."""
     new_centres: Optional[Literal["mean", "random"]] = Field(None, json_schema_extra=NOT_TRAINING)
     """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
     numbers. null is `mean` where other centres are kept, else `random`."""

@@ -155,8 +155,10 @@ def _listed_pairs(path: str, lines: list[str], root: str) -> tuple[list[_Pair], 
         fields = [field.strip() for field in fields]
         if len(fields) == 3 and all(fields) and fields[2] in ("0", "1"):
             pairs.append(_Pair(number, (fields[0], fields[1]), fields[2] == "1"))
-        elif number == 1 and len(fields) == 3 and not any(
-            os.path.exists(os.path.join(root, field)) for field in fields[:2]
+        elif (
+            number == 1
+            and len(fields) == 3
+            and not any(os.path.exists(os.path.join(root, field)) for field in fields[:2])
         ):
             get_logger().info(
                 f"{path}: line 1 is taken for headings, its third column is '{shown(fields[2][:60])}', neither 0 nor 1"

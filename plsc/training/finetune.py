@@ -13,6 +13,7 @@ run to try.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -193,7 +194,8 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
     """Match the classes of this run, whose names are `here`, with the rows of the checkpoint; each row is
     kept or dropped.
 
-    Raises UserError if two classes have one name.
+    Raises UserError if two classes have one name; or if only folders elsewhere have the same names, and keep_centres
+    does not say whether they are the same people.
     """
     none, there = np.full(num_classes, -1, np.int64), saved.classes()
     by_number = there or [f"class {number}" for number in range(saved.num_classes)]
@@ -216,12 +218,21 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
     for names, whose in ((there, str(saved.path)), (here, "the data")):
         refuse_duplicates(names, f"Global.keep_centres: {whose}")
     row_C, dropped = match_names(there, here)
-    same = (
-        ""
-        if len(dropped) < len(there)
-        else f"no class of {saved.path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
-    )
-    return Match(row_C, dropped, same)
+    if len(dropped) < len(there):
+        return Match(row_C, dropped)
+    apart = f"no class of {saved.path} ('{there[0]}', ...) is in the data ('{here[0]}', ...)"
+    # Folders that differ in nothing but a number are named by their whole paths, and may have been moved.
+    folders = [[os.path.basename(name) for name in names] for names in (there, here)]
+    if all(len(set(names)) == len(names) for names in folders):
+        row_C, dropped = match_names(*folders)
+    if len(dropped) == len(there):
+        return Match(row_C, there, apart)
+    if cfg.keep_centres is None:
+        raise UserError(
+            f"Global.keep_centres: {apart}, but {len(there) - len(dropped):,} folders have the same names: set name where they were "
+            "moved or copied, none where these are other people"
+        )
+    return Match(row_C, dropped)
 
 
 def refuse_other_head(cfg: Config, saved: Checkpoint, where: str, remedy: str) -> None:

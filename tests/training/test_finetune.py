@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -11,12 +12,13 @@ import pytest
 from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
+from plsc.config.schema import GlobalCfg
 from plsc.data.dataset import EVALUATION
 from plsc.errors import UserError
 from plsc.training import finetune
 from plsc.training.embed import to_input
 from plsc.training.entry import Entry
-from plsc.training.finetune import IMAGES, start_from
+from plsc.training.finetune import IMAGES, match_classes, start_from
 from tests.bounds import EPS, assert_within, rounded
 from tests.tiny_runs import TINY, Linear, arrays, checkpoint, make_trainer, train
 
@@ -264,6 +266,35 @@ def test_why_a_head_is_new(before, tmp_path):
         trainer, initial, said = started(tmp_path / "b", path, *overrides, **more)
         assert said.lines[1:] == [f"the head is new: {why}"] and said.identities == {}
         assert trainer.head.bank.state()["centres"].tobytes() == initial["centres"].tobytes()
+
+
+@pytest.mark.parametrize(
+    "there, here, kept",
+    [
+        (["/old/faces/p1", "/old/faces/p2", "/old/faces/p3"], ["/new/faces/p2", "/new/faces/p3"], [1, 2]),
+        (["/old/faces/p1", "/old/faces/p2"], ["Ann", "p2", "p9"], [-1, 1, -1]),  # no longer numbered alike
+        (["Ann", "p2"], ["/new/faces/p1", "/new/faces/p2"], [-1, 1]),
+    ],
+)
+def test_folders_that_lie_elsewhere_are_found_once_it_is_said_that_they_were_moved(there, here, kept):
+    """All centres were lost, with a line of information alone."""
+    saved = SimpleNamespace(path="before", num_classes=len(there), classes=lambda: there)
+
+    def match(keep_centres):
+        return match_classes(GlobalCfg(init_from="before", keep_centres=keep_centres), saved, here, len(here))
+
+    with pytest.raises(UserError) as raised:
+        match(None)
+    count = len([row for row in kept if row >= 0])
+    assert str(raised.value) == (
+        f"Global.keep_centres: no class of before ('{there[0]}', ...) is in the data ('{here[0]}', ...), but {count} folders have "
+        "the same names: set name where they were moved or copied, none where these are other people"
+    )
+    found = match("name")
+    assert (found.row_C.tolist(), found.nothing) == (kept, "")
+    assert match("none").nothing == "Global.keep_centres is none"
+    there[1:] = [f"{there[0]}/other"]
+    assert match(None).nothing.startswith("no class of before")
 
 
 @pytest.mark.parametrize(
