@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import sys
+import socket
+import struct
 import termios
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _LEAST = 1 << 14  # bytes of an answer that a client takes within the deadline
+_ACKED = 120  # where Linux (4.1 and later) has tcpi_bytes_acked in its struct tcp_info
 
 
 def protocol(deadline: float, most: int) -> type[asyncio.Protocol]:
@@ -31,15 +33,16 @@ def protocol(deadline: float, most: int) -> type[asyncio.Protocol]:
 
         def _watch(self) -> None:
             """Look after the deadline what has happened since now."""
-            before = self.cycle, _unsent(self.transport)
-            self._timer = self.loop.call_later(deadline, self._close_or_watch, *before)
+            self._before = self.cycle, *_flow(self.transport)
+            self._timer = self.loop.call_later(deadline, self._close_or_watch)
 
-        def _close_or_watch(self, cycle: Any, unsent: int) -> None:
-            if self.cycle is not cycle:
-                self._watch()
-            elif unsent and _unsent(self.transport) > unsent - _LEAST:
+        def _close_or_watch(self) -> None:
+            cycle, waited, taken_before = self._before
+            waits, taken = _flow(self.transport)
+            same = self.cycle is cycle
+            if waits and waited and taken - taken_before < (_LEAST if same else 1):
                 self.transport.abort()  # close() would wait until all is sent
-            elif not unsent and (cycle is None or cycle.response_complete):
+            elif same and not waits and (cycle is None or cycle.response_complete):
                 self.transport.close()
             else:
                 self._watch()
@@ -51,7 +54,9 @@ def protocol(deadline: float, most: int) -> type[asyncio.Protocol]:
     return Protocol
 
 
-def _unsent(transport: Any) -> int:
-    """Count the bytes of answers that the client has not taken yet: those that we hold, and those that the kernel holds."""
-    in_kernel = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    return transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
+def _flow(transport: Any) -> tuple[bool, int]:
+    """Return whether some of the answers, held by us or by the kernel, is still to be taken, and how many bytes the client has taken."""
+    sock = transport.get_extra_info("socket")
+    in_kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    (taken,) = struct.unpack_from("Q", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128), _ACKED)
+    return transport.get_write_buffer_size() > 0 or any(in_kernel), taken
