@@ -97,11 +97,13 @@ class Entry(Setters):
             return self._train(guarded)
 
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
-        self._start(reads_data=False)
+        notes = self._start(reads_data=False)
         from plsc import distributed
         from plsc.heads.self_check import refuse_a_wrong_head
         from plsc.training import card
 
+        for note in notes:
+            get_logger().info(note)
         distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
         refuse_a_wrong_head(self.config.Global.tf32)
         guarded.listen()
@@ -455,8 +457,11 @@ class Entry(Setters):
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 
-    def _start(self, reads_data: bool = True) -> None:
-        """Set up environment, ranks and log, after a check of the data sets of the evaluation if the verb reads them."""
+    def _start(self, reads_data: bool = True) -> list[str]:
+        """Set up environment, ranks and log, after a check of the data sets of the evaluation if the verb reads them.
+
+        Returns lines about threads and matrix products, which a training logs.
+        """
         if reads_data:
             self.config.check_data(training=False)
         threads, notes = environment.prepare(self.config.Global.threads)
@@ -465,8 +470,7 @@ class Entry(Setters):
         given = self.config.Global
         distributed.init(given.device, threads, tf32=given.tf32, deterministic=given.deterministic)
         setup(distributed.rank())
-        for note in notes:
-            get_logger().info(note)
+        return notes
 
     def _advice(self, ranks: int) -> list[str]:
         return advice(self.config, ranks, environment.local_size_from_env())
