@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 
 from plsc.cli.commands.benchmark import benchmark, head
 from plsc.cli.commands.plan.cost import Trial, memory
