@@ -52,6 +52,10 @@ def advice(cfg: Config, ranks: int, ranks_here: int) -> list[str]:
         lines.append(
             f"Global.threads: {threads} threads{here} share this machine's {processors} processors, which is slower than fewer"
         )
+    elif threads is None and ranks_here > processors:
+        lines.append(
+            f"{ranks_here} ranks share this machine's {processors} processors, which is slower than fewer"
+        )
     return lines
 
 

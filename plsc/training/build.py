@@ -172,9 +172,11 @@ def _build_other_data(disks: Disks, cfg: Config, step: int) -> Dataset:
 
 
 def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:
-    """Build the loader of one rank. UserError if the sampler does not fit the data or the global batch."""
+    """Build the loader of one rank. UserError if the sampler, the global batch or the ranks do not fit the data."""
     train = cfg.DataLoader.Train
     global_batch = train.global_batch_on(world_size)
+    sampler = _build_sampler(cfg, dataset, global_batch)
+    _check_sizes(cfg, len(sampler), dataset.num_classes, world_size)
     return Loader(
         dataset,
         global_batch,
@@ -183,9 +185,30 @@ def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> L
         cfg.Global.seed,
         train.num_workers,
         train.max_corrupt,
-        _build_sampler(cfg, dataset, global_batch),
+        sampler,
         planned_ranks=train.planned_ranks if train.keep_global_batch else None,
     )
+
+
+def _check_sizes(cfg: Config, samples: int, classes: int, ranks: int) -> None:
+    """Raise UserError for a global batch of more samples than an epoch has, and for more ranks than classes to share out."""
+    train = cfg.DataLoader.Train
+    batch = train.global_batch_on(ranks)
+    if batch > samples:
+        key = "DataLoader.Train.global_batch" if train.keep_global_batch else "DataLoader.Train.batch_size"
+        accumulated = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
+        size = f"{batch:,}"
+        if not train.keep_global_batch:
+            size = f"{train.batch_size:,}{accumulated} x {ranks} rank{'s' * (ranks > 1)}"
+        where = "" if cfg.source(key) == "default" else f"{cfg.source(key)}: "
+        raise UserError(
+            f"{where}{key}: {size} is more than the {samples:,} samples of an epoch; lower it"
+            + ", or start fewer ranks" * (ranks > 1 and not train.keep_global_batch)
+        )
+    if cfg.Head.sharded and ranks > classes:
+        raise UserError(
+            f"{ranks} ranks are more than the {classes} class{'es' * (classes > 1)} that they share out; start {classes} or fewer"
+        )
 
 
 def _build_sampler(cfg: Config, dataset: Dataset, global_batch: int) -> Sampler:

@@ -107,6 +107,14 @@ def test_more_threads_than_processors_are_warned_about():
     )
 
 
+def test_more_ranks_than_processors_are_warned_about():
+    few = os.cpu_count()
+    assert advice(load(None, []), few, few) == []
+    assert advice(load(None, []), few + 1, 1) == []  # on several machines
+    (line,) = advice(load(None, []), few + 1, few + 1)
+    assert line == f"{few + 1} ranks share this machine's {few} processors, which is slower than fewer"
+
+
 def test_the_advice_is_given_before_the_first_step(tmp_path, capsys):
     keys = [f"Global.output_dir={tmp_path}", "Global.max_steps=1", "DataLoader.Eval.dataset=null"]
     Entry(TINY, [*keys, "LRScheduler.learning_rate=100"]).train()

@@ -45,8 +45,10 @@ def test_what_is_found_before_the_first_step_is_said_though_it_is_allowed(capsys
     """A run that is resumed may not come to such an image for a long time."""
     CorruptImages(Damaged(256, tuple(range(255))), share=0.999, per_epoch=256).probe(0)
     assert said(capsys) == [
-        ("255 of 256 images tried cannot be decoded: record 0 (train.rec @ 0), record 1 (train.rec @ 4096), record 2 "
-        "(train.rec @ 8192), ...; others will replace them")
+        (
+            "255 of 256 images tried cannot be decoded: record 0 (train.rec @ 0), record 1 (train.rec @ 4096), record 2 "
+            "(train.rec @ 8192), ...; others will replace them"
+        )
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from plsc.config import load
 from plsc.errors import UserError
 from plsc.heads.margins import CosFace, Target
-from plsc.training.build import build_training_set
+from plsc.training.build import build_loader, build_training_set
 from plsc.training.entry import Entry
 from plsc.utils.logging import setup
 from tests.checkpoints import reseal
@@ -44,6 +44,54 @@ def test_overrides_win_over_a_config_too():
     found = Entry(config, ["Global.epochs=7", "Head.scale=5"]).config
     assert (found.Global.max_steps, found.Global.epochs, found.Head.scale) == (None, 7, 5.0)
     assert found.source("Head.scale") == "-o" and config.Head.scale == 9.0 and Entry(config).config == config
+
+
+def test_a_batch_of_more_samples_than_there_are_is_refused(tmp_path):
+    wide = entry(tmp_path / "out", "DataLoader.Train.batch_size=116")
+    line = "-o: DataLoader.Train.batch_size: 116 x 1 rank is more than the 115 samples of an epoch; lower it"
+    assert refused(wide.train) == refused(wide.dry_run) == line
+    entry(tmp_path, "DataLoader.Train.batch_size=115").dry_run()
+
+
+@pytest.mark.parametrize(
+    "overrides, ranks, line",
+    [
+        (
+            ["DataLoader.Train.batch_size=58"],
+            2,
+            "-o: DataLoader.Train.batch_size: 58 x 2 ranks is more than the 115 samples",
+        ),
+        (
+            ["DataLoader.Train.accumulate=10"],
+            1,
+            r".*tiny.yaml:\d+: DataLoader.Train.batch_size: 12 x accumulate 10 x 1 rank is more",
+        ),
+        (
+            ["DataLoader.Train.global_batch=120", "DataLoader.Train.keep_global_batch=true"],
+            2,
+            "-o: DataLoader.Train.global_batch: 120 is more than the 115 samples of an epoch; lower it$",
+        ),
+        (
+            ["DataLoader.Train.batch_size=4", "DataLoader.Train.sampler={name: balanced, per_class: 1}"],
+            6,
+            ".*DataLoader.Train.batch_size: 4 x 6 ranks is more than the 23 samples of an epoch; lower it, or start fewer ranks$",
+        ),
+        (
+            ["DataLoader.Train.batch_size=2"],
+            24,
+            "24 ranks are more than the 23 classes that they share out; start 23 or fewer$",
+        ),
+    ],
+)
+def test_ranks_and_batches_that_the_data_cannot_fill_are_refused(overrides, ranks, line):
+    config = load(TINY, overrides)
+    with pytest.raises(UserError, match=f"^{line}"):
+        build_loader(config, build_training_set(config), 0, ranks)
+
+
+def test_a_head_that_all_ranks_have_whole_takes_more_ranks_than_classes():
+    config = load(TINY, ["DataLoader.Train.batch_size=2", "Head.name=arcface"])
+    assert build_loader(config, build_training_set(config), 0, 24).steps_per_epoch == 2
 
 
 def test_a_checkpoint_that_training_would_not_read_is_refused(tmp_path):
@@ -290,6 +338,7 @@ def test_labelled_images_with_a_folder_less_are_refused_in_training_and_after_it
     keys = [
         f"Global.output_dir={tmp_path / 'out'}",
         "Global.max_steps=2",
+        "DataLoader.Train.batch_size=9",
         f"DataLoader.Train.dataset={sets[0]}",
     ]
     Entry(TINY, [*keys, "DataLoader.Eval.dataset=null"]).train()
@@ -308,6 +357,7 @@ def test_a_resumed_run_must_have_the_same_people_in_the_same_order(tmp_path):
     keys = [
         f"Global.output_dir={tmp_path / 'out'}",
         "DataLoader.Eval.dataset=null",
+        "DataLoader.Train.batch_size=9",
         f"DataLoader.Train.dataset={data}",
     ]
     Entry(TINY, [*keys, "Global.max_steps=2"]).train()

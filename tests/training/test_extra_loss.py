@@ -63,7 +63,7 @@ def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
 
 def save_teacher(folder):
     """Save a run of no step, whose network and centres `run_on_ranks` takes."""
-    make_trainer(folder, NO_PAIRS, PEOPLE).save(1)
+    make_trainer(folder, NO_PAIRS, PEOPLE, "DataLoader.Train.batch_size=6").save(1)
 
 
 def run_on_ranks(folder, teacher, resume=None, net=None):

@@ -261,7 +261,12 @@ def test_why_a_head_is_new(before, tmp_path):
             {},
             f"the classes of {other} have no names (plsc ckpt edit-identities gives some){remedy}",
         ),
-        (before, [], {"names": ["a", "b"]}, f"no class of {before} ('p0', ...) is in the data ('a', ...)"),
+        (
+            before,
+            [],
+            {"names": ["a", "b", "c"]},
+            f"no class of {before} ('p0', ...) is in the data ('a', ...)",
+        ),
     ):
         trainer, initial, said = started(tmp_path / "b", path, *overrides, **more)
         assert said.lines[1:] == [f"the head is new: {why}"] and said.identities == {}

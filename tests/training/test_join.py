@@ -136,7 +136,7 @@ def test_a_bad_file_is_refused_and_the_run_goes_on(tmp_path, caplog):
         "DataLoader: {Train: {dataset: {name: ImageFolder, folder: nowhere}}}": "nowhere",
         "DataLoader: {Train: {dataset: {name: tests.tiny_runs:Unready}}}": "KeyError: 'no index yet'",
         same: "nobody joins or leaves",
-        JOIN.replace(json.dumps(NEW), '["a", "a"]'): "2 classes are called 'a'",
+        JOIN.replace(json.dumps(NEW), '["a", "a", "b"]'): "2 classes are called 'a'",
         "DataLoader: {Train: {dataset: {name: Synthetic}}}": "its samples have shape",
         "DataLoader: {Train: {dataset: {name: Synthetic, image_shape: [1, 12, 10]}}}": "have no names",
         f"{JOIN}Global: {{max_steps: 3}}": "the run would end at step 3, and 3 are done",

@@ -157,7 +157,7 @@ def test_noise_in_the_place_of_the_images_has_centres_of_its_own(teacher, tmp_pa
         (["Teacher.weight=0", "Teacher.centres=false"], "Teacher.centres: must be true where Teacher.weight is 0"),
         (["Teacher={weight: 2}"], "Teacher.weight: has no meaning without Teacher.checkpoint (got 2)"),
         (["Head.sub_centres=2"], "a class has 8 numbers, in this run 16 (Head.sub_centres); make them alike, or set Teacher.c"),
-        ([people(["q", "r"])], "no class of it ('p0', ...) is in the data ('q', ...); set Teacher.centres=false"),
+        ([people(["q", "r", "s"])], "no class of it ('p0', ...) is in the data ('q', ...); set Teacher.centres=false"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_in_one_line(teacher, tmp_path, given, line):

@@ -55,7 +55,7 @@ def one_pass(name: str, size: int, batch: int):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("benchmark backbone", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("plsc benchmark backbone", description=__doc__.splitlines()[0])
     parser.add_argument(
         "names",
         nargs="*",

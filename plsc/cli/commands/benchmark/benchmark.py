@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "serve": (serve, serve.serve),
         "step": (step, step.step),
     }
-    parser = argparse.ArgumentParser("benchmark", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("plsc benchmark", description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
     for name, (module, measure) in measures.items():

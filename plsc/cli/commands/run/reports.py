@@ -345,7 +345,7 @@ def _read(body: bytes) -> Report:
         report = Report.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = "".join(f"{each}." for each in first["loc"])[:-1] or "it"
         raise ValueError(
             f"{shown(where)[:200]}: {shown(first['msg'])[:200]}; install the same version of plsc on all machines"
         ) from None
