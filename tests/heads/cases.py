@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import paddle
+
+from plsc import distributed
+from plsc.cli.commands.selftest.parts import MARGINS, OPTIMIZERS, D, labels_for
+from plsc.heads import reference
+from plsc.heads.bank import initial_rows
+from plsc.heads.sampling import choose_classes
+from plsc.utils.sharding import ClassShard
+from tests.bounds import EPS, perturbed, roundings
 
 
 def run(head, x, label):
@@ -40,3 +49,73 @@ def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:
         cases.append({"name": "arcface", "num_classes": 2, "optimizer": optimizer, "bank": "host", **shared})
     # Adam divides a gradient near 0, of which rounding is a large part, by itself: an error of a share of the rate.
     return [{**case, "lr": 1e-3 if case["optimizer"] == "AdamW" else 1e-2} for case in cases]
+
+
+class Rounded(reference.DenseHead):
+    """The reference with factors [C] of the logits: that of a large scale is rounded to less than the numbers it comes from."""
+
+    def __init__(self, factor, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.factor = factor
+
+    def logits(self, x, label):
+        logits, slope, plain = super().logits(x, label)
+        return logits * self.factor[self.taken], slope, plain
+
+
+def rounding(
+    name, num_classes, counts, *, labels="any", steps=10, lr=0.01, optimizer="Momentum", sample_rate=1.0,
+    bias=False, ranges=None, sharded=True, **_
+):  # fmt: skip
+    """-> a bound of each of the errors that `head_errors` finds in this case; 0 of what is not in it: those are counts."""
+    _, margin, scale = MARGINS[name]
+    rule, dense_optimizer = OPTIMIZERS[optimizer]
+    rng, whole, count = (
+        np.random.default_rng(num_classes + len(counts)),
+        ClassShard.whole(num_classes),
+        sum(counts),
+    )
+    draw = lambda: (
+        rng.standard_normal((count, D)).astype(np.float32),
+        labels_for(labels, count, num_classes, rng),
+    )
+    x, label = zip(*(draw() for _ in range(steps)))
+    ranks, rank = distributed.world_size(), distributed.rank()
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    shard = ClassShard.of_rank(num_classes, ranks, rank) if sharded else whole
+
+    def train(centres, x, factor):
+        found = {}
+        zeros = np.zeros(num_classes) if bias else None
+        options = margin, scale, dense_optimizer, rule.moments, ranges
+        dense = Rounded(factor[:, 1], centres, zeros, *options)
+        for number in range(steps):
+            dense.taken = choose_classes(np.unique(label[number]), whole, sample_rate, 3, number)
+            losses, dx, dw, db = dense.loss_and_gradients(x[number], label[number])
+            names = ("loss", "losses", "embedding gradient", "centre gradient", "bias gradient")
+            for key, array in zip(names, (losses.mean(), losses[own], dx[own], dw, db)):
+                found.setdefault(key, []).append(array)
+            dense.step(dw * factor[dense.taken], db * factor[dense.taken, 0], lr)
+        state = {f"updated {key}": [array[shard.start : shard.stop]] for key, array in dense.state().items()}
+        return found | state
+
+    centres = initial_rows(3, 0, num_classes, D, 0.5)
+    want, bound = perturbed(train, centres, list(x), np.ones((num_classes, D)), times=2)
+    tiny = (
+        roundings(256) * np.finfo(np.float32).tiny
+    )  # below the smallest number they have fewer digits, or are 0
+    share = lambda want, bound: bound.max(initial=tiny) / max(np.abs(want).max(initial=0), 1e-12)
+    return {"accuracy": 2 * EPS} | {key: max(map(share, want[key], bound[key])) for key in want}
+
+
+def exact(centres, x, label, margin=None, scale=1.0, bias=None, ranges=None, lr=None, **bounds):
+    """-> losses, gradients by x and by the centres, and the centres after a step, in float64; and their bounds."""
+
+    def step(centres, x, bias, factor):
+        dense = Rounded(factor, centres, bias, margin, scale, reference.DenseMomentum(0.9), ranges=ranges)
+        losses, dx, dw, db = dense.loss_and_gradients(x, label)
+        if lr:
+            dense.step(dw, db, lr)
+        return [losses, dx, dw, *([dense.w] if lr else [])]
+
+    return perturbed(step, centres, x, bias, np.ones(len(centres)), **bounds)

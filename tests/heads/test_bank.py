@@ -11,6 +11,7 @@ from plsc.heads import bank as bank_module
 from plsc.heads.bank import BANKS, initial_rows
 from plsc.heads.optimizer import Frozen, Momentum
 from plsc.utils.sharding import ClassShard, split
+from tests.bounds import EPS, assert_within, growth, perturbed
 
 
 @pytest.fixture(params=list(BANKS))
@@ -53,23 +54,28 @@ def test_initial_rows_are_drawn_where_they_stay(kind, most):
 def test_update_is_the_rule_and_the_bias_is_not_decayed(make, optimizer):
     rule, dense = OPTIMIZERS[optimizer]
     bank = make(rule=rule)
-    values = {"centres": bank.state()["centres"].astype(np.float64), "bias": np.zeros(11)}
-    moments = {name: [np.zeros_like(value) for _ in rule.moments] for name, value in values.items()}
     rng = np.random.default_rng(0)
-    for number in range(1, 6):
-        drawn = {"centres": rng.standard_normal((11, 4)), "bias": rng.standard_normal(11)}
-        for name, grad in drawn.items():
+    grads = {"centres": rng.standard_normal((5, 11, 4)), "bias": rng.standard_normal((5, 11))}
+
+    def updates(centres, grads):
+        found = {}
+        for name, value in (("centres", centres), ("bias", np.zeros(11))):
+            moments = [np.zeros_like(value) for _ in rule.moments]
+            for number, grad in enumerate(grads[name], 1):
+                decay = dense.decay if name == "centres" else 0.0
+                value, *moments = dense.step(value, grad, *moments, 0.1, number, decay)
+            found.update(zip([name, *bank.moments_of(name)], [value, *moments]))
+        return found
+
+    want, bound = perturbed(updates, bank.state()["centres"].copy(), grads, terms=44)
+    for number in range(5):
+        for name, drawn in grads.items():
+            grad = drawn[number]
             for start, stop in [(0, 3), (3, 11)]:
                 bank.set_gradient(name, start, stop, paddle.to_tensor(grad[start:stop], dtype="float32"))
         bank.update(0.1, norms=tuple(np.sqrt(np.array(bank.squares()))) if rule.needs_norms else None)
-        for name, grad in drawn.items():
-            decay = dense.decay if name == "centres" else 0.0
-            values[name], *moments[name] = dense.step(values[name], grad, *moments[name], 0.1, number, decay)
     assert bank.updates == 5
-    state = bank.state()
-    for name, value in values.items():
-        for array, want in zip([name, *bank.moments_of(name)], [value, *moments[name]]):
-            assert np.abs(state[array] - want).max() < 1e-5, array
+    assert_within(bank.state(), want, bound)
 
 
 def test_squares_are_of_the_selected_rows(make, monkeypatch):
@@ -79,7 +85,7 @@ def test_squares_are_of_the_selected_rows(make, monkeypatch):
     bank.set_gradient("centres", 0, 5, paddle.full([5, 4], 0.5))
     centres, gradient = np.array(bank.squares())
     want = (bank.state()["centres"][[0, 4, 5, 9, 10]].astype(np.float64) ** 2).sum()
-    assert centres == pytest.approx(want, rel=1e-6) and gradient == 5 * 4 * 0.25
+    assert centres == pytest.approx(want, rel=growth(20) * EPS) and gradient == 5 * 4 * 0.25
 
 
 def test_state_goes_there_and_back(make):

@@ -9,22 +9,23 @@ from plsc.cli.commands.selftest.parts import OPTIMIZERS, head_errors
 from plsc.heads.bank import DeviceBank
 from plsc.heads.optimizer import LARS, Update
 from plsc.utils.sharding import ClassShard
-from tests.heads.cases import optimizer_cases
+from tests.bounds import EPS, assert_within, perturbed
+from tests.heads.cases import optimizer_cases, rounding
 
 
 def test_ten_steps_equal_the_dense_reference(tmp_path):
     sampled = 0
     for case in optimizer_cases([9], str(tmp_path)):
-        errors = head_errors(**case)
+        errors, bounds = head_errors(**case), rounding(**case)
         sampled += "bytes of rows that were not sampled" in errors
         for key, error in errors.items():
-            assert error < 1e-5, (case, key, error)
+            assert error <= bounds.get(key, 0), (case, key, error, bounds)
     assert sampled == 12
 
 
 @pytest.mark.parametrize("optimizer", ["Nesterov", "AdamW"])
 def test_it_is_the_optimizer_of_paddle(optimizer):
-    rule, _ = OPTIMIZERS[optimizer]
+    rule, dense = OPTIMIZERS[optimizer]
     bank = DeviceBank(ClassShard.whole(7), 5, bias=False, rule=rule, std=1.0, seed=0)
     parameter = paddle.create_parameter([7, 5], "float32")
     parameter.set_value(bank.state()["centres"].copy())
@@ -32,15 +33,25 @@ def test_it_is_the_optimizer_of_paddle(optimizer):
         "Nesterov": lambda of: paddle.optimizer.Momentum(0.1, 0.9, of, True, weight_decay=5e-4),
         "AdamW": lambda of: paddle.optimizer.AdamW(0.1, 0.9, 0.999, 1e-8, of, weight_decay=0.1),
     }[optimizer]([parameter])
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        grad = paddle.to_tensor(rng.standard_normal((7, 5)), dtype="float32")
+    grads = list(np.random.default_rng(0).standard_normal((5, 7, 5)).astype(np.float32))
+
+    def updates(value, *grads):
+        moments = [np.zeros_like(value) for _ in rule.moments]
+        for number, grad in enumerate(grads, 1):
+            value, *moments = dense.step(value, grad, *moments, 0.1, number, dense.decay)
+        return value
+
+    want, bound = perturbed(updates, parameter.numpy(), *grads, terms=1)
+    for grad in map(paddle.to_tensor, grads):
         bank.set_gradient("centres", 0, 7, grad)
         bank.update(0.1)
         (parameter * grad).sum().backward()
         made.step()
         made.clear_grad()
-    assert np.abs(bank.state()["centres"] - parameter.numpy()).max() < 5e-6
+    assert_within(bank.state()["centres"], want, bound)
+    # Paddle keeps beta2**t in float32: 1 - beta2**t, 0.001 t, is off by up to EPS / 2 each t; five steps of up to 0.1 by its root.
+    of_power = 5 * 0.1 * EPS / 2 / 0.001 / 2 if optimizer == "AdamW" else 0
+    assert_within(parameter.numpy(), want, bound + of_power)
 
 
 def test_lars_without_decay_or_of_zeros_has_the_plain_rate():
@@ -54,4 +65,5 @@ def test_lars_without_decay_or_of_zeros_has_the_plain_rate():
         value, velocity = np.ones(3, np.float32), np.zeros(3, np.float32)
         rule.update_host(name, value, [velocity], None, np.full(3, 2.0, np.float32), Update(0.1, 1, norms))
         want = 0.1 * (2.0 + (rule.weight_decay if name == "centres" else 0.0))
-        assert velocity == pytest.approx([want] * 3) and value == pytest.approx([1 - want] * 3)
+        assert velocity == pytest.approx([want] * 3, rel=4 * EPS)
+        assert value == pytest.approx([1 - want] * 3, rel=4 * EPS)

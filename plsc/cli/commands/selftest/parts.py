@@ -229,7 +229,7 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     # in units of the whole array's largest gradient: a shard of few classes may have next to none of its own
     for name, whole in (("centres", dw), ("bias", db))[: len(grads)]:
         error = np.abs(grads[name].numpy()[: len(mine)] - whole[mine]).max() / max(np.abs(whole).max(), 1e-12)
-        worst.note(f"{name.removesuffix('s')} gradient", float(error))
+        worst.note("bias gradient" if name == "bias" else "centre gradient", float(error))
     return dw, db
 
 
