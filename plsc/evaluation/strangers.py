@@ -26,6 +26,7 @@ LEAST_PEOPLE = 10
 """Whose searches are needed: of fewer people the tail says next to nothing."""
 _SHARE = 0.2  # of the searches that are fitted: docs/history/log.md compares 0.1 to 0.4
 _LEAST_SEARCHES = 20  # that are fitted, where they are half of all at most
+_TEST = 1000  # searches of a test
 _NEAREST = 1e-6  # the smallest distance that is told from 0
 
 
@@ -52,13 +53,13 @@ class Tail(NamedTuple):
         return 1 - self.edge * math.exp(-steps)
 
     def interval(self, threshold: float) -> tuple[float, float]:
-        """Compute the 95 % confidence interval of the share of strangers' searches above a threshold, in steps of 0.1 %.
+        """Compute between which shares 95 % of tests with a thousand strangers find those above a threshold, in steps of 0.1 %.
 
-        Normal in the logarithm: share and exponent both come from the searches below the edge.
+        Normal in the logarithm: share and exponent both come from the searches below the edge, and a test counts few of them.
         """
         steps = max(0.0, self.exponent * math.log(self.edge / max(1 - threshold, _NEAREST)))
-        rate = self.share * math.exp(-steps)
-        spread = 1.96 * math.sqrt((1 + steps**2) / self.people)
+        rate = max(self.share * math.exp(-steps), _NEAREST)
+        spread = 1.96 * math.sqrt((1 + steps**2) / self.people + 1 / (_TEST * rate))
         low, high = rate * math.exp(-spread), min(1.0, rate * math.exp(spread))
         return math.floor(1000 * low) / 1000, math.ceil(1000 * high) / 1000
 

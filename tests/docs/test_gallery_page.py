@@ -51,7 +51,7 @@ def test_the_commands_say_what_the_page_says(folder):
     said = dict(json.loads((folder / "said.json").read_text()))
     built = next(text for command, text in said.items() if "gallery build" in command)
     assert "built, 116 people, 116 rows" in built and "116 of them" in PAGE
-    assert "% of the searches (95 % confidence: " in built
+    assert "a stranger gets a name in 1 % of the searches (" in built
     evaluated = next(
         text for command, text in said.items() if command.endswith("evaluate glyphs.gallery queries/")
     )

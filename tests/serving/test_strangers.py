@@ -71,13 +71,20 @@ def test_held_out_people_take_their_place_and_are_not_in_the_gallery(tmp_path):
     assert Gallery.open(tmp_path / "g").measured == gallery.measured
 
 
-def test_the_higher_threshold_counts(tmp_path):
-    """Held-out people who look like nobody, as photographs of another kind do."""
-    alone = build(tmp_path / "a", FakeEmbedder())
-    unlike = np.tile(-units(120).mean(0, keepdims=True), (40, 1))
+def test_what_contradicts_the_others_counts(tmp_path):
+    """Held-out people who look like nobody, as photographs of another kind do; and people of the training under other names."""
+    few = build(tmp_path / "a", FakeEmbedder())
+    unlike = np.tile(-units(120).mean(0, keepdims=True), (100, 1)) + 0.01 * units(100, seed=4)
     unlike /= np.linalg.norm(unlike, axis=1, keepdims=True)
-    both = build(tmp_path / "b", Trained((), [f"q{number}" for number in range(40)], unlike))
-    assert (both.threshold, both.measured.by) == (alone.threshold, strangers.GALLERY)
+    both = build(tmp_path / "b", Trained((), [f"q{number}" for number in range(100)], unlike))
+    assert (both.threshold, both.measured.by) == (few.threshold, strangers.GALLERY)
+    apart = np.eye(20, 24, dtype=np.float32)
+    like = apart[:15] + 0.5 * units(15, size=24, seed=5)
+    like /= np.linalg.norm(like, axis=1, keepdims=True)
+    seen = Trained((), [f"q{number}" for number in range(15)], like)
+    seen.embedding_size = 24
+    renamed = Gallery.from_embeddings(tmp_path / "c", seen, NAMES[:20], apart, np.arange(20))
+    assert renamed.measured.by == strangers.HELD_OUT
 
 
 def test_it_is_measured_again_when_people_come_and_go(tmp_path):

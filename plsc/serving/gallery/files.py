@@ -71,7 +71,7 @@ class Measured(BaseModel):
     fpir: FiniteFloat
     """The share of strangers' searches that gives a name."""
     low: FiniteFloat
-    """It is between these, with 95 % confidence."""
+    """95 % of tests with a thousand strangers find it between these."""
     high: FiniteFloat
     by: str
     """Whose pictures were searched."""

@@ -321,8 +321,8 @@ class Gallery:
             return f"threshold {header.threshold:.4f}, set by hand"
         how = header.measured
         return (
-            f"threshold {header.threshold:.4f}: a stranger gets a name in {100 * how.fpir:.3g} % of the searches (95 % confidence: "
-            f"{100 * how.low:.2g} to {100 * how.high:.2g} %), measured by {how.pictures:,} pictures of {how.people:,} people: {how.by}"
+            f"threshold {header.threshold:.4f}: a stranger gets a name in {100 * how.fpir:.3g} % of the searches ({100 * how.low:.2g} to "
+            f"{100 * how.high:.2g} % in 95 % of tests), measured by {how.pictures:,} pictures of {how.people:,} people: {how.by}"
         )
 
     def _number(self, name: str) -> int:

@@ -2,19 +2,20 @@
 
 Two kinds of pictures are searched, of people whom the network was not trained on: those of the gallery's people, without themselves, and
 those of others (held out from the run's training, or a user's strangers). People that a network was trained on are unlike each other to
-it, so their threshold would be too low. Each kind gives a threshold, and the higher one counts: others may be photographed in
-another way than the gallery's people, and of these the network may have seen some under another name.
+it, so their threshold would be too low. The kind with more people in its tail counts, unless the other one contradicts it, where a
+stranger would get a name more often than asked: others may be photographed in another way than the gallery's people, and of these the
+network may have seen some under another name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from plsc.evaluation.search import search
-from plsc.evaluation.strangers import fit_tail
+from plsc.evaluation.strangers import Tail, fit_tail
 from plsc.serving.gallery.files import Measured, Pictures
 from plsc.serving.gallery.rows import Rows
 from plsc.utils.text import last_part
@@ -67,6 +68,15 @@ def without(pictures: Pictures, person: int) -> Pictures:
     return pictures._replace(own=pictures.own[kept], own_people=pictures.own_people[kept])
 
 
+class _Evidence(NamedTuple):
+    """What the searches of one kind of pictures say."""
+
+    by: str
+    people: np.ndarray
+    fpir: float
+    tail: Tail
+
+
 def measure(
     rows: Rows, pictures: Pictures, size: int, others: str, fpir: float
 ) -> tuple[float, Measured] | None:
@@ -74,22 +84,29 @@ def measure(
 
     rows: what is searched. size: the people in it. others: whose pictures `pictures.others` are; a user's strangers count alone.
     """
-    found = []
+    kinds = []
     if len(pictures.others) and size:
-        cosines = _nearest(rows, pictures.others, np.full(len(pictures.others), -1))
-        found.append((others, cosines, pictures.other_people, fpir))
+        nobody = np.full(len(pictures.others), -1)
+        kinds.append((others, _nearest(rows, pictures.others, nobody), pictures.other_people, fpir))
     if others != STRANGERS and size > 1:
         cosines = _nearest(rows, pictures.own, pictures.own_people)
-        # Without himself everybody meets one person fewer than a stranger does.
-        found.append((GALLERY, cosines, pictures.own_people, 1 - (1 - fpir) ** ((size - 1) / size)))
-    thresholds = []
-    for by, cosines, people, rate in found:
-        if tail := fit_tail(cosines, people, rate):
-            threshold = float(np.clip(tail.threshold(rate), -1, 1))
-            low, high = tail.interval(threshold)
-            facts = {"pictures": len(people), "people": len(np.unique(people)), "size": size}
-            thresholds.append((threshold, Measured(fpir=fpir, low=low, high=high, by=by, **facts)))
-    return max(thresholds, key=lambda pair: pair[0], default=None)
+        # Without their own pictures people meet one person fewer than a stranger does.
+        kinds.append((GALLERY, cosines, pictures.own_people, 1 - (1 - fpir) ** ((size - 1) / size)))
+    found = [
+        _Evidence(by, people, rate, tail)
+        for by, cosines, people, rate in kinds
+        if (tail := fit_tail(cosines, people, rate))
+    ]
+    if not found:
+        return None
+    best, *rest = sorted(found, key=lambda evidence: -evidence.tail.people)
+    for other in rest:
+        if other.tail.interval(best.tail.threshold(best.fpir))[0] > fpir:
+            best = other
+    threshold = float(np.clip(best.tail.threshold(best.fpir), -1, 1))
+    low, high = best.tail.interval(threshold)
+    facts = {"pictures": len(best.people), "people": len(np.unique(best.people)), "size": size}
+    return threshold, Measured(fpir=fpir, low=low, high=high, by=best.by, **facts)
 
 
 def _nearest(rows: Rows, embeddings: np.ndarray, themselves: np.ndarray) -> np.ndarray:
