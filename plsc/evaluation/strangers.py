@@ -26,6 +26,7 @@ LEAST_PEOPLE = 10
 """Whose searches are needed: of fewer people the tail says next to nothing."""
 _SHARE = 0.2  # of the searches that are fitted: docs/history/log.md compares 0.1 to 0.4
 _LEAST_SEARCHES = 20  # that are fitted, where they are half of all at most
+_MOST_SEARCHES = 100  # more would not narrow the interval, and reach further from the end
 _TEST = 1000  # searches of a test
 _NEAREST = 1e-6  # the smallest distance that is told from 0
 
@@ -77,7 +78,8 @@ def fit_tail(cosines: np.ndarray, people: np.ndarray, fpir: float) -> Tail | Non
     order = np.argsort(-cosines, kind="stable")
     distances = np.maximum(1 - cosines[order], _NEAREST)
     count = len(distances)
-    fitted = min(max(round(max(_SHARE, fpir) * count), _LEAST_SEARCHES), count // 2)
+    fitted = min(max(round(_SHARE * count), _LEAST_SEARCHES), _MOST_SEARCHES)
+    fitted = min(max(fitted, round(fpir * count)), count // 2)
     edge = float(distances[fitted])
     of = np.unique(people[order[:fitted]], return_counts=True)[1]
     logarithms = np.log(edge / distances[:fitted])
