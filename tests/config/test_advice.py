@@ -83,7 +83,7 @@ def test_back_to_the_default_data_its_evaluation_is_back():
 
 @pytest.mark.parametrize("ranks, rate, said", [(1, 100, True), (1, 1.0, False), (8, 5, False), (8, 9, True)])
 def test_a_learning_rate_far_above_the_usual_is_warned_about(ranks, rate, said):
-    lines = advice(load(None, [f"LRScheduler.learning_rate={rate}"]), ranks, ranks)
+    lines = advice(load(None, [f"LRScheduler.learning_rate={rate}"]), ranks, ranks_here=1)
     assert [line.split(":")[0] for line in lines] == ["LRScheduler.learning_rate"] * said
 
 
@@ -92,7 +92,9 @@ def test_a_learning_rate_far_above_the_usual_is_warned_about(ranks, rate, said):
 )
 def test_the_usual_rate_is_that_of_the_optimizer(name, rate, said):
     """The default rate is of Momentum; of LARS, whose rates differ by the batch, none is known."""
-    lines = advice(load(None, [f"Optimizer.name={name}", f"LRScheduler.learning_rate={rate}"]), 8, 8)
+    lines = advice(
+        load(None, [f"Optimizer.name={name}", f"LRScheduler.learning_rate={rate}"]), 8, ranks_here=1
+    )
     assert len(lines) == said and all(
         "is usual for AdamW and a global batch of 1024 (0.001)" in line for line in lines
     )
