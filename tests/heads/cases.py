@@ -108,14 +108,18 @@ def rounding(
     return {"accuracy": 2 * EPS} | {key: max(map(share, want[key], bound[key])) for key in want}
 
 
-def exact(centres, x, label, margin=None, scale=1.0, bias=None, ranges=None, lr=None, **bounds):
+def exact(
+    centres, x, label, margin=None, scale=1.0, bias=None, ranges=None, lr=None, momentum=None, **bounds
+):
     """-> losses, gradients by x and by the centres, and the centres after a step, in float64; and their bounds."""
 
-    def step(centres, x, bias, factor):
+    def step(centres, x, bias, momentum, factor):
         dense = Rounded(factor, centres, bias, margin, scale, reference.DenseMomentum(0.9), ranges=ranges)
+        if momentum is not None:
+            dense.of_w["momentum"] = momentum
         losses, dx, dw, db = dense.loss_and_gradients(x, label)
         if lr:
             dense.step(dw, db, lr)
         return [losses, dx, dw, *([dense.w] if lr else [])]
 
-    return perturbed(step, centres, x, bias, np.ones(len(centres)), **bounds)
+    return perturbed(step, centres, x, bias, momentum, np.ones(len(centres)), **bounds)
