@@ -118,6 +118,11 @@ class DenseHead:
             logits[np.ix_(of_range, apart)] = plain[np.ix_(of_range, apart)] = -np.inf
         return logits * self.scale, slope, plain
 
+    def log_sum(self, logits):
+        """Compute the logarithm of each sample's sum of exponentials, [N, 1]."""
+        top = logits.max(1, keepdims=True)
+        return top + np.log(np.exp(logits - top).sum(1, keepdims=True))
+
     def loss_and_gradients(self, x, label):
         """Compute losses [N], and gradients of their mean by x, centres and bias."""
         x = x.astype(np.float64)
@@ -125,8 +130,7 @@ class DenseHead:
         target = np.searchsorted(self.taken, label)
         w = self.w[self.taken]
         logits, slope, _ = self.logits(x, label)
-        top = logits.max(1, keepdims=True)
-        lse = top + np.log(np.exp(logits - top).sum(1, keepdims=True))
+        lse = self.log_sum(logits)
         losses = lse[:, 0] - logits[rows, target]
         d = np.exp(logits - lse)
         d[rows, target] = (d[rows, target] - 1.0) * slope

@@ -52,7 +52,8 @@ def optimizer_cases(counts: list[int], folder: str = ".") -> list[dict]:
 
 
 class Rounded(reference.DenseHead):
-    """The reference with factors [C] of the logits: that of a large scale is rounded to less than the numbers it comes from."""
+    """The reference with factors [C] of the logits, and of the logarithm of their exponentials' sum: numbers of up to 64, whose
+    rounding is more than that of the cosines and probabilities beside them."""
 
     def __init__(self, factor, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -61,6 +62,9 @@ class Rounded(reference.DenseHead):
     def logits(self, x, label):
         logits, slope, plain = super().logits(x, label)
         return logits * self.factor[self.taken], slope, plain
+
+    def log_sum(self, logits):
+        return super().log_sum(logits) * self.factor[0]
 
 
 def rounding(

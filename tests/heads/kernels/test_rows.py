@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from plsc.heads.kernels import rows
+from tests.bounds import EPS, assert_within, growth, perturbed
 
 INDEX = np.array([0, 3, 4, 10, 22])
 
@@ -24,8 +25,12 @@ def test_unit_rows(path, two_threads, width):
     matrix[4] = 0
     unit, inverse = unit_rows(matrix)
     lengths = np.linalg.norm(matrix.astype(np.float64), axis=1)
-    assert inverse[4] == 0 and np.allclose(np.delete(inverse * lengths, 4), 1, atol=3e-7)
-    assert np.abs(unit - matrix / np.where(lengths, lengths, 1)[:, None]).max() < 3e-7
+    # The sum of squares is off by growth(width) EPS, its root by half of that; and the root, the quotient and the product are rounded.
+    share = (growth(width) / 2 + 2) * EPS
+    assert inverse[4] == 0
+    assert_within(np.delete(inverse * lengths, 4), np.ones(22), share)
+    want = matrix / np.where(lengths, lengths, 1)[:, None]
+    assert_within(unit, want, share * np.abs(want))
 
 
 def test_unit_rows_show_a_nan(path):
@@ -40,9 +45,10 @@ def test_turn_units(path, two_threads, width):
     unit, inverse = unit_rows(drawn(23, width))
     grad, got = drawn(23, width, seed=1), np.empty((23, width), np.float32)
     rows.turn_units(grad, unit, inverse, got)
-    g, u = grad.astype(np.float64), unit.astype(np.float64)
-    want = (g - (g * u).sum(axis=1, keepdims=True) * u) * inverse[:, None]
-    assert np.abs(got - want).max() <= 1e-6 * np.abs(g * inverse[:, None]).max()
+    turned = lambda g, u, inverse: (g - (g * u).sum(axis=1, keepdims=True) * u) * inverse[:, None]
+    g, u, length = np.abs(grad), np.abs(unit), (np.abs(grad) * np.abs(unit)).sum(axis=1, keepdims=True)
+    bound = (growth(width) + 4) * EPS * (g + length * u) * inverse[:, None]  # of the terms' sizes
+    assert_within(got, turned(*(array.astype(np.float64) for array in (grad, unit, inverse))), bound)
 
 
 def test_gather(path, two_threads):
@@ -90,14 +96,21 @@ def test_updates(path, two_threads, rule, index, width):
     arrays = [drawn(23, width), *(np.abs(drawn(23, width, seed=1 + n)) for n in range(count))]
     before = [array.copy() for array in arrays]
     chosen = slice(None) if index is None else index
-    want = [array.astype(np.float64) for array in arrays]
-    for step in range(3):
-        grad = drawn(23 if index is None else 5, width, seed=4 + step)
+    grads = [drawn(23 if index is None else 5, width, seed=4 + step) for step in range(3)]
+
+    def updates(grads, *arrays):
+        for grad in grads:
+            for array, after in zip(arrays, dense(arrays[0][chosen], grad, *(m[chosen] for m in arrays[1:]))):
+                array[chosen] = after
+        return list(arrays)
+
+    want, bound = perturbed(
+        lambda grads, *arrays: updates(grads, *map(np.copy, arrays)), grads, *before, terms=3
+    )
+    for grad in grads:
         update(*arrays, index, grad)
-        for each, after in zip(want, dense(want[0][chosen], grad, *(m[chosen] for m in want[1:]))):
-            each[chosen] = after
-    for found, wanted, start in zip(arrays, want, before):
-        assert np.abs(found - wanted).max() < 2e-6
+    assert_within(arrays, want, bound)
+    for found, start in zip(arrays, before):
         if index is not None:
             assert np.array_equal(np.delete(found, index, axis=0), np.delete(start, index, axis=0))
 
@@ -124,8 +137,11 @@ def test_pair_products(path, two_threads, width, unit):
     got = rows.pair_products(x, left, matrix, right, unit)
     pairs = x.astype(np.float64)[left], matrix.astype(np.float64)[right]
     lengths = np.linalg.norm(pairs[1], axis=1)
-    want = (pairs[0] * pairs[1]).sum(axis=1) / (np.where(lengths > 0, lengths, 1) if unit else 1)
-    assert got[1] == 0 and np.abs(got - want).max() < 1e-6 * width**0.5 * 4
+    lengths = np.where(lengths > 0, lengths, 1) if unit else 1
+    want, terms = ((left * right).sum(axis=1) / lengths for left, right in (pairs, np.abs(pairs)))
+    # Of the products and, half, of the squares under the root.
+    assert got[1] == 0
+    assert_within(got, want, (1.5 * growth(width) + 3) * EPS * terms)
     assert rows.pair_products(x, left[:0], matrix, right[:0], unit).shape == (0,)
 
 
@@ -138,7 +154,7 @@ def test_a_row_beyond_the_matrix_is_refused(path):
 def test_sum_of_squares(path, two_threads, count):
     numbers = drawn(count)
     want = float((numbers.astype(np.float64) ** 2).sum())
-    assert abs(rows.sum_of_squares(numbers) - want) <= 1e-5 * want
+    assert abs(rows.sum_of_squares(numbers) - want) <= growth(count + 1) * EPS * want
     for place in {0, count // 2, count - 1} if count else ():
         for bad in (np.nan, np.inf, 1e30):
             spoiled = numbers.copy()

@@ -5,6 +5,7 @@ import pytest
 
 from plsc.heads.kernels import softmax
 from plsc.utils import kernels
+from tests.bounds import assert_within, perturbed
 
 S, K, D, N = 70, 41, 33, 9  # none of them a multiple of a vector
 
@@ -59,9 +60,11 @@ def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat
     chosen = slice(None) if index is None else index
     count = len(rows[chosen])
     bias = np.zeros_like(bias) if cosine else bias
-    largest, lse, dtarget, dx, drows, dbias = dense(
-        x, rows[chosen], bias[chosen], target_class, sample, 0.5, cosine
-    )
+    compute = lambda x, rows, bias: dense(x, rows, bias, target_class, sample, 0.5, cosine)
+    (largest, lse, dtarget, *gradients), bound = perturbed(compute, x, rows[chosen], bias[chosen], terms=K)
+    if bfloat16:
+        numbers = (largest, lse, dtarget, *gradients)
+        bound = [0.04 * np.abs(array).max() if place > 2 else 0.04 for place, array in enumerate(numbers)]
 
     problem = softmax.Problem(
         x, rows, None if cosine else bias, index, target_class, sample, cosine, bfloat16
@@ -73,10 +76,9 @@ def test_against_float64(path, two_threads, block, sampled, cosine, kept, bfloat
         lse.astype(np.float32), dtarget.astype(np.float32), x * np.float32(0.5), got_drows, got_dbias
     )
     got_lse = np.log((sum_bN * np.exp(max_bN - max_bN.max(0))).sum(0)) + max_bN.max(0) + 0.3
-    bound = 0.04 if bfloat16 else 2e-5
-    assert np.abs(got_lse - lse).max() < bound and np.abs(max_bN.max(0) - largest).max() < bound
-    for got, want in ((got_dx, dx), (got_drows, drows), (got_dbias, dbias)):
-        assert got is None or np.abs(got - want).max() < bound * np.abs(want).max()
+    assert_within([max_bN.max(0), got_lse], [largest, lse], bound[:2])
+    parts = 2 if cosine else 3  # there is no bias
+    assert_within([got_dx, got_drows, got_dbias][:parts], gradients[:parts], bound[3:][:parts])
 
 
 @pytest.mark.parametrize("path", kernels.LEVELS, indirect=True)
