@@ -55,8 +55,8 @@ class Augment:
                 )
         if not 0 <= kwargs.get("rotate", 0) <= 180:
             raise UserError(f"rotate: must be from 0 to 180 degrees, got {kwargs['rotate']}")
-        if kwargs.get("randaugment", 0) < 0:
-            raise UserError(f"randaugment: must be at least 0, got {kwargs['randaugment']}")
+        if not 0 <= kwargs.get("randaugment", 0) <= 100:
+            raise UserError(f"randaugment: must be from 0 to 100, got {kwargs['randaugment']}")
         if kwargs.get("channels") == "grey" and kwargs.get("grey", 0) > 0:
             raise UserError(f"grey: has no meaning with channels grey, leave it out (got {kwargs['grey']})")
 

@@ -130,7 +130,7 @@ def _check_ranges(values: dict) -> None:
         "held_out": ("from 0 to 0.9", lambda value: 0 <= value <= 0.9),
         "size": ("from 16 to 128", lambda value: 16 <= value <= 128),
         "augment": ("from 0 to 2", lambda value: 0 <= value <= 2),
-        "repeats": ("at least 1", lambda value: value >= 1),
+        "repeats": ("from 1 to 10000", lambda value: 1 <= value <= 10_000),
         "num_pairs": ("at least 1", lambda value: value >= 1),
         "since": (
             "more than held_out and at most 0.9, or 0",

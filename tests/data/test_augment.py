@@ -265,7 +265,8 @@ def test_cutout_paints_one_rectangle():
         ({"crop": -0.1}, "crop: must be from 0 to below 1, got -0.1"),
         ({"blur": 1.5}, "blur: must be from 0 to 1, got 1.5"),
         ({"rotate": 200.0}, "rotate: must be from 0 to 180 degrees, got 200.0"),
-        ({"randaugment": -1}, "randaugment: must be at least 0, got -1"),
+        ({"randaugment": -1}, "randaugment: must be from 0 to 100, got -1"),
+        ({"randaugment": 10**9}, "randaugment: must be from 0 to 100, got 1000000000"),
         (
             {"grey": 0.2, "channels": "grey"},
             "grey: has no meaning with channels grey, leave it out (got 0.2)",

@@ -108,7 +108,8 @@ def test_an_odd_number_of_pairs():
         ({"held_out": 0.95}, "held_out: must be from 0 to 0.9, got 0.95"),
         ({"size": 8}, "size: must be from 16 to 128, got 8"),
         ({"augment": -1.0}, "augment: must be from 0 to 2, got -1.0"),
-        ({"repeats": 0}, "repeats: must be at least 1, got 0"),
+        ({"repeats": 0}, "repeats: must be from 1 to 10000, got 0"),
+        ({"repeats": 10**9}, "repeats: must be from 1 to 10000, got 1000000000"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs, message):
