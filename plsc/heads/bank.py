@@ -26,7 +26,7 @@ from plsc.utils import kernels
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.device import asynchronous, on_gpu
 from plsc.utils.sharding import ClassShard
-from plsc.utils.tensors import rows_in_place, tensor_of
+from plsc.utils.tensors import rows_in_place, tensor_of, write_rows
 
 _INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
 
@@ -204,15 +204,19 @@ class Bank(ABC):
         if stop - start == self.selected:
             self._grads[name] = grad
         else:
-            paddle.assign(grad, output=rows_in_place(self.gradient(name), start, stop))
+            write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
         """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]."""
         _C_ops.index_add_(self._grads[name], number_N, part_N, 0)
 
     def gradient(self, name: str) -> paddle.Tensor:
-        """Return the memory for the gradient of the selected rows, [K, width] or [K], for a caller that
-        writes it in place."""
+        """Return the memory for the gradient of the selected rows, [K, width] or [K], for a kernel that writes it
+        in place."""
+        return rows_in_place(self._gradient_memory(name), 0, self.selected)
+
+    def _gradient_memory(self, name: str) -> paddle.Tensor:
+        """Return that memory with its spare rows."""
         memory = self._grads.get(name)
         needed = self.selected
         if memory is None or len(memory) < needed:
@@ -220,7 +224,7 @@ class Bank(ABC):
             count = needed + (0 if self._index_K is None else needed // 16)
             memory = paddle.empty([count, self.width] if name == "centres" else [count])
             self._grads[name] = memory
-        return rows_in_place(memory, 0, needed)
+        return memory
 
     def gradients(self) -> dict[str, paddle.Tensor]:
         """Return the gradients of the selected rows by name, [K, width] and [K]; empty before the first
@@ -286,7 +290,6 @@ class DeviceBank(Bank):
             shape = [shard.size + 1, width] if name == "centres" else [shard.size + 1]
             for array in (name, *self.moments_of(name)):
                 self._tables[array] = paddle.zeros(shape)
-        self._arrays = {name: rows_in_place(table, 0, shard.size) for name, table in self._tables.items()}
         self.has_zeros = False
         for first, block in initial_blocks(seed, shard.start, shard.stop, width, std):
             self._write("centres", first, block)
@@ -296,10 +299,13 @@ class DeviceBank(Bank):
         """Overwrite the rows from `start` on."""
         for first in range(0, len(rows), _INIT_ROWS):
             given = rows[first : first + _INIT_ROWS]
-            place = rows_in_place(self._arrays[name], start + first, start + first + len(given))
-            paddle.assign(paddle.to_tensor(given), output=place)
+            write_rows(self._tables[name], start + first, paddle.to_tensor(given))
             if name == "centres":
                 self.has_zeros = self.has_zeros or not given.any(axis=1).all()
+
+    def _array(self, name: str) -> paddle.Tensor:
+        """Return an array's rows of the shard's classes, to be read, or written by a kernel."""
+        return rows_in_place(self._tables[name], 0, self.shard.size)
 
     # -- the rows of a step -------------------------------------------------------------------------------------------------
 
@@ -345,10 +351,10 @@ class DeviceBank(Bank):
 
     def rows(self, name, start, stop):
         if self._index_tensor is None:
-            return rows_in_place(self._arrays[name], start, stop)
+            return rows_in_place(self._tables[name], start, stop)
         if asynchronous():
             return self._fetch(name)[start:stop]
-        return paddle.gather(self._arrays[name], self._index_tensor[start:stop])
+        return paddle.gather(self._tables[name], self._index_tensor[start:stop])
 
     def _fetch(self, name: str) -> paddle.Tensor:
         """Copy all selected rows, once in a step; for a row that is not used, any."""
@@ -356,18 +362,18 @@ class DeviceBank(Bank):
             index_K = self._index_tensor
             if self._certain < self._selected:
                 index_K = index_K.clip(max=self.shard.size - 1)
-            self._fetched[name] = paddle.gather(self._arrays[name], index_K)
+            self._fetched[name] = paddle.gather(self._tables[name], index_K)
         return self._fetched[name]
 
     def gather(self, name, number_P):
         if self._index_tensor is None:
-            return paddle.gather(self._arrays[name], number_P)
+            return paddle.gather(self._tables[name], number_P)
         if asynchronous():
             return paddle.gather(self._fetch(name), number_P)
-        return paddle.gather(self._arrays[name], paddle.gather(self._index_tensor, number_P))
+        return paddle.gather(self._tables[name], paddle.gather(self._index_tensor, number_P))
 
     def host_rows(self, name):
-        array = self._arrays[name]
+        array = self._array(name)
         return (array, self._index_K) if array.place.is_cpu_place() else None
 
     # -- updates ------------------------------------------------------------------------------------------------------------
@@ -386,7 +392,7 @@ class DeviceBank(Bank):
         for name, grad in self.gradients().items():
             names = [name, *self.moments_of(name)]
             if by_kernels:
-                value, *moments = (self._arrays[each] for each in names)
+                value, *moments = map(self._array, names)
                 self.rule.update_host(name, value, moments, self._index_K, grad, update)
                 continue
             piece = max(1, _UPDATE_NUMBERS // self.width) if asynchronous() else _UPDATE_ROWS
@@ -405,10 +411,13 @@ class DeviceBank(Bank):
         update: Update,
         ok: paddle.Tensor | None,
     ) -> None:
-        """Update selected rows [start, stop): in place, or in copies that are written where they belong."""
+        """Update selected rows [start, stop): in place where they have their address, or in copies that are written where they
+        belong."""
         value, *moments = (self.rows(each, start, stop) for each in names)
         if self._index_tensor is None and ok is None:
             self.rule.update_device(name, value, moments, grad, update)
+            for each, updated in zip(names, (value, *moments)):
+                write_rows(self._tables[each], start, updated)
             return
         if self._index_tensor is None:
             # As distances from the last row, the one that nobody needs.
@@ -438,10 +447,10 @@ class DeviceBank(Bank):
 
     def state(self):
         make = host_view if not on_gpu() else DeviceRows
-        return {name: make(array) for name, array in self._arrays.items()}
+        return {name: make(self._array(name)) for name in self._tables}
 
     def load_rows(self, start, rows):
-        for name in self._arrays:
+        for name in self._tables:
             if len(rows[name]):
                 self._write(name, start, float32_of(rows[name]))
 

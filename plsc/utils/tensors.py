@@ -8,6 +8,8 @@ Try it:
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import paddle
 
@@ -25,11 +27,19 @@ def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
 
 
 def rows_in_place(tensor: paddle.Tensor, start: int, stop: int) -> paddle.Tensor:
-    """Return rows [start, stop) as a tensor at their address in the same memory, to be written in place.
-
-    `tensor[start:stop]` is for reading only: it is a copy where Paddle has no strided views (FLAGS_use_stride_kernel=0,
-    as on NPUs, XPUs and MLUs), and what is written there is lost.
-    """
+    """Return rows [start, stop) as a tensor at their address in the same memory: for a kernel on a CPU to write, and for
+    others to read. Paddle's operators write rows by `write_rows`."""
     if (start, stop) == (0, len(tensor)):
         return tensor
     return tensor._slice(start, stop) if start < stop else tensor[:0]
+
+
+def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
+    """Overwrite the rows of a tensor from `start` on; nothing is done if `rows` are these rows in the same memory.
+
+    What is written to `tensor[start:stop]` may be lost: it is a copy where Paddle has no strided views
+    (FLAGS_use_stride_kernel=0, as on NPUs, XPUs and MLUs), and an operator that a device lacks gives its result new memory.
+    """
+    before = math.prod(tensor.shape[1:]) * start
+    if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():
+        paddle.scatter_(tensor, paddle.arange(start, start + len(rows)), rows)

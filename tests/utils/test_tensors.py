@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.utils.tensors import rows_in_place, tensor_of
+from plsc.utils.tensors import rows_in_place, tensor_of, write_rows
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,37 @@ def test_nothing_is_kept():
     assert pages() - before < 128  # half a megabyte; paddle.to_tensor keeps 2.2 on Paddle 3.3.1
 
 
-@pytest.mark.parametrize("shape", [[7, 3], [7]])
-@pytest.mark.parametrize("start,stop", [(0, 7), (0, 4), (2, 3), (3, 7), (5, 5)])
-def test_rows_are_written_in_place(start, stop, shape, request):
+ROWS = [
+    pytest.param(start, stop, shape, id=f"{start} to {stop} of {shape}")
+    for start, stop in [(0, 7), (0, 4), (2, 3), (3, 7), (5, 5)]
+    for shape in ([7, 3], [7])
+]
+
+
+@pytest.mark.parametrize("start,stop,shape", ROWS)
+def test_rows_in_place_have_their_address(start, stop, shape, request):
+    for views in ("with", "without"):
+        if views == "without":
+            request.getfixturevalue("without_views")
+        whole = tensor_of(np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
+        rows = rows_in_place(whole, start, stop)
+        assert np.array_equal(rows.numpy(), whole.numpy()[start:stop])
+        if stop > start:
+            assert rows.is_contiguous() and rows.data_ptr() - whole.data_ptr() == 4 * start * whole[0].size
+
+
+@pytest.mark.parametrize("start,stop,shape", ROWS)
+def test_rows_are_written(start, stop, shape, request):
     for views in ("with", "without"):
         if views == "without":
             request.getfixturevalue("without_views")
         whole = paddle.zeros(shape)
-        rows = rows_in_place(whole, start, stop)
-        assert rows.shape == [stop - start, *shape[1:]]
-        paddle.assign(paddle.ones(rows.shape), output=rows)
-        rows.scale_(2.0)
+        part = whole[start:stop]
+        part.scale_(0.0, 2.0)  # in place or in a copy
+        write_rows(whole, start, part)
         want = np.zeros(shape)
         want[start:stop] = 2
+        assert np.array_equal(whole.numpy(), want), views
+        write_rows(whole, start, paddle.full([stop - start, *shape[1:]], 3.0))
+        want[start:stop] = 3
         assert np.array_equal(whole.numpy(), want), views
