@@ -19,7 +19,7 @@ import pytest
 import yaml
 from paddle import nn
 
-from plsc.backbones.export import export
+from plsc.backbones.export import export, graphs
 from plsc.backbones.export.graphs import open_graph
 from plsc.backbones.export.int8 import Int8Data, Judged
 from plsc.data.preprocessing import Preprocessing
@@ -176,7 +176,7 @@ def test_each_folder_can_be_taken_away_alone(made, tmp_path, monkeypatch, capsys
     assert {path.name for path in (out / kind).iterdir()} == BESIDE | set(card["files"][kind]["files"])
     assert (card["threshold"], card["network"]) == (0.3, "abc") and max(
         check["max_difference"] for check in card["checks"]
-    ) <= 1e-4
+    ) <= graphs.TOLERANCE
     text = (out / kind / "README.txt").read_text()
     assert "0.3000" in text and "people" in text and "mirror image" in text
     copy = tmp_path / "copy"

@@ -70,12 +70,9 @@ def test_inspect_publishes_the_four_pieces(name):
     info = head.inspect(paddle.to_tensor(x), paddle.to_tensor(label))
 
     def dense(centres, x, factor):
-        logits = Rounded(factor, centres, None, dense_margin, scale).logits(x, label)[0]
-        top = logits.max(1, keepdims=True)
-        lse = (top + np.log(np.exp(logits - top).sum(1, keepdims=True))) * factor[
-            0
-        ]  # a number of up to 64 is rounded
-        return [logits, np.exp(logits - lse)]
+        head = Rounded(factor, centres, None, dense_margin, scale)
+        logits = head.logits(x, label)[0]
+        return [logits, np.exp(logits - head.log_sum(logits))]
 
     found = [info.shard_logit.numpy(), info.shard_prob.numpy()]
     assert_within(found, *perturbed(dense, head.bank.state()["centres"], x, np.ones(12), terms=16))
