@@ -152,7 +152,8 @@ def _map(function, *trees):
         assert all(tree.keys() == first.keys() for tree in trees)
         return {key: _map(function, *(tree[key] for tree in trees)) for key in first}
     if isinstance(first, (list, tuple)):
-        return [_map(function, *parts) for parts in zip(*trees, strict=True)]
+        assert len({len(tree) for tree in trees}) == 1
+        return [_map(function, *parts) for parts in zip(*trees)]
     if first is None:
         assert all(tree is None for tree in trees)
         return None
