@@ -31,6 +31,15 @@ class People(Dataset):
 
 
 NAMES = ["Ann", "Bob", "Cy", "Ann\tB"]  # a TAB must not become a column
+
+
+class Everybody(People):
+    """The people of NAMES: a config has no TAB."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__(NAMES, seed)
+
+
 RELABEL = Correction("relabel", 4, 0, 5.5)
 DROP = Correction("drop", 6, -1, 3.2)
 MERGE = Correction("merge", 3, 0, 0.1)
@@ -85,7 +94,7 @@ def test_lists_follow_each_other(write, tmp_path):
     config = load(
         None,
         [
-            "DataLoader.Train.dataset={name: tests.data.test_corrections:People, people: [Ann, Bob, Cy, 'Ann\tB']}",
+            "DataLoader.Train.dataset={name: tests.data.test_corrections:Everybody}",
             f"DataLoader.Train.corrections=[{first}, {second}]",
             "DataLoader.Eval.dataset=null",
         ],

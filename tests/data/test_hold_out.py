@@ -132,7 +132,10 @@ def test_pairs_of_few_identities_are_warned_of_with_a_share_that_does(tmp_path):
         said = Entry(load(TINY, [*given, *keys])).dry_run()
         return [line for line in said.splitlines() if "WARNING" in line]
 
-    people, steps = "WARNING pairs of faces: verified on ", " steps are few for a network that starts anew"
+    people, steps = (
+        "WARNING held-out pairs of faces: verified on ",
+        " steps are few for a network that starts anew",
+    )
     assert [people in line for line in warnings(0.1)] == [True]  # tiny.yaml has max_steps, as its user wants
     assert [steps in line for line in warnings(enough, "Global.epochs=2")] == [True]
     assert "Global.max_steps=300" in warnings(enough, "Global.epochs=2")[0]
