@@ -90,10 +90,13 @@ def test_a_kill_for_want_of_memory_is_told_from_its_own_group_only(folder, monke
     for rank, process in processes.items():
         alive(folder, rank, 56, process.pid)
     watch.look()
+    counters[0].write_text("oom 3\noom_kill 3\n")
+    (folder / "root").write_text("oom_kill 5\n")
+    monkeypatch.setattr(postmortem, "_oom_counter", lambda pid: folder / "root")
+    watch.look()  # a process that ends leaves its group before it is gone
     for process in processes.values():
         process.kill()
         process.wait()
-    counters[0].write_text("oom 3\noom_kill 3\n")
     watch._seen[1] -= 1
     assert watch.failure(1, "log").text == "rank 1 was killed (signal 9) at step 57"
     watch._seen[1] += 2

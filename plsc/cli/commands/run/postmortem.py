@@ -82,7 +82,8 @@ class Watch:
             for rank in self._records(kind):
                 for suffix in ("alive", "json", "trace", "reserved", "calls"):
                     (folder / f"rank{rank}.{suffix}").unlink(missing_ok=True)
-        self._counters: dict[int, Path] = {}  # rank -> its memory group's count of kills for want of memory
+        # rank -> the counts of kills for want of memory in its memory group; a process that ends may be seen in the root's group.
+        self._counters: dict[int, set[Path]] = {}
         self._oom_kills: dict[
             Path, int
         ] = {}  # such a file -> its count when a rank was first seen in that group
@@ -118,7 +119,7 @@ class Watch:
         self._seen.update(dict.fromkeys(pids, time.time()))
         for rank, pid in pids.items():
             if counter := _oom_counter(pid):
-                self._counters[rank] = counter
+                self._counters.setdefault(rank, set()).add(counter)
                 self._oom_kills.setdefault(counter, _oom_kills(counter))
         if any("type" in record for record in self._records("json").values()):
             self.ask_for_stacks()
@@ -287,8 +288,9 @@ class Watch:
             return f"rank {rank} crashed at step {step} ({crash[1]}) in {_place(trace)}"
         if rank in self._ended:
             return f"rank {rank} {self._ended[rank]}"
-        counter = self._counters.get(rank)
-        starved = counter and _oom_kills(counter) > self._oom_kills[counter]
+        starved = any(
+            _oom_kills(counter) > self._oom_kills[counter] for counter in self._counters.get(rank, ())
+        )
         memory = ": the machine is probably out of memory; lower DataLoader.Train.batch_size"
         return f"rank {rank} was killed (signal 9) at step {step}{memory if starved else ''}"
 
