@@ -13,7 +13,7 @@ from tests.serving.running import Pixels, picture, running, samples
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
-NASTY = "<img src=x onerror=document.title='changed'>\u202e"
+NASTY = "<img src=x onerror=document.title='changed'>\u202e!"
 CALIBRATION = Calibration(
     method="logistic", set="demo", step=1, pairs=9, prior=0.5, cosine=[-1.0, 1.0], log_odds=[-8.0, 8.0]
 )
@@ -25,7 +25,9 @@ TAB = "\ue004"  # as WebDriver writes the key
 def gallery(tmp_path_factory):
     people = {"Ann": [samples(picture(1))], NASTY: [samples(picture(2))]}
     people |= {f"Someone {seed}": [samples(picture(seed))] for seed in range(10, 15)}
-    return Gallery.build(tmp_path_factory.mktemp("page") / "gallery", Pixels(calibration=CALIBRATION), people)
+    made = Gallery.build(tmp_path_factory.mktemp("page") / "gallery", Pixels(calibration=CALIBRATION), people)
+    made.set_threshold(Pixels().threshold)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def test_a_picture_is_looked_up(page, file):
 
 def test_names_are_shown_as_text(page, file):
     page.type("#picture-3", file(picture(2)))
-    assert page.until("#search-result .verdict", "<img").endswith("onerror=document.title='changed'>\\u202e")
+    assert page.until("#search-result .verdict", "<img").endswith("onerror=document.title='changed'>\\u202e!")
     assert page.run("return document.title") == "plsc: compare and search"
     assert page.run("return document.querySelectorAll('#search-result img').length") == 0
 
