@@ -191,3 +191,15 @@ def test_numbers_are_written_for_people(folder, capsys):
 def test_a_folder_in_the_place_of_a_picture(folder, capsys):
     code, _, err = run(capsys, "search", "g", "people/A", "-c", "a.yaml")
     assert code == 2 and "ERROR people/A: is a folder; name the pictures in it\n" in err
+
+
+def test_who_was_trained_on_is_no_stranger_when_added(folder, capsys, networks, monkeypatch):
+    monkeypatch.setattr(networks["a.yaml"], "trained_on", lambda: frozenset({"Cy"}))
+    assert run(capsys, "build", "h", "-c", "a.yaml", "people/")[0] == 0
+    assert run(capsys, "add", "h", "Cy", "stranger.png")[0] == 0
+    text = run(capsys, "list", "h")[1]
+    assert (
+        "\nhas no threshold: how often a stranger would get a name cannot be known from pictures of 2 people"
+        in text
+    )
+    assert "\npair_threshold 0.9500\n" in text

@@ -28,7 +28,10 @@ BUDGETS = {
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("budget")
     target = folder / "found.json"
-    settings = {**op_log.environment(), "FLAGS_use_stride_kernel": "1"}  # as on GPUs; else a view is a kernel, too
+    settings = {
+        **op_log.environment(),
+        "FLAGS_use_stride_kernel": "1",
+    }  # as on GPUs; else a view is a kernel, too
     run_python("-m", "tests.gpu_ops.run_budget", target, folder, cwd=folder, **settings)
     return json.loads(target.read_text())
 

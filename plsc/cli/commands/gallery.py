@@ -181,7 +181,8 @@ def _add(args: argparse.Namespace) -> Answer:
     paths = [*map(os.path.abspath, args.pictures)]
     name = name_of(args.name)
     known = gallery.sources(name) if name in gallery.names() else []
-    gallery.add(name, _embed(args, gallery), paths)
+    embedder = _fitting_embedder(args, gallery)
+    gallery.add(name, _embed(embedder, args.pictures), paths, embedder)
     twice = sorted(path for path, count in Counter([*known, *paths]).items() if path in paths and count > 1)
     if twice:
         get_logger().warning(
@@ -206,7 +207,8 @@ def _list(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     facts = _facts(gallery)
     people = [{"name": name, "pictures": gallery.sources(name)} for name in gallery.names()]
-    lines = [f"{key:12}{_cell(value)}" for key, value in facts.items()]
+    lines = [f"{key + ' ':12}{_cell(value)}" for key, value in facts.items() if key != "measured"]
+    lines.append(gallery.describe_threshold())
     names = table([[shown(each["name"]), len(each["pictures"])] for each in people], ["name", "files"])
     return "\n".join([*lines, "", names]), {**facts, "people": people}, 0
 
@@ -218,7 +220,8 @@ def _cell(value: Any) -> str:
 def _search(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     limit = gallery.limit(args.threshold)
-    matches = gallery.search(_embed(args, gallery), args.top, limit)
+    embeddings = _embed(_fitting_embedder(args, gallery), args.pictures)
+    matches = gallery.search(embeddings, args.top, limit)
     blocks = [
         f"{shown(picture)}: {_verdict(best, limit)}\n{_table(best)}"
         for picture, best in zip(args.pictures, matches)
@@ -238,7 +241,7 @@ def _search(args: argparse.Namespace) -> Answer:
 def _verify(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     limit = _pair_threshold(args, gallery)
-    found = gallery.verify(args.name, _embed(args, gallery), limit)
+    found = gallery.verify(args.name, _embed(_fitting_embedder(args, gallery), args.pictures), limit)
     said = "yes" if found.accepted else "no"
     numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
     return f"{said}\n{numbers}", {"threshold": limit, **found._asdict()}, int(not found.accepted)
@@ -249,7 +252,7 @@ def _evaluate(args: argparse.Namespace) -> Answer:
     people = people_of(args.people)
     pictures = [path for paths in people.values() for path in paths]
     owners = [name for name, paths in people.items() for _ in paths]
-    embeddings, kept, left_out = _embed_all(args, gallery, pictures, owners)
+    embeddings, kept, left_out = embed_pictures(_fitting_embedder(args, gallery), pictures, owners)
     result = evaluate(gallery, embeddings, [owners[number] for number in kept.tolist()])
     lines = [result.table()]
     lines += [f"left out: {each.reason}" for each in left_out]
@@ -298,22 +301,21 @@ def _embedder(args: argparse.Namespace, gallery: Gallery | None = None) -> Any:
         ) from None
 
 
-def _embed(args: argparse.Namespace, gallery: Gallery) -> Any:
-    """Embed the pictures of the arguments, all of which must be usable, by the gallery's network."""
-    embeddings, _, unusable = _embed_all(args, gallery, args.pictures, args.pictures)
-    if unusable:
-        raise UserError("\n".join(each.reason for each in unusable))
-    return embeddings
-
-
-def _embed_all(
-    args: argparse.Namespace, gallery: Gallery, pictures: Sequence[str], owners: Sequence[str]
-) -> Any:
+def _fitting_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
+    """Make the embedder that the arguments name, or the gallery's; UserError where its embeddings cannot be compared."""
     embedder = _embedder(args, gallery)
     gallery.check(embedder)
     if line := gallery.describe_other(embedder):
         get_logger().info(line)
-    return embed_pictures(embedder, pictures, owners)
+    return embedder
+
+
+def _embed(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
+    """Embed pictures, all of which must be usable."""
+    embeddings, _, unusable = embed_pictures(embedder, pictures, pictures)
+    if unusable:
+        raise UserError("\n".join(picture.reason for picture in unusable))
+    return embeddings
 
 
 def _pair_threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
