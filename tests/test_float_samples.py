@@ -131,7 +131,7 @@ def test_evaluation_prediction_and_export_give_the_same_embeddings(trained, tmp_
     card = json.loads((folder / "export" / "preprocessing.json").read_text())
     assert card["input"]["shape"] == ["batch", *SHAPE]
     assert card["preprocessing"] == {"shape": [*SHAPE], "dtype": "float32"}
-    from plsc.backbones.export.graphs import open_graph
+    from plsc.apps.export.graphs import open_graph
 
     for form in FORMATS:
         got = open_graph(folder / "export", facts["files"][form])(samples)

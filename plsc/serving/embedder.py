@@ -206,7 +206,7 @@ class _OfRun(Embedder):
         return np.concatenate(embeddings), [str(people[n]) for n in chosen.tolist()]
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
-        from plsc.backbones.export.card import DARKEST
+        from plsc.apps.export.card import DARKEST
         from plsc.training.embed import embed
 
         def images(start: int, stop: int) -> np.ndarray:

@@ -53,7 +53,7 @@ class Graph(_Part):
 
 
 class Export(_Part):
-    """What preprocessing.json says; see plsc.backbones.export.card."""
+    """What preprocessing.json says; see plsc.apps.export.card."""
 
     network: str
     compatible_with: Optional[str] = None

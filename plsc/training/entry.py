@@ -330,13 +330,13 @@ class Entry(Setters):
         Args:
             output: the folder; None: output_dir/export.
 
-        Returns the facts of plsc.backbones.export.export: files and largest differences.
+        Returns the facts of plsc.apps.export.export: files and largest differences.
         """
         backbone, saved = self.load_network()
         from plsc import distributed
-        from plsc.backbones.export import export
+        from plsc.apps.export import export
         from plsc.training.card import files_for_export
-        from plsc.training.int8 import int8_data
+        from plsc.apps.export.int8_data import int8_data
 
         folder = Path(output) if output else self.output_dir / "export"
 

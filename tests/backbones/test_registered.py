@@ -6,7 +6,7 @@ import inspect
 import paddle
 import pytest
 
-from plsc.backbones.export import export
+from plsc.apps.export import export
 from plsc.data.preprocessing import Preprocessing
 from plsc.utils.registry import BACKBONES
 from tests.undrawn import undrawn

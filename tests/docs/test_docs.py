@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from plsc.backbones.export.insightface import refuse_other_pictures as refuse_for_insightface
-from plsc.backbones.export.paddlex import refuse_other_pictures as refuse_for_paddlex
+from plsc.apps.export.insightface import refuse_other_pictures as refuse_for_insightface
+from plsc.apps.export.paddlex import refuse_other_pictures as refuse_for_paddlex
 from plsc.cli import COMMANDS
 from plsc.config import Config, load
 from plsc.data.preprocessing import Preprocessing

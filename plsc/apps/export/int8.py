@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from plsc.backbones.export.card import threshold_of
-from plsc.backbones.export.graphs import MODEL, errors_as_user_error, open_graph
+from plsc.apps.export.card import threshold_of
+from plsc.apps.export.graphs import MODEL, errors_as_user_error, open_graph
 from plsc.errors import UserError, shown
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import sha256_of

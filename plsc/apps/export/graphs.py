@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 from paddle import inference, nn
 
-from plsc.backbones.export.card import DARKEST, noun_of
+from plsc.apps.export.card import DARKEST, noun_of
 from plsc.errors import UserError
 
 MODEL = "model.onnx"

@@ -9,7 +9,8 @@ from typing import Any
 
 import paddle
 
-from plsc.backbones.export import insightface, paddlex
+from plsc.apps.export import insightface
+from plsc.apps.export import paddlex
 from plsc.errors import UserError
 
 NEED_ONNX = frozenset({"onnx", "onnx_int8", "insightface"})

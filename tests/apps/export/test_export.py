@@ -11,8 +11,10 @@ import paddle
 import pytest
 from paddle import inference, nn
 
-import plsc.backbones.export
-from plsc.backbones.export import export, graphs, reference
+import plsc.apps.export
+from plsc.apps.export import export
+from plsc.apps.export import graphs
+from plsc.apps.export import reference
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.bounds import assert_within, of_network
@@ -351,7 +353,7 @@ def test_a_network_on_a_gpu_is_compared_on_the_cpu(tmp_path, monkeypatch):
     embed = reference.embed
     monkeypatch.setattr(reference, "on_gpu", lambda: True)
     monkeypatch.setattr(reference, "embed", lambda *args: asked.append("embed") or embed(*args))
-    monkeypatch.setattr(plsc.backbones.export, "embed", reference.embed)
+    monkeypatch.setattr(plsc.apps.export, "embed", reference.embed)
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:1")
     monkeypatch.setattr(paddle, "set_device", asked.append)
     monkeypatch.setattr(net, "to", lambda device: asked.append(f"model to {device}"))

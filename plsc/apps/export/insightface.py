@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plsc.backbones.export.graphs import MODEL
+from plsc.apps.export.graphs import MODEL
 from plsc.errors import UserError
 
 _SIDES = (

@@ -19,9 +19,10 @@ import pytest
 import yaml
 from paddle import nn
 
-from plsc.backbones.export import export, graphs
-from plsc.backbones.export.graphs import open_graph
-from plsc.backbones.export.int8 import Int8Data, Judged
+from plsc.apps.export import export
+from plsc.apps.export import graphs
+from plsc.apps.export.graphs import open_graph
+from plsc.apps.export.int8 import Int8Data, Judged
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
@@ -263,7 +264,7 @@ def test_a_folder_of_a_format_is_replaced_but_not_with_files_of_others(tmp_path)
 def test_pictures_that_a_package_does_not_take_are_refused_at_once(
     tmp_path, monkeypatch, kind, preprocessing, got
 ):
-    monkeypatch.setattr("plsc.backbones.export.check_packages", lambda formats: None)
+    monkeypatch.setattr("plsc.apps.export.check_packages", lambda formats: None)
     with pytest.raises(UserError, match=f"^Export.formats: {kind} takes RGB .*{got}: leave {kind} out$"):
         export(Net(), tmp_path / "out", preprocessing=preprocessing, formats=["paddle", kind])
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.backbones.export.int8 import Embed, Int8Data, Judged
+from plsc.apps.export.int8 import Embed, Int8Data, Judged
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.batch import make_batch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from plsc.backbones.export.card import DARKEST, RESIZE
-from plsc.backbones.export.paddlex import NAME
-from plsc.backbones.export.self_check import HOW_TO_READ
+from plsc.apps.export.card import DARKEST, RESIZE
+from plsc.apps.export.paddlex import NAME
+from plsc.apps.export.self_check import HOW_TO_READ
 from plsc.errors import shown
 
 _NOT_NORMALISED = [

@@ -15,7 +15,7 @@ Pixels that were normalised already would give embeddings that are all alike, an
 accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake is
 seen at once and accepts nobody. It takes one maximum. A truly black picture has nothing to recognise either.
 
-Try it: `pytest tests/backbones/test_export.py`.
+Try it: `pytest tests/apps/export/test_export.py`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import Any
 import numpy as np
 from paddle import nn
 
-from plsc.backbones.export.card import make_card
-from plsc.backbones.export.description import Description
-from plsc.backbones.export.graphs import check, open_graph, save_onnx, save_paddle
-from plsc.backbones.export.insightface import save_insightface
-from plsc.backbones.export.int8 import Int8Data, save_int8
-from plsc.backbones.export.paddlex import save_paddlex
-from plsc.backbones.export.reference import embed, example, on_cpu, untouched
-from plsc.backbones.export.requirements import NEED_ONNX, check_packages, check_pictures, check_replaceable
-from plsc.backbones.export.self_check import sample_to_check
+from plsc.apps.export.card import make_card
+from plsc.apps.export.description import Description
+from plsc.apps.export.graphs import check, open_graph, save_onnx, save_paddle
+from plsc.apps.export.insightface import save_insightface
+from plsc.apps.export.int8 import Int8Data, save_int8
+from plsc.apps.export.paddlex import save_paddlex
+from plsc.apps.export.reference import embed, example, on_cpu, untouched
+from plsc.apps.export.requirements import NEED_ONNX, check_packages, check_pictures, check_replaceable
+from plsc.apps.export.self_check import sample_to_check
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.calibration import Calibration
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from plsc.backbones.export.readme import readme_text
-from plsc.backbones.export.self_check import write_self_check
+from plsc.apps.export.readme import readme_text
+from plsc.apps.export.self_check import write_self_check
 from plsc.utils.files import sha256_of
 
 

@@ -7,16 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from plsc.backbones.export import int8 as of_export
+from plsc.apps.export import int8 as of_export
 from plsc.checkpoint.store import Checkpoint
 from plsc.data.synthetic import Synthetic
 from plsc.errors import MissingFileError, UserError
 from plsc.training import resume
 from plsc.training.embed import embed
 from plsc.training.entry import Entry
-from plsc.training.int8 import int8_data
+from plsc.apps.export.int8_data import int8_data
 from plsc.utils.logging import setup
-from tests.backbones.test_export_formats import needs_onnx
+from tests.apps.export.test_export_formats import needs_onnx
 from tests.bounds import assert_within, rounded
 from tests.pictures import drawn
 from tests.tiny_runs import TINY, checkpoint, rows
@@ -49,7 +49,7 @@ def data(folder, *overrides):
 
 
 def test_the_pictures_are_drawn_from_the_training_set_without_repeating_any(trained):
-    numbered = "DataLoader.Train.dataset.name=tests.training.test_int8:Numbered"
+    numbered = "DataLoader.Train.dataset.name=tests.apps.export.test_int8:Numbered"
     drawn = data(trained, numbered, "Export.int8_pictures=50").pictures
     assert drawn.shape == (50, 1, 12, 10) and drawn.dtype == np.uint8
     numbers = drawn[:, 0, 0, 0]

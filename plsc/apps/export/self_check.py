@@ -9,8 +9,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from plsc.backbones.export.card import noun_of
-from plsc.backbones.export.reference import random_samples
+from plsc.apps.export.card import noun_of
+from plsc.apps.export.reference import random_samples
 
 HOW_TO_READ = {
     "RGB": "cv2.imread('check.png')[..., ::-1].transpose(2, 0, 1)  # OpenCV reads BGR, the graph takes RGB",
