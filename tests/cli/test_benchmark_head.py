@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from plsc.cli.commands.benchmark import benchmark, head
-from plsc.cli.commands.plan.cost import Trial, memory
+from plsc.apps.plan.cost import Trial, memory
 from plsc.config import load
 from plsc.heads.reference import DenseHead, arcface
 from plsc.utils import measure

@@ -62,7 +62,7 @@ def test_the_part_of_the_benchmark_prints_and_writes(tmp_path, capsys):
 COUNT = """
 from plsc.backbones.count import count
 from plsc.cli.commands.benchmark.programs import NETWORKS
-from plsc.cli.commands.plan.activations import kept_bytes
+from plsc.apps.plan.activations import kept_bytes
 from plsc.config import load
 from tests.undrawn import undrawn
 

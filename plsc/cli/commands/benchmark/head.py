@@ -80,7 +80,7 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     """Measure a row on this process or all ranks: times in seconds (medians), memory in bytes of this rank."""
     threads, _ = environment.prepare(args.threads)
     from plsc import distributed
-    from plsc.cli.commands.plan.cost import Trial, memory
+    from plsc.apps.plan.cost import Trial, memory
 
     distributed.init(args.device, threads)
     ranks = distributed.world_size()

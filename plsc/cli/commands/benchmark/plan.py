@@ -13,7 +13,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from plsc.cli.commands.plan import plan
+from plsc.apps.plan import plan
 from plsc.config import load
 from plsc.distributed import launcher
 from plsc.errors import UserError

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plsc.cli.commands.plan.cluster import Cluster, HeadStyle, Work, seconds
-from plsc.cli.commands.plan.on_paper import CONTEXT, CONVOLUTIONAL
+from plsc.apps.plan.paper.cluster import Cluster, HeadStyle, Work, seconds
+from plsc.apps.plan.paper.on_paper import CONTEXT, CONVOLUTIONAL
 
 WIDTH = 512  # D of every published figure
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from plsc.cli.commands.benchmark import programs
 from plsc.cli.commands.benchmark.programs import Run
-from plsc.cli.commands.plan.cluster import Cluster
-from plsc.cli.commands.plan.devices import DEVICES
+from plsc.apps.plan.paper.cluster import Cluster
+from plsc.apps.plan.paper.devices import DEVICES
 from plsc.utils.text import table
 
 BOUNDS = {"images/s": 0.25, "MB": 0.10, "classes": 0.10}

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from plsc.cli.commands.benchmark import count
-from plsc.cli.commands.plan.calibration import Case, calibrate
-from plsc.cli.commands.plan.plan import backbone_bytes, head_bytes
+from plsc.apps.plan.calibration import Case, calibrate
+from plsc.apps.plan.plan import backbone_bytes, head_bytes
 from plsc.config import Config, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
@@ -95,7 +95,7 @@ def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     if args.seconds:
         measured = calibrate(case, args.seconds, shape, args.threads, args.device, teacher)
     else:
-        from plsc.cli.commands.plan.activations import counted
+        from plsc.apps.plan.activations import counted
 
         measured = counted(cfg, shape, teacher)
     return sum(backbone_bytes(case, measured).values()) + sum(head_bytes(case, cfg.Head.sample_rate).values())

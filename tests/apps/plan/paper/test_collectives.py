@@ -2,7 +2,7 @@
 
 import pytest
 
-from plsc.cli.commands.plan.collectives import (
+from plsc.apps.plan.paper.collectives import (
     Link,
     Machines,
     all_gather,

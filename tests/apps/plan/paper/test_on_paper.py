@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from plsc.cli.commands.plan import on_paper, plan
-from plsc.cli.commands.plan.activations import counted
-from plsc.cli.commands.plan.devices import DEVICES
-from plsc.cli.commands.plan.on_paper import CONTEXT
+from plsc.apps.plan.paper import on_paper
+from plsc.apps.plan import plan
+from plsc.apps.plan.activations import counted
+from plsc.apps.plan.paper.devices import DEVICES
+from plsc.apps.plan.paper.on_paper import CONTEXT
 from plsc.config import load
 from plsc.errors import UserError
 from tests.tiny_runs import IMAGE_SHAPE, TINY

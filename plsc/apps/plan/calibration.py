@@ -150,7 +150,7 @@ def work(cfg: Config, asked: dict) -> dict:
     """Measure on this rank; every rank calls it."""
     threads, _ = environment.prepare(asked["threads"])
     from plsc import distributed
-    from plsc.cli.commands.plan.cost import Trial
+    from plsc.apps.plan.cost import Trial
 
     distributed.init(asked["device"], threads)
     small = {"Head": {"sample_rate": 1.0}}
@@ -249,7 +249,7 @@ def _with(cfg: Config, **sections: dict) -> Config:
 def _head_times(cfg: Config, rate: float, asked: dict, seconds: float, times: Times) -> list[list[float]]:
     """Measure [K, seconds of a step] for growing numbers of classes; with a bank on disk its seconds too."""
     from plsc import distributed
-    from plsc.cli.commands.plan.cost import Trial
+    from plsc.apps.plan.cost import Trial
 
     began = time.monotonic()
     measured = []
@@ -277,7 +277,7 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
 
     from plsc import distributed
     from plsc.backbones.count import count
-    from plsc.cli.commands.plan.activations import build, kept_bytes
+    from plsc.apps.plan.activations import build, kept_bytes
     from plsc.distributed.recompute import recomputing
     from plsc.training.network import layers_to_recompute
 
@@ -312,7 +312,7 @@ def _teacher_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> di
     import paddle
 
     from plsc import distributed
-    from plsc.cli.commands.plan.activations import build_teacher, count_teacher
+    from plsc.apps.plan.activations import build_teacher, count_teacher
 
     shape = tuple(asked["image_shape"])
     network = build_teacher(load().edit({"Model": asked["teacher"]}).Model, shape)

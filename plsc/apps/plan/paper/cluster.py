@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plsc.cli.commands.plan.collectives import Link, Machines
-from plsc.cli.commands.plan.devices import Device
+from plsc.apps.plan.paper.collectives import Link, Machines
+from plsc.apps.plan.paper.devices import Device
 
 # Shares of the data sheet's speeds that programs reach. Above 1: cuDNN computes 3 x 3 convolutions in float32 with fewer
 # products than are counted (Winograd).

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.cli.commands.plan import on_paper
-from plsc.cli.commands.plan.calibration import Case, calibrate, work
-from plsc.cli.commands.plan.devices import DEVICES
-from plsc.cli.commands.plan.sizes import (
+from plsc.apps.plan.paper import on_paper
+from plsc.apps.plan.calibration import Case, calibrate, work
+from plsc.apps.plan.paper.devices import DEVICES
+from plsc.apps.plan.sizes import (
     GB,
     along,
     backbone_bytes,
@@ -466,7 +466,7 @@ def plan_on_paper(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tu
     measured = {**_counted(cfg, dataset), "sample_bytes": _sample_bytes(dataset)}
     planned = on_paper.plan(case, measured, args.images or len(dataset), args)
     if args.plot:
-        from plsc.cli.commands.plan.picture import draw  # here: matplotlib takes a second
+        from plsc.apps.plan.paper.picture import draw  # here: matplotlib takes a second
 
         args.plot.write_bytes(draw(planned))
     return planned, on_paper.show(planned)
@@ -475,7 +475,7 @@ def plan_on_paper(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tu
 def _counted(cfg: Config, dataset: Dataset) -> dict:
     """Count the network of a config, in this process."""
     environment.prepare(cfg.Global.threads)
-    from plsc.cli.commands.plan.activations import counted
+    from plsc.apps.plan.activations import counted
 
     return counted(cfg, dataset.preprocessing.shape, _teacher(cfg, dataset))
 

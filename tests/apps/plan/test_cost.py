@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from plsc.cli.commands.plan.calibration import Case
-from plsc.cli.commands.plan.cost import Trial, bank_bytes, memory
-from plsc.cli.commands.plan.sizes import of_old_classes
+from plsc.apps.plan.calibration import Case
+from plsc.apps.plan.cost import Trial, bank_bytes, memory
+from plsc.apps.plan.sizes import of_old_classes
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
 from plsc.heads.kernels import softmax

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plsc.cli.commands.plan.sizes import OLD_CLASSES
+from plsc.apps.plan.sizes import OLD_CLASSES
 from plsc.evaluation.report.style import COLOURS, FAINT, new_figure, png_of, styled
 
 # parts of a step -> the label they are drawn under

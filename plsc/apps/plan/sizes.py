@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from plsc.cli.commands.plan.calibration import Case
+from plsc.apps.plan.calibration import Case
 from plsc.config import Config
 from plsc.config.schema import moments_of
 from plsc.utils.disk import free_bytes, nearest_folder
@@ -56,7 +56,7 @@ def of_old_classes(case: Case) -> Case:
 
 
 def _one_head_bytes(case: Case, rate: float, whole_budget: bool, second: bool = False) -> dict[str, int]:
-    from plsc.cli.commands.plan.cost import memory
+    from plsc.apps.plan.cost import memory
     from plsc.training.build_head import logits_budget
 
     cfg = case.cfg
@@ -125,7 +125,7 @@ def most(case: Case, fits: Callable[[Case], bool]) -> int:
 
 def bank_bytes_of(case: Case, classes: int) -> int:
     """Compute the bytes of so many centres and their optimizer's state."""
-    from plsc.cli.commands.plan.cost import bank_bytes
+    from plsc.apps.plan.cost import bank_bytes
 
     return bank_bytes(case.cfg, classes, case.cfg.Model.embedding_size)
 

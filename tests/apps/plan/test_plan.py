@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plsc.cli.commands.plan import plan
-from plsc.cli.commands.plan.activations import counted
-from plsc.cli.commands.plan.calibration import SMALLEST
-from plsc.cli.commands.plan.cost import memory
+from plsc.apps.plan import plan
+from plsc.apps.plan.activations import counted
+from plsc.apps.plan.calibration import SMALLEST
+from plsc.apps.plan.cost import memory
 from plsc.config import load
 from plsc.errors import MissingFileError, UserError
 from plsc.training.entry import Entry

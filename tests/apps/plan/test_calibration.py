@@ -1,11 +1,11 @@
-"""The calibration: cases by hand, and what new processes are asked to make; tests/cli/test_plan.py runs it."""
+"""The calibration: cases by hand, and what new processes are asked to make; tests/apps/plan/test_plan.py runs it."""
 
 import json
 
 import pytest
 
-from plsc.cli.commands.plan import calibration
-from plsc.cli.commands.plan.calibration import Case, calibrate
+from plsc.apps.plan import calibration
+from plsc.apps.plan.calibration import Case, calibrate
 from plsc.config import load
 from plsc.errors import UserError
 

@@ -1,9 +1,9 @@
-"""Tests of plsc/cli/commands/plan/activations.py."""
+"""Tests of plsc/apps/plan/activations.py."""
 
 import paddle
 from paddle import nn
 
-from plsc.cli.commands.plan.activations import build, counted, kept_bytes
+from plsc.apps.plan.activations import build, counted, kept_bytes
 from plsc.config import load
 from tests.tiny_runs import IMAGE_SHAPE, TINY
 

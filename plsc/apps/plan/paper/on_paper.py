@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plsc.cli.commands.plan import cluster as model
-from plsc.cli.commands.plan.calibration import Case
-from plsc.cli.commands.plan.cluster import Cluster, Work
-from plsc.cli.commands.plan.devices import DEVICES, Device
-from plsc.cli.commands.plan.sizes import (
+from plsc.apps.plan.paper import cluster as model
+from plsc.apps.plan.calibration import Case
+from plsc.apps.plan.paper.cluster import Cluster, Work
+from plsc.apps.plan.paper.devices import DEVICES, Device
+from plsc.apps.plan.sizes import (
     GB,
     OLD_CLASSES,
     backbone_bytes,

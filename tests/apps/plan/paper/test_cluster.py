@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from plsc.cli.commands.plan import cluster as model
-from plsc.cli.commands.plan.cluster import Cluster, HeadStyle, Work, seconds
-from plsc.cli.commands.plan.devices import DEVICES, Device
+from plsc.apps.plan.paper import cluster as model
+from plsc.apps.plan.paper.cluster import Cluster, HeadStyle, Work, seconds
+from plsc.apps.plan.paper.devices import DEVICES, Device
 
 GPU = Device("a GPU", 10**9, 1e12, {"float32": 1e12}, nvlink=1e11, pcie=1e10, source="a test")
 ONE = Cluster(GPU, 1, 1, math.inf)
