@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from plsc.cli.commands.run.job import newest_step
+from plsc.apps.supervise.job import newest_step
 from tests.launch import ROOT
 from tests.tiny_runs import TINY, assert_equal_runs
 from tests.warm import Program, Warm

@@ -262,8 +262,8 @@ def main(number: int) -> None:
     import visualdl  # noqa: F401
     from paddle.distributed.launch.job.pod import Pod
 
-    import plsc.cli.commands.run.history
-    import plsc.cli.commands.run.supervisor
+    import plsc.apps.supervise.history
+    import plsc.apps.supervise.supervisor
     import plsc.evaluation.report.html
     import plsc.evaluation.results
     import plsc.training.trainer
@@ -271,7 +271,7 @@ def main(number: int) -> None:
     do_not_sync()
     plsc.evaluation.report.html.draw = lambda *_: []
     plsc.evaluation.report.html.template("report.html.jinja")  # compiled once for all that is forked
-    plsc.cli.commands.run.history._PAUSE = 0
+    plsc.apps.supervise.history._PAUSE = 0
     Pod.watch.__defaults__ = tuple(0.2 if default == 1 else default for default in Pod.watch.__defaults__)
     # A fork has but the thread that forks. Paddle 2.6 starts an idle one when it is imported, 3.x none.
     assert len(os.listdir("/proc/self/task")) <= (2 if paddle.__version__.startswith("2.") else 1)

@@ -3,7 +3,7 @@
 A signal only sets a flag; the trainer lets the ranks agree on the step, saves, and ends. A second signal ends
 the process at once, even if it is blocked. A signal that was ignored when the process began (nohup) stays
 ignored. Under `plsc run` each rank writes files in output_dir/errors, from which
-plsc.cli.commands.run.postmortem finds the rank that failed first: rank{r}.alive (process and step, removed
+plsc.apps.supervise.postmortem finds the rank that failed first: rank{r}.alive (process and step, removed
 after an orderly end), rank{r}.json (the exception, or the stop), rank{r}.trace (where it was stuck or
 crashed), rank{r}.calls (how many collectives it has begun). Imports no Paddle.
 

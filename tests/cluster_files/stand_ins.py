@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from plsc import config
-from plsc.cli.commands.run.options import Options, read_options
+from plsc.apps.supervise.options import Options, read_options
 from tests.launch import ROOT
 
 FOLDER = ROOT / "tools/cluster"

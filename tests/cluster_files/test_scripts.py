@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plsc.cli.commands.run.address import free_port
+from plsc.apps.supervise.address import free_port
 from tests.cluster_files.stand_ins import FOLDER, calls, examples, put_stand_ins, read_command, run
 from tests.launch import ROOT
 

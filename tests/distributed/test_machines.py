@@ -11,7 +11,7 @@ import signal
 import numpy as np
 import pytest
 
-from plsc.cli.commands.run.job import newest_step
+from plsc.apps.supervise.job import newest_step
 from tests.bounds import assert_within
 from tests.cluster import EVERY, STEPS, Cluster
 from tests.launch import ROOT, launch

@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from plsc.cli.commands.run.job import newest_step
+from plsc.apps.supervise.job import newest_step
 from tests import soak
 from tests.faults import CGROUP, LATE
 from tests.launch import ROOT, launch

@@ -26,7 +26,7 @@ from pathlib import Path
 import paddle
 
 from plsc import distributed
-from plsc.cli.commands.selftest.machines import make_parser
+from plsc.apps.supervise.selftest_of_machines import make_parser
 from plsc.cli.commands.selftest.parts import PARTS
 from plsc.distributed import environment, launcher
 from plsc.distributed.network import measure_network

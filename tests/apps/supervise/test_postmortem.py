@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from plsc.cli.commands.run import postmortem
-from plsc.cli.commands.run.postmortem import Watch
+from plsc.apps.supervise import postmortem
+from plsc.apps.supervise.postmortem import Watch
 from plsc.distributed import collectives
 
 GLOO = "RuntimeError", "[gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1"

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from plsc.cli.commands.run.agreement import DEAD, TAKEN_OVER, Agreement
-from plsc.cli.commands.run.options import Machines
-from plsc.cli.commands.run.reports import HUNG, Cause, Details, Outcome, Report, Stuck
+from plsc.apps.supervise.agreement import DEAD, TAKEN_OVER, Agreement
+from plsc.apps.supervise.options import Machines
+from plsc.apps.supervise.reports import HUNG, Cause, Details, Outcome, Report, Stuck
 
 OF_MACHINE_0 = {"host": "host0", "address": "10.0.0.0", "state": "running", "generation": 1}
 

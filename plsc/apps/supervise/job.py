@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plsc import config
-from plsc.cli.commands.run import secret
-from plsc.cli.commands.run.options import Options, value, without
-from plsc.cli.commands.run.postmortem import Failure, Watch, send
+from plsc.apps.supervise import secret
+from plsc.apps.supervise.options import Options, value, without
+from plsc.apps.supervise.postmortem import Failure, Watch, send
 from plsc.distributed import environment, guard, launcher, paddle_launch
 from plsc.errors import UserError, shown
 from plsc.utils import disk

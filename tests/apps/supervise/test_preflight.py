@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 
-from plsc.cli.commands.run import preflight
+from plsc.apps.supervise import preflight
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
 from plsc.utils import kernels, version
@@ -184,7 +184,7 @@ class Broken(Synthetic):
 
 
 def test_a_data_set_that_raises_is_a_problem_of_its_machine(machines, images, capsys):
-    own = "DataLoader.Train.dataset={name: 'tests.cli.test_preflight:Broken'}"
+    own = "DataLoader.Train.dataset={name: 'tests.apps.supervise.test_preflight:Broken'}"
     broken = collect(load(None, [own, "Global.device=cpu", f"Global.output_dir={images}"]), 1)
     machines[1]["data"] = broken["data"]
     assert only_line(machines).endswith(": DataLoader.Train.dataset: ValueError: no such column")
@@ -278,7 +278,7 @@ def test_what_a_machine_sends_cannot_control_a_terminal(machines):
 
 def test_facts_are_collected_without_paddle():
     code = (
-        "import sys; from plsc.cli.commands.run import preflight; from plsc.config import load;"
+        "import sys; from plsc.apps.supervise import preflight; from plsc.config import load;"
         "preflight.collect(load(None, ['Global.device=cpu']), ranks=1, machines=1); assert 'paddle' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

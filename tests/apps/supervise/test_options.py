@@ -2,7 +2,7 @@
 
 import pytest
 
-from plsc.cli.commands.run.options import Machines, read_options
+from plsc.apps.supervise.options import Machines, read_options
 from plsc.errors import UserError
 
 REST = ["--nproc_per_node", "2", "--devices", "0,1", "t.py", "-c", "x"]

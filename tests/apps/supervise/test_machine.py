@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from plsc.cli.commands.run import preflight
-from plsc.cli.commands.run.machines import Machine
-from plsc.cli.commands.run.options import read_options
+from plsc.apps.supervise import preflight
+from plsc.apps.supervise.machines import Machine
+from plsc.apps.supervise.options import read_options
 
 
 @pytest.fixture(autouse=True)

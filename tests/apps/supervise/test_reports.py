@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from plsc.cli.commands.run import reports
-from plsc.cli.commands.run.address import free_port, interface_of, listening_address, own_address
-from plsc.cli.commands.run.machines import Machine
-from plsc.cli.commands.run.options import Machines, Options
-from plsc.cli.commands.run.reports import Cause, Client, Details, Order, Outcome, Report, Server
-from plsc.cli.commands.run.secret import HEADER, NAME, Secret, read_secret
+from plsc.apps.supervise import reports
+from plsc.apps.supervise.address import free_port, interface_of, listening_address, own_address
+from plsc.apps.supervise.machines import Machine
+from plsc.apps.supervise.options import Machines, Options
+from plsc.apps.supervise.reports import Cause, Client, Details, Order, Outcome, Report, Server
+from plsc.apps.supervise.secret import HEADER, NAME, Secret, read_secret
 from plsc.errors import UserError
-from tests.cli.test_agreement import survey
+from tests.apps.supervise.test_agreement import survey
 
 REPORT = Report(machine=1, id="a", number=0, host="h", address="x", state="ready", generation=0)
 

@@ -16,13 +16,13 @@ import uuid
 from collections.abc import Mapping
 
 from plsc.checkpoint import pieces
-from plsc.cli.commands.run import preflight
-from plsc.cli.commands.run.address import listening_address, own_address
-from plsc.cli.commands.run.agreement import DEAD, Agreement
-from plsc.cli.commands.run.job import Job, Start, note_signals
-from plsc.cli.commands.run.options import Machines, Options
-from plsc.cli.commands.run.postmortem import Failure
-from plsc.cli.commands.run.reports import (
+from plsc.apps.supervise import preflight
+from plsc.apps.supervise.address import listening_address, own_address
+from plsc.apps.supervise.agreement import DEAD, Agreement
+from plsc.apps.supervise.job import Job, Start, note_signals
+from plsc.apps.supervise.options import Machines, Options
+from plsc.apps.supervise.postmortem import Failure
+from plsc.apps.supervise.reports import (
     NO_ANSWER,
     Cause,
     Client,
@@ -34,7 +34,7 @@ from plsc.cli.commands.run.reports import (
     StartOrder,
     Stuck,
 )
-from plsc.cli.commands.run.secret import read_secret
+from plsc.apps.supervise.secret import read_secret
 from plsc.distributed import environment, guard, lock
 from plsc.errors import UserError, shown
 

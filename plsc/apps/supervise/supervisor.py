@@ -17,10 +17,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from plsc.cli.commands.run.history import History, Verdict, describe_saved, describe_unsaved
-from plsc.cli.commands.run.job import Job, Start, newest_step, note_signals, resuming
-from plsc.cli.commands.run.machines import Machine
-from plsc.cli.commands.run.options import HELP, Options, read_options
+from plsc.apps.supervise.history import History, Verdict, describe_saved, describe_unsaved
+from plsc.apps.supervise.job import Job, Start, newest_step, note_signals, resuming
+from plsc.apps.supervise.machines import Machine
+from plsc.apps.supervise.options import HELP, Options, read_options
 from plsc.distributed import guard, lock
 
 _POLL = 0.1  # seconds

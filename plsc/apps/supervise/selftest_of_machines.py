@@ -1,6 +1,6 @@
 """Check several machines together: `plsc selftest --nnodes N --rank r --master host:port`, on each of them.
 
-The machines are compared as before a training (plsc.cli.commands.run.preflight). If they agree, the parts of the
+The machines are compared as before a training (plsc.apps.supervise.preflight). If they agree, the parts of the
 self-test run on the ranks of all of them, and the network is measured. Nothing is restarted. Imports no Paddle.
 """
 
@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from plsc.cli.commands.run.machines import Machine
-from plsc.cli.commands.run.options import Options, read_options
+from plsc.apps.supervise.machines import Machine
+from plsc.apps.supervise.options import Options, read_options
 from plsc.config import add_arguments, load
 from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError

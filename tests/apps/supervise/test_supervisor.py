@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from plsc.cli.commands.run.job import newest_step
-from plsc.cli.commands.run.options import read_options, split_command
-from plsc.cli.commands.run.postmortem import Watch
-from plsc.cli.commands.run.supervisor import Supervisor, main
+from plsc.apps.supervise.job import newest_step
+from plsc.apps.supervise.options import read_options, split_command
+from plsc.apps.supervise.postmortem import Watch
+from plsc.apps.supervise.supervisor import Supervisor, main
 from plsc.distributed import launcher
 from plsc.distributed.lock import hold
 from plsc.errors import UserError

@@ -34,8 +34,8 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from plsc.cli.commands.run import secret
-from plsc.cli.commands.run.secret import Secret
+from plsc.apps.supervise import secret
+from plsc.apps.supervise.secret import Secret
 from plsc.errors import UserError, shown
 
 EVERY = 0.5  # seconds between two reports
@@ -147,7 +147,7 @@ Facts = TypedDict(
     },
     total=False,
 )
-"""What plsc.cli.commands.run.preflight compares."""
+"""What plsc.apps.supervise.preflight compares."""
 
 
 class SurveyedFile(TypedDict):

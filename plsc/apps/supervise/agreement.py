@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from plsc.checkpoint import pieces
-from plsc.cli.commands.run.address import free_port
-from plsc.cli.commands.run.history import History, describe_saved, describe_unsaved
-from plsc.cli.commands.run.job import resuming
-from plsc.cli.commands.run.options import Machines
-from plsc.cli.commands.run.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder, Survey
+from plsc.apps.supervise.address import free_port
+from plsc.apps.supervise.history import History, describe_saved, describe_unsaved
+from plsc.apps.supervise.job import resuming
+from plsc.apps.supervise.options import Machines
+from plsc.apps.supervise.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder, Survey
 from plsc.distributed import guard
 from plsc.errors import UserError, shown
 
@@ -36,7 +36,7 @@ _BEGIN = 600.0  # seconds for the first rank of a machine to begin
 
 
 class Local(Protocol):
-    """What the agreement asks about the first machine, see plsc.cli.commands.run.job.Job."""
+    """What the agreement asks about the first machine, see plsc.apps.supervise.job.Job."""
 
     logs: str
     chosen: bool

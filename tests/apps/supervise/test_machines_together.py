@@ -13,16 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from plsc.cli.commands.run import agreement as agreement_module
-from plsc.cli.commands.run import machines as machines_module
-from plsc.cli.commands.run.address import free_port
-from plsc.cli.commands.run.agreement import DEAD, Agreement
-from plsc.cli.commands.run.machines import Machine
-from plsc.cli.commands.run.options import Machines, Options
-from plsc.cli.commands.run.postmortem import Failure
-from plsc.cli.commands.run.reports import Client, Order, Report, Server, StartOrder
+from plsc.apps.supervise import agreement as agreement_module
+from plsc.apps.supervise import machines as machines_module
+from plsc.apps.supervise.address import free_port
+from plsc.apps.supervise.agreement import DEAD, Agreement
+from plsc.apps.supervise.machines import Machine
+from plsc.apps.supervise.options import Machines, Options
+from plsc.apps.supervise.postmortem import Failure
+from plsc.apps.supervise.reports import Client, Order, Report, Server, StartOrder
 from plsc.errors import UserError
-from tests.cli.test_agreement import Job, survey
+from tests.apps.supervise.test_agreement import Job, survey
 
 TICK = 0.5  # seconds between two reports
 EVERY = 5  # steps between two checkpoints
@@ -74,7 +74,7 @@ class World:
 
 
 class Start:
-    """As plsc.cli.commands.run.job.Start."""
+    """As plsc.apps.supervise.job.Start."""
 
     def __init__(self, world, host, master, count):
         self.world = world
