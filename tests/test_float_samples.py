@@ -12,7 +12,7 @@ import pytest
 
 from plsc import Entry
 from plsc.checkpoint.store import Checkpoint
-from plsc.cli.commands.doctor import main as doctor
+from plsc.apps.curate.doctor import main as doctor
 from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.preprocessing import Preprocessing

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plsc import config
-from plsc.cli.commands.doctor import doctor
+from plsc.apps.curate.doctor import doctor
 from plsc.training.entry import Entry
 from plsc.utils.metrics import read_metrics
 from tests.idx_files import DATA, ROOT

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
-from plsc.data import detector
-from plsc.data.alignment import TEMPLATE, align
-from plsc.data.detector import Face
+from plsc.apps.curate import detector
+from plsc.apps.curate.alignment import TEMPLATE, align
+from plsc.apps.curate.detector import Face
 from plsc.serving.service.app import create_app
 from tests.bounds import assert_within
 from tests.serving.running import Pixels, expected, picture, running

@@ -29,7 +29,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from plsc.data import detector
+from plsc.apps.curate import detector
 from plsc.data.images import CHANNELS
 from plsc.errors import UserError
 from plsc.serving.embedder import Embedder

@@ -12,8 +12,8 @@ import numpy as np
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from plsc.data.alignment import align
-from plsc.data.detector import Detector
+from plsc.apps.curate.alignment import align
+from plsc.apps.curate.detector import Detector
 from plsc.data.image_size import has_many_chunks, promised_pixels
 from plsc.data.images import decode_pixels, planes
 from plsc.data.preprocessing import Preprocessing

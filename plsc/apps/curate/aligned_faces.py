@@ -10,8 +10,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from plsc.data.alignment import SIZE, TEMPLATE
-from plsc.data.detector import Detector
+from plsc.apps.curate.alignment import SIZE, TEMPLATE
+from plsc.apps.curate.detector import Detector
 from plsc.data.images import decode_pixels
 from plsc.data.scan import AnySet, count_of, name_of
 from plsc.errors import UserError

@@ -12,7 +12,7 @@ from plsc.errors import CorruptImageError, UserError
 from tests.tiny_runs import IMAGE_SHAPE, assert_equal_runs, checkpoint, train
 
 WRONG = {7: 9, 50: 2, 61: 20}  # sample -> its wrong label
-DATA = "DataLoader.Train.dataset={name: tests.training.test_label_noise:Mislabelled}"
+DATA = "DataLoader.Train.dataset={name: tests.apps.curate.test_doctor_trained:Mislabelled}"
 MORE = ["Model.embedding_size=32", "DataLoader.Train.max_corrupt=0.2", "DataLoader.Eval.dataset=null"]
 
 

@@ -2,7 +2,7 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data.alignment import TEMPLATE, align, similarity_transform
+from plsc.apps.curate.alignment import TEMPLATE, align, similarity_transform
 from plsc.errors import UserError
 
 RNG = np.random.default_rng(16)

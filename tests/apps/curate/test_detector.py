@@ -2,9 +2,9 @@ import cv2
 import numpy as np
 import pytest
 
-from plsc.data import detector
-from plsc.data.alignment import similarity_transform
-from plsc.data.detector import Detector
+from plsc.apps.curate import detector
+from plsc.apps.curate.alignment import similarity_transform
+from plsc.apps.curate.detector import Detector
 from plsc.errors import UserError
 
 needs_detector = pytest.mark.skipif(not detector.installed(), reason="the extra align is not installed")

@@ -34,7 +34,7 @@ class Face(NamedTuple):
 
     box: tuple[float, float, float, float]  # left, top, right, bottom
     score: float  # how sure the detector is: LEAST_SCORE to 1
-    landmarks: np.ndarray  # float64 [5, 2], (x, y) in the order of plsc.data.alignment.TEMPLATE
+    landmarks: np.ndarray  # float64 [5, 2], (x, y) in the order of plsc.apps.curate.alignment.TEMPLATE
 
     @property
     def area(self) -> float:

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from plsc.config import Config, add_overrides, load
-from plsc.data import detector
-from plsc.data.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
+from plsc.apps.curate import detector
+from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
 from plsc.data.autodetect import open_any
 from plsc.data.dataset import Dataset, PairSet, class_names, misnumbered_class, shared_identities
-from plsc.data.detector import Detector
+from plsc.apps.curate.detector import Detector
 from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
 from plsc.data.pair_sampling import one_sided_folds
@@ -424,7 +424,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _examine_trained(args: argparse.Namespace) -> int:
     """Examine the training set of a run by its network; exit code 1 if anything is wrong."""
-    from plsc.cli.commands.doctor_trained import examine_trained  # it imports Paddle
+    from plsc.apps.curate.doctor_trained import examine_trained  # it imports Paddle
 
     if args.validation:
         raise UserError("--validation: has no meaning with --trained, which examines the training set")

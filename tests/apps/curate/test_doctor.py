@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.cli.commands.doctor import spread
+from plsc.apps.curate.doctor import spread
 from plsc.config import load
-from plsc.data import detector
-from plsc.data.alignment import TEMPLATE
+from plsc.apps.curate import detector
+from plsc.apps.curate.alignment import TEMPLATE
 from plsc.data.bin_packs import write_pack
-from plsc.data.detector import Face
+from plsc.apps.curate.detector import Face
 from plsc.data.rec import RecImages
 from tests.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder
 
@@ -336,7 +336,7 @@ def sees(monkeypatch):
 
     def sees(faces):
         monkeypatch.setattr(detector, "installed", lambda: True)
-        monkeypatch.setattr("plsc.cli.commands.doctor.Detector", lambda: Scripted(faces))
+        monkeypatch.setattr("plsc.apps.curate.doctor.Detector", lambda: Scripted(faces))
 
     return sees
 

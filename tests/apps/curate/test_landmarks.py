@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from plsc.data.alignment import TEMPLATE
-from plsc.data.landmarks import COLUMNS, read_landmarks
+from plsc.apps.curate.alignment import TEMPLATE
+from plsc.apps.curate.landmarks import COLUMNS, read_landmarks
 from plsc.errors import MissingFileError, UserError
 
 NUMBERS = ",".join(map(str, TEMPLATE.ravel()))

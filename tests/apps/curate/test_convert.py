@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.cli.commands.convert import HELD_OUT_GLYPHS, convert
+from plsc.apps.curate.convert import HELD_OUT_GLYPHS, convert
 from plsc.data.bin_packs import BinPairs
 from plsc.data.folder import ImageFolder
 from plsc.data.glyphs import GlyphPairs
@@ -127,7 +127,7 @@ def test_nothing_is_overwritten_and_no_label_rounded(faces, tmp_path, monkeypatc
     assert (tmp_path / "a.idx").read_text() == "mine"
     (tmp_path / "b").symlink_to(tmp_path / "nowhere")
     assert refusal(faces, tmp_path / "b").startswith(f"{tmp_path}/b: exists already")
-    monkeypatch.setattr("plsc.cli.commands.convert._LARGEST_LABEL", 9)
+    monkeypatch.setattr("plsc.apps.curate.convert._LARGEST_LABEL", 9)
     assert "a .rec counts images and identities in float32" in refusal(faces, tmp_path / "c.rec")
     assert not list(tmp_path.glob("c.*"))
 

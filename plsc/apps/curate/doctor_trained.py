@@ -21,8 +21,8 @@ from plsc.data.corrections import Correction, names_of_classes, write_correction
 from plsc.data.dataset import EVALUATION, Dataset
 from plsc.data.without import are_named
 from plsc.errors import CorruptImageError, MissingFileError, shown
-from plsc.evaluation.label_noise import LIMIT, LabelNoise, find_noise
-from plsc.evaluation.report.label_noise import Case, Part, Strip, strip_of, write_page
+from plsc.apps.curate.label_noise import LIMIT, LabelNoise, find_noise
+from plsc.apps.curate.label_noise_page import Case, Part, Strip, strip_of, write_page
 from plsc.evaluation.search import unit_rows
 from plsc.serving.embedder import Embedder, from_run
 from plsc.utils.bar import Bar

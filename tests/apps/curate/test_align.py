@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.data import detector
-from plsc.data.alignment import TEMPLATE, align
-from plsc.data.landmarks import COLUMNS
+from plsc.apps.curate import detector
+from plsc.apps.curate.alignment import TEMPLATE, align
+from plsc.apps.curate.landmarks import COLUMNS
 
 SMOOTH = cv2.GaussianBlur(np.random.default_rng(4).integers(0, 256, (150, 130, 3), np.uint8), (0, 0), 3)
 FACE = TEMPLATE + 12
@@ -262,9 +262,9 @@ def test_a_full_disk_is_one_line(photos, capsys, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("plsc.cli.commands.align.photo.replace_file", full)
+    monkeypatch.setattr("plsc.apps.curate.photo.replace_file", full)
     assert photos.align() == 2
     assert f"{photos.target}/1.png: cannot be written: No space left" in capsys.readouterr().err
-    monkeypatch.setattr("plsc.cli.commands.align.align.replace_file", full)
+    monkeypatch.setattr("plsc.apps.curate.align.replace_file", full)
     assert photos.align("--resume") == 2
     assert f"{photos.target}/alignment.csv: cannot be written: No space left" in capsys.readouterr().err
