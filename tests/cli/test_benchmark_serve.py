@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from plsc import cli
-from plsc.serving.service.app import create_app
-from plsc.serving.service.options import Options
-from tests.serving.running import Pixels, picture, running
+from plsc.apps.serving.service.app import create_app
+from plsc.apps.serving.service.options import Options
+from tests.apps.serving.running import Pixels, picture, running
 
 TOKEN = "a-token-of-the-tests"
 

@@ -9,7 +9,7 @@ from plsc import Entry, Gallery
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import load
 from plsc.errors import UserError
-from plsc.serving.embedder import from_export, from_run
+from plsc.apps.serving.embedder import from_export, from_run
 from plsc.training.build import build_training_set
 from plsc.training.finetune import directions
 from plsc.training.other_run import OtherRun

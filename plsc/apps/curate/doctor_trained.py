@@ -24,7 +24,7 @@ from plsc.errors import CorruptImageError, MissingFileError, shown
 from plsc.apps.curate.label_noise import LIMIT, LabelNoise, find_noise
 from plsc.apps.curate.label_noise_page import Case, Part, Strip, strip_of, write_page
 from plsc.evaluation.search import unit_rows
-from plsc.serving.embedder import Embedder, from_run
+from plsc.apps.serving.embedder import Embedder, from_run
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 

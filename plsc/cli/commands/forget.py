@@ -22,7 +22,7 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.config import add_overrides, load
 from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.serving.gallery import Gallery
+from plsc.apps.serving.gallery import Gallery
 from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from plsc.data.preprocessing import Preprocessing
-from plsc.serving.embedder import Embedder
-from plsc.serving.gallery import Gallery
+from plsc.apps.serving.embedder import Embedder
+from plsc.apps.serving.gallery import Gallery
 from plsc.utils.measure import resident_bytes
 
 _CHECKED = 20  # queries that are compared

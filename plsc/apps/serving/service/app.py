@@ -1,0 +1,466 @@
+"""Make the service's ASGI application: its paths, and the way of a picture from the request to the answer.
+
+decode      in a few threads: bytes -> sample uint8 [C, H, W]
+embed       in one thread, what is waiting in batches: samples -> embeddings float32 [B, D]
+search      in one thread, in batches too: embeddings -> matches
+
+uvicorn.run(create_app(from_export("output/export"), Gallery.open("people")))
+"""
+
+# FastAPI evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, Union
+from urllib.parse import parse_qsl
+
+import numpy as np
+from fastapi import Depends, FastAPI, Query, Request, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from plsc.apps.curate import detector
+from plsc.data.images import CHANNELS
+from plsc.errors import UserError
+from plsc.apps.serving.embedder import Embedder
+from plsc.apps.serving.gallery.files import name_of
+from plsc.apps.serving.service import answers
+from plsc.apps.serving.service.batcher import Batcher
+from plsc.apps.serving.service.guard import Guard, check_token
+from plsc.apps.serving.service.metrics import Metrics
+from plsc.apps.serving.service.options import DEFAULTS, Options
+from plsc.apps.serving.service.pictures import Prepared, prepare, read_pictures
+from plsc.apps.serving.service.refusal import Refusal, refused
+from plsc.utils.logging import get_logger
+from plsc.utils.version import __version__
+
+if TYPE_CHECKING:
+    from plsc.apps.serving.gallery import Gallery
+
+MOST_MATCHES = 50
+_PAGE = Path(__file__).parent / "page"
+_FILES = {  # path: file, type
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/docs": ("docs.html", "text/html; charset=utf-8"),
+    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+}
+_PICTURE = {"type": "string", "format": "binary"}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {"type": "object", "properties": {"picture": {"type": "array", "items": _PICTURE}}}
+            },
+            "image/*": {"schema": _PICTURE},
+        },
+    }
+}
+_PROBLEMS = {
+    "4XX": {"model": answers.Problem, "description": "What is wrong with the request"},
+    503: {"model": answers.Problem, "description": "Too much to do; try again after Retry-After seconds"},
+}
+
+_TOKEN = [Security(HTTPBearer(auto_error=False))]  # for the schema; see _need_writable
+
+
+_PLAIN = re.compile(r"[0-9A-Za-z.+-]*")  # numbers and words
+
+
+async def _check_query(request: Request) -> None:
+    """Refuse what would be read as something else: unknown names (a slip in `threshold`), one that comes twice, bytes that are no
+    text (of two names that end as one), and numbers that only Python reads, such as 0_1."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    try:
+        text = request.scope["query_string"].decode("ascii")
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
+    except UnicodeError:
+        raise Refusal(
+            422, "the address has bytes that are not UTF-8; encode it as UTF-8, then by %XX"
+        ) from None
+    names = [name for name, _ in pairs]
+    for name, value in pairs:
+        if name not in known:
+            raise Refusal(422, f"{name}: is not known here; there are {', '.join(known)}")
+        if names.count(name) > 1:
+            raise Refusal(422, f"{name}: comes {names.count(name)} times; give it once")
+        if name != "name" and not _PLAIN.fullmatch(value):
+            raise Refusal(422, f"{name}: must be a plain number or word, got '{value}'")
+
+
+_STRICT = [Depends(_check_query)]
+
+Align = Annotated[bool, Query(description="Find faces, and align the largest")]
+Name = Annotated[str, Query(min_length=1, max_length=500)]
+Cosine = Annotated[Optional[float], Query(ge=-1, le=1, description="Instead of the stored threshold")]
+Far = Annotated[
+    Optional[float], Query(gt=0, lt=1, description="Instead: the threshold for this share of false accepts")
+]
+
+
+def create_app(
+    embedder: Embedder, gallery: Optional["Gallery"] = None, options: Options = DEFAULTS
+) -> FastAPI:
+    """Make the application.
+
+    UserError: the network takes no pictures, or the gallery's embeddings are another network's.
+    """
+    if embedder.preprocessing.channels not in CHANNELS:
+        raise UserError(
+            f"{embedder.described}: takes samples {embedder.preprocessing.samples}; the service is for networks of pictures"
+        )
+    if gallery is not None:
+        gallery.check(embedder)
+        if line := gallery.describe_other(embedder):
+            get_logger().info(line)
+    service = _Service(embedder, gallery, options)
+    app = FastAPI(
+        title="plsc",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever the Host header says
+        responses=_PROBLEMS,
+        lifespan=service.lifespan,
+    )
+    for kind in (Refusal, HTTPException, RequestValidationError, UserError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    service.add_paths(app)
+    app.add_middleware(Guard, options=options, metrics=service.metrics)
+    return app
+
+
+def _answer_error(_: Request, error: Exception) -> Response:
+    if isinstance(error, Refusal):
+        return refused(error.status, error)
+    if isinstance(error, HTTPException):  # no such path, or method; a form that is none
+        return refused(error.status_code, error.detail)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return refused(422, f"{first['loc'][-1]}: {first['msg']}")
+    if isinstance(
+        error, UserError
+    ):  # of the gallery's files: no fault of the client, who need not know the paths
+        get_logger().error(str(error))
+        return refused(503, "the gallery cannot be used now; the service's log says why")
+    if isinstance(error, ClientDisconnect):  # nobody reads it
+        return refused(400, "the connection was closed")
+    return refused(500, "a defect of the service; its log has the traceback")
+
+
+class _Service:
+    """The parts of one service, and a method for each path."""
+
+    def __init__(self, embedder: Embedder, gallery: Optional["Gallery"], options: Options):
+        self._embedder = embedder
+        self._gallery = gallery
+        self._options = options
+        self._embedding = Batcher(self._embed_batch, options.batch, options.deadline)
+        self._searching = Batcher(self._search_batch, options.batch, options.deadline)
+        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="plsc-work")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="plsc-write")
+        self._detector = detector.Detector() if detector.installed() else None
+        self.metrics = Metrics(
+            lambda: self._embedding.waiting, lambda: 0 if gallery is None else len(gallery)
+        )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """Wait for the threads when the service ends; the requests have been answered by then."""
+        yield
+        self._embedding.close()
+        self._searching.close()
+        self._threads.shutdown()
+        self._writer.shutdown()
+
+    def add_paths(self, app: FastAPI) -> None:
+        """Add the paths to the application."""
+        for path, (name, kind) in _FILES.items():
+            app.add_api_route(path, _file(_PAGE / name, kind), include_in_schema=False)
+        app.add_api_route("/embed", self.embed, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
+        app.add_api_route("/verify", self.verify, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
+        app.add_api_route("/search", self.search, methods=["POST"], openapi_extra=_BODY, dependencies=_STRICT)
+        app.add_api_route("/people", self.people, methods=["GET"], dependencies=_STRICT)
+        app.add_api_route(
+            "/people",
+            self.add,
+            methods=["POST"],
+            status_code=201,
+            openapi_extra=_BODY,
+            dependencies=_TOKEN + _STRICT,
+        )
+        app.add_api_route("/people", self.remove, methods=["DELETE"], dependencies=_TOKEN + _STRICT)
+        app.add_api_route("/about", self.about, methods=["GET"])
+        app.add_api_route("/health", self.health, methods=["GET"])
+        app.add_api_route("/metrics", self.show_metrics, methods=["GET"], response_class=Response)
+
+    # -- the paths; their docstrings are the text of /docs ---------------------------------------------------------------------
+
+    async def embed(self, request: Request, align: Align = False) -> answers.Embeddings:
+        """Compute the embeddings of pictures."""
+        embeddings, faces = await self._embed(request, self._options.max_pictures, align)
+        return answers.Embeddings(embeddings=embeddings.tolist(), network=self._embedder.network, faces=faces)
+
+    async def verify(
+        self,
+        request: Request,
+        name: Annotated[
+            Optional[str],
+            Query(min_length=1, max_length=500, description="Compare one picture with this name"),
+        ] = None,
+        align: Align = False,
+        threshold: Cosine = None,
+        far: Far = None,
+    ) -> answers.Comparison:
+        """Compare two pictures, or one with a name of the gallery."""
+        of = self._embedder if name is None else self._need_gallery()
+        wanted = 2 if name is None else 1
+        embeddings, faces = await self._embed(request, wanted, align)
+        if len(embeddings) != wanted:
+            raise Refusal(422, "needs two pictures, or one and a name")
+        if name is None:
+            similarity = float(np.clip(embeddings[0] @ embeddings[1], -1, 1))
+        else:
+            similarity = await self._in_thread(self._verify_name, name, embeddings)
+        stored = self._embedder.threshold if name is None else self._need_gallery().pair_threshold
+        limit = _pair_threshold(stored, of.calibration, threshold, far)
+        return answers.Comparison(
+            similarity=similarity,
+            probability=_probability(of, similarity),
+            threshold=limit,
+            same=_accepted(similarity, limit),
+            faces=faces,
+        )
+
+    async def search(
+        self,
+        request: Request,
+        top: Annotated[int, Query(ge=1, le=MOST_MATCHES, description="Names to return")] = 5,
+        align: Align = False,
+        threshold: Cosine = None,
+    ) -> answers.Search:
+        """Say who it is, or nobody: find the names of the gallery that are most like a picture."""
+        gallery = self._need_gallery()
+        embeddings, faces = await self._embed(request, 1, align)
+        (matches,) = await self._searching.submit([(embeddings[0], top)])
+        limit = gallery.threshold if threshold is None else threshold
+        candidates = [
+            answers.Candidate(
+                name=_as_text(match.name),
+                similarity=match.similarity,
+                accepted=None if limit is None else place == 0 and match.similarity > limit,
+            )
+            for place, match in enumerate(matches)
+        ]
+        known = candidates[0].name if candidates and candidates[0].accepted else None
+        verdict = "undecided" if limit is None else "nobody" if known is None else "known"
+        return answers.Search(verdict=verdict, name=known, threshold=limit, matches=candidates, faces=faces)
+
+    async def people(
+        self,
+        start: Annotated[int, Query(ge=0, description="Names to leave out")] = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000, description="Names to return")] = 1000,
+    ) -> answers.People:
+        """List the names of the gallery."""
+        names = await self._in_thread(self._names)
+        return answers.People(count=len(names), names=names[start : start + limit])
+
+    async def add(self, request: Request, name: Name, align: Align = False) -> answers.Changed:
+        """Add pictures of a name to the gallery."""
+        self._need_writable(request)
+        name = _name_of(name)
+        embeddings, _ = await self._embed(request, self._options.max_pictures, align)
+        count = await self._write(self._add, name, embeddings)
+        return answers.Changed(name=name, pictures=len(embeddings), count=count)
+
+    async def remove(self, request: Request, name: Name) -> answers.Changed:
+        """Remove a name from the gallery."""
+        self._need_writable(request)
+        return answers.Changed(name=name, count=await self._write(self._remove, name))
+
+    async def about(self) -> answers.About:
+        """Describe the network, the gallery and the limits."""
+        options, preprocessing = self._options, self._embedder.preprocessing
+        return answers.About(
+            network=self._embedder.network,
+            described=self._embedder.described,
+            size=list(preprocessing.size),
+            channels=preprocessing.channels,
+            people=None if self._gallery is None else len(self._gallery),
+            threshold=self._embedder.threshold,
+            calibrated=self._embedder.calibration is not None,
+            align=self._detector is not None,
+            writable=options.writable,
+            max_bytes=options.max_bytes,
+            max_pixels=options.max_pixels,
+            max_pictures=options.max_pictures,
+        )
+
+    async def health(self) -> answers.Health:
+        """Say that the service answers."""
+        return answers.Health(status="ok")
+
+    async def show_metrics(self) -> Response:
+        """Return counts and times for Prometheus, as text."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # -- from a request to embeddings ------------------------------------------------------------------------------------------
+
+    async def _embed(
+        self, request: Request, most: int, align: bool
+    ) -> tuple[np.ndarray, Optional[list[int]]]:
+        """Return the embeddings float32 [n, D] of a request's pictures, and with `align` the numbers of faces."""
+        if align and self._detector is None:
+            raise Refusal(422, "align: this service finds no faces; install the extra align")
+        pictures = await read_pictures(request, most)
+        jobs = [
+            self._in_thread(self._prepare, number, data, align) for number, data in enumerate(pictures, 1)
+        ]
+        prepared = await asyncio.gather(*jobs, return_exceptions=True)
+        for picture in prepared:  # the first one by number is named, whichever thread was done first
+            if isinstance(picture, BaseException):
+                raise picture
+        embeddings = np.stack(await self._embedding.submit([picture.sample for picture in prepared]))
+        for number, embedding in enumerate(embeddings, 1):
+            if not (np.isfinite(embedding).all() and embedding.any()):
+                raise Refusal(
+                    422,
+                    f"picture {number} shows nothing: its embedding is zero, as of a black picture, or not finite",
+                )
+        return embeddings, [picture.faces for picture in prepared] if align else None
+
+    def _prepare(self, number: int, data: bytes, align: bool) -> Prepared:
+        finder = self._detector if align else None
+        try:
+            return prepare(data, self._embedder.preprocessing, self._options.max_pixels, finder)
+        except Refusal as refusal:
+            raise Refusal(refusal.status, f"picture {number} {refusal}") from None
+
+    def _embed_batch(self, samples: list[np.ndarray]) -> np.ndarray:
+        began = time.perf_counter()
+        embeddings = self._embedder.embed(np.stack(samples))
+        self.metrics.count_batch(len(samples), time.perf_counter() - began)
+        return embeddings
+
+    async def _in_thread(self, function: Callable, *args: Any) -> Any:
+        work = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        try:
+            return await asyncio.wait_for(work, self._options.deadline)
+        except asyncio.TimeoutError:
+            raise Refusal(503, f"no answer within {self._options.deadline:g} s; try again later") from None
+
+    # -- the gallery, and what a cosine means ----------------------------------------------------------------------------------
+
+    def _need_gallery(self) -> "Gallery":
+        if self._gallery is None:
+            raise Refusal(404, "this service has no gallery; start it with --gallery")
+        return self._gallery
+
+    def _need_writable(self, request: Request) -> None:
+        self._need_gallery()
+        if not self._options.writable:
+            raise Refusal(403, "this service changes nothing; start it with --writable")
+        check_token(request.headers, self._options.token)
+
+    def _refreshed(self) -> "Gallery":
+        """Return the gallery as it is on the disk now: others may add people, or upgrade it to another network."""
+        gallery = self._need_gallery()
+        gallery.refresh()
+        gallery.check(self._embedder)
+        return gallery
+
+    def _names(self) -> list[str]:
+        return sorted(map(_as_text, self._refreshed().names()))
+
+    def _search_batch(self, queries: list[tuple[np.ndarray, int]]) -> list:
+        embeddings, tops = zip(*queries)
+        gallery = self._refreshed()
+        matches = gallery.search(np.stack(embeddings), max(tops), threshold=0.0)  # requests have their own
+        gallery.check(self._embedder)  # another thread may have read an upgrade meanwhile
+        return [nearest[:top] for nearest, top in zip(matches, tops)]
+
+    def _verify_name(self, name: str, embeddings: np.ndarray) -> float:
+        gallery = self._refreshed()
+        _need_name(gallery, name)
+        similarity = gallery.verify(name, embeddings, threshold=0.0).similarity
+        gallery.check(self._embedder)
+        return similarity
+
+    def _add(self, name: str, embeddings: np.ndarray) -> int:
+        gallery = self._refreshed()
+        gallery.add(name, embeddings, embedder=self._embedder)
+        return len(gallery)
+
+    def _remove(self, name: str) -> int:
+        gallery = self._refreshed()
+        _need_name(gallery, name)
+        gallery.remove(name)
+        return len(gallery)
+
+    async def _write(self, change: Callable, *args: Any) -> int:
+        """Change the gallery in a thread of its own. However long it waits for other writers: its end must be known."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, change, *args)
+
+
+def _pair_threshold(
+    stored: Optional[float], calibration: Any, given: Optional[float], far: Optional[float]
+) -> Optional[float]:
+    """Return the threshold of pairs that a request asks for, else the stored one."""
+    if far is None:
+        return stored if given is None else given
+    if given is not None:
+        raise Refusal(422, "threshold and far exclude each other; leave one of them out")
+    if calibration is None:
+        raise Refusal(422, "far: the network is not calibrated; run plsc eval --calibrate")
+    try:
+        return calibration.threshold(far)
+    except UserError as error:
+        raise Refusal(422, str(error)) from None
+
+
+def _probability(of: Union[Embedder, "Gallery"], similarity: float) -> Optional[float]:
+    return None if of.calibration is None else float(of.calibration.probability(similarity))
+
+
+def _accepted(similarity: float, threshold: Optional[float]) -> Optional[bool]:
+    return None if threshold is None else similarity > threshold
+
+
+def _name_of(person: str) -> str:
+    try:
+        return name_of(person)
+    except UserError as error:
+        raise Refusal(422, f"name: {error}") from None
+
+
+def _need_name(gallery: "Gallery", name: str) -> None:
+    try:
+        gallery.sources(name)
+    except UserError:
+        raise Refusal(404, f"'{name}': no such name in the gallery") from None
+
+
+def _as_text(name: str) -> str:
+    """Return a name that JSON in UTF-8 can hold: the names of folders may have bytes that are no text."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _file(path: Path, kind: str) -> Callable:
+    content = path.read_bytes()
+
+    async def answer() -> Response:
+        return Response(content, media_type=kind)
+
+    return answer

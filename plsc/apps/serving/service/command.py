@@ -1,0 +1,267 @@
+"""Answer over HTTP, `plsc serve -c output/config.yaml --gallery people/`, with a page for people at http://127.0.0.1:8000/.
+
+What may be asked stands in docs/serving.md. The network runs behind ONNX Runtime or Paddle Inference: the run's export is
+taken if it is of the checkpoint, else the checkpoint is exported to a temporary folder first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import ipaddress
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plsc import config
+from plsc.data.image_size import MOST_PIXELS
+from plsc.errors import MissingFileError, UserError, shown
+from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
+
+if TYPE_CHECKING:
+    from plsc.apps.serving.embedder import Embedder
+    from plsc.apps.serving.gallery import Gallery
+    from plsc.apps.serving.service.options import Options
+
+TOKEN = "PLSC_SERVE_TOKEN"  # noqa: S105 (the name of a variable)
+_PACKAGES = ("fastapi", "uvicorn", "python-multipart", "prometheus-client")
+_SHORTEST_TOKEN = 16
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `plsc serve`."""
+    args = _parser().parse_args(argv)
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_")) is None]
+    if missing:
+        raise UserError(
+            f"plsc serve: {', '.join(missing)} not found: pip install {' '.join(_PACKAGES)} (the extra serve)"
+        )
+    options = _options(args)
+    with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
+        embedder = _embedder(args, Path(folder))
+        _serve(embedder, args, options)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    from plsc.apps.serving.service.options import DEFAULTS
+
+    parser = argparse.ArgumentParser(
+        "plsc serve",
+        description="Compare and look up pictures over HTTP, with a page for people.",
+        epilog="example: plsc serve -c output/config.yaml --gallery people --port 8000",
+    )
+    config.add_arguments(parser)
+    parser.add_argument(
+        "--export", metavar="FOLDER", help="an export to serve in place of a run's checkpoint"
+    )
+    parser.add_argument(
+        "--gallery", metavar="FOLDER", help="made by plsc gallery; without it pictures are compared only"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all of this machine's"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0: any free one")
+    parser.add_argument(
+        "--writable", action="store_true", help=f"let who brings the token ({TOKEN}) change the gallery"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help=f"read the token there, not from {TOKEN}")
+    limits = parser.add_argument_group("limits")
+    for name, unit, what in (
+        ("batch", int, "pictures that the network embeds at once"),
+        ("queue", int, "requests with pictures in progress at once; more are answered 503"),
+        ("deadline", float, "seconds for reading a request, and for each wait"),
+        ("max_bytes", int, "of a request"),
+        ("max_pixels", int, "of a picture"),
+        ("max_pictures", int, "of a request"),
+    ):
+        flag = f"--{name.replace('_', '-')}"
+        limits.add_argument(
+            flag, type=unit, default=getattr(DEFAULTS, name), help=f"{what} (default: %(default)s)"
+        )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a user's mistake too")
+    return parser
+
+
+def _options(args: argparse.Namespace) -> Options:
+    """Check the arguments, and return the settings of the service."""
+    from plsc.apps.serving.service.options import Options
+
+    limits = {
+        name: getattr(args, name)
+        for name in ("batch", "queue", "deadline", "max_bytes", "max_pixels", "max_pictures")
+    }
+    for name, value in limits.items():
+        if not 0 < value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')}: must be more than 0 and finite, got {value:g}")
+    if args.max_pixels > MOST_PIXELS:
+        raise UserError(f"--max-pixels: must be at most {MOST_PIXELS:,}, got {args.max_pixels:,}")
+    if not 0 <= args.port <= 65535:
+        raise UserError(f"--port: must be 0 to 65535, got {args.port}")
+    if args.export and (args.config or args.override):
+        raise UserError("--export: names a network, and so do -c and -o; give one of them")
+    token = _token(args.token_file)
+    if args.writable and token is None:
+        raise UserError(
+            f"--writable: needs a token in {TOKEN} or --token-file, so that not everybody changes the gallery; "
+            "make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
+    if args.writable and not args.gallery:
+        raise UserError("--writable: there is nothing to change without --gallery")
+    loopback = _is_loopback(args.host)
+    return Options(
+        **limits,
+        token=token,
+        writable=args.writable,
+        private=token is not None and not loopback,
+        hosts=_LOOPBACK | {args.host} if loopback else None,
+    )
+
+
+def _token(file: str | None) -> str | None:
+    """Read the token; None if there is none. It is never on the command line, which every user of the machine can see."""
+    if file is None:
+        where, token = TOKEN, os.environ.get(TOKEN)
+    else:
+        where = shown(file)
+        try:
+            token = Path(file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--token-file: {where}: cannot be read ({error})") from error
+    if token is None:
+        return None
+    token = token.strip()
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError(
+            f"{where}: a token has {_SHORTEST_TOKEN} or more letters, digits and signs of ASCII, without spaces"
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _embedder(args: argparse.Namespace, folder: Path) -> Embedder:
+    """Make the embedder of --export, or of the run's checkpoint; what it takes to export that goes to `folder`."""
+    from plsc.apps.serving.embedder import from_export
+
+    if args.export:
+        return from_export(args.export)
+    given = config.load(args.config, args.override)
+    embedder = _of_existing_export(given)
+    if embedder is not None:
+        return embedder
+    from plsc.training.entry import Entry  # imports Paddle
+
+    facts = Entry(given).export(folder / "export")
+    return from_export(facts["folder"], shown(given.Global.output_dir))
+
+
+def _of_existing_export(given: config.Config) -> Embedder | None:
+    """Return the embedder of output_dir/export if that is of the checkpoint that the config names, as it is now, else None."""
+    from plsc.checkpoint import store
+    from plsc.apps.serving.embedder import from_export
+
+    root = Path(given.Global.output_dir)
+    path = store.find(root / "checkpoints", given.Global.checkpoint or "newest")
+    if path is None:
+        return None
+    saved = store.Checkpoint.open(path, verify=False)
+    try:
+        embedder = from_export(root / "export", f"{shown(root)}, step {saved.step}")
+        stored = saved.network, saved.state.flip, saved.state.threshold, saved.state.calibration
+        if (embedder.network, embedder.flip, embedder.threshold, embedder.calibration) == stored:
+            return embedder
+        why = f"{root / 'export'} is of another checkpoint, or has another threshold or calibration"
+    except MissingFileError:
+        why = "there is no export yet"
+    except UserError as error:
+        why = str(error)
+    get_logger().info(f"{why}: exporting {path} to a temporary folder (plsc export beforehand saves that)")
+    return None
+
+
+def _serve(embedder: Embedder, args: argparse.Namespace, options: Options) -> None:
+    """Answer requests until SIGTERM or SIGINT; what is in the queue then is answered still."""
+    import uvicorn
+
+    from plsc.apps.serving.service.app import create_app
+    from plsc.apps.serving.service.connections import protocol
+
+    for name in ("uvicorn.error", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    gallery = _gallery(args.gallery)
+    app = create_app(embedder, gallery, options)
+    listener = _listen(args.host, args.port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=protocol(options.deadline, _most_connections(options.queue)),
+            access_log=False,  # it would have the names of people
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=int(4 * options.deadline),
+        )
+    )
+    port = listener.getsockname()[1]
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    people = "no gallery" if gallery is None else counted(len(gallery), "person", "people")
+    get_logger().info(f"serving {embedder.described}, {people}, on http://{host}:{port}/ (Ctrl-C ends it)")
+    if not _is_loopback(args.host):
+        get_logger().warning(_exposed(host, port, options))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn ends by them, and raises them again then: to end when asked is no failure of a service.
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[listener])
+    get_logger().info("stopped; every request that had come was answered")
+
+
+def _gallery(folder: str | None) -> Gallery | None:
+    if folder is None:
+        return None
+    from plsc.apps.serving.gallery import Gallery
+
+    return Gallery.open(folder)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # With the protocol named, asyncio switches Nagle's algorithm off, which would hold answers back for 40 ms.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(256)
+    except (OSError, UnicodeError) as error:  # a name of the network may not have every letter, or length
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {shown(host)} --port {port}: {why}; name another") from error
+    return listener
+
+
+def _most_connections(queue: int) -> int:
+    """Return how many connections are open at once: many more than are answered, to whom 503 is said. Each is a file."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(64 + 16 * queue, files // 2)
+
+
+def _exposed(host: str, port: int, options: Options) -> str:
+    if options.private:
+        return f"{host}:{port} has no TLS: who listens on the network sees pictures and token; put a proxy with TLS before it"
+    return (
+        f"whoever reaches {host}:{port} can read the names and compare pictures: there is no TLS, and without a token ({TOKEN}) "
+        "nobody is asked for one"
+    )

@@ -1,0 +1,195 @@
+"""plsc serve as a user starts it: mistakes in its arguments, and a service behind a run's checkpoint from start to end."""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from plsc import cli
+from plsc.checkpoint.saved import set_threshold
+from plsc.checkpoint.store import Checkpoint
+from plsc.apps.serving.service import command as serve
+from plsc.apps.serving.embedder import from_run
+from plsc.apps.serving.gallery import Gallery
+from plsc.training.entry import Entry
+from tests.bounds import assert_within, cosines, rounded
+from tests.launch import ROOT
+from tests.apps.serving.running import Client
+from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
+from tests.tiny_runs import TINY
+
+SECRET = "a-token-of-the-tests"
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        (["--export", "nowhere"], "nowhere/preprocessing.json: is not there"),
+        (["--export", "x", "-c", "y"], "--export: names a network, and so do -c and -o"),
+        (["--writable", "--gallery", "x"], f"--writable: needs a token in {serve.TOKEN} or --token-file"),
+        (["--writable", "--token-file", "good"], "--writable: there is nothing to change without --gallery"),
+        (["--port", "65536"], "--port: must be 0 to 65535, got 65536"),
+        (["--batch", "0"], "--batch: must be more than 0 and finite, got 0"),
+        (["--max-pixels", "99999999"], "--max-pixels: must be at most 67,108,864, got 99,999,999"),
+        (["--deadline", "nan"], "--deadline: must be more than 0 and finite, got nan"),
+        (["--deadline", "inf"], "--deadline: must be more than 0 and finite, got inf"),
+        (["--token-file", "nowhere"], "--token-file: nowhere: cannot be read"),
+        (["--token-file", "short"], "short: a token has 16 or more"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, words, line):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(serve.TOKEN, raising=False)
+    Path("short").write_text("secret\n")
+    Path("good").write_text(f"{SECRET}\n")
+    assert cli.serve(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"ERROR {line}") and said.count("\n") == 1
+
+
+def test_without_its_packages_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(serve, "_PACKAGES", ("fastapi", "no-such-package"))
+    assert cli.serve(["--export", "x"]) == 2
+    line = "plsc serve: no-such-package not found: pip install fastapi no-such-package (the extra serve)"
+    assert capsys.readouterr().err == f"ERROR {line}\n"
+
+
+def options(*words):
+    return serve._options(serve._parser().parse_args(words))
+
+
+@pytest.mark.parametrize(
+    "host, private, name",
+    [
+        ("127.0.0.1", False, "localhost"),
+        ("127.0.0.2", False, "127.0.0.2"),
+        ("::1", False, "::1"),
+        ("0.0.0.0", True, None),
+    ],
+)
+def test_beyond_loopback_reading_takes_the_token(monkeypatch, host, private, name):
+    monkeypatch.setenv(serve.TOKEN, SECRET)
+    got = options("--host", host)
+    assert got.private is private and (got.hosts is None) is (name is None)
+    assert name is None or name in got.hosts
+    assert SECRET not in repr(got)
+    monkeypatch.delenv(serve.TOKEN)
+    assert options("--host", host).private is False
+
+
+def test_who_can_read_what_is_said_where_others_reach_it(monkeypatch):
+    monkeypatch.delenv(serve.TOKEN, raising=False)
+    assert "no TLS, and without a token" in serve._exposed("0.0.0.0", 80, options("--host", "0.0.0.0"))
+    monkeypatch.setenv(serve.TOKEN, SECRET)
+    assert "put a proxy with TLS before it" in serve._exposed("0.0.0.0", 80, options("--host", "0.0.0.0"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run with its export, and a gallery of five people beside it."""
+    folder = tmp_path_factory.mktemp("serve") / "output"
+    with contextlib.redirect_stdout(io.StringIO()):
+        formats = ["paddle", "onnx"] if CAN_ONNX else ["paddle"]
+        entry = Entry(TINY, [f"Global.output_dir={folder}", f"Export.formats={formats}"])
+        entry.train()
+        entry.export()
+        embedder = from_run(folder / "config.yaml", [f"Global.output_dir={folder}"])
+        Gallery.build(folder.parent / "people", embedder, {f"P{n}": [PIXELS[n]] for n in range(5)})
+    return folder
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "output")
+
+
+def embedder_of(run, folder):
+    args = ["-c", str(run / "config.yaml"), "-o", f"Global.output_dir={run}"]
+    return serve._embedder(serve._parser().parse_args(args), folder)
+
+
+def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied, tmp_path, monkeypatch):
+    monkeypatch.setattr(Entry, "export", None)
+    embedder = embedder_of(copied, tmp_path / "own")
+    assert embedder.described.endswith("output, step 12")
+    assert embedder.network == Checkpoint.open(copied / "checkpoints" / "step-00000012").network
+    assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize("change", ["no export", "another threshold", "a damaged export"])
+def test_else_the_checkpoint_is_exported_for_the_service_alone(copied, tmp_path, change):
+    if change == "no export":
+        shutil.rmtree(copied / "export")
+    elif change == "another threshold":
+        saved = Checkpoint.open(copied / "checkpoints" / "step-00000012")
+        set_threshold(saved, 0.125, "noise pairs", False)
+    else:
+        (copied / "export" / "preprocessing.json").write_text("{")
+    before = sorted(path for path in copied.rglob("*") if path.is_file())
+    embedder = embedder_of(copied, tmp_path)
+    assert change != "another threshold" or embedder.threshold == 0.125
+    of_run = from_run(copied / "config.yaml", [f"Global.output_dir={copied}"])
+    want, bound = rounded(of_run._backbone, lambda: of_run.embed(PIXELS))
+    assert_within(embedder.embed(PIXELS), want, bound, paths=2)
+    assert sorted(path for path in copied.rglob("*") if path.is_file()) == before
+
+
+@contextlib.contextmanager
+def started(*words, **env):
+    """A service in a process of its own; yields the process and a client."""
+    command = [sys.executable, "-m", "plsc", "serve", *map(str, words), "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    try:
+        said = ""
+        while (port := re.search(r"on http://127\.0\.0\.1:(\d+)/", said)) is None:
+            line = process.stdout.readline()
+            assert line, f"it has ended: {said}"
+            said += line
+        yield process, Client(int(port.group(1)))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(
+    not CAN_ONNX, reason="without ONNX Runtime a service takes the seconds of importing Paddle"
+)
+def test_from_start_to_end(trained):
+    words = ["--export", trained / "export", "--gallery", trained.parent / "people", "--writable"]
+    pictures = [cv2.imencode(".png", PIXELS[number][0])[1].tobytes() for number in range(5)]
+    with started(*words, **{serve.TOKEN: SECRET}) as (process, client):
+        assert "libpaddle" not in Path(f"/proc/{process.pid}/maps").read_text()
+        status, answer = client.send("/search?threshold=0.9", pictures[3])
+        assert (status, answer["verdict"], answer["name"]) == (200, "known", "P3")
+        assert_within(answer["matches"][0]["similarity"], 1, cosines(8))
+        bearer = {"Authorization": f"Bearer {SECRET}"}
+        assert client.send("/people?name=New", pictures[0], pictures[1], **bearer)[0] == 201
+        assert SECRET not in Path(f"/proc/{process.pid}/cmdline").read_text()
+
+        # A request that has begun is answered after SIGTERM, new ones find nobody, and the end is no failure.
+        with socket.create_connection(("127.0.0.1", client.port), 20) as half:
+            head = f"POST /search HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {len(pictures[2])}\r\n\r\n"
+            half.sendall(head.encode())
+            assert half.recv(1000).startswith(b"HTTP/1.1 100 ")
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(OSError):
+                while True:
+                    client.ask("GET", "/health")
+            half.sendall(pictures[2])
+            answer = half.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 200 ") and b'"P2"' in answer
+        said, _ = process.communicate(timeout=20)
+        assert process.returncode == 0 and "stopped" in said and "Traceback" not in said
+    assert Gallery.open(trained.parent / "people").names() == ["P0", "P1", "P2", "P3", "P4", "New"]

@@ -1,0 +1,110 @@
+"""Pictures that the service aligns: the largest face, where the template has it; and the numbers of faces."""
+
+import itertools
+import threading
+
+import cv2
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from plsc.apps.curate import detector
+from plsc.apps.curate.alignment import TEMPLATE, align
+from plsc.apps.curate.detector import Face
+from plsc.apps.serving.service.app import create_app
+from tests.bounds import assert_within
+from tests.apps.serving.running import Pixels, expected, picture, running
+
+SIZE = 16
+
+
+class Finder:
+    """Finds as many faces as it is told, each half as large as the one before, the largest turned by 30 degrees."""
+
+    def __init__(self, count):
+        self.count = count
+        self.pictures = []
+
+    def detect(self, rgb):
+        self.pictures.append(rgb)
+        turn = np.array([[np.cos(0.5), np.sin(0.5)], [-np.sin(0.5), np.cos(0.5)]])
+        places = [(TEMPLATE @ turn) * 0.5**number + 60 for number in range(self.count)]
+        return [Face((0.0, 0.0, 90.0, 90.0), 1.0, points) for points in places]
+
+
+@pytest.fixture
+def photo():
+    """An encoded photo in colours, and its pixels as RGB."""
+    data = picture(5, (200, 180, 3))
+    return data, cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    def with_faces(count, channels="RGB"):
+        finder = Finder(count)
+        monkeypatch.setattr(detector, "installed", lambda: True)
+        monkeypatch.setattr(detector, "Detector", lambda: finder)
+        return running(create_app(Pixels(SIZE, channels))), finder
+
+    return with_faces
+
+
+@pytest.mark.parametrize("channels", ["RGB", "BGR", "grey"])
+def test_the_largest_face_is_aligned(serve, photo, channels):
+    data, rgb = photo
+    service, finder = serve(3, channels)
+    with service as client:
+        assert client.ask("GET", "/about")[1]["align"] is True
+        status, answer = client.send("/embed?align=true", data, data)
+        plain = client.send("/embed", data)[1]
+    assert status == 200 and answer["faces"] == [3, 3] and plain["faces"] is None
+    assert np.array_equal(finder.pictures[0], rgb)
+    aligned = align(rgb, finder.detect(rgb)[0].landmarks, SIZE)
+    if channels == "grey":
+        sample = cv2.cvtColor(aligned, cv2.COLOR_RGB2GRAY)[None]
+    else:
+        sample = np.moveaxis(aligned if channels == "RGB" else aligned[..., ::-1], -1, 0)
+    want, bound = expected(sample[None])
+    assert_within(np.array(answer["embeddings"][:1]), want, bound)
+    assert np.dot(plain["embeddings"][0], want[0]) < 0.9
+
+
+def test_the_first_picture_without_a_face_is_named(serve, photo, monkeypatch):
+    service, finder = serve(0)
+    second_done = threading.Event()
+    number = itertools.count()
+
+    def detect(rgb):
+        if next(number) == 0:
+            second_done.wait(10)  # the first picture's thread is the later one
+        else:
+            second_done.set()
+        return []
+
+    monkeypatch.setattr(finder, "detect", detect)
+    with service as client:
+        status, answer = client.send("/verify?align=true", photo[0], photo[0])
+        assert status == 422 and answer["error"].startswith("picture 1 shows no face")
+        assert client.send("/verify", photo[0], photo[0])[0] == 200
+
+
+def test_a_service_without_a_detector_says_so(monkeypatch):
+    monkeypatch.setattr(detector, "installed", lambda: False)
+    with running(create_app(Pixels())) as client:
+        status, answer = client.send("/embed?align=true", picture(0))
+        assert (status, answer["error"]) == (
+            422,
+            "align: this service finds no faces; install the extra align",
+        )
+        assert client.ask("GET", "/about")[1]["align"] is False
+
+
+@pytest.mark.skipif(not detector.installed(), reason="the extra align is not installed")
+def test_the_faces_of_a_photo():
+    data = pytest.importorskip("skimage.data", reason="scikit-image, which ships the photo, is not installed")
+    photo = cv2.imencode(".png", data.astronaut()[..., ::-1])[1].tobytes()
+    with running(create_app(Pixels(112, "RGB"))) as client:
+        assert client.send("/embed?align=true", photo)[1]["faces"] == [1]
+        assert client.send("/embed?align=true", picture(0, (100, 100, 3)))[0] == 422
