@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.checkpoint.foreign.shards import Gathered, find_shards
+from plsc.apps.migrate.shards import Gathered, find_shards
 from plsc.checkpoint.reshard import (
     ANOTHER_DISK,
     FileBlocks,
@@ -107,7 +107,7 @@ def import_centres(
 ) -> str:
     """Gather the shards of another program into the checkpoint folder `target`; return a report.
 
-    The layouts are those of plsc.checkpoint.foreign.shards. `target` has a head file for each rank with that
+    The layouts are those of plsc.apps.migrate.shards. `target` has a head file for each rank with that
     rank's classes in float32: centres, and momentum and bias if the layout has them.
 
     Args:

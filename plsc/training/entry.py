@@ -20,7 +20,7 @@ import numpy as np
 
 from plsc.config import Config, format_rows, load
 from plsc.config.advice import advice
-from plsc.config.setters import Setters
+from plsc.apps.migrate.setters import Setters
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text, shown

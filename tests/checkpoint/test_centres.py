@@ -17,7 +17,7 @@ from plsc.cli.commands.ckpt import inspect
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
 from plsc.utils.calibration import Calibration
-from tests.checkpoint import test_shards as foreign
+from tests.apps.migrate import test_shards as foreign
 from tests.checkpoints import Bits, assert_same, content, flip, save_ranks
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plsc.cli.commands.import_config.translation import Translation
+from plsc.apps.migrate.import_config.translation import Translation
 from plsc.errors import UserError
 
 DEFAULTS = {

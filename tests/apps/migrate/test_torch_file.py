@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plsc.checkpoint.foreign.torch_file import load_torch
+from plsc.apps.migrate.torch_file import load_torch
 from plsc.errors import MissingFileError, UserError
-from tests.torch_files import numbers, write_torch
+from tests.apps.migrate.torch_files import numbers, write_torch
 
 
 class Evil:

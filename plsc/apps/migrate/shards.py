@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.checkpoint.foreign.paddle_file import load_tensor
-from plsc.checkpoint.foreign.torch_file import load_torch
+from plsc.apps.migrate.paddle_file import load_tensor
+from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint.manifest import read_json
 from plsc.checkpoint.reshard import Head, RowArray
 from plsc.errors import MissingFileError, UserError

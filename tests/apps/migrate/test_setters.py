@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plsc.config import ConfigError
-from plsc.config.setters import GONE, Setters
+from plsc.apps.migrate.setters import GONE, Setters
 from plsc.data.dataset import PairSet
 from plsc.errors import MissingFileError, UserError
 from plsc.training.entry import Entry

@@ -23,10 +23,10 @@ import numpy as np
 from paddle import nn
 
 from plsc.checkpoint import store
-from plsc.checkpoint.foreign.torch_file import load_torch
+from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.checkpoint.train_state import TrainState
-from plsc.cli.commands.import_config import import_config
+from plsc.apps.migrate.import_config import import_config
 from plsc.config import Config, add_overrides, load
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.errors import UserError

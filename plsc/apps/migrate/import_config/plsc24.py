@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from plsc.cli.commands.import_config.translation import Translation
+from plsc.apps.migrate.import_config.translation import Translation
 from plsc.errors import UserError
 from plsc.utils.yaml_lines import parse
 

@@ -8,11 +8,11 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.checkpoint.foreign.shards import Gathered, find_shards
+from plsc.apps.migrate.shards import Gathered, find_shards
 from plsc.errors import UserError
 from plsc.utils.sharding import split
-from tests.paddle_files import tensor_bytes
-from tests.torch_files import numbers, write_torch
+from tests.apps.migrate.paddle_files import tensor_bytes
+from tests.apps.migrate.torch_files import numbers, write_torch
 
 CLASSES, SIZE = 11, 4
 CENTRES, MOMENTUM = numbers(CLASSES, SIZE, seed=1), numbers(CLASSES, SIZE, seed=2)

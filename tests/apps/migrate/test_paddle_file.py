@@ -6,10 +6,10 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.checkpoint.foreign.paddle_file import load_tensor
+from plsc.apps.migrate.paddle_file import load_tensor
 from plsc.errors import MissingFileError, UserError
-from tests.paddle_files import tensor_bytes
-from tests.torch_files import numbers
+from tests.apps.migrate.paddle_files import tensor_bytes
+from tests.apps.migrate.torch_files import numbers
 
 
 def test_what_paddle_writes(tmp_path):
