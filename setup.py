@@ -22,7 +22,7 @@ VERSION = re.search(
 ).group(1)
 
 KERNELS = Extension(
-    "plsc.utils.kernels._native",
+    "plsc.native._native",
     sources=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/*/kernels/*.cpp")),
     depends=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/*/kernels/*.h")),
     include_dirs=["."],

@@ -3,7 +3,7 @@
 import paddle
 import pytest
 
-from plsc.utils import kernels
+from plsc import native as kernels
 
 BUILT = kernels.library() is not None
 

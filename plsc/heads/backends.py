@@ -3,7 +3,7 @@
     N samples   D embedding size   K classes of the step, b of them in a block   J sub-centres   P targets in this shard
 
 `PaddleBackend` uses Paddle's ops, on any device and with any margin. `KernelBackend` does the same on CPUs in
-two calls of plsc/heads/kernels, several times faster, where the margin does not change the other logits, in
+two calls of plsc/native/heads, several times faster, where the margin does not change the other logits, in
 float32, and in bfloat16 where the processor has it. A backend is made for one step: it keeps what the backward
 pass needs, and writes the gradients of the rows to the bank.
 """
@@ -21,8 +21,8 @@ from paddle import _C_ops
 
 from plsc import distributed
 from plsc.heads.blocks import Block, Rounded, TargetRows, count_up, plan_blocks
-from plsc.heads.kernels import softmax
-from plsc.utils import kernels
+from plsc.native.heads import softmax
+from plsc import native as kernels
 from plsc.utils.device import on_gpu
 from plsc.utils.tensors import rows_in_place, tensor_of
 

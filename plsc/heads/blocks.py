@@ -17,8 +17,8 @@ import paddle
 from paddle import _C_ops
 
 from plsc.heads.bank import Bank
-from plsc.heads.kernels import rows as row_kernels
-from plsc.utils import kernels
+from plsc.native.heads import rows as row_kernels
+from plsc import native as kernels
 from plsc.utils.device import asynchronous, on_gpu, to_device
 from plsc.utils.tensors import tensor_of
 

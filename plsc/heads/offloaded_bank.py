@@ -24,7 +24,7 @@ import numpy as np
 import paddle
 
 from plsc.heads.bank import BANKS, Bank, HostRows, initial_rows
-from plsc.heads.kernels.records import pack, unpack
+from plsc.native.heads.records import pack, unpack
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
 from plsc.utils import bfloat16

@@ -18,7 +18,7 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
-from plsc.heads.kernels import rows as row_kernels
+from plsc.native.heads import rows as row_kernels
 
 
 class Update(NamedTuple):

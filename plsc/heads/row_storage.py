@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc.errors import UserError
-from plsc.heads.kernels.records import read_records, write_records
+from plsc.native.heads.records import read_records, write_records
 from plsc.utils.disk import need_and_free
 
 

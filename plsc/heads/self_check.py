@@ -21,7 +21,7 @@ from plsc.heads.bank import initial_rows
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes
-from plsc.utils import kernels
+from plsc import native as kernels
 from plsc.utils.device import on_gpu
 from plsc.utils.sharding import ClassShard
 

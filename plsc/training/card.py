@@ -31,7 +31,7 @@ from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
 from plsc.training.finish import date
 from plsc.utils.device import on_gpu
 from plsc.utils.files import sha256_of
-from plsc.utils.kernels import library
+from plsc.native import library
 from plsc.utils.logging import get_logger
 from plsc.utils.measure import commit, processor
 from plsc.utils.version import __version__

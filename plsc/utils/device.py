@@ -17,7 +17,7 @@ from collections import deque
 import numpy as np
 import paddle
 
-from plsc.utils import kernels
+from plsc import native as kernels
 from plsc.utils.tensors import tensor_of
 
 

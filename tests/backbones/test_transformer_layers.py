@@ -5,7 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.backbones import onednn
+from plsc.native import onednn
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import Addresses, Dropout
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention

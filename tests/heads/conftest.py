@@ -2,7 +2,7 @@
 
 import pytest
 
-from plsc.utils import kernels
+from plsc import native as kernels
 
 BUILT = kernels.library() is not None
 

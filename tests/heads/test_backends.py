@@ -11,11 +11,11 @@ from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
 from plsc.heads.bank import initial_rows
-from plsc.heads.kernels import softmax
+from plsc.native.heads import softmax
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
-from plsc.utils import kernels
+from plsc import native as kernels
 from tests.bounds import assert_within, perturbed
 from tests.heads.cases import exact
 

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.cli.commands.selftest.parts import relative
-from plsc.utils import kernels
+from plsc import native as kernels
 from plsc.utils.registry import MARGINS
 from tests.bounds import assert_within
 from tests.heads.autograd import exact_gradients, gradients, head_of, samples
@@ -13,7 +13,7 @@ from tests.heads.autograd import exact_gradients, gradients, head_of, samples
 
 @pytest.fixture(autouse=True)
 def no_bfloat16_kernels(monkeypatch):
-    """They round rows before these are normalised; tests/heads/kernels compares them."""
+    """They round rows before these are normalised; tests/native/heads compares them."""
     monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
 
 

@@ -13,7 +13,8 @@ from plsc.heads.bank import BANKS
 from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import LARS, AdamW, Momentum
-from plsc.utils import bfloat16, kernels
+from plsc.utils import bfloat16
+from plsc import native as kernels
 from plsc.utils.logging import setup
 from plsc.utils.sharding import ClassShard
 

@@ -19,7 +19,7 @@ from plsc.config.schema import HeadCfg, head_dtype
 from plsc.heads.backends import by_kernels
 from plsc.heads.bank import copied_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
-from plsc.heads.kernels import softmax
+from plsc.native.heads import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
 from plsc.heads.optimizer import Frozen, Rule
 from plsc.heads.softmax import SoftmaxHead

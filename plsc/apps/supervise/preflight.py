@@ -30,7 +30,7 @@ from plsc.config.schema import moments_of
 from plsc.data.dataset import Dataset
 from plsc.data.scan import AnySet, count_of, name_of
 from plsc.errors import UserError, shown
-from plsc.utils import kernels
+from plsc import native as kernels
 from plsc.utils.disk import free_bytes
 from plsc.utils.memory import available_bytes
 from plsc.utils.sharding import split

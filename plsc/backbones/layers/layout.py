@@ -11,8 +11,8 @@ from __future__ import annotations
 import paddle
 from paddle.autograd import PyLayer
 
-from plsc.backbones import onednn
-from plsc.utils import kernels
+from plsc.native import onednn
+from plsc import native as kernels
 
 _CPU = paddle.CPUPlace()
 

@@ -3,7 +3,7 @@
     y = active((x - mean) / sqrt(variance + epsilon) * weight + bias + skip)
 
 By itself each of these is one or two passes over memory, most of them on one thread. Together they are two passes over
-the input forward and two backward, by compiled kernels (plsc/backbones/kernels). Ioffe & Szegedy, "Batch Normalization"
+the input forward and two backward, by compiled kernels (plsc/native/layers). Ioffe & Szegedy, "Batch Normalization"
 (2015); the running statistics are Paddle's, with the biased variance. Try it: `pytest
 tests/backbones/test_normalisation.py`.
 """
@@ -17,7 +17,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
-from plsc.utils.kernels import library
+from plsc.native import library
 
 _NONE, _RELU, _PRELU = range(3)  # as kernels/norm.cpp numbers them
 _NORMS = (nn.BatchNorm1D, nn.BatchNorm2D)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones import onednn
+from plsc.native import onednn
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 
 

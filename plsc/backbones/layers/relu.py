@@ -7,7 +7,7 @@ from ctypes import c_float
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones import onednn
+from plsc.native import onednn
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
 
 

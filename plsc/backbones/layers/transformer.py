@@ -18,11 +18,11 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.backbones import onednn
+from plsc.native import onednn
 from plsc.backbones.layers.addresses import Dropout
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
-from plsc.backbones.onednn import describe, kept
-from plsc.utils.kernels import library
+from plsc.native.onednn import describe, kept
+from plsc.native import library
 
 
 class Linear(nn.Linear):

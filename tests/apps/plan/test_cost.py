@@ -10,8 +10,8 @@ from plsc.apps.plan.cost import Trial, bank_bytes, memory
 from plsc.apps.plan.sizes import of_old_classes
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
-from plsc.heads.kernels import softmax
-from plsc.utils import kernels
+from plsc.native.heads import softmax
+from plsc import native as kernels
 
 DIM = "Model.embedding_size=16"
 

@@ -12,7 +12,8 @@ import pytest
 from plsc.apps.supervise import preflight
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
-from plsc.utils import kernels, version
+from plsc.utils import version
+from plsc import native as kernels
 from tests.image_files import write_folder
 
 

@@ -1,5 +1,5 @@
 // Set-up of the kernels: threads, matrix products, and which instructions are used. See native.h.
-#include "plsc/utils/kernels/native.h"
+#include "plsc/native/native.h"
 
 #include <stdlib.h>
 

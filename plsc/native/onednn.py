@@ -7,7 +7,7 @@
 
 Nothing is linked. The library is the one that Paddle has loaded, so it runs on Paddle's threads. The values below
 and the functions are the same in oneDNN 3.2 (Paddle 2.6) and 3.6 (Paddle 3.3): include/oneapi/dnnl/dnnl_types.h
-and dnnl.h there. Arrays are float32, on the CPU. Try it: `pytest tests/backbones/test_onednn.py`.
+and dnnl.h there. Arrays are float32, on the CPU. Try it: `pytest tests/native/test_onednn.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
-from plsc.utils.paddle_library import paddle_library
+from plsc.native.paddle_library import paddle_library
 
 # dnnl_prop_kind_t
 FORWARD_TRAINING = 64

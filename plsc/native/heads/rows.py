@@ -4,7 +4,7 @@
 
 Arrays are C-contiguous and used in place; kernels take CPU tensors as well. With kernels the work is shared
 by the threads of the caller's OpenMP team (Global.threads). Try it: `pytest
-tests/heads/kernels/test_rows.py`.
+tests/native/heads/test_rows.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.utils.kernels import address, library
+from plsc.native import address, library
 
 
 class AdamNumbers(NamedTuple):

@@ -2,7 +2,7 @@
 // Each thread takes a run of blocks and does everything for one while it lies in its cache: fetch the rows, their lengths,
 // the product with the samples, exponentials; in backward the gradients of logits, samples and rows. Logits lie as
 // [classes, samples], so that a class's are one run.
-#include "plsc/heads/kernels/loops_table.h"
+#include "plsc/native/heads/loops_table.h"
 
 #include <math.h>
 #include <stdlib.h>

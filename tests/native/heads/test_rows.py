@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plsc.heads.kernels import rows
+from plsc.native.heads import rows
 from tests.bounds import EPS, assert_within, growth, perturbed
 
 INDEX = np.array([0, 3, 4, 10, 22])

@@ -5,7 +5,7 @@ in heads/backends.py.
 
 Arrays and CPU tensors, float32 and C-contiguous, used in place. Threads are the caller's OpenMP team, each of
 which takes blocks of `BLOCK` classes: results do not change from run to run with the same number of threads.
-Try it: `pytest tests/heads/kernels/test_softmax.py`.
+Try it: `pytest tests/native/heads/test_softmax.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plsc.utils.kernels import address, library
+from plsc.native import address, library
 
 BLOCK = 128  # classes whose rows and logits lie in a processor's second-level cache together
 

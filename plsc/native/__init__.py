@@ -5,7 +5,7 @@ matrix products come from the libraries that Paddle has brought into the process
 OpenMP runtime would fight the first for the processors. PLSC_KERNELS=0 in the environment turns the kernels
 off. Build them in a checkout and try them:
 
-    python setup.py build_ext --inplace && pytest tests/heads/kernels tests/backbones/test_norm.py
+    python setup.py build_ext --inplace && pytest tests/native/heads tests/backbones/test_norm.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from plsc.utils.logging import get_logger
-from plsc.utils.paddle_library import paddle_library
+from plsc.native.paddle_library import paddle_library
 
 # One file for every Python; builds from before that have the name of one. They serve as well, if their version fits.
 _FOLDER = Path(__file__).parent

@@ -3,7 +3,7 @@ the same bits.
 
 A record holds a row of each array side by side, as float32 or as bfloat16 (uint16, its bits; see
 plsc/utils/bfloat16.py). All this runs in one thread beside the backbone, the kernels without Python's lock.
-Try it: `pytest tests/heads/kernels/test_records.py`.
+Try it: `pytest tests/native/heads/test_records.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from plsc.utils import bfloat16
-from plsc.utils.kernels import library
+from plsc.native import library
 
 _AHEAD = 512  # records that are announced to the disk before they are read; records.cpp has the same
 

@@ -5,7 +5,7 @@ import logging
 import paddle
 import pytest
 
-from plsc.utils import kernels
+from plsc import native as kernels
 from tests.kernel_paths import BUILT, two_threads  # noqa: F401
 
 

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from plsc.heads.kernels import records
+from plsc.native.heads import records
 from plsc.utils import bfloat16
 
 

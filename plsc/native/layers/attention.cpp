@@ -1,12 +1,12 @@
 // The part of attention that oneDNN has no fast operation for on processors without AVX-512. See layers/transformer.py.
-#include "plsc/utils/kernels/native.h"
+#include "plsc/native/native.h"
 
 struct AttentionLoops {
   void (*softmax_backward)(const float*, int64_t, int64_t, float*);
 };
 
-#define PLSC_LOOPS "plsc/backbones/kernels/attention_loops.h"
-#include "plsc/utils/kernels/instruction_sets.h"
+#define PLSC_LOOPS "plsc/native/layers/attention_loops.h"
+#include "plsc/native/instruction_sets.h"
 
 // Gradient by the softmax `weights` [rows, width] -> gradient by what it was taken of, in place.
 PLSC_API void plsc_attention_weights_backward(const float* weights, int64_t rows, int64_t width, float* grad) {

@@ -1,6 +1,6 @@
 // Read, write, pack and unpack the stored rows (records) of a bank in a file or as bfloat16 (plsc/heads/offloaded_bank.py). In one
 // thread: the backbone's matrix products have the others. The numpy versions are in records.py.
-#include "plsc/utils/kernels/native.h"
+#include "plsc/native/native.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 // The table of the head's inner loops, loops.h, of which there is one for each instruction set.
 #pragma once
 
-#include "plsc/utils/kernels/native.h"
+#include "plsc/native/native.h"
 
 // The numbers of an update by AdamW, as AdamNumbers in rows.py.
 struct Adam {

@@ -1,10 +1,10 @@
 // Kernels that work on rows; see rows.py. The head's step is in softmax.cpp.
-#include "plsc/heads/kernels/loops_table.h"
+#include "plsc/native/heads/loops_table.h"
 
 #include <string.h>
 
-#define PLSC_LOOPS "plsc/heads/kernels/loops.h"
-#include "plsc/utils/kernels/instruction_sets.h"
+#define PLSC_LOOPS "plsc/native/heads/loops.h"
+#include "plsc/native/instruction_sets.h"
 
 const Loops* loops() { return loops_in_use(); }
 

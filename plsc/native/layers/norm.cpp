@@ -1,6 +1,6 @@
 // Batch normalisation of channels-last rows with what follows it, the sum with a residual's input and an activation,
 // in two passes over the input forward and two backward. See norm.py.
-#include "plsc/utils/kernels/native.h"
+#include "plsc/native/native.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -24,8 +24,8 @@ struct NormLoops {
   void (*backward)(int, const float*, const float*, Channels, int64_t, int64_t, float*);
 };
 
-#define PLSC_LOOPS "plsc/backbones/kernels/loops.h"
-#include "plsc/utils/kernels/instruction_sets.h"
+#define PLSC_LOOPS "plsc/native/layers/loops.h"
+#include "plsc/native/instruction_sets.h"
 
 namespace {
 

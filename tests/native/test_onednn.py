@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.backbones import onednn
+from plsc.native import onednn
 from tests.bounds import assert_within, sums
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")

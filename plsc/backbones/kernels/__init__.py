@@ -1,1 +1,0 @@
-"""Compiled C++ kernels of the backbones' layers on CPUs; loaded by plsc/utils/kernels."""

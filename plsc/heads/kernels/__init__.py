@@ -1,1 +1,0 @@
-"""Compiled C++ kernels of the head, and what does the same without them; loaded by plsc/utils/kernels."""

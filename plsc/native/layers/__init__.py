@@ -1,0 +1,1 @@
+"""Compiled C++ kernels of the backbones' layers on CPUs; loaded by plsc/native."""
