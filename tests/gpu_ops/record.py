@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import op_log
+from tests.gpu_ops import op_log
 
 IMAGES = {"FaceViT_tiny": [3, 32, 32], "IResNet18": [3, 32, 32], "MobileFaceNet": [3, 112, 112]}
 IMAGES |= {"ResNet50": [3, 32, 32], "SmallResNet": [1, 12, 10], "LeNet": [1, 28, 28]}

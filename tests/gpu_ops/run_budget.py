@@ -11,7 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import count, op_log, step
+from tests.gpu_ops import count
+from tests.gpu_ops import op_log
+from benchmarks import step
 
 SAMPLES = (8, 16, 32)
 CLASSES = (640, 1280)  # a tenth of them is a multiple of 64

@@ -11,7 +11,8 @@ import math
 
 import pytest
 
-from plsc.cli.commands.benchmark import count, op_log
+from tests.gpu_ops import count
+from tests.gpu_ops import op_log
 from tests.gpu_ops.run_budget import CLASSES, HEADS, SAMPLES
 from tests.launch import run_python
 

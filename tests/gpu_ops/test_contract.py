@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plsc.cli.commands.benchmark import op_log
+from tests.gpu_ops import op_log
 from tests.gpu_ops.record import IMAGES
 from tests.launch import run_python
 from tests.training.test_amp_dtypes import dtypes_on_a_gpu, needs_programs, program_of

@@ -259,7 +259,7 @@ class _Torch:
     def __init__(self, name: str, network: Network, threads: int):
         import torch
 
-        from plsc.cli.commands.benchmark import torch_networks
+        from benchmarks import torch_networks
 
         torch.set_num_threads(threads)
         self.twins = torch_networks

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from plsc.cli.commands.benchmark import benchmark, loader
+from benchmarks import __main__ as benchmark
+from benchmarks import loader
 from plsc.data.image_list import ImageList
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from plsc.cli.commands.benchmark import benchmark
+from benchmarks import __main__ as benchmark
 from plsc.errors import UserError
 from plsc.utils.timing import PARTS
 from tests.launch import ROOT

@@ -1,4 +1,4 @@
-"""Record small calls of Paddle, one by one: `python -m tests.cli.run_op_log FILE`, with op_log.environment(). FILE: JSON, name ->
+"""Record small calls of Paddle, one by one: `python -m tests.gpu_ops.run_op_log FILE`, with op_log.environment(). FILE: JSON, name ->
 [ops as name:dtype, bytes, waits]; "totals": how many kernels of forward passes Paddle says that it has selected, and its log."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc.cli.commands.benchmark import op_log
+from tests.gpu_ops import op_log
 from plsc.utils.device import read_later, to_device
 
 

@@ -11,19 +11,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import (
-    backbone,
-    collectives,
-    end2end,
-    gallery,
-    head,
-    loader,
-    plan,
-    published,
-    save,
-    serve,
-    step,
-)
+from benchmarks import backbone
+from benchmarks import collectives
+from benchmarks import end2end
+from benchmarks import gallery
+from benchmarks import head
+from benchmarks import loader
+from benchmarks import plan
+from benchmarks import published
+from benchmarks import save
+from benchmarks import serve
+from benchmarks import step
 from plsc.distributed import environment
 
 

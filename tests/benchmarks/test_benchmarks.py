@@ -8,7 +8,8 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.benchmark import benchmark, chart
+from benchmarks import __main__ as benchmark
+from benchmarks import chart
 from plsc.distributed import launcher
 from plsc.errors import UserError
 from plsc.utils import device, measure

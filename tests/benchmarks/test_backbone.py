@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from plsc.cli.commands.benchmark import benchmark
-from plsc.cli.commands.benchmark.backbone import HEADERS, image_shape_of, row
+from benchmarks import __main__ as benchmark
+from benchmarks.backbone import HEADERS, image_shape_of, row
 from plsc.utils.registry import BACKBONES
 from tests.launch import ROOT
 from tests.undrawn import undrawn

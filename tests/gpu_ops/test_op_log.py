@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from plsc.cli.commands.benchmark import op_log
+from tests.gpu_ops import op_log
 from tests.launch import run_python
 
 X = 16 * 8 * 4  # bytes
@@ -34,7 +34,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("op_log")
     target = folder / "found.json"
     settings = {**op_log.environment(), "FLAGS_use_stride_kernel": "1"}  # else a view is a kernel, too
-    run_python("-m", "tests.cli.run_op_log", target, cwd=folder, **settings)
+    run_python("-m", "tests.gpu_ops.run_op_log", target, cwd=folder, **settings)
     return json.loads(target.read_text())
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from plsc.checkpoint import store
-from plsc.cli.commands.benchmark import benchmark, save
+from benchmarks import __main__ as benchmark
+from benchmarks import save
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of
 

@@ -2,7 +2,9 @@
 
 import json
 
-from plsc.cli.commands.benchmark import benchmark, count, step
+from benchmarks import __main__ as benchmark
+from tests.gpu_ops import count
+from benchmarks import step
 
 
 def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):

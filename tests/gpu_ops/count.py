@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
-from plsc.cli.commands.benchmark import op_log
+from tests.gpu_ops import op_log
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError

@@ -13,7 +13,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import chart
+from benchmarks import chart
 from plsc.distributed import launcher
 from plsc.errors import UserError
 from plsc.utils import measure

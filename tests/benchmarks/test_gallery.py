@@ -2,7 +2,7 @@
 
 import json
 
-from plsc.cli.commands.benchmark import benchmark
+from benchmarks import __main__ as benchmark
 
 
 def test_a_small_gallery_is_measured(tmp_path, capsys):

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from plsc.cli.commands.benchmark import benchmark, published
-from plsc.cli.commands.benchmark.published import BOUNDS, FIGURES, off, reason
+from benchmarks import __main__ as benchmark
+from benchmarks import published
+from benchmarks.published import BOUNDS, FIGURES, off, reason
 from tests.launch import run_python
 
 
@@ -61,7 +62,7 @@ def test_the_part_of_the_benchmark_prints_and_writes(tmp_path, capsys):
 
 COUNT = """
 from plsc.backbones.count import count
-from plsc.cli.commands.benchmark.programs import NETWORKS
+from benchmarks.programs import NETWORKS
 from plsc.apps.plan.activations import kept_bytes
 from plsc.config import load
 from tests.undrawn import undrawn

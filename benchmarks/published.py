@@ -15,8 +15,8 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from plsc.cli.commands.benchmark import programs
-from plsc.cli.commands.benchmark.programs import Run
+from benchmarks import programs
+from benchmarks.programs import Run
 from plsc.apps.plan.paper.cluster import Cluster
 from plsc.apps.plan.paper.devices import DEVICES
 from plsc.utils.text import table

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.cli.commands.benchmark import chart
+from benchmarks import chart
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError

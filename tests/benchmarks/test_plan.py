@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from plsc.cli.commands.benchmark import benchmark, plan
+from benchmarks import __main__ as benchmark
+from benchmarks import plan
 
 
 @pytest.mark.usefixtures("launches_are_forked")

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import count
+from tests.gpu_ops import count
 from plsc.apps.plan.calibration import Case, calibrate
 from plsc.apps.plan.plan import backbone_bytes, head_bytes
 from plsc.config import Config, load

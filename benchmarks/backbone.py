@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from plsc.cli.commands.benchmark import against_torch
+from benchmarks import against_torch
 from plsc.distributed import environment
 from plsc.errors import UserError
 from plsc.utils.measure import alternate

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 
-from plsc.cli.commands.benchmark import benchmark, head
+from benchmarks import __main__ as benchmark
+from benchmarks import head
 from plsc.apps.plan.cost import Trial, memory
 from plsc.config import load
 from plsc.heads.reference import DenseHead, arcface

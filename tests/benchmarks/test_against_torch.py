@@ -7,7 +7,8 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.benchmark import against_torch, benchmark
+from benchmarks import against_torch
+from benchmarks import __main__ as benchmark
 from plsc.errors import UserError
 from tests.launch import run_python
 
@@ -17,7 +18,7 @@ needs_torch = pytest.mark.skipif(
 # In a process of its own, since it brings an OpenMP runtime of its own.
 IN_TORCH = """
 import json, pathlib, sys, torch
-from plsc.cli.commands.benchmark.against_torch import Network, _Torch
+from benchmarks.against_torch import Network, _Torch
 torch.set_default_dtype(torch.float64)
 for file in sys.argv[1:]:
     name, network = json.loads(pathlib.Path(file).with_suffix(".json").read_text())
