@@ -8,7 +8,7 @@ from plsc.utils.version import __version__
 
 if TYPE_CHECKING:
     from plsc.apps.serving.gallery import Gallery
-    from plsc.training.entry import Entry
+    from plsc.entry import Entry
     from plsc.utils.registry import BACKBONES, DATASETS, MARGINS
 
 __all__ = ["BACKBONES", "DATASETS", "MARGINS", "Entry", "Gallery", "__version__"]
@@ -23,7 +23,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and should report
 
         refuse_mixed_files()
         if name == "Entry":
-            from plsc.training.entry import Entry
+            from plsc.entry import Entry
 
             return Entry
         if name == "Gallery":

@@ -9,7 +9,7 @@ import pytest
 
 from plsc.distributed import environment, launcher
 from plsc.evaluation.report import html
-from plsc.training.entry import RUN_FILES
+from plsc.entry import RUN_FILES
 from plsc.utils.logging import setup
 from tests.launch import Forking
 from tests.warm import do_not_sync

@@ -7,7 +7,7 @@ import pytest
 
 from plsc import config
 from plsc.apps.curate.doctor import doctor
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.utils.metrics import read_metrics
 from tests.idx_files import DATA, ROOT
 

@@ -94,7 +94,7 @@ def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(map(shown, unknown))}{_as_config(unknown)}")
-    from plsc.training.entry import Entry
+    from plsc.entry import Entry
 
     if verb == "train" and args.stand_in:
         entry = Entry(_stood_in(args))

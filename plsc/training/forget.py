@@ -25,7 +25,7 @@ from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, UserError, shown
 from plsc.evaluation.membership import Auc, People, alike, auc, nearest
 from plsc.training.embed import embed
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.training.evaluator import build_sets
 from plsc.utils.bfloat16 import float32_of
 

@@ -191,7 +191,7 @@ UNSET = {"set_threshold": False, "compare": None, "calibrate": False, "groups": 
     ],
 )
 def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
-    monkeypatch.setattr("plsc.training.entry.Entry", Recorder)
+    monkeypatch.setattr("plsc.entry.Entry", Recorder)
     assert cli.main([verb, *arguments]) == 0
     assert Recorder.calls == [made, called]
 
@@ -201,7 +201,7 @@ def test_a_mistake_about_a_long_name_is_a_short_line_for_a_terminal(monkeypatch,
         def train(self):
             raise UserError(f"l\0{'x' * 100_000}\x1b[31m: no such folder")
 
-    monkeypatch.setattr("plsc.training.entry.Entry", Fails)
+    monkeypatch.setattr("plsc.entry.Entry", Fails)
     assert cli.run("train", []) == 2
     line = capsys.readouterr().err
     assert (
@@ -217,7 +217,7 @@ def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, 
         def train(self):
             raise error
 
-    monkeypatch.setattr("plsc.training.entry.Entry", Fails)
+    monkeypatch.setattr("plsc.entry.Entry", Fails)
     if code is None:
         with pytest.raises(RuntimeError, match="a defect"):
             cli.run("train", [])
@@ -311,7 +311,7 @@ def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
         def train(self):
             return {"stopped": name} if name else {"accuracy": 1.0}
 
-    monkeypatch.setattr("plsc.training.entry.Entry", Stops)
+    monkeypatch.setattr("plsc.entry.Entry", Stops)
     monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
     assert cli.main(["train", "-c", "a"]) == code
     monkeypatch.setenv(guard.SUPERVISOR, "1")
@@ -376,7 +376,7 @@ def test_what_the_machine_refuses_is_one_line(capsys, code, line):
 
 
 def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("plsc.training.entry.Entry", Recorder)
+    monkeypatch.setattr("plsc.entry.Entry", Recorder)
     monkeypatch.chdir(tmp_path)
     cli.main(["train", "-c", "a"])
     assert capsys.readouterr().out == ""

@@ -13,7 +13,7 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.data.corrections import Correction, write_corrections
 from plsc.apps.serving.gallery import Gallery
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.training.forget import repair_config
 from plsc.utils.logging import setup
 from tests.pictures import drawn

@@ -9,7 +9,7 @@ import pytest
 from plsc.config import ConfigError, load
 from plsc.config.advice import advice
 from plsc.errors import UserError
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from tests.image_files import write_folder
 from tests.tiny_runs import TINY
 

@@ -6,7 +6,7 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.training.build_head import build_head, build_margin, build_rule, changes_others
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.utils.registry import MARGINS
 
 MODULE = """

@@ -12,7 +12,7 @@ from plsc.data.image_list import ImageList
 from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
 from plsc.errors import UserError
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from tests.image_files import write_folder, write_rec
 from tests.tiny_runs import TINY
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plsc.config.schema import head_names
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from tests.bounds import assert_within, rounded
 from tests.launch import ROOT, launch, run_forked, run_python
 from tests.tiny_runs import (

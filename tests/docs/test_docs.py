@@ -11,7 +11,7 @@ from plsc.apps.export.paddlex import refuse_other_pictures as refuse_for_paddlex
 from plsc.cli import COMMANDS
 from plsc.config import Config, load
 from plsc.data.preprocessing import Preprocessing
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from tests.image_files import write_folder
 from tests.launch import ROOT, run_forked
 

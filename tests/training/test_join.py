@@ -10,7 +10,7 @@ from plsc.checkpoint.store import Checkpoint, completed
 from plsc.config import load
 from plsc.errors import UserError
 from plsc.training.divergence import DivergedError
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.training.join import is_before_join, with_joined
 from tests.faults import FaultyNet
 from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, steps

@@ -7,7 +7,7 @@ import pytest
 
 from plsc.config import load
 from plsc.errors import UserError
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.training.stand_in import stand_in
 from tests.launch import ROOT
 from tests.undrawn import undrawn

@@ -10,7 +10,7 @@ import pytest
 from plsc.config import load
 from plsc.errors import UserError
 from plsc.training.embed import to_input
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.training.stand_in import stand_in
 from tests.bounds import EPS, assert_within, perturbed, rounded
 from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from plsc.errors import UserError
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.utils.loggers import check_packages
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.tiny_runs import TINY

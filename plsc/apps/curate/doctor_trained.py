@@ -60,7 +60,7 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
 
     Raises UserError.
     """
-    from plsc.training.entry import Entry
+    from plsc.entry import Entry
 
     if not Path(run).exists():
         raise MissingFileError(

@@ -8,7 +8,7 @@
     .pdopt
 
 Sources: recognition/arcface_torch/train_v2.py and partial_fc.py of deepinsight/insightface;
-plsc/nn/partialfc.py (2.4), plsc/training/entry.py and models/dist_algo.py (0.x), dynamic/classifiers/lsc.py
+plsc/nn/partialfc.py (2.4), plsc/entry.py and models/dist_algo.py (0.x), dynamic/classifiers/lsc.py
 (2.2) of PaddlePaddle/PLSC. No code of the files is run.
 """
 

@@ -113,7 +113,7 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
 
     Where the checkpoint has a threshold, images are mirrored as for that threshold, else as DataLoader.Eval.flip says.
     """
-    from plsc.training.entry import Entry
+    from plsc.entry import Entry
 
     overrides = [*overrides]
     entry = Entry(config, overrides)

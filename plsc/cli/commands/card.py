@@ -17,7 +17,7 @@ from plsc.config import add_overrides, load
 from plsc.distributed import environment
 from plsc.errors import shown
 from plsc.evaluation.card import NOT_COMPUTED, Card, read_card, to_markdown
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.utils.files import sha256_of
 
 _SHOWN = 20  # differences

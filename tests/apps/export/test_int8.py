@@ -13,7 +13,7 @@ from plsc.data.synthetic import Synthetic
 from plsc.errors import MissingFileError, UserError
 from plsc.training import resume
 from plsc.training.embed import embed
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.apps.export.int8_data import int8_data
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx

@@ -15,7 +15,7 @@ from plsc.apps.migrate.import_weights import import_weights, match, read_weights
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from tests.backbones.numpy_layers import scatter
 from tests.bounds import assert_within, rounded
 from tests.apps.migrate.torch_files import numbers, write_torch

@@ -9,7 +9,7 @@ from plsc.config import ConfigError
 from plsc.apps.migrate.setters import GONE, Setters
 from plsc.data.dataset import PairSet
 from plsc.errors import MissingFileError, UserError
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.utils.registry import DATASETS
 
 CALLS = [  # method, arguments, the keys it sets

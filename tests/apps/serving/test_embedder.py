@@ -15,7 +15,7 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
 from plsc.apps.serving import embedder as module
 from plsc.apps.serving.embedder import from_export, from_origin, from_run
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.utils.files import sha256_of
 from tests.bounds import assert_within, rounded
 from tests.tiny_runs import TINY

@@ -22,7 +22,7 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.apps.serving.service import command as serve
 from plsc.apps.serving.embedder import from_run
 from plsc.apps.serving.gallery import Gallery
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from tests.bounds import assert_within, cosines, rounded
 from tests.launch import ROOT
 from tests.apps.serving.running import Client

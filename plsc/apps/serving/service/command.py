@@ -164,7 +164,7 @@ def _embedder(args: argparse.Namespace, folder: Path) -> Embedder:
     embedder = _of_existing_export(given)
     if embedder is not None:
         return embedder
-    from plsc.training.entry import Entry  # imports Paddle
+    from plsc.entry import Entry  # imports Paddle
 
     facts = Entry(given).export(folder / "export")
     return from_export(facts["folder"], shown(given.Global.output_dir))

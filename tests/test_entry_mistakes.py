@@ -11,7 +11,7 @@ from plsc.config import load
 from plsc.errors import UserError
 from plsc.heads.margins import CosFace, Target
 from plsc.training.build import build_loader, build_training_set
-from plsc.training.entry import Entry
+from plsc.entry import Entry
 from plsc.utils.logging import setup
 from tests.checkpoints import reseal
 from tests.image_files import write_folder

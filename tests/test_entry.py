@@ -25,7 +25,7 @@ from plsc.distributed import environment, launcher
 from plsc.errors import MissingFileError, UserError
 from plsc.heads import bank
 from plsc.training.embed import embed
-from plsc.training.entry import RUN_FILES, Entry
+from plsc.entry import RUN_FILES, Entry
 from plsc.training.resume import build_saved_backbone
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import setup
