@@ -3,7 +3,7 @@
 Paddle is an extra and never a requirement: its GPU builds are other packages (paddlepaddle-gpu), and a requirement on
 paddlepaddle would put the CPU build over the one that you have.
 
-The kernels (plsc/*/kernels) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
+The kernels (plsc/native) are optional: without a compiler the package installs and works, slower on CPUs. They are linked against
 nothing and built for every processor of the architecture; which instructions are used is decided when they run. They call
 no function of Python's, so one wheel serves every version of it. PLSC_KERNELS=0 leaves them out: the wheel is then for every machine.
 
@@ -23,8 +23,8 @@ VERSION = re.search(
 
 KERNELS = Extension(
     "plsc.native._native",
-    sources=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/*/kernels/*.cpp")),
-    depends=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/*/kernels/*.h")),
+    sources=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/native/**/*.cpp")),
+    depends=sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("plsc/native/**/*.h")),
     include_dirs=["."],
     extra_compile_args=[
         "-O3",
@@ -63,7 +63,7 @@ setup(
     package_data={
         "": ["*.jinja", "page/*"],
         "plsc": ["py.typed"],
-        **{f"plsc.{part}.kernels": ["*.cpp", "*.h"] for part in ("backbones", "heads", "utils")},
+        **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
     },
     install_requires=[
         "jinja2>=3",  # the report's page

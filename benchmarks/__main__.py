@@ -1,4 +1,4 @@
-"""Measure speed and memory of the parts: `plsc benchmark head | loader | backbone | collectives | end2end | gallery | plan | published | save | serve | step`.
+"""Measure speed and memory of the parts: `python -m benchmarks PART`, from the root of a clone.
 
 plsc/utils/measure.py describes the method.
 """
@@ -11,22 +11,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import backbone
-from benchmarks import collectives
-from benchmarks import end2end
-from benchmarks import gallery
-from benchmarks import head
-from benchmarks import loader
-from benchmarks import plan
-from benchmarks import published
-from benchmarks import save
-from benchmarks import serve
-from benchmarks import step
+from benchmarks import (
+    backbone,
+    collectives,
+    end2end,
+    gallery,
+    head,
+    loader,
+    plan,
+    published,
+    save,
+    serve,
+    step,
+)
 from plsc.distributed import environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc benchmark PART ...`."""
+    """Run `python -m benchmarks PART ...`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["backbone"]:
         return backbone.main(argv[1:])
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "serve": (serve, serve.serve),
         "step": (step, step.step),
     }
-    parser = argparse.ArgumentParser("plsc benchmark", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("backbone", help="parameters, MACs and speed of the backbones; has arguments of its own")
     for name, (module, measure) in measures.items():
@@ -63,3 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(args, "plot", None):
         args.plot.write_bytes(module.plot(result))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

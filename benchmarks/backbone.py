@@ -1,7 +1,7 @@
 """Measure the backbones: parameters, multiply-accumulates and images/s of training, as in docs/backbones.md.
 
 A run is a forward and a backward pass of one batch, without data, head and optimizer; the networks take
-turns, and the median of the runs counts. Try it: `plsc benchmark backbone MobileFaceNet IResNet18
+turns, and the median of the runs counts. Try it: `python -m benchmarks backbone MobileFaceNet IResNet18
 --batch 8 --threads 2`.
 """
 
@@ -55,7 +55,7 @@ def one_pass(name: str, size: int, batch: int):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("plsc benchmark backbone", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m benchmarks backbone", description=__doc__.splitlines()[0])
     parser.add_argument(
         "names",
         nargs="*",

@@ -1,6 +1,6 @@
 """Measure the collectives of plsc.distributed that training calls, by size and number of ranks.
 
-    plsc benchmark collectives --ranks 2 4 --kb 1 1024 65536
+    python -m benchmarks collectives --ranks 2 4 --kb 1 1024 65536
 
 Each number of ranks has new processes. Sizes are of one rank's part: its rows in a gather, its array in a
 sum.

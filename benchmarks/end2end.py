@@ -1,6 +1,6 @@
 """Measure images per second and the parts of a step in a short training, also against another version of plsc.
 
-    plsc benchmark end2end -c configs/ --ranks 2 --against ../plsc-before
+    python -m benchmarks end2end -c configs/ --ranks 2 --against ../plsc-before
 
 Each run is a training of its own, started like a user's, without evaluation. The versions take turns. The
 first log line of a run is left
@@ -14,6 +14,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import plsc
 from plsc import config
 from plsc.distributed import launcher
 from plsc.errors import UserError
@@ -21,7 +22,7 @@ from plsc.utils import measure
 from plsc.utils.metrics import read_metrics
 from plsc.utils.text import table
 
-HERE = Path(__file__).parents[3]
+HERE = Path(plsc.__file__).resolve().parent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Measure a gallery: building, opening, adding, and exact searches, whose answers are compared with float64 products.
 
-    plsc benchmark gallery --rows 1000000 --size 512
+    python -m benchmarks gallery --rows 1000000 --size 512
 
 The embeddings are random, a row for each person; embedding pictures is not part of it.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.data.preprocessing import Preprocessing
 from plsc.apps.serving.embedder import Embedder
 from plsc.apps.serving.gallery import Gallery
+from plsc.data.preprocessing import Preprocessing
 from plsc.utils.measure import resident_bytes
 
 _CHECKED = 20  # queries that are compared

@@ -1,6 +1,6 @@
 """Measure time and memory of a head's step, against bare matrix products and a dense head by autograd.
 
-    plsc benchmark head --classes 10000 100000 1000000 --rate 1 0.1 --ranks 1 2 --plot head.png
+    python -m benchmarks head --classes 10000 100000 1000000 --rate 1 0.1 --ranks 1 2 --plot head.png
 
 Every combination is a row, measured in new processes, so that rows do not share memory. Within a row all
 variants take turns. The bare products, [N, D] x [D, K], [N, K] x [K, D] and [K, N] x [N, D] by paddle.matmul,

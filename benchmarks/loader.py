@@ -1,6 +1,6 @@
 """Measure images per second of the loader, against loaders whose workers normalise pictures to float32.
 
-    plsc benchmark loader train.rec
+    python -m benchmarks loader train.rec
 
 Normalised pictures cost arithmetic in the workers and four times the bytes to move; on the device the
 arithmetic is nearly free. Those loaders exist here only. Start-up of the workers is not counted; page cache

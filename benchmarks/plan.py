@@ -1,6 +1,6 @@
 """Compare the predictions of plsc plan with measurements of seven heads.
 
-    plsc benchmark plan --json plan.json
+    python -m benchmarks plan --json plan.json
 
 Time is of a step of the head; memory is the head's part of rank 0's peak. Each is planned from a calibration
 of its own, as by `plsc plan`.

@@ -1,6 +1,6 @@
 """Compare what plsc plan's model of a cluster predicts with figures that others published.
 
-    plsc benchmark published --json published.json
+    python -m benchmarks published --json published.json
 
 Whole tables are taken: of the GPUs that plan/devices.py knows, with networks whose layers are published, by programs
 whose code is. Rows marked "set" were used to find the constants of plan/cluster.py and programs.py; the others judge them.
@@ -247,7 +247,7 @@ def reason(figure: Figure) -> str | None:
     )
 
 
-# ---- the part of plsc benchmark
+# ---- the part of python -m benchmarks
 
 
 def add_arguments(part: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Measure how fast a checkpoint is saved, against plain writing of as many bytes to the same disk.
 
-    plsc benchmark save --classes 1000000 --dim 512 --folder output
+    python -m benchmarks save --classes 1000000 --dim 512 --folder output
 
 Centres and momentum of one rank, as training saves them: weights checked for NaN, safetensors, checksums,
 fsync, manifest, rename. Plain writing puts the same bytes into one file and syncs it; both read a bank on

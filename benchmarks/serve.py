@@ -1,7 +1,7 @@
 """Load a running plsc serve from several clients, and measure how long it takes to answer.
 
     plsc serve -c output/config.yaml --port 8000
-    plsc benchmark serve --url http://127.0.0.1:8000 --picture a.png --clients 1 16
+    python -m benchmarks serve --url http://127.0.0.1:8000 --picture a.png --clients 1 16
 
 A client is a thread with a connection of its own, which asks again when it has its answer. One client shows the time of a lone
 request, several what batching gives.

@@ -1,6 +1,6 @@
 """Measure memory and time of training steps: of a batch, of accumulated batches, and with recomputed layers.
 
-    plsc benchmark step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
+    python -m benchmarks step --name IResNet18 --batch 16 --accumulate 4 --also Optimizer.name=AdamW
 
 Each case is a process of its own, or one for each rank, which takes steps of a whole training (data, backbone, head,
 optimizer) on noise. Beside its peak stands what `plsc plan` says of it. With --count nothing is measured: count.py.
@@ -16,7 +16,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.gpu_ops import count
 from plsc.apps.plan.calibration import Case, calibrate
 from plsc.apps.plan.plan import backbone_bytes, head_bytes
 from plsc.config import Config, load
@@ -24,6 +23,7 @@ from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils import measure
 from plsc.utils.text import table
+from tests.gpu_ops import count
 
 
 def add_arguments(part: argparse.ArgumentParser) -> None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from plsc.apps.migrate.setters import Setters
 from plsc.config import Config, format_rows, load
 from plsc.config.advice import advice
-from plsc.apps.migrate.setters import Setters
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text, shown
@@ -335,8 +335,8 @@ class Entry(Setters):
         backbone, saved = self.load_network()
         from plsc import distributed
         from plsc.apps.export import export
-        from plsc.training.card import files_for_export
         from plsc.apps.export.int8_data import int8_data
+        from plsc.training.card import files_for_export
 
         folder = Path(output) if output else self.output_dir / "export"
 

@@ -22,10 +22,10 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, launcher
+from plsc.entry import RUN_FILES, Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads import bank
 from plsc.training.embed import embed
-from plsc.entry import RUN_FILES, Entry
 from plsc.training.resume import build_saved_backbone
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import setup

@@ -8,10 +8,10 @@ import paddle
 import pytest
 
 from plsc.config import load
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.heads.margins import CosFace, Target
 from plsc.training.build import build_loader, build_training_set
-from plsc.entry import Entry
 from plsc.utils.logging import setup
 from tests.checkpoints import reseal
 from tests.image_files import write_folder

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 from plsc.config import load
 from plsc.data.idx import IdxImages
 from plsc.data.synthetic import Synthetic
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.build import build_trainer
-from plsc.entry import Entry
 from plsc.utils.metrics import read_metrics
 from tests.bounds import assert_within, rounded
 from tests.idx_files import DATA, NAMES, ROOT, write_family

@@ -11,8 +11,8 @@ import paddle
 import pytest
 
 from plsc import Entry
-from plsc.checkpoint.store import Checkpoint
 from plsc.apps.curate.doctor import main as doctor
+from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.data.loader import Loader
 from plsc.data.preprocessing import Preprocessing

@@ -276,82 +276,77 @@ def export(argv: Sequence[str] | None = None) -> int:
 
 def supervise(argv: Sequence[str] | None = None) -> int:
     """Run `plsc run`; exit code 1 if it gave up."""
-    return _module("run.supervisor", argv)
+    return _module("plsc.apps.supervise.supervisor", argv)
 
 
 def import_weights(argv: Sequence[str] | None = None) -> int:
     """Run `plsc import`."""
-    return _module("import_weights", argv, prepare=True)
+    return _module("plsc.apps.migrate.import_weights", argv, prepare=True)
 
 
 def selftest(argv: Sequence[str] | None = None) -> int:
     """Run `plsc selftest`; exit code 1 if a part failed, 2 if machines differ."""
     given = sys.argv[1:] if argv is None else argv
     if any(word.partition("=")[0] == "--nnodes" for word in given):
-        return _module("selftest.machines", argv)
-    return _module("selftest.selftest", argv, prepare=True)
+        return _module("plsc.apps.supervise.selftest_of_machines", argv)
+    return _module("plsc.cli.commands.selftest.selftest", argv, prepare=True)
 
 
 def plan(argv: Sequence[str] | None = None) -> int:
     """Run `plsc plan`."""
-    return _module("plan.plan", argv)
-
-
-def benchmark(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc benchmark`."""
-    return _module("benchmark.benchmark", argv)
+    return _module("plsc.apps.plan.plan", argv)
 
 
 def convert(argv: Sequence[str] | None = None) -> int:
     """Run `plsc convert`."""
-    return _module("convert", argv)
+    return _module("plsc.apps.curate.convert", argv)
 
 
 def doctor(argv: Sequence[str] | None = None) -> int:
     """Run `plsc doctor`; exit code 1 for warnings, 2 for errors."""
-    return _module("doctor", argv)
+    return _module("plsc.apps.curate.doctor", argv)
 
 
 def ckpt(argv: Sequence[str] | None = None) -> int:
     """Run `plsc ckpt`."""
-    return _module("ckpt", argv)
+    return _module("plsc.cli.commands.ckpt", argv)
 
 
 def card(argv: Sequence[str] | None = None) -> int:
     """Run `plsc card`; exit code 1 if a run is not what its card says."""
-    return _module("card", argv)
+    return _module("plsc.cli.commands.card", argv)
 
 
 def align(argv: Sequence[str] | None = None) -> int:
     """Run `plsc align`; exit code 1 if a photo was left out."""
-    return _module("align.align", argv)
+    return _module("plsc.apps.curate.align", argv)
 
 
 def gallery(argv: Sequence[str] | None = None) -> int:
     """Run `plsc gallery`; exit code 1 where pictures were left out, or nobody was accepted."""
-    return _module("gallery", argv)
+    return _module("plsc.apps.serving.gallery.command", argv)
 
 
 def forget(argv: Sequence[str] | None = None) -> int:
     """Run `plsc forget`."""
-    return _module("forget", argv)
+    return _module("plsc.cli.commands.forget", argv)
 
 
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run `plsc serve`."""
-    return _module("serve", argv, prepare=True)
+    return _module("plsc.apps.serving.service.command", argv, prepare=True)
 
 
 def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int:
-    """Run the main() of plsc.cli.commands.name.
+    """Run the main() of a module.
 
     `prepare`: it imports Paddle, before which the environment must be set.
     """
 
     def act() -> int | None:
         threads = environment.prepare()[0] if prepare else None
-        main = importlib.import_module(f"plsc.cli.commands.{name}").main
-        return main(argv, threads) if name == "selftest.selftest" else main(argv)
+        main = importlib.import_module(name).main
+        return main(argv, threads) if name.endswith("selftest.selftest") else main(argv)
 
     return _without_traceback(act)
 
@@ -381,7 +376,6 @@ COMMANDS = {
     "ckpt": Command("look at, check, and cut checkpoints", ckpt, "care"),
     "forget": Command("take people out of a trained network", forget, "care"),
     "selftest": Command("check this machine, or several", selftest, "care"),
-    "benchmark": Command("speed and memory of the parts", benchmark, "care"),
 }
 
 

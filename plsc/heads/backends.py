@@ -20,9 +20,9 @@ import paddle
 from paddle import _C_ops
 
 from plsc import distributed
+from plsc import native as kernels
 from plsc.heads.blocks import Block, Rounded, TargetRows, count_up, plan_blocks
 from plsc.native.heads import softmax
-from plsc import native as kernels
 from plsc.utils.device import on_gpu
 from plsc.utils.tensors import rows_in_place, tensor_of
 

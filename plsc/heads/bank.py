@@ -20,9 +20,9 @@ import paddle
 from paddle import _C_ops
 from paddle.utils import dlpack
 
-from plsc.native.heads import rows as row_kernels
-from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc import native as kernels
+from plsc.heads.optimizer import Rule, Update, moment_name
+from plsc.native.heads import rows as row_kernels
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.device import asynchronous, on_gpu
 from plsc.utils.sharding import ClassShard

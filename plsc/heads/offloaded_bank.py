@@ -24,9 +24,9 @@ import numpy as np
 import paddle
 
 from plsc.heads.bank import BANKS, Bank, HostRows, initial_rows
-from plsc.native.heads.records import pack, unpack
 from plsc.heads.optimizer import Rule, Update, moment_name
 from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
+from plsc.native.heads.records import pack, unpack
 from plsc.utils import bfloat16
 from plsc.utils.logging import get_logger
 from plsc.utils.sharding import ClassShard

@@ -15,13 +15,13 @@ import numpy as np
 import paddle
 
 from plsc import distributed
+from plsc import native as kernels
 from plsc.errors import UserError
 from plsc.heads import make_head, reference
 from plsc.heads.bank import initial_rows
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes
-from plsc import native as kernels
 from plsc.utils.device import on_gpu
 from plsc.utils.sharding import ClassShard
 

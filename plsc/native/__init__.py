@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.utils.logging import get_logger
 from plsc.native.paddle_library import paddle_library
+from plsc.utils.logging import get_logger
 
 # One file for every Python; builds from before that have the name of one. They serve as well, if their version fits.
 _FOLDER = Path(__file__).parent

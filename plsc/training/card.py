@@ -26,12 +26,12 @@ from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.evaluation.card import JSON, MARKDOWN, Card, files_of, read_card, write_card
 from plsc.evaluation.results import numbers_of
+from plsc.native import library
 from plsc.training.build import build_training_set
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
 from plsc.training.finish import date
 from plsc.utils.device import on_gpu
 from plsc.utils.files import sha256_of
-from plsc.native import library
 from plsc.utils.logging import get_logger
 from plsc.utils.measure import commit, processor
 from plsc.utils.version import __version__

@@ -17,16 +17,16 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
+from plsc import native as kernels
 from plsc.config.advice import usual_rate
 from plsc.errors import UserError
-from plsc.native.heads.rows import sum_of_squares
 from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.native.heads.rows import sum_of_squares
 from plsc.training.copies import Copies
 from plsc.training.flags import Flags, LateFlags, gather_later, gather_now, nonfinite
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
-from plsc import native as kernels
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.device import asynchronous
 

@@ -22,10 +22,10 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config, load
 from plsc.data.dataset import Dataset, PairSet, class_names, shared_identities
 from plsc.data.preprocessing import Preprocessing
+from plsc.entry import Entry
 from plsc.errors import CorruptImageError, UserError, shown
 from plsc.evaluation.membership import Auc, People, alike, auc, nearest
 from plsc.training.embed import embed
-from plsc.entry import Entry
 from plsc.training.evaluator import build_sets
 from plsc.utils.bfloat16 import float32_of
 

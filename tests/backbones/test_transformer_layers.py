@@ -5,11 +5,11 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.native import onednn
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.layers import Addresses, Dropout
 from plsc.backbones.layers.transformer import LayerNorm, Linear, add_branch, add_positions, attention
 from plsc.distributed.recompute import recomputing
+from plsc.native import onednn
 from tests.bounds import assert_within, perturbed, rounded
 
 pytestmark = pytest.mark.skipif(onednn.library() is None, reason="this build of Paddle has no oneDNN")

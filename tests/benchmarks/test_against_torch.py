@@ -7,8 +7,8 @@ import numpy as np
 import paddle
 import pytest
 
-from benchmarks import against_torch
 from benchmarks import __main__ as benchmark
+from benchmarks import against_torch
 from plsc.errors import UserError
 from tests.launch import run_python
 

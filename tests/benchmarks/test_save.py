@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from plsc.checkpoint import store
 from benchmarks import __main__ as benchmark
 from benchmarks import save
+from plsc.checkpoint import store
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of
 

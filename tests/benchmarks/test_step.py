@@ -3,8 +3,8 @@
 import json
 
 from benchmarks import __main__ as benchmark
-from tests.gpu_ops import count
 from benchmarks import step
+from tests.gpu_ops import count
 
 
 def test_the_cases_and_the_table(tmp_path, capsys, monkeypatch):

@@ -10,9 +10,9 @@ import pytest
 
 from plsc import cli
 from plsc.checkpoint.saved import Checkpoint
+from plsc.entry import Entry
 from plsc.evaluation.card import Card, files_of, read_card, write_card
 from plsc.training.card import files_for_export
-from plsc.entry import Entry
 from tests.checkpoints import flip
 from tests.launch import ROOT, launch
 from tests.tiny_runs import TINY, checkpoint

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from plsc import cli
+from plsc.apps.serving.gallery import Gallery
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.data.corrections import Correction, write_corrections
-from plsc.apps.serving.gallery import Gallery
 from plsc.entry import Entry
 from plsc.training.forget import repair_config
 from plsc.utils.logging import setup
-from tests.pictures import drawn
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures
+from tests.pictures import drawn
 from tests.tiny_runs import TINY, arrays, checkpoint, checkpoints
 from tests.training.test_finetune import OLD, people
 

@@ -8,8 +8,8 @@ import pytest
 
 from plsc.config import ConfigError, load
 from plsc.config.advice import advice
-from plsc.errors import UserError
 from plsc.entry import Entry
+from plsc.errors import UserError
 from tests.image_files import write_folder
 from tests.tiny_runs import TINY
 

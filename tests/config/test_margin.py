@@ -5,8 +5,8 @@ import paddle
 import pytest
 
 from plsc.config import ConfigError, load
-from plsc.training.build_head import build_head, build_margin, build_rule, changes_others
 from plsc.entry import Entry
+from plsc.training.build_head import build_head, build_margin, build_rule, changes_others
 from plsc.utils.registry import MARGINS
 
 MODULE = """

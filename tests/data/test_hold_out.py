@@ -11,8 +11,8 @@ from plsc.data.hold_out import FEWEST, few_identities, held_out
 from plsc.data.image_list import ImageList
 from plsc.data.pairs import ImagePairs
 from plsc.data.rec import RecImages
-from plsc.errors import UserError
 from plsc.entry import Entry
+from plsc.errors import UserError
 from tests.image_files import write_folder, write_rec
 from tests.tiny_runs import TINY
 

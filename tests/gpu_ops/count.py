@@ -1,7 +1,7 @@
 """Count what a training step asks of a GPU: kernels, waits of the host, bytes. Nothing is measured, no GPU is needed.
 
-    plsc benchmark step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
-    plsc benchmark step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
+    python -m benchmarks step --count --classes 125000 --batch 1024 --dim 512 --rate 0.1 --json step.json
+    python -m benchmarks step --count -c configs/face_large.yaml -o DataLoader.Train.batch_size=8
 
 A process of its own takes the GPU's way on the CPU (PLSC_KERNELS=0) and logs Paddle's ops (op_log.py). Counted is a
 step from asking for its batch to asking for the next; in it all is as in any later one.
@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
-from tests.gpu_ops import op_log
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils.text import table
 from plsc.utils.timing import timer
+from tests.gpu_ops import op_log
 
 # Which step is counted: a head's first is unlike the later ones, and a trainer's second is the first whose result is looked at
 # one step later.

@@ -35,7 +35,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-PACKAGE = Path(__file__).resolve().parents[3]  # plsc/
+import plsc
+
+PACKAGE = Path(plsc.__file__).resolve().parent
 _DEVICE = str(PACKAGE / "utils" / "device.py")
 _MARK = "@@@@ "
 # Files of Paddle whose log says which kernels run, on what: forward, backward, and copies of views.

@@ -11,9 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.gpu_ops import count
-from tests.gpu_ops import op_log
 from benchmarks import step
+from tests.gpu_ops import count, op_log
 
 SAMPLES = (8, 16, 32)
 CLASSES = (640, 1280)  # a tenth of them is a multiple of 64

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from tests.gpu_ops import op_log
 from plsc.utils.device import read_later, to_device
+from tests.gpu_ops import op_log
 
 
 def calls() -> dict:

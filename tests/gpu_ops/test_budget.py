@@ -11,8 +11,7 @@ import math
 
 import pytest
 
-from tests.gpu_ops import count
-from tests.gpu_ops import op_log
+from tests.gpu_ops import count, op_log
 from tests.gpu_ops.run_budget import CLASSES, HEADS, SAMPLES
 from tests.launch import run_python
 

@@ -6,16 +6,16 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc import native as kernels
 from plsc.cli.commands.selftest.parts import MARGINS, relative
 from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
 from plsc.heads.bank import initial_rows
-from plsc.native.heads import softmax
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step
-from plsc import native as kernels
+from plsc.native.heads import softmax
 from tests.bounds import assert_within, perturbed
 from tests.heads.cases import exact
 

@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.selftest.parts import relative
 from plsc import native as kernels
+from plsc.cli.commands.selftest.parts import relative
 from plsc.utils.registry import MARGINS
 from tests.bounds import assert_within
 from tests.heads.autograd import exact_gradients, gradients, head_of, samples

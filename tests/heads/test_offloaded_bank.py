@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc import native as kernels
 from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
@@ -14,7 +15,6 @@ from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.utils import bfloat16
-from plsc import native as kernels
 from plsc.utils.logging import setup
 from plsc.utils.sharding import ClassShard
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from plsc import Entry, Gallery
+from plsc.apps.serving.embedder import from_export, from_run
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import load
 from plsc.errors import UserError
-from plsc.apps.serving.embedder import from_export, from_run
 from plsc.training.build import build_training_set
 from plsc.training.finetune import directions
 from plsc.training.other_run import OtherRun

@@ -11,9 +11,9 @@ from plsc.checkpoint.manifest import DamagedError
 from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.ema import Ema
-from plsc.entry import Entry
 from plsc.training.resume import build_saved_backbone
 from tests.bounds import EPS, assert_within
 from tests.checkpoints import content, save_ranks

@@ -14,10 +14,10 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.config.schema import GlobalCfg
 from plsc.data.dataset import EVALUATION
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training import finetune
 from plsc.training.embed import to_input
-from plsc.entry import Entry
 from plsc.training.finetune import IMAGES, match_classes, start_from
 from tests.bounds import EPS, assert_within, rounded
 from tests.tiny_runs import TINY, Linear, arrays, checkpoint, make_trainer, train

@@ -8,9 +8,9 @@ import pytest
 from plsc.checkpoint.pieces import step_of
 from plsc.checkpoint.store import Checkpoint, completed
 from plsc.config import load
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.divergence import DivergedError
-from plsc.entry import Entry
 from plsc.training.join import is_before_join, with_joined
 from tests.faults import FaultyNet
 from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, steps

@@ -8,11 +8,11 @@ import pytest
 
 from plsc.config import load
 from plsc.data.loader import Loader
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.evaluation.report.figures import draw_curves
 from plsc.heads import reference
 from plsc.training.build import build_trainer
-from plsc.entry import Entry
 from plsc.training.finetune import start_from
 from tests.bounds import assert_within, perturbed
 from tests.tiny_runs import TINY, Linear, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from plsc.config import load
-from plsc.errors import UserError
 from plsc.entry import Entry
+from plsc.errors import UserError
 from plsc.training.stand_in import stand_in
 from tests.launch import ROOT
 from tests.undrawn import undrawn

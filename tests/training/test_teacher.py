@@ -8,9 +8,9 @@ import paddle
 import pytest
 
 from plsc.config import load
+from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.embed import to_input
-from plsc.entry import Entry
 from plsc.training.stand_in import stand_in
 from tests.bounds import EPS, assert_within, perturbed, rounded
 from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train

@@ -9,8 +9,8 @@ import types
 
 import pytest
 
-from plsc.errors import UserError
 from plsc.entry import Entry
+from plsc.errors import UserError
 from plsc.utils.loggers import check_packages
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.tiny_runs import TINY

@@ -22,11 +22,11 @@ from typing import Any
 
 import cv2
 
-from plsc.apps.curate.photo import HEADER, OTHER, UNREADABLE, WRITTEN, Options, Row, align_photo
 from plsc.apps.curate.alignment import SIZE
 from plsc.apps.curate.detector import Detector
-from plsc.data.folder import ALIGNMENT, EXTENSIONS, check_folder
 from plsc.apps.curate.landmarks import photo_key, read_landmarks
+from plsc.apps.curate.photo import HEADER, OTHER, UNREADABLE, WRITTEN, Options, Row, align_photo
+from plsc.data.folder import ALIGNMENT, EXTENSIONS, check_folder
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar

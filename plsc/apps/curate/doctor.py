@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from plsc.config import Config, add_overrides, load
 from plsc.apps.curate import detector
 from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
+from plsc.apps.curate.detector import Detector
+from plsc.config import Config, add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.dataset import Dataset, PairSet, class_names, misnumbered_class, shared_identities
-from plsc.apps.curate.detector import Detector
 from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
 from plsc.data.pair_sampling import one_sided_folds

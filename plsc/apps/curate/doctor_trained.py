@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from plsc.apps.curate.label_noise import LIMIT, LabelNoise, find_noise
+from plsc.apps.curate.label_noise_page import Case, Part, Strip, strip_of, write_page
+from plsc.apps.serving.embedder import Embedder, from_run
 from plsc.checkpoint.store import completed
 from plsc.config import load
 from plsc.data.batch import make_sample
@@ -21,10 +24,7 @@ from plsc.data.corrections import Correction, names_of_classes, write_correction
 from plsc.data.dataset import EVALUATION, Dataset
 from plsc.data.without import are_named
 from plsc.errors import CorruptImageError, MissingFileError, shown
-from plsc.apps.curate.label_noise import LIMIT, LabelNoise, find_noise
-from plsc.apps.curate.label_noise_page import Case, Part, Strip, strip_of, write_page
 from plsc.evaluation.search import unit_rows
-from plsc.apps.serving.embedder import Embedder, from_run
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 

@@ -63,7 +63,7 @@ def write_page(
         parts: those without cases are left out.
     """
     shown_parts = [part for part in parts if part.cases]
-    page = template("label_noise.html.jinja").render(
+    page = template(Path(__file__).with_name("label_noise.html.jinja")).render(
         title=title, headlines=headlines, facts=facts, sections=shown_parts
     )
     replace_file(path, page.encode("utf-8", "backslashreplace"))

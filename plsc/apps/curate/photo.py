@@ -12,9 +12,9 @@ import numpy as np
 
 from plsc.apps.curate.alignment import SIZE, align, similarity_transform
 from plsc.apps.curate.detector import Detector
+from plsc.apps.curate.landmarks import COLUMNS, photo_key
 from plsc.data.folder import EXTENSIONS, UNREAD
 from plsc.data.images import decode_pixels, read_file
-from plsc.apps.curate.landmarks import COLUMNS, photo_key
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
 

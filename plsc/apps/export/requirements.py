@@ -9,8 +9,7 @@ from typing import Any
 
 import paddle
 
-from plsc.apps.export import insightface
-from plsc.apps.export import paddlex
+from plsc.apps.export import insightface, paddlex
 from plsc.errors import UserError
 
 NEED_ONNX = frozenset({"onnx", "onnx_int8", "insightface"})

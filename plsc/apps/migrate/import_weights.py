@@ -22,11 +22,11 @@ from typing import NamedTuple
 import numpy as np
 from paddle import nn
 
-from plsc.checkpoint import store
+from plsc.apps.migrate.import_config import import_config
 from plsc.apps.migrate.torch_file import load_torch
+from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
 from plsc.checkpoint.train_state import TrainState
-from plsc.apps.migrate.import_config import import_config
 from plsc.config import Config, add_overrides, load
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.errors import UserError

@@ -276,8 +276,8 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
     import paddle
 
     from plsc import distributed
-    from plsc.backbones.count import count
     from plsc.apps.plan.activations import build, kept_bytes
+    from plsc.backbones.count import count
     from plsc.distributed.recompute import recomputing
     from plsc.training.network import layers_to_recompute
 

@@ -1,6 +1,6 @@
 """Compute the memory and disk space of a head, and run one on noise for timing.
 
-`plsc plan` and `plsc benchmark head` use both. For a head of the defaults with 100,000 classes on one
+`plsc plan` and `python -m benchmarks head` use both. For a head of the defaults with 100,000 classes on one
 rank:
 
     memory(load(None, []), classes=100_000, selected=100_000, embedding_size=512, samples=256)
@@ -19,10 +19,10 @@ from plsc.config.schema import HeadCfg, head_dtype
 from plsc.heads.backends import by_kernels
 from plsc.heads.bank import copied_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
-from plsc.native.heads import softmax
 from plsc.heads.offloaded_bank import buffer_bytes
 from plsc.heads.optimizer import Frozen, Rule
 from plsc.heads.softmax import SoftmaxHead
+from plsc.native.heads import softmax
 from plsc.training.build_head import build_head, build_rule, changes_others, logits_budget
 from plsc.training.compatible import head_of_old_classes
 from plsc.utils.device import asynchronous

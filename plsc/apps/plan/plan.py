@@ -4,7 +4,7 @@
 
 Memory of the head and disk space are computed; the backbone's memory and all times come from about ten
 seconds of measurement in new processes on this machine (calibration.py), extrapolated along straight lines.
-The output names what is not measured. For the accuracy see docs/performance.md and `plsc benchmark plan`.
+The output names what is not measured. For the accuracy see docs/performance.md and `python -m benchmarks plan`.
 
     plsc plan -c configs/ --device a100 --nodes 8 --network 200
 
@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.apps.plan.paper import on_paper
 from plsc.apps.plan.calibration import Case, calibrate, work
+from plsc.apps.plan.paper import on_paper
 from plsc.apps.plan.paper.devices import DEVICES
 from plsc.apps.plan.sizes import (
     GB,

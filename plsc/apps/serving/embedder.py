@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from plsc.apps.serving.exported import Graph, check_files, read_export
 from plsc.checkpoint.saved import Checkpoint
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.evaluation.strangers import one_of_everybody_first
-from plsc.apps.serving.exported import Graph, check_files, read_export
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
 from plsc.utils.text import last_part

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from plsc.checkpoint import pieces
 from plsc.apps.supervise.address import free_port
 from plsc.apps.supervise.history import History, describe_saved, describe_unsaved
 from plsc.apps.supervise.job import resuming
 from plsc.apps.supervise.options import Machines
 from plsc.apps.supervise.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder, Survey
+from plsc.checkpoint import pieces
 from plsc.distributed import guard
 from plsc.errors import UserError, shown
 

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Mapping
 
-from plsc.checkpoint import pieces
 from plsc.apps.supervise import preflight
 from plsc.apps.supervise.address import listening_address, own_address
 from plsc.apps.supervise.agreement import DEAD, Agreement
@@ -35,6 +34,7 @@ from plsc.apps.supervise.reports import (
     Stuck,
 )
 from plsc.apps.supervise.secret import read_secret
+from plsc.checkpoint import pieces
 from plsc.distributed import environment, guard, lock
 from plsc.errors import UserError, shown
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
 from plsc.utils.registry import did_you_mean
 
@@ -130,7 +130,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if not program:
         raise UserError(f"plsc run: no program to run; usage: {USAGE}")
     if program[0] == "train":
-        program.insert(0, str(Path(__file__).resolve().parents[3] / "__main__.py"))
+        program.insert(0, str(MAIN))
     return options, program
 
 

@@ -10,8 +10,8 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.native import onednn
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.native import onednn
 
 
 class Conv2D(nn.Conv2D):

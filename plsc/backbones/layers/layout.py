@@ -11,8 +11,8 @@ from __future__ import annotations
 import paddle
 from paddle.autograd import PyLayer
 
-from plsc.native import onednn
 from plsc import native as kernels
+from plsc.native import onednn
 
 _CPU = paddle.CPUPlace()
 

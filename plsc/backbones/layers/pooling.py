@@ -5,8 +5,8 @@ from __future__ import annotations
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.native import onednn
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.native import onednn
 
 
 class AvgPool2D(nn.AvgPool2D):

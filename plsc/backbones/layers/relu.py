@@ -7,8 +7,8 @@ from ctypes import c_float
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.native import onednn
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.native import onednn
 
 
 class ReLU(nn.ReLU):

@@ -18,11 +18,10 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from plsc.native import onednn
 from plsc.backbones.layers.addresses import Dropout
 from plsc.backbones.layers.layout import by_onednn, dense, empty, run
+from plsc.native import library, onednn
 from plsc.native.onednn import describe, kept
-from plsc.native import library
 
 
 class Linear(nn.Linear):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from plsc.config import add_overrides, load
 from plsc.distributed import environment
+from plsc.entry import Entry
 from plsc.errors import shown
 from plsc.evaluation.card import NOT_COMPUTED, Card, read_card, to_markdown
-from plsc.entry import Entry
 from plsc.utils.files import sha256_of
 
 _SHOWN = 20  # differences

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from plsc.apps.serving.gallery import Gallery
 from plsc.checkpoint import store
 from plsc.checkpoint.class_names import format_names
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import add_overrides, load
 from plsc.distributed import environment
 from plsc.errors import MissingFileError, UserError, shown
-from plsc.apps.serving.gallery import Gallery
 from plsc.utils.atomic_write import remove, replace_file
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean

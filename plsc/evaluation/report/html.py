@@ -63,7 +63,7 @@ def write_report(
         else:
             replace_file(folder / picture.file, picture.png)
     thresholds = _of_each(results, _thresholds)
-    page = template("report.html.jinja").render(
+    page = template(Path(__file__).with_name("report.html.jinja")).render(
         title=shown(title),
         headlines=headlines,
         remarks=remarks,
@@ -82,15 +82,15 @@ def write_report(
 
 
 @functools.cache
-def template(name: str) -> jinja2.Template:
-    """Load a template of this folder; it escapes every value."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+def template(path: Path) -> jinja2.Template:
+    """Load a template, which may include those of this folder; it escapes every value."""
+    loader = jinja2.FileSystemLoader([path.parent, Path(__file__).parent])
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     environment.filters["breakable"] = _breakable
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.get_template(name)
+    return environment.get_template(path.name)
 
 
 def _breakable(text: str) -> markupsafe.Markup:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plsc.utils import bfloat16
 from plsc.native import library
+from plsc.utils import bfloat16
 
 _AHEAD = 512  # records that are announced to the disk before they are read; records.cpp has the same
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from plsc import cli
-from plsc.apps.curate.doctor import spread
-from plsc.config import load
 from plsc.apps.curate import detector
 from plsc.apps.curate.alignment import TEMPLATE
-from plsc.data.bin_packs import write_pack
 from plsc.apps.curate.detector import Face
+from plsc.apps.curate.doctor import spread
+from plsc.config import load
+from plsc.data.bin_packs import write_pack
 from plsc.data.rec import RecImages
 from tests.image_files import INSIGHTFACE, needs_insightface_files, png, write_folder
 

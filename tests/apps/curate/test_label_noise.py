@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from plsc.errors import UserError
 from plsc.apps.curate.label_noise import find_noise
+from plsc.errors import UserError
 from tests.bounds import assert_within, perturbed
 
 CLASSES, EACH, SIZE = 40, 12, 32

@@ -12,9 +12,7 @@ import pytest
 from paddle import inference, nn
 
 import plsc.apps.export
-from plsc.apps.export import export
-from plsc.apps.export import graphs
-from plsc.apps.export import reference
+from plsc.apps.export import export, graphs, reference
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.bounds import assert_within, of_network

@@ -19,8 +19,7 @@ import pytest
 import yaml
 from paddle import nn
 
-from plsc.apps.export import export
-from plsc.apps.export import graphs
+from plsc.apps.export import export, graphs
 from plsc.apps.export.graphs import open_graph
 from plsc.apps.export.int8 import Int8Data, Judged
 from plsc.data.preprocessing import Preprocessing

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from plsc.apps.export import int8 as of_export
+from plsc.apps.export.int8_data import int8_data
 from plsc.checkpoint.store import Checkpoint
 from plsc.data.synthetic import Synthetic
+from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.training import resume
 from plsc.training.embed import embed
-from plsc.entry import Entry
-from plsc.apps.export.int8_data import int8_data
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx
 from tests.bounds import assert_within, rounded

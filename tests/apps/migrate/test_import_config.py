@@ -3,8 +3,7 @@
 import pytest
 
 from plsc import cli
-from plsc.apps.migrate.import_config import arcface_torch
-from plsc.apps.migrate.import_config import plsc24
+from plsc.apps.migrate.import_config import arcface_torch, plsc24
 from plsc.apps.migrate.import_config.import_config import import_config
 from plsc.apps.migrate.import_config.translation import format_config
 from plsc.config import load

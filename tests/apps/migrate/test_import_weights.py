@@ -9,16 +9,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from plsc import cli
+from plsc.apps.migrate.import_weights import import_weights, match, read_weights
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.checkpoint.store import Checkpoint
-from plsc.apps.migrate.import_weights import import_weights, match, read_weights
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
-from plsc.errors import UserError
 from plsc.entry import Entry
+from plsc.errors import UserError
+from tests.apps.migrate.torch_files import numbers, write_torch
 from tests.backbones.numpy_layers import scatter
 from tests.bounds import assert_within, rounded
-from tests.apps.migrate.torch_files import numbers, write_torch
 
 MODEL = ["Model.name=MobileFaceNet", "Model.embedding_size=6", "Model.scale=1", "Model.blocks=[1,1,1,1]"]
 PREPROCESSING = Preprocessing.of_images((3, 20, 16))

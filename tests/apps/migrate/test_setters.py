@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from plsc.config import ConfigError
 from plsc.apps.migrate.setters import GONE, Setters
+from plsc.config import ConfigError
 from plsc.data.dataset import PairSet
-from plsc.errors import MissingFileError, UserError
 from plsc.entry import Entry
+from plsc.errors import MissingFileError, UserError
 from plsc.utils.registry import DATASETS
 
 CALLS = [  # method, arguments, the keys it sets
@@ -243,6 +243,6 @@ def test_any_other_name_is_no_attribute():
 
 
 def test_the_page_for_plscs_users_names_all_that_is_gone():
-    page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("| `set_train_image_num`")]
     assert set(re.findall(r"`(\w+)`", row)) == set(GONE)

@@ -5,13 +5,13 @@ import os
 import numpy as np
 import pytest
 
+from plsc import native as kernels
 from plsc.apps.plan.calibration import Case
 from plsc.apps.plan.cost import Trial, bank_bytes, memory
 from plsc.apps.plan.sizes import of_old_classes
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
 from plsc.native.heads import softmax
-from plsc import native as kernels
 
 DIM = "Model.embedding_size=16"
 

@@ -13,8 +13,8 @@ from plsc.apps.plan.activations import counted
 from plsc.apps.plan.calibration import SMALLEST
 from plsc.apps.plan.cost import memory
 from plsc.config import load
-from plsc.errors import MissingFileError, UserError
 from plsc.entry import Entry
+from plsc.errors import MissingFileError, UserError
 from plsc.training.groups import parameters_of
 from tests.launch import ROOT
 from tests.tiny_runs import IMAGE_SHAPE, TINY, train

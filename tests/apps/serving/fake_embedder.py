@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from plsc.data.preprocessing import Preprocessing
 from plsc.apps.serving.embedder import Embedder
+from plsc.data.preprocessing import Preprocessing
 
 SHAPE = (1, 6, 5)
 

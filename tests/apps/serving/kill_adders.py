@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.apps.serving.gallery import Gallery
-from plsc.apps.serving.gallery import gallery
-from tests.launch import ROOT
+from plsc.apps.serving.gallery import Gallery, gallery
 from tests.apps.serving.fake_embedder import FakeEmbedder, units
+from tests.launch import ROOT
 
 
 def add_for_ever(folder: str, first: int, least_log: int) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from plsc.data.preprocessing import Preprocessing
 from plsc.apps.serving.embedder import Embedder
+from plsc.data.preprocessing import Preprocessing
 from tests.bounds import perturbed
 
 

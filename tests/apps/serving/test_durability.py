@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
+from plsc.apps.serving.gallery import files, log
 from plsc.checkpoint.tensorfile import crc32_of, layout
 from plsc.distributed.lock import hold
 from plsc.errors import MissingFileError, UserError
-from plsc.apps.serving.gallery import files
-from plsc.apps.serving.gallery import log
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures, units
 from tests.apps.serving.kill_adders import kill_again_and_again
 

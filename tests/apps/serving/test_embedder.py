@@ -10,12 +10,12 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.checkpoint.saved import set_calibration, set_threshold
-from plsc.checkpoint.store import Checkpoint
-from plsc.errors import UserError
 from plsc.apps.serving import embedder as module
 from plsc.apps.serving.embedder import from_export, from_origin, from_run
+from plsc.checkpoint.saved import set_calibration, set_threshold
+from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
+from plsc.errors import UserError
 from plsc.utils.files import sha256_of
 from tests.bounds import assert_within, rounded
 from tests.tiny_runs import TINY

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
-from plsc.errors import UserError
 from plsc.apps.serving.gallery.evaluate import evaluate
+from plsc.errors import UserError
 from tests.apps.serving.fake_embedder import FakeEmbedder
 
 

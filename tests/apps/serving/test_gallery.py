@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
-from plsc.distributed import environment
-from plsc.errors import MissingFileError, UserError
 from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.distributed import environment
+from plsc.errors import MissingFileError, UserError
 from plsc.utils.calibration import Calibration
+from tests.apps.serving.fake_embedder import FakeEmbedder, pictures, units
 from tests.bounds import assert_within, cosines, perturbed
 from tests.image_files import write_folder
 from tests.launch import run_python
-from tests.apps.serving.fake_embedder import FakeEmbedder, pictures, units
 
 CALIBRATION = Calibration(
     method="logistic", set="demo", step=1, pairs=9, prior=0.5, cosine=[-1.0, 1.0], log_odds=[-4.0, 4.0]

@@ -145,7 +145,9 @@ def test_upgrade_without_pictures_of_the_people(folder, capsys, monkeypatch, net
     assert "fitted on 60 pictures of 60 people" in out and "\nhas no threshold: how often a stranger" in out
     found = json.loads(run(capsys, "list", "g", "--json")[1])
     assert found["mapped"].startswith("carried over from run 0") and found["threshold"] is None
-    monkeypatch.setattr("plsc.apps.serving.gallery.command.fit_map", None)  # what cannot be used is not fitted
+    monkeypatch.setattr(
+        "plsc.apps.serving.gallery.command.fit_map", None
+    )  # what cannot be used is not fitted
     code, _, err = run(capsys, "upgrade", "g", "-c", "turned.yaml", "--map", "others", "--old", "turned.yaml")
     assert code == 2 and "already; name another network" in err
 

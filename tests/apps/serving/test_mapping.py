@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from plsc import Gallery
-from plsc.errors import UserError
 from plsc.apps.serving.gallery.mapping import fit_map
+from plsc.errors import UserError
 from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures
 
 

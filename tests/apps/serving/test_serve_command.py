@@ -17,16 +17,16 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from plsc import cli
-from plsc.checkpoint.saved import set_threshold
-from plsc.checkpoint.store import Checkpoint
-from plsc.apps.serving.service import command as serve
 from plsc.apps.serving.embedder import from_run
 from plsc.apps.serving.gallery import Gallery
+from plsc.apps.serving.service import command as serve
+from plsc.checkpoint.saved import set_threshold
+from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
-from tests.bounds import assert_within, cosines, rounded
-from tests.launch import ROOT
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
+from tests.bounds import assert_within, cosines, rounded
+from tests.launch import ROOT
 from tests.tiny_runs import TINY
 
 SECRET = "a-token-of-the-tests"

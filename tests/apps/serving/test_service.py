@@ -11,13 +11,13 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import cv2
 
-from plsc.errors import UserError
 from plsc.apps.serving.gallery import Gallery
 from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.options import Options
+from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
-from tests.bounds import assert_within
 from tests.apps.serving.running import Pixels, expected, picture, running, samples
+from tests.bounds import assert_within
 
 TOKEN = "a-token-of-the-tests"
 BEARER = f"Bearer {TOKEN}"

@@ -13,8 +13,8 @@ from plsc.apps.curate import detector
 from plsc.apps.curate.alignment import TEMPLATE, align
 from plsc.apps.curate.detector import Face
 from plsc.apps.serving.service.app import create_app
-from tests.bounds import assert_within
 from tests.apps.serving.running import Pixels, expected, picture, running
+from tests.bounds import assert_within
 
 SIZE = 16
 

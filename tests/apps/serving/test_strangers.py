@@ -148,7 +148,9 @@ def test_at_most_a_thousand_pictures_are_kept(tmp_path, monkeypatch):
 def test_a_large_gallery_is_not_measured_at_each_addition(tmp_path, monkeypatch):
     calls = []
     real = strangers.measure
-    monkeypatch.setattr("plsc.apps.serving.gallery.gallery.measure", lambda *args: calls.append(1) or real(*args))
+    monkeypatch.setattr(
+        "plsc.apps.serving.gallery.gallery.measure", lambda *args: calls.append(1) or real(*args)
+    )
     names = [f"n{number}" for number in range(300)]
     gallery = Gallery.from_embeddings(tmp_path / "g", FakeEmbedder(), names, units(300), np.arange(300))
     for number in range(9):

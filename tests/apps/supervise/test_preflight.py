@@ -9,11 +9,11 @@ from importlib import metadata
 
 import pytest
 
+from plsc import native as kernels
 from plsc.apps.supervise import preflight
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
 from plsc.utils import version
-from plsc import native as kernels
 from tests.image_files import write_folder
 
 

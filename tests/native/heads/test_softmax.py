@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from plsc.native.heads import softmax
 from plsc import native as kernels
+from plsc.native.heads import softmax
 from tests.bounds import assert_within, perturbed
 
 S, K, D, N = 70, 41, 33, 9  # none of them a multiple of a vector

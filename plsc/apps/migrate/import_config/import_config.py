@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 
-from plsc.apps.migrate.import_config import arcface_torch
-from plsc.apps.migrate.import_config import plsc24
+from plsc.apps.migrate.import_config import arcface_torch, plsc24
 from plsc.apps.migrate.import_config.translation import Translation, format_config, problems_of
 from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file

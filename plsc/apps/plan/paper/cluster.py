@@ -3,7 +3,7 @@
 A part takes the time of its products, and that of its bytes through memory or over a link, each at the speed of the data
 sheet times an efficiency. The two add up, since products and the passes between them are kernels of their own. The
 efficiencies are the few constants below: found from some published figures, judged by others (docs/planning.md,
-`plsc benchmark published`).
+`python -m benchmarks published`).
 
     seconds(Work(...), Cluster(DEVICES["a100"], nodes=8, gpus=8, network=200e9))     # {"forward": ..., ...}
 """
@@ -31,7 +31,7 @@ STEP_BETWEEN = 20e-6  # and between machines
 HOST_BANDWIDTH = 20e9  # bytes/s of the machine's memory for each GPU; assumed, not checked
 DISK_BANDWIDTH = 3e9  # bytes/s of a machine's disk; assumed, not checked
 
-FORWARD = 0.4  # share of a network's passes through memory; counted (`plsc benchmark step --count`)
+FORWARD = 0.4  # share of a network's passes through memory; counted (`python -m benchmarks step --count`)
 # Bytes moved for each trained number of the network: update, check, and the copies by which a step is undone; counted.
 OPTIMIZER_BYTES = 44
 

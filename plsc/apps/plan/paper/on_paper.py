@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plsc.apps.plan.paper import cluster as model
 from plsc.apps.plan.calibration import Case
+from plsc.apps.plan.paper import cluster as model
 from plsc.apps.plan.paper.cluster import Cluster, Work
 from plsc.apps.plan.paper.devices import DEVICES, Device
 from plsc.apps.plan.sizes import (
@@ -40,7 +40,7 @@ KERNELS = 115
 
 
 class Kind(NamedTuple):
-    """What networks of a kind have alike; counted (`plsc benchmark step --count`) but for `amp_kept`."""
+    """What networks of a kind have alike; counted (`python -m benchmarks step --count`) but for `amp_kept`."""
 
     passes: float
     """Bytes moved forward and backward, in multiples of what autograd keeps."""
@@ -397,7 +397,7 @@ def format_loading(planned: dict[str, Any]) -> str:
     kind = "processes" if of_rank else "threads"
     return (
         f"loading: each of a machine's {loaders} {kind} that prepare batches (DataLoader.Train.num_workers is {of_rank}) has to read and "
-        f"decode {of_worker:,.0f} images/s; plsc benchmark loader measures what it can"
+        f"decode {of_worker:,.0f} images/s; python -m benchmarks loader measures what it can"
     )
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from plsc.distributed import environment
-from plsc.errors import UserError, shown
 from plsc.apps.serving.gallery import Gallery, Match
 from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.files import Mapped, name_of
 from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.distributed import environment
+from plsc.errors import UserError, shown
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted, table
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from plsc.errors import UserError, shown
-from plsc.evaluation.strangers import one_of_everybody_first
 from plsc.apps.serving.gallery import files
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture, embed_pictures
 from plsc.apps.serving.gallery.rows import Rows, sums
 from plsc.apps.serving.gallery.strangers import FPIR, MOST_PICTURES, held_out, measure
+from plsc.errors import UserError, shown
+from plsc.evaluation.strangers import one_of_everybody_first
 from plsc.utils.logging import get_logger
 from plsc.utils.text import last_part
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from plsc.apps.serving.gallery.files import composed
+from plsc.apps.serving.gallery.gallery import Gallery
 from plsc.errors import UserError, shown
 from plsc.evaluation.identification import FPIRS, threshold_at_fpir
 from plsc.evaluation.intervals import IN_BRACKETS, wilson, with_interval
-from plsc.apps.serving.gallery.files import composed
-from plsc.apps.serving.gallery.gallery import Gallery
 from plsc.utils.text import counted, table
 
 

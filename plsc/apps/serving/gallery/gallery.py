@@ -12,13 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from plsc.checkpoint.tensorfile import DamagedError
-from plsc.data.preprocessing import Preprocessing
-from plsc.distributed.lock import hold
-from plsc.errors import UserError, shown
-from plsc.evaluation.strangers import LEAST_PEOPLE, one_of_everybody_first
-from plsc.apps.serving.gallery import files
-from plsc.apps.serving.gallery import log
+from plsc.apps.serving.gallery import files, log
 from plsc.apps.serving.gallery.content import content_of, embed_people, header_of, measured, unit
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture
@@ -32,6 +26,11 @@ from plsc.apps.serving.gallery.strangers import (
     with_pictures,
     without,
 )
+from plsc.checkpoint.tensorfile import DamagedError
+from plsc.data.preprocessing import Preprocessing
+from plsc.distributed.lock import hold
+from plsc.errors import UserError, shown
+from plsc.evaluation.strangers import LEAST_PEOPLE, one_of_everybody_first
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.checkpoint.tensorfile import DamagedError
 from plsc.apps.serving.gallery.files import Threshold
+from plsc.checkpoint.tensorfile import DamagedError
 
 _HEAD = struct.Struct("<IIII")
 _LENGTHS = struct.Struct("<II")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from plsc.errors import UserError
 from plsc.apps.serving.embedder import of_length_1
 from plsc.apps.serving.gallery.files import Mapped
 from plsc.apps.serving.gallery.pictures import Picture, embed_pictures
+from plsc.errors import UserError
 from plsc.utils.logging import get_logger
 
 PENALTIES = (10.0, 1.0, 0.1, 0.01)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.evaluation.search import search
-from plsc.evaluation.strangers import Tail, fit_tail
 from plsc.apps.serving.gallery.files import Measured, Pictures
 from plsc.apps.serving.gallery.rows import Rows
+from plsc.evaluation.search import search
+from plsc.evaluation.strangers import Tail, fit_tail
 from plsc.utils.text import last_part
 
 FPIR = 0.01

@@ -30,8 +30,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from plsc.apps.curate import detector
-from plsc.data.images import CHANNELS
-from plsc.errors import UserError
 from plsc.apps.serving.embedder import Embedder
 from plsc.apps.serving.gallery.files import name_of
 from plsc.apps.serving.service import answers
@@ -41,6 +39,8 @@ from plsc.apps.serving.service.metrics import Metrics
 from plsc.apps.serving.service.options import DEFAULTS, Options
 from plsc.apps.serving.service.pictures import Prepared, prepare, read_pictures
 from plsc.apps.serving.service.refusal import Refusal, refused
+from plsc.data.images import CHANNELS
+from plsc.errors import UserError
 from plsc.utils.logging import get_logger
 from plsc.utils.version import __version__
 

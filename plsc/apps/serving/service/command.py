@@ -172,8 +172,8 @@ def _embedder(args: argparse.Namespace, folder: Path) -> Embedder:
 
 def _of_existing_export(given: config.Config) -> Embedder | None:
     """Return the embedder of output_dir/export if that is of the checkpoint that the config names, as it is now, else None."""
-    from plsc.checkpoint import store
     from plsc.apps.serving.embedder import from_export
+    from plsc.checkpoint import store
 
     root = Path(given.Global.output_dir)
     path = store.find(root / "checkpoints", given.Global.checkpoint or "newest")

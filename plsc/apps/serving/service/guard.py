@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plsc.errors import shown
 from plsc.apps.serving.service.metrics import Metrics
 from plsc.apps.serving.service.options import Options
 from plsc.apps.serving.service.refusal import Refusal, refused
+from plsc.errors import shown
 
 OPEN = {
     "/",

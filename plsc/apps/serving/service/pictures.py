@@ -14,12 +14,12 @@ from starlette.requests import Request
 
 from plsc.apps.curate.alignment import align
 from plsc.apps.curate.detector import Detector
+from plsc.apps.serving.service.refusal import Refusal
 from plsc.data.image_size import has_many_chunks, promised_pixels
 from plsc.data.images import decode_pixels, planes
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import resize
 from plsc.errors import CorruptImageError, UserError, shown
-from plsc.apps.serving.service.refusal import Refusal
 
 # Markers of JPEG, before each scan and at the end; within a scan's data no such bytes occur.
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"

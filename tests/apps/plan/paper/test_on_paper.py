@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from plsc.apps.plan.paper import on_paper
 from plsc.apps.plan import plan
 from plsc.apps.plan.activations import counted
+from plsc.apps.plan.paper import on_paper
 from plsc.apps.plan.paper.devices import DEVICES
 from plsc.apps.plan.paper.on_paper import CONTEXT
 from plsc.config import load
