@@ -1,5 +1,4 @@
-"""Data sets, transforms and the loader, by numpy and OpenCV only; rank and world size are given as
-integers."""
+"""Read data sets, augment their samples and load batches, by numpy and OpenCV only; rank and world size are given as integers."""
 
 import os
 

@@ -1,5 +1,4 @@
-"""Evaluation: compute metrics and curves from embeddings or predictions. numpy only, without networks and
-ranks.
+"""Compute metrics and curves from embeddings or predictions, by numpy only, without networks and ranks.
 
     verify_pairs(embeddings, pairs, same)         are two images, or templates, of the same class?
     identify(embeddings, gallery, probe, ids)     who of the gallery is it, if anybody?

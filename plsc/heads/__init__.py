@@ -1,5 +1,4 @@
-"""The class layer: centres, sharded over the ranks or whole on each, and the loss. Read softmax.py, then
-step.py."""
+"""Compute the loss of the last layer, whose class centres are split over the ranks or whole on each. Read softmax.py, then step.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Train one run. Read trainer.py, whose train_step is the whole step, then build.py, which puts a run together."""

@@ -1,1 +1,1 @@
-"""Align photos of faces for training: `plsc align`."""
+"""Care for sets of images: find their errors (`plsc doctor`), cut out faces (`plsc align`), change the format (`plsc convert`)."""

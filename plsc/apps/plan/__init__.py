@@ -1,0 +1,1 @@
+"""Say before a run what it takes of memory, disk and time: `plsc plan`."""

@@ -1,0 +1,1 @@
+"""Translate the training configs of other programs: `plsc import --config FILE`."""
