@@ -33,6 +33,7 @@ from plsc.utils.logging import get_logger, setup, warn
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.sharding import split
 from plsc.utils.text import duration
+from plsc.utils.vectors import unit_rows
 
 if TYPE_CHECKING:
     from plsc.training.check_card import Outcome
@@ -301,7 +302,7 @@ class Entry(Setters):
         backbone = resume.build_saved_backbone(self.config, saved, self._model)
         sizes = evaluation.batch_size, evaluation.flip
         emb = embed(backbone, read, len(names), preprocessing, *sizes)
-        emb /= np.maximum(np.linalg.norm(emb, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        emb = unit_rows(emb)
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"
             _make_folder(folder, "output" if output else "Global.output_dir")

@@ -31,6 +31,7 @@ from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.disk import refuse_full_disk
+from plsc.utils.vectors import unit_rows
 
 
 def export_centres(folder: str, target: str, names: bool = False, normalise: bool = False) -> str:
@@ -85,8 +86,7 @@ def _centres_of(saved: Checkpoint, normalise: bool) -> Head:
 
     def unit(name: str, start: int, stop: int) -> np.ndarray:
         rows = plain(name, start, stop)
-        lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-        return (rows / np.where(lengths == 0, 1, lengths)).astype(rows.dtype)
+        return unit_rows(rows.astype(np.float64)).astype(rows.dtype)
 
     return Head({"centres": RowArray(dtype, entry.shape)}, unit if normalise else plain)
 

@@ -24,6 +24,7 @@ from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.text import table
+from plsc.utils.vectors import unit_rows
 
 MOST = 1_000_000  # pairs that are kept; of more the nearest
 SAMPLED = 1024  # classes whose second nearest centre gives the threshold
@@ -61,7 +62,7 @@ class Directions:
         """Read the classes [start, stop): float32 [(stop - start) * each, D], of length 1; zeros stay zeros."""
         rows = float32_of(self._saved.rows("centres", start, stop)).astype(np.float32, copy=False)
         rows = rows.reshape((stop - start) * self.each, -1)
-        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return unit_rows(rows)
 
     def cosines(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Compare classes [a * each, D] and [b * each, D]: float32 [a, b], of sub-centres those of the nearest two."""

@@ -18,7 +18,7 @@ import numpy as np
 from plsc.errors import UserError
 from plsc.evaluation.intervals import IN_BRACKETS, percent, wilson, with_interval
 from plsc.evaluation.roc import needed
-from plsc.evaluation.search import search, unit_rows
+from plsc.evaluation.search import finite_unit_rows, search
 
 RANKS = (1, 5, 10)
 FPIRS = (0.01, 0.1)
@@ -112,7 +112,7 @@ def identify(
     UserError: an empty gallery, no probes, an image in both, an embedding that is not finite.
     """
     _check(gallery, probe)
-    probes, others = (unit_rows(embeddings, rows, "identification") for rows in (probe, gallery))
+    probes, others = (finite_unit_rows(embeddings, rows, "identification") for rows in (probe, gallery))
     score, index = search(probes, others, CMC_RANKS)
     right = identities[gallery][index] == identities[probe][:, None]  # [Q, k]
     mated = np.isin(identities[probe], identities[gallery])

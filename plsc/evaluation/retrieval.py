@@ -23,7 +23,7 @@ import numpy as np
 
 from plsc.errors import UserError
 from plsc.evaluation.intervals import IN_BRACKETS, bootstrap_groups, percent, wilson, with_interval
-from plsc.evaluation.search import unit_rows
+from plsc.evaluation.search import finite_unit_rows
 
 RANKS = (1, 5, 10)
 CMC_RANKS = 50
@@ -133,7 +133,7 @@ def retrieve(
     for name, rows in (("gallery", gallery), ("query", query)):
         if not len(rows):
             raise UserError(f"retrieval: there are 0 {name} images, give at least one")
-    units = unit_rows(embeddings, gallery, "retrieval")
+    units = finite_unit_rows(embeddings, gallery, "retrieval")
     by_identity = np.argsort(identities[gallery], kind="stable")
     ends = [
         np.searchsorted(identities[gallery][by_identity], identities[query], side)
@@ -144,7 +144,7 @@ def retrieve(
     at_once = max(1, _BLOCK // len(gallery))
     for start in range(0, len(query), at_once):
         images = query[start : start + at_once]
-        similarity = unit_rows(embeddings, images, "retrieval") @ units.T
+        similarity = finite_unit_rows(embeddings, images, "retrieval") @ units.T
         similarity *= _STEP
         np.rint(similarity, out=similarity)
         for place, (image, row) in enumerate(zip(images.tolist(), similarity), start=start):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from plsc.errors import UserError
+from plsc.utils.vectors import unit_rows
 
 QUERIES, GALLERY = 1024, 8192  # of a block: 32 MB of similarities
 
@@ -68,14 +69,13 @@ def _merge(
     index[rows] = np.take_along_axis(indices, best, 1)
 
 
-def unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
-    """Normalise these rows of embeddings [N, D], as float32 [n, D]; zero ones stay. UserError, which begins with `what`: one is not finite."""
-    unit = embeddings[rows].astype(np.float32)
-    norm = np.linalg.norm(unit, axis=1, keepdims=True)
+def finite_unit_rows(embeddings: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
+    """Take these rows of embeddings [N, D] at length 1, float32 [n, D]; zeros stay. UserError, which begins with `what`: one is not finite."""
+    chosen = embeddings[rows].astype(np.float32)
+    norm = np.linalg.norm(chosen, axis=1)
     if not np.isfinite(norm).all():
         raise UserError(
             f"{what}: the embedding of image {rows[np.argmin(np.isfinite(norm))]} is not finite;"
             " the network has diverged or its images are broken, lower the learning rate or check them"
         )
-    unit /= np.where(norm == 0, np.float32(1), norm)
-    return unit
+    return unit_rows(chosen, norm)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from plsc.errors import UserError
+from plsc.utils.vectors import unit_rows
 
 BLOCK_IMAGES = 16_384
 
@@ -44,7 +45,6 @@ def template_features(embeddings: np.ndarray, template: np.ndarray, media: np.nd
         rows = slice(starts[first], starts[stop])
         weighted = embeddings[order[rows]] * weight[rows, None]
         total = np.add.reduceat(weighted, starts[first:stop] - starts[first], axis=0)
-        norm = np.linalg.norm(total, axis=1, keepdims=True)
-        features[first:stop] = total / np.where(norm == 0, 1.0, norm)
+        features[first:stop] = unit_rows(total)
         first = stop
     return features

@@ -38,6 +38,7 @@ from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.logging import get_logger
 from plsc.utils.sharding import split
+from plsc.utils.vectors import unit_rows
 
 IMAGES = 16  # of a new class, evenly spread over all of its images
 _GROUP = 8  # new classes whose images are one batch of the backbone
@@ -417,10 +418,5 @@ def _means(
     pixels = images if len(images) else np.zeros((1, *images.shape[1:]), images.dtype)  # to know D
     emb = backbone(to_input(pixels, preprocessing)).flatten(1).numpy().astype(np.float64)
     mean = np.zeros((count, emb.shape[1]))
-    np.add.at(mean, places, _unit(emb[: len(images)]))
-    return _unit(mean)
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths == 0, 1, lengths)
+    np.add.at(mean, places, unit_rows(emb[: len(images)]))
+    return unit_rows(mean)

@@ -24,7 +24,7 @@ from plsc.data.corrections import Correction, names_of_classes, write_correction
 from plsc.data.dataset import EVALUATION, Dataset
 from plsc.data.without import are_named
 from plsc.errors import CorruptImageError, MissingFileError, shown
-from plsc.evaluation.search import unit_rows
+from plsc.evaluation.search import finite_unit_rows
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 
@@ -136,7 +136,7 @@ def _embed(
             indices = trained[start : start + _BATCH]
             for view in range(views):
                 out[indices] += network.embed(_samples(data, indices, view, corrupt))
-            out[indices] = unit_rows(out, indices, network.described)
+            out[indices] = finite_unit_rows(out, indices, network.described)
             bar.update(len(indices))
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plsc.evaluation.search import search, unit_rows
+from plsc.evaluation.search import finite_unit_rows, search
 
 LIMIT = 3.0  # deviations beyond the median from which on a label is taken for wrong
 LEAD = 0.25  # deviations by which the nearest class must lead the next one to be proposed as the label
@@ -82,7 +82,7 @@ def find_noise(
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
-    return unit_rows(rows, np.arange(len(rows)), "label noise")
+    return finite_unit_rows(rows, np.arange(len(rows)), "label noise")
 
 
 def _distances(

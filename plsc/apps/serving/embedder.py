@@ -28,6 +28,7 @@ from plsc.evaluation.strangers import one_of_everybody_first
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
 from plsc.utils.text import last_part
+from plsc.utils.vectors import unit_rows
 
 _BATCH = 64  # samples in one call of an exported graph
 
@@ -80,10 +81,10 @@ class Embedder(ABC):
             )
         if not len(samples):
             return np.empty((0, self.embedding_size), np.float32)
-        embeddings = of_length_1(self._embed(samples))
+        embeddings = unit_rows(self._embed(samples))
         if self.flip:
             mirrored = self._embed(np.ascontiguousarray(samples[..., ::-1]))
-            embeddings = of_length_1(embeddings + of_length_1(mirrored))
+            embeddings = unit_rows(embeddings + unit_rows(mirrored))
         return embeddings
 
     @abstractmethod
@@ -97,12 +98,6 @@ class Embedder(ABC):
     def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
         """Embed at most `most` pictures of people held out from training: float32 [n, D], and whom each shows; n is 0 if not known."""
         return np.empty((0, self.embedding_size), np.float32), []
-
-
-def of_length_1(embeddings: np.ndarray) -> np.ndarray:
-    """Divide embeddings [N, D] by their lengths; zeros stay zeros."""
-    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    return embeddings / np.maximum(lengths, np.finfo(np.float32).tiny)
 
 
 def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:

@@ -16,6 +16,7 @@ from plsc.errors import UserError, shown
 from plsc.evaluation.strangers import one_of_everybody_first
 from plsc.utils.logging import get_logger
 from plsc.utils.text import last_part
+from plsc.utils.vectors import unit_rows
 
 
 def header_of(embedder: Any, template: str, generation: int) -> files.Header:
@@ -42,11 +43,11 @@ def unit(embeddings: np.ndarray, header: files.Header) -> np.ndarray:
         raise UserError(
             f"embeddings: must be float32 [n, {header.embedding_size}], got {list(embeddings.shape)}"
         )
-    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    lengths = np.linalg.norm(embeddings, axis=1)
     if not np.isfinite(lengths).all() or (lengths == 0).any():
         raise UserError("embeddings: must be finite and not all zeros; is the picture black?")
     near = np.abs(lengths - 1).max(initial=0) < 1e-6
-    return embeddings if near else embeddings / lengths
+    return embeddings if near else unit_rows(embeddings, lengths)
 
 
 def measured(header: files.Header, content: files.Content, others: str, fpir: float = FPIR) -> files.Header:

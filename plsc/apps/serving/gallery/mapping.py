@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from plsc.apps.serving.embedder import of_length_1
 from plsc.apps.serving.gallery.files import Mapped
 from plsc.apps.serving.gallery.pictures import Picture, embed_pictures
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger
+from plsc.utils.vectors import unit_rows
 
 PENALTIES = (10.0, 1.0, 0.1, 0.01)
 """Of the ridge regression; the best one on the people left out is taken."""
@@ -39,7 +39,7 @@ class FittedMap:
         out = np.empty((len(rows), self.matrix.shape[1]), np.float32)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             block = slice(start, start + _ROWS_AT_ONCE)
-            out[block] = of_length_1(rows[block] @ self.matrix)
+            out[block] = unit_rows(rows[block] @ self.matrix)
         return out
 
 
@@ -70,7 +70,7 @@ def fit_map(old: Any, new: Any, people: Mapping[str, Sequence[Picture]]) -> Fitt
     out = number % LEFT_OUT == LEFT_OUT - 1
     cosines = {
         penalty: float(
-            np.mean(np.sum(of_length_1(x[out] @ _ridge(x[~out], y[~out], penalty)) * y[out], axis=1))
+            np.mean(np.sum(unit_rows(x[out] @ _ridge(x[~out], y[~out], penalty)) * y[out], axis=1))
         )
         for penalty in PENALTIES
     }

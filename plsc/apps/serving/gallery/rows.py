@@ -12,6 +12,7 @@ import numpy as np
 
 from plsc.distributed import environment
 from plsc.evaluation.search import search
+from plsc.utils.vectors import unit_rows
 
 # Rows and queries from which on faiss is used if it is installed; with fewer queries NumPy's products are faster.
 FAISS_ROWS = 100_000
@@ -137,5 +138,4 @@ def sums(embeddings: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.nda
         return embeddings, np.ones(len(embeddings), np.float32)
     total = np.add.reduceat(embeddings, starts, axis=0)
     lengths = np.linalg.norm(total, axis=1)
-    total /= np.maximum(lengths, np.finfo(np.float32).tiny)[:, None]
-    return total, lengths
+    return unit_rows(total, lengths), lengths

@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+
+from plsc.utils.vectors import unit_rows
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_have_length_1_in_their_dtype_and_zeros_stay(dtype):
+    rows = np.random.default_rng(0).normal(size=(5, 7)).astype(dtype)
+    rows[3] = 0
+    unit = unit_rows(rows)
+    assert unit.dtype == dtype and not unit[3].any()
+    # The length is a root of a sum of 7 squares: (7 + 1) roundings, halved by the root; then one division.
+    bound = (8 / 2 + 2) * np.finfo(dtype).eps
+    wanted = (
+        rows.astype(np.float64) / np.maximum(np.linalg.norm(rows.astype(np.float64), axis=1), 1e-300)[:, None]
+    )
+    assert (np.abs(unit - wanted) <= bound * np.abs(wanted)).all()
+
+
+def test_lengths_that_are_known_are_taken():
+    rows = np.array([[3, 4], [0, 0]], np.float32)
+    assert unit_rows(rows, np.array([10, 0], np.float32)).tolist() == [
+        [np.float32(0.3), np.float32(0.4)],
+        [0, 0],
+    ]
+
+
+def test_a_row_whose_squares_are_too_small_stays_and_one_with_a_nan_is_nan():
+    small = np.full((1, 4), 1e-30, np.float32)
+    assert np.array_equal(unit_rows(small), small)
+    assert np.isnan(unit_rows(np.array([[1, np.nan]], np.float32))).all()
+
+
+def test_no_rows():
+    assert unit_rows(np.empty((0, 4), np.float32)).shape == (0, 4)
