@@ -13,15 +13,12 @@ from collections.abc import Iterable
 _LONGEST_LINE = 2000  # characters
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """A mistake in a config, a file or a call that the user can correct."""
 
 
-class MissingFileError(UserError, FileNotFoundError):
+class MissingFileError(UserError):
     """A file or folder that the user named is not there."""
-
-    def __str__(self) -> str:  # FileNotFoundError's own __str__ would print errno fields
-        return str(self.args[0])
 
 
 class CorruptImageError(UserError):

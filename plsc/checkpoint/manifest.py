@@ -265,8 +265,6 @@ def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFil
     except PermissionError as error:
         raise UserError(f"{error.filename}: {error.strerror}; give this user the right to read it") from error
     except OSError as error:
-        if isinstance(error, UserError):
-            raise
         if error.errno in _ABSENT:
             raise DamagedError(f"{path}: {error}") from error
         raise UserError(

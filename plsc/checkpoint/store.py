@@ -389,8 +389,6 @@ def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -
         if which == "newest":
             return latest(root, rename)
         return best(root) if which == "best" else Checkpoint.open(which).path
-    except UserError:
-        raise
     except OSError as error:
         raise UserError(f"{root}: cannot be read now ({error}); try again") from error
 

@@ -214,8 +214,6 @@ class TensorFile:
             header.pop("__metadata__", None)
             self.arrays = {name: self._entry(name, **header[name]) for name in header}
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, DamagedError):
-                raise
             raise DamagedError(
                 f"{path}: its header is not that of a safetensors file; the file is damaged"
             ) from error

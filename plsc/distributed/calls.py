@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from plsc.errors import UserError
 from plsc.utils.files import read_regular
 
 _NUMBER = struct.Struct("<q")
@@ -47,6 +48,6 @@ def read(path: Path) -> int | None:
     """Read a count that a rank has kept; None if there is none."""
     try:
         (begun,) = _NUMBER.unpack(read_regular(path))
-    except (OSError, ValueError, struct.error):
+    except (OSError, UserError, struct.error):
         return None
     return begun

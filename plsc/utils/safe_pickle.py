@@ -174,8 +174,6 @@ def user_errors(path: str, what: str) -> Iterator[None]:
         raise MissingFileError(f"{shown(path)}: no such file") from None
     except OSError as error:
         raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
-    except UserError:
-        raise
     except Refused as error:
         raise UserError(f"{shown(path)}: refused: the file asks for {error}; nothing of it was run") from None
     except (*_DAMAGE, *_EXHAUSTION) as error:

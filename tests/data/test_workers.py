@@ -162,8 +162,9 @@ def test_memory_that_cannot_be_had_is_said_in_one_line():
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
         "from plsc.data.loader import Loader\n"
         "from plsc.data.synthetic import Synthetic\n"
+        "from plsc.errors import UserError\n"
         "try:\n    next(Loader(Synthetic(50, 4), 100, 0, 1, seed=0, num_workers=2).epoch(0))\n"
-        "except ValueError as error:\n    print(type(error).__name__, error)"
+        "except UserError as error:\n    print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stderr == "" and done.stdout == (

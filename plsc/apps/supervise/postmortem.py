@@ -23,6 +23,7 @@ from typing import Any
 
 from plsc.distributed import calls
 from plsc.distributed.environment import machine_name
+from plsc.errors import UserError
 from plsc.utils.files import read_regular
 
 _LOST_PEER = re.compile(
@@ -98,7 +99,7 @@ class Watch:
             rank = re.fullmatch(r"rank(\d{1,9})", path.stem, re.ASCII)
             try:
                 written, record = path.stat().st_mtime, json.loads(read_regular(path))
-            except (OSError, ValueError, RecursionError):
+            except (OSError, UserError, ValueError, RecursionError):
                 continue
             if rank and _is_record(kind, record) and record["host"] == self._machine:
                 records[int(rank[1])] = {**record, "since": written}

@@ -601,8 +601,6 @@ class Gallery:
                         f"{shown(error.filename)}: is not there; restore the gallery, or build it again"
                     ) from None
             except OSError as error:
-                if isinstance(error, UserError):
-                    raise
                 raise UserError(f"{shown(self.folder)}: cannot be read: {error}") from error
 
     def _replay(self) -> None:
