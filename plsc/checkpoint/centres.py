@@ -1,6 +1,4 @@
-"""Export class centres to a file for other programs, and import centres of other programs.
-
-Rows are copied block by block; of shard files only one rank's is in memory at a time. Try it:
+"""Export class centres to a file for other programs, block by block. Try it:
 
 plsc ckpt export-centres output/checkpoints/step-00000656 --output centres.npy --normalise
 """
@@ -8,25 +6,14 @@ plsc ckpt export-centres output/checkpoints/step-00000656 --output centres.npy -
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from plsc.apps.migrate.shards import Gathered, find_shards
-from plsc.checkpoint.reshard import (
-    ANOTHER_DISK,
-    FileBlocks,
-    Head,
-    RowArray,
-    head_of,
-    row_blocks,
-    row_bytes,
-    rows_as_file,
-    write_checkpoint,
-)
+from plsc.checkpoint.reshard import ANOTHER_DISK, Head, RowArray, head_of, row_blocks, row_bytes, rows_as_file
 from plsc.checkpoint.saved import Checkpoint
-from plsc.checkpoint.tensorfile import layout, write_synced
+from plsc.checkpoint.tensorfile import write_synced
 from plsc.errors import UserError
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.bfloat16 import float32_of
@@ -100,44 +87,3 @@ def _npy_blocks(head: Head, start: int, stop: int) -> Iterator:
     yield b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("latin-1")
     for _, rows in row_blocks(head, "centres", start, stop):
         yield rows.reshape(-1).view(np.uint8)
-
-
-def import_centres(
-    sources: Sequence[str], target: str, backbone: str | None = None, num_classes: int | None = None
-) -> str:
-    """Gather the shards of another program into the checkpoint folder `target`; return a report.
-
-    The layouts are those of plsc.apps.migrate.shards. `target` has a head file for each rank with that
-    rank's classes in float32: centres, and momentum and bias if the layout has them.
-
-    Args:
-        sources: the folder of the shards, or the main files of all ranks.
-        backbone: a checkpoint, such as plsc import makes; its network, preprocessing and config are copied.
-            Without it the network has no arrays: the folder is for export-centres, reshard and the like.
-        num_classes: must be the sum over the ranks.
-
-    Raises UserError.
-    """
-    shards = find_shards(sources)
-    gathered = Gathered(shards, num_classes)
-    classes, size = gathered.ranges[-1][1], gathered.head.arrays["centres"].shape[1]
-    fields = {"preprocessing": {}, "state": {}, "config": ""}
-    files = {"backbone.safetensors": layout({}), "optimizer.safetensors": layout({})}
-    if backbone is not None:
-        saved = Checkpoint.open(backbone)
-        if saved.embedding_size != size:
-            raise UserError(
-                f"{backbone}: gives embeddings of {saved.embedding_size} numbers, the centres have {size}"
-            )
-        about = saved.state.to_json()
-        kept = ("image_shape", "threshold", "flip", "calibration")
-        about = {key: about[key] for key in kept if key in about}
-        fields = {"preprocessing": saved.preprocessing, "state": about, "config": saved.config_yaml}
-        files["backbone.safetensors"] = FileBlocks(saved.path / saved.weights_file)
-    numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}
-    fields = {"step": 0, "epoch": 0, **numbers, **fields}
-    made = write_checkpoint(target, gathered.ranges, gathered.head, files, fields)
-    return (
-        f"{made}: {classes:,} classes x {size} from {len(shards.files)} ranks of {shards.layout.name} "
-        f"({', '.join(sorted(gathered.head.arrays))})"
-    )

@@ -15,7 +15,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from plsc.checkpoint.centres import export_centres, import_centres
+from plsc.apps.migrate.import_centres import import_centres
+from plsc.checkpoint.centres import export_centres
 from plsc.checkpoint.duplicates import find_duplicates
 from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.manifest import EMA, config_sections
