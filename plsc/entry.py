@@ -24,7 +24,6 @@ from plsc.config.advice import advice
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text, shown
-from plsc.training import join
 from plsc.training.finish import finish
 from plsc.training.stand_in import check_data
 from plsc.utils.atomic_write import atomic_write, replace_file
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 # What a training run leaves in Global.output_dir.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
-    *(join.FILE, join.REFUSED, join.FOLDER),
     *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
     *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
@@ -108,17 +106,9 @@ class Entry(Setters):
         distributed.run_on_rank_0(partial(check_packages, self.config.Global.loggers))
         refuse_a_wrong_head(self.config.Global.tf32)
         guarded.listen()
-        if self.config.Global.resume:
-            self.config = join.with_joined(self.config)
         trainer, metrics = self._begin(guarded)
-        while trainer.joined:
-            self.config = trainer.joined
-            del trainer  # its class centres may fill the memory
-            trainer, metrics = self._begin(guarded, goes_on=True)
         if guarded.stopped:
             return self._stopped(guarded, metrics)
-        if metrics and (late := self.output_dir / join.FILE).exists():
-            get_logger().warning(f"{late} was written after the last step, so nobody has joined by it")
         evaluator = trainer.evaluator
         if evaluator.sets and evaluator.row is None:
             evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
@@ -135,29 +125,23 @@ class Entry(Setters):
             finish(self.config, evaluator, self.output_dir, took, facts, write_card=write_card)
         return result
 
-    def _begin(self, guarded: guard.Guard, goes_on: bool = False) -> tuple[Any, Metrics | None]:
-        """Build a Trainer and train; return it and rank 0's metrics. Every rank calls it.
-
-        goes_on: with the output_dir of this process's Trainer before it, which people have joined.
-        """
+    def _begin(self, guarded: guard.Guard) -> tuple[Any, Metrics | None]:
+        """Build a Trainer and train; return it and rank 0's metrics. Every rank calls it."""
         from plsc import distributed
         from plsc.distributed.network import measure_network
         from plsc.training import build, finetune
         from plsc.training.plan_lines import plan_lines, weak_lines
 
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
-        path = self._resume_from(trainer) if self.config.Global.resume and not goes_on else None
-        if path and join.is_before_join(self.config, path):
-            self.config = self.config.edit({"Global.init_from": str(path)}, join.FILE)
-            goes_on = True
+        path = self._resume_from(trainer) if self.config.Global.resume else None
         start = finetune.Start([], {})
-        if path and not goes_on:
+        if path:
             trainer.resume(path)
         elif self.config.Global.init_from:
             start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
             trainer.begin_at(start.step, start.rollbacks)
         metrics = None
-        if not (path or goes_on) and trainer.disks.is_first:
+        if not path and trainer.disks.is_first:
             self._set_earlier_run_aside()
         if distributed.rank() == 0:
             setup(0, self.output_dir / "train.log")
@@ -185,8 +169,6 @@ class Entry(Setters):
             network = measure_network()
             get_logger().info(f"network: {distributed.world_size()} ranks on {machines} machines: {network}")
         trainer.train(metrics)
-        if trainer.joined and metrics:
-            metrics.close()
         return trainer, metrics
 
     def _stopped(self, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:

@@ -121,8 +121,15 @@ def act(what: str) -> None:
         if whom:
             _wait_to_be_asked()  # it is passed on from there
     else:
-        happens = {"late": _late, "full": _full, "memory": _memory, "oom": _oom, "worker": _worker}
-        {**happens, "raise": _raise, "join": _join}[name]()
+        happens = {
+            "late": _late,
+            "full": _full,
+            "memory": _memory,
+            "oom": _oom,
+            "worker": _worker,
+            "raise": _raise,
+        }
+        happens[name]()
 
 
 def _wait_to_be_asked() -> None:
@@ -166,8 +173,3 @@ def _worker() -> None:
 
 def _raise() -> None:
     raise OSError("the network is down")
-
-
-def _join() -> None:
-    """Somebody moves a join.yaml, which lies beside the output_dir "out", into it."""
-    os.rename("join.yaml", "out/join.yaml")

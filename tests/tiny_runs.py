@@ -53,13 +53,6 @@ class OneBadSample(Synthetic):
         return super().sample(index, epoch)
 
 
-class Unready(Synthetic):
-    """Fails as a user's own class may."""
-
-    def __init__(self, seed: int = 0):
-        raise KeyError("no index yet")
-
-
 class DamagedSynthetic(Synthetic):
     """The images of tiny.yaml; the first `damaged` cannot be decoded."""
 

@@ -127,18 +127,6 @@ class Config(Section):
         layers.put_all(changes, max(2, layers.next_level), source)
         return _checked(layers)
 
-    def overlay(self, text: str, name: str, only: Sequence[KeyPath]) -> Config:
-        """Return a new Config with the values of a YAML text in place of its own, checked as a whole.
-
-        Args:
-            name: of the text, for `source` and for errors. only: the keys, with all below them, that it may set.
-
-        Raises ConfigError as `load` does.
-        """
-        layers = copy.deepcopy(self._layers)
-        layers.read_over(text, name, only)
-        return _checked(layers)
-
     def to_yaml(self, sources: bool = False) -> str:
         """Format the config as YAML that loads to an equal Config; keys without a meaning in it are left out.
 

@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,32 +64,6 @@ class Layers:
         if key and isinstance(self.get(("Global",)), (dict, type(None))):
             label = f"where {path} is"
             self.put(("Global", key), str(path.parent), Source(0, 0, label, label))
-
-    def read_over(self, text: str, name: str, only: Sequence[KeyPath]) -> None:
-        """Let the values of a YAML text win over all so far: sections are merged, but one with a `name` is replaced whole.
-
-        Args:
-            name: of the text, for errors. only: the keys, with all below them, that it may set.
-        """
-        level = max(1, self.next_level)
-        document = parse(text)
-
-        def source(line: int) -> Source:
-            return Source(level, line, f"{name}:{line}", f"{name}:{line}")
-
-        for problem in document.problems:
-            self.add_error(ConfigProblem(problem.path, problem.message), source(problem.line))
-        if not isinstance(document.value, dict):
-            message = f"must be a mapping of sections (got {shown(document.value)})"
-            self.add_error(ConfigProblem((), message), source(1))
-            return
-        for path, value in _changes(document.value):
-            origin = source(document.lines[path])
-            if any(path[: len(key)] == key for key in only):
-                self.put(path, value, origin)
-            else:
-                names = ", ".join(".".join(key) for key in only)
-                self.add_error(ConfigProblem(path, f"cannot be set here, only {names} can"), origin)
 
     @property
     def next_level(self) -> int:
@@ -214,15 +188,6 @@ def plain(value: Any) -> Any:
         raise UserError(f"a config holds plain values, not {type(other).__name__} (got {other!r})")
 
     return json.loads(json.dumps(value, default=convert))
-
-
-def _changes(value: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield path and value of each value, and of each mapping that is to be set whole: one with a name, and {}."""
-    for key, below in value.items():
-        if isinstance(below, dict) and below and "name" not in below:
-            yield from _changes(below, (*path, key))
-        else:
-            yield (*path, key), below
 
 
 def _rule_broken_by(value: Any) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import paddle
 
@@ -18,7 +17,7 @@ from plsc.data.dataset import Dataset, check_arrays, class_names
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
-from plsc.distributed.disks import Disks, find_disks
+from plsc.distributed.disks import find_disks
 from plsc.distributed.guard import Guard
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
@@ -30,7 +29,6 @@ from plsc.training.dump import DumpWriter
 from plsc.training.ema import Ema
 from plsc.training.evaluator import EvalSet, Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
-from plsc.training.join import JoinRequests
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.resume import build_backbone
@@ -113,7 +111,6 @@ def build_trainer(
         signals=signals,
         ema=ema,
         disks=disks,
-        joins=JoinRequests(cfg, dataset, partial(_build_other_data, disks)),
         extra_losses=[loss for loss in (teacher, compatible) if loss],
     )
 
@@ -152,23 +149,6 @@ def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval; UserError for one that does not fit the data set to train on."""
     seen = getattr(dataset, "identities", None)
     return build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
-
-
-def _build_other_data(disks: Disks, cfg: Config, step: int) -> Dataset:
-    """Build the data set with which a run goes on after `step`; UserError also if its ranks could not have the batches, or
-    not all read the checkpoint, or no step is left to train."""
-    if disks.several:
-        raise UserError(
-            f"a checkpoint is spread over {disks}, and one disk must have all of it to start from"
-        )
-    dataset = build_training_set(cfg)
-    loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
-    last = cfg.Global.total_steps(loader.steps_per_epoch)
-    if step >= last:
-        raise UserError(
-            f"with these data the run would end at step {last}, and {step} are done; raise Global.epochs or Global.max_steps"
-        )
-    return dataset
 
 
 def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:

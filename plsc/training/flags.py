@@ -22,9 +22,8 @@ class Flags(NamedTuple):
 
     bad_backbone: whether a gradient of the backbone is not finite on some rank; bad_head: whether the loss, or a
     gradient that the head has computed, is not. stray: labels that are no class. signal: the largest number of
-    a signal that asks a rank to stop, or 1 for people who join (plsc/training/join.py), 0 without one. waited: the
-    longest that a rank has waited for batches since it began, in seconds. replaced: corrupt images that the ranks
-    have replaced in this epoch.
+    a signal that asks a rank to stop, 0 without one. waited: the longest that a rank has waited for batches since
+    it began, in seconds. replaced: corrupt images that the ranks have replaced in this epoch.
     """
 
     bad_backbone: bool

@@ -18,19 +18,17 @@ from plsc.checkpoint.pieces import step_of
 from plsc.distributed.disks import Disks
 from plsc.errors import UserError
 from plsc.training.local_disks import find_checkpoint, is_spread
-from plsc.utils.logging import get_logger
 from plsc.utils.sharding import ClassShard
 
 FACTOR = 0.5  # of the learning rate, for each rollback
 
 
-def go_back(root: Path, last_good: int, last_join: int, disks: Disks, shard: ClassShard) -> Path | None:
+def go_back(root: Path, last_good: int, disks: Disks, shard: ClassShard) -> Path | None:
     """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and
     nothing is changed, if there is none. Every rank calls it. UserError if a rank cannot.
 
     Args:
-        last_join: the checkpoints up to this step have other classes. disks: of `root`; people join on one only.
-        shard: the classes of this rank.
+        disks: of `root`. shard: the classes of this rank.
     """
     if is_spread(root, disks):
         return find_checkpoint(root, disks, shard, before=last_good)
@@ -38,11 +36,6 @@ def go_back(root: Path, last_good: int, last_join: int, disks: Disks, shard: Cla
     def find() -> Path | None:
         try:
             path = store.latest(root, before=last_good)
-            if path and step_of(path.name) <= last_join:
-                get_logger().warning(
-                    f"no way back behind step {last_join}, after which people joined or left"
-                )
-                return None
             if path:
                 store.set_aside_after(root, step=step_of(path.name))
         except (UserError, OSError) as error:

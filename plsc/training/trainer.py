@@ -41,7 +41,6 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import refuse_last_step
 from plsc.training.flags import Flags, LateFlags
-from plsc.training.join import ASKED, FILE, JoinRequests, last_join
 from plsc.training.local_disks import with_rank_0s_statistics
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
@@ -92,12 +91,10 @@ class Trainer:
         disks: which ranks share Global.output_dir.
         signals: notes signals that ask the run to stop; None: there are none.
         extra_losses: are added to the head's loss.
-        joins: looks for people who are to join the run; None: nobody can.
 
     Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
     `threshold`, of the last one; `rollbacks`, how often the run went back to an older checkpoint; `seconds`,
-    of training and evaluation in this process; `joined`, the config with which another Trainer has to go on after this
-    step, since people join or leave; None: nobody does.
+    of training and evaluation in this process.
     """
 
     def __init__(
@@ -118,7 +115,6 @@ class Trainer:
         signals: Guard | None = None,
         ema: Ema | None = None,
         extra_losses: Sequence[ExtraLoss] = (),
-        joins: JoinRequests | None = None,
     ):
         self.cfg = cfg
         self.rank = distributed.rank()
@@ -137,8 +133,6 @@ class Trainer:
         self.signals = signals or Guard()
         self.ema = ema
         self.extra_losses = extra_losses
-        self.joins = joins
-        self.joined: Config | None = None
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.head_lr_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
@@ -197,7 +191,7 @@ class Trainer:
             timer.start(self.step, distributed.finish)
         self.signals.step_started(self.step)
         try:
-            while self.step < self.total_steps and not (self.signals.stopped or self.joined):
+            while self.step < self.total_steps and not self.signals.stopped:
                 try:
                     self._train_epoch()
                 except DivergedError as error:
@@ -244,25 +238,14 @@ class Trainer:
                 if self.step == self.total_steps or self._stops(epoch + 1):
                     break
 
-    @property
-    def _asked(self) -> int:
-        """The number of a signal that asks this rank to stop, or ASKED; 0 = none."""
-        return self.signals.signal or (self.joins.asked if self.joins else 0)
-
     def _stops(self, epoch: int) -> bool:
-        """Say whether some rank was asked to stop, or people join, and save this step on all ranks if so.
-        UserError if they cannot."""
+        """Say whether some rank was asked to stop, and save this step on all ranks if so. UserError if they
+        cannot."""
         self.signals.step_started(self.step)
         if not self._signal:
             return False
         self.settle()
-        if self._signal == ASKED:
-            self._signal = 0
-            with self._pause():
-                self.joined = self.joins.take(self.step)
-            if self.joined is None:
-                return False
-        name = signal.Signals(self._signal).name if self._signal else FILE
+        name = signal.Signals(self._signal).name
         if self._saved != self.step:
             with self._pause():
                 self.save(epoch)
@@ -271,8 +254,7 @@ class Trainer:
                 f"stopped on {name} at step {self.step}, which could not be saved (see above); make space, and resume from the "
                 "checkpoint before it"
             )
-        if self._signal:
-            self.signals.stop(name)
+        self.signals.stop(name)
         return True
 
     def train_step(
@@ -297,7 +279,7 @@ class Trainer:
         self.network.backward(emb_BD.grad)
         with timer.part("check"):
             data = self.loader.wait_seconds, self.loader.replaced
-            flags = self.nonfinite.examine(out, emb_BD, self._asked, data)
+            flags = self.nonfinite.examine(out, emb_BD, self.signals.signal, data)
         taken = TakenStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out, extra)
         self._unsettled = Unsettled(taken, flags, undo)
         # The first update makes the optimizer's state, which nothing could be copied back to.
@@ -459,7 +441,7 @@ class Trainer:
             with self._pause():
                 self.save(epoch, best)
         if evaluates or saves:  # which may take long, so a signal does not wait for another step
-            self._signal = max(self._signal, *distributed.gather_counts(self._asked))
+            self._signal = max(self._signal, *distributed.gather_counts(self.signals.signal))
 
     def _refuse_nothing_learned(self) -> None:
         """Raise DivergedError, at the last step, if none of the run's steps counted."""
@@ -619,7 +601,7 @@ class Trainer:
             raise error
         diverged = error.step
         last_good = diverged - self.nonfinite.since_good
-        path = go_back(Path(self.checkpoints), last_good, last_join(self.cfg), self.disks, self.head.shard)
+        path = go_back(Path(self.checkpoints), last_good, self.disks, self.head.shard)
         if path is None:
             raise error
         self.optimizer.clear_grad()

@@ -20,7 +20,7 @@ from plsc.training import finetune
 from plsc.training.embed import to_input
 from plsc.training.finetune import IMAGES, match_classes, start_from
 from tests.bounds import EPS, assert_within, rounded
-from tests.tiny_runs import TINY, Linear, arrays, checkpoint, make_trainer, train
+from tests.tiny_runs import TINY, Linear, arrays, checkpoint, make_trainer, rows, steps, train
 
 OLD = [f"p{number}" for number in range(11)]
 # p3 and p10 are dropped, the order is another one, and three are new at the front, in the middle and at the end.
@@ -35,6 +35,7 @@ CASES = {
     "new head": (MANY, ["Global.keep_centres=none", "Global.new_centres=mean"]),
 }
 NO_PAIRS = "DataLoader.Eval.dataset=null"
+MORE = [NO_PAIRS, "Head.sample_rate=0.5"]  # of a run that is stopped and goes on with more people
 
 
 def people(names, **more):
@@ -445,3 +446,19 @@ def test_a_run_that_would_resume_does_not_start_from_another(before, tmp_path):
     (tmp_path / "out/checkpoints/step-00000001").mkdir(parents=True)
     said = dry(tmp_path, tmp_path / "nothing", NEW, "Global.resume=true")
     assert said.startswith("plan: head")
+
+
+def test_a_run_that_was_stopped_goes_on_with_more_people(tmp_path):
+    """Step and rate go on, the rate as low as rollbacks have left it."""
+    stopped = make_trainer(tmp_path / "before", people(OLD), *MORE, "Global.max_steps=5")
+    stopped.rollbacks = 1
+    stopped.train(None)
+    start = [f"Global.init_from={checkpoint(tmp_path / 'before', 5)}", "Global.keep_step=true"]
+    Entry(TINY, [f"Global.output_dir={tmp_path / 'after'}", people(NEW), *MORE, *start]).train()
+    assert steps(rows(tmp_path / "after")) == list(range(6, 13))
+    assert [row["lr"] for row in rows(tmp_path / "after")] == [0.025] * 7
+    assert Checkpoint.open(checkpoint(tmp_path / "after")).classes() == NEW
+    assert json.loads((tmp_path / "after/identities.json").read_text())["new"] == ["x", "y", "z"]
+    with pytest.raises(UserError, match="nothing is left to train after step 12"):
+        start[0] = f"Global.init_from={checkpoint(tmp_path / 'after')}"
+        Entry(TINY, [f"Global.output_dir={tmp_path / 'late'}", people(NEW), *MORE, *start]).train()
