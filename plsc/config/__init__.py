@@ -23,17 +23,6 @@ from pydantic_core import to_jsonable_python
 
 from plsc.config.layers import DEFAULT, Layers, Source
 from plsc.config.margin import check_margin
-from plsc.config.messages import (
-    ConfigError,
-    ConfigProblem,
-    arguments_of,
-    check_keywords,
-    describe,
-    explain,
-    item_of,
-    keys_of,
-    takes,
-)
 from plsc.config.optimizer import check_optimizer
 from plsc.config.schema import (
     DEFAULT_EPOCHS,
@@ -55,6 +44,17 @@ from plsc.config.schema import (
     listed,
 )
 from plsc.errors import MissingFileError, UserError
+from plsc.utils.messages import (
+    ConfigError,
+    ConfigProblem,
+    arguments_of,
+    check_keywords,
+    describe,
+    explain,
+    item_of,
+    keys_of,
+    takes,
+)
 from plsc.utils.registry import CORRECTED, DATASETS, JOINED, WITHOUT
 from plsc.utils.yaml_lines import KeyPath, dump
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plsc.config.messages import ConfigError, ConfigProblem, shown
 from plsc.config.run_folder import CONFIG, config_file, key_of
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.files import read_regular
+from plsc.utils.messages import ConfigError, ConfigProblem, shown
 from plsc.utils.yaml_lines import KeyPath, parse
 
 _MOST_BYTES = 2**24  # of a config file

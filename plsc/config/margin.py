@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from plsc.config.layers import DEFAULT, Layers
-from plsc.config.messages import ConfigProblem, arguments_of, check_keywords, shown, takes
 from plsc.config.schema import HeadCfg, Section, head_names, is_import_path, is_softmax, kind_of_head
 from plsc.errors import UserError
+from plsc.utils.messages import ConfigProblem, arguments_of, check_keywords, shown, takes
 from plsc.utils.registry import MARGINS
 
 _HEAD = ("Head",)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from plsc.config.layers import Layers
-from plsc.config.messages import ConfigProblem, arguments_of, check_keywords, describe, shown, takes
 from plsc.config.schema import RULES, OptimizerCfg, RuleCfg, is_import_path
 from plsc.errors import UserError
+from plsc.utils.messages import ConfigProblem, arguments_of, check_keywords, describe, shown, takes
 from plsc.utils.registry import OPTIMIZERS
 
 _SECTION = ("Optimizer",)

@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from plsc.config.messages import UNION_TAGS, takes
+from plsc.utils.messages import UNION_TAGS, takes
 from plsc.utils.registry import BACKBONES, DATASETS, MARGINS, Registry, did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
 

@@ -17,12 +17,12 @@ import paddle
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from plsc.config import Config
-from plsc.config.messages import takes
 from plsc.config.optimizer import DECAYS, class_of
 from plsc.config.schema import LRSchedulerCfg, OptimizerCfg, moments_of
 from plsc.errors import UserError
 from plsc.training.groups import Settings
 from plsc.utils.logging import warn
+from plsc.utils.messages import takes
 
 
 def build_schedule(cfg: LRSchedulerCfg, steps_per_epoch: int, total_steps: int) -> Callable[[int], float]:

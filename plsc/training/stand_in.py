@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 from plsc.config import STAND_IN, Config
-from plsc.config.messages import arguments_of
 from plsc.config.schema import DatasetCfg
 from plsc.data.images import CHANNELS, EncodedImages, sides
 from plsc.errors import MissingFileError, UserError
+from plsc.utils.messages import arguments_of
 from plsc.utils.registry import DATASETS
 
 

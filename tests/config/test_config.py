@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from plsc.config import ConfigError, load, schema, to_markdown
-from plsc.config.messages import keys_of
 from plsc.errors import MissingFileError, UserError
+from plsc.utils.messages import keys_of
 from plsc.utils.registry import BACKBONES, DATASETS
 
 REPO = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from plsc.config.layers import DEFAULT, Layers, Source, plain
-from plsc.config.messages import ConfigError
 from plsc.errors import MissingFileError, UserError
+from plsc.utils.messages import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from plsc.config import load
-from plsc.config.messages import arguments_of
 from plsc.config.schema import head_names
 from plsc.training.build_head import build_margin
+from plsc.utils.messages import arguments_of
 from plsc.utils.registry import MARGINS
 from tests.launch import ROOT
 

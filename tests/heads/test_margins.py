@@ -6,10 +6,10 @@ import pytest
 
 from plsc.cli.commands.selftest.parts import relative
 from plsc.config import load
-from plsc.config.messages import arguments_of
 from plsc.config.schema import CHANGES_OTHERS, WITHOUT_MARGIN
 from plsc.heads.margins import CombinedMargin
 from plsc.training.build_head import build_margin
+from plsc.utils.messages import arguments_of
 from plsc.utils.registry import MARGINS
 from tests.bounds import EPS, assert_within, perturbed, roundings
 from tests.heads.autograd import (

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from plsc.config import load
-from plsc.config.messages import ConfigError
 from plsc.errors import UserError, shown
+from plsc.utils.messages import ConfigError
 from plsc.utils.yaml_lines import dump
 
 _LONGEST = 60  # characters of a value in a comment

@@ -2,7 +2,7 @@
 
 "Input should be a valid integer, unable to parse string as an integer" becomes "must be an integer >= 1 (got
 'ten')". The rule is read from the field itself, so errors and the type column of docs/config.md use the same
-words. This module handles fields and signatures; plsc.config adds sections, files and lines.
+words. This module handles fields and signatures, so sections of a config anywhere may use it; plsc.config adds files and lines.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Any, Literal, Union
 import pytest
 from pydantic import Field
 
-from plsc.config.messages import ConfigError, check_keywords, describe, shown, takes
 from plsc.config.schema import ModelCfg, TrainDatasetCfg
 from plsc.errors import UserError
+from plsc.utils.messages import ConfigError, check_keywords, describe, shown, takes
 
 
 @pytest.mark.parametrize(
