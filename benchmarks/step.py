@@ -19,6 +19,7 @@ from pathlib import Path
 from plsc.apps.plan.calibration import Case, calibrate
 from plsc.apps.plan.plan import backbone_bytes, head_bytes
 from plsc.config import Config, load
+from plsc.data.build import build_dataset
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils import measure
@@ -90,7 +91,7 @@ def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     environment.prepare(args.threads)
     from plsc.training.teacher import open_teacher
 
-    other = open_teacher(cfg, cfg.build_dataset("DataLoader.Train.dataset"), alone=True)
+    other = open_teacher(cfg, build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place), alone=True)
     teacher = other.cfg.Model if other else None
     if args.seconds:
         measured = calibrate(case, args.seconds, shape, args.threads, args.device, teacher)

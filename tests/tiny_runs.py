@@ -22,6 +22,7 @@ from plsc.training.build import build_trainer
 from plsc.training.trainer import Trainer
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.bounds import rounded
+from tests.datasets import dataset_of
 
 TINY = Path(__file__).with_name("tiny.yaml")
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BF16": np.uint16}
@@ -168,7 +169,7 @@ def train_sets(output: Path, batch_size: int, net: paddle.nn.Layer | None = None
         "Head.sample_rate=0.3",
         "DataLoader.Eval.dataset=null",
     ]
-    data = load(TINY, overrides).build_dataset("DataLoader.Train.dataset")
+    data = dataset_of(load(TINY, overrides))
     corrections = [Correction("drop", 3, -1, 4.0), Correction("merge", 12, 10, 0.1)]
 
     def write_list():

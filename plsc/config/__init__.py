@@ -26,7 +26,10 @@ from plsc.config.margin import check_margin
 from plsc.config.optimizer import check_optimizer
 from plsc.config.schema import (
     DEFAULT_EPOCHS,
+    EVAL_SET,
+    MORE_SETS,
     NOT_TRAINING,
+    TRAIN_SET,
     CheckpointCfg,
     DataLoaderCfg,
     EvalDatasetCfg,
@@ -53,9 +56,8 @@ from plsc.utils.messages import (
     explain,
     item_of,
     keys_of,
-    takes,
 )
-from plsc.utils.registry import CORRECTED, DATASETS, JOINED, WITHOUT
+from plsc.utils.registry import DATASETS
 from plsc.utils.yaml_lines import KeyPath, dump
 
 __all__ = [
@@ -75,10 +77,6 @@ __all__ = [
     "to_markdown",
 ]
 
-_TRAIN = ("DataLoader", "Train")
-_TRAIN_SET = (*_TRAIN, "dataset")
-_EVAL_SET = ("DataLoader", "Eval", "dataset")
-_MORE_SETS = ("DataLoader", "Eval", "more")
 # The source of Eval.dataset if it is not written and its default does not fit the training data.
 _NOT_NAMED = Source(DEFAULT.level, 0, "default: nothing to evaluate on is named", "")
 
@@ -110,6 +108,10 @@ class Config(Section):
         Raises KeyError for a key that does not exist, or has no meaning in this config.
         """
         return self._label({".".join(map(str, path)): path for path, _ in _leaves(self)}[key])
+
+    def place(self, path: KeyPath) -> str:
+        """Return where the value at a path is written, for errors: "configs/a.yaml:12"; "" for a default."""
+        return self._layers.source(path).place
 
     def _label(self, path: KeyPath) -> str:
         return self._layers.sources.get(path, DEFAULT).label
@@ -158,95 +160,11 @@ class Config(Section):
     @property
     def evaluation_dropped(self) -> bool:
         """Whether nothing is evaluated because the default set does not fit the training data."""
-        return self._layers.sources.get(_EVAL_SET) == _NOT_NAMED
+        return self._layers.sources.get(EVAL_SET) == _NOT_NAMED
 
     def values(self) -> dict[str, Any]:
         """Return the plain value of each "Section.key" that has a meaning in this config."""
         return {".".join(map(str, path)): value for path, value in _leaves(self)}
-
-    def dataset_keys(self) -> list[str]:
-        """List the keys of the data sets, for `build_dataset`: those to train on first."""
-        return [".".join(map(str, path)) for path, section in self._sets().items() if section]
-
-    def _sets(self) -> dict[KeyPath, EvalDatasetCfg | TrainDatasetCfg | None]:
-        sets: dict[KeyPath, Any] = dict(self._training_sets())
-        sets[_EVAL_SET] = self.DataLoader.Eval.dataset
-        sets.update({(*_MORE_SETS, title): more for title, more in self.DataLoader.Eval.more.items()})
-        return sets
-
-    def _training_sets(self) -> dict[KeyPath, TrainDatasetCfg]:
-        train = self.DataLoader.Train
-        if not isinstance(train.dataset, list):
-            return {_TRAIN_SET: train.dataset}
-        return {(*_TRAIN_SET, number): section for number, section in enumerate(train.sets)}
-
-    def build_dataset(self, key: str) -> Any:
-        """Build the data set of a key such as "DataLoader.Train.dataset", with its corrections; of a list of sets the one
-        that joins them.
-
-        A UserError about one of its keywords is raised again with file, line and key in front.
-        """
-        sets = {".".join(map(str, path)): (path, section) for path, section in self._sets().items()}
-        listed_sets = {name: sets[name] for name in sets if name == key or name.startswith(f"{key}.")}
-        parts = {name: self._build_one(name, *of_set) for name, of_set in listed_sets.items()}
-        data = next(iter(parts.values())) if len(parts) == 1 else self._join(parts, listed_sets)
-        # A list of corrections is of all samples, with those who are left out.
-        return self._leave_out(self._correct(data)) if key == ".".join(_TRAIN_SET) else data
-
-    def _join(self, parts: dict[str, Any], listed_sets: dict[str, Any]) -> Any:
-        """Join the sets of a list to one. A UserError about one of them is raised again with its place in front."""
-        own = [section.head == "own" for _, section in listed_sets.values()]
-        try:
-            return DATASETS.build(JOINED, parts=parts, own=own)
-        except UserError as error:
-            path, _ = listed_sets.get(str(error).partition(": ")[0], (_TRAIN_SET, None))
-            place = self._layers.source(path).place
-            raise UserError(f"{place}: {error}" if place else str(error)) from error
-
-    def _correct(self, data: Any) -> Any:
-        """Correct the labels of the data to train on by the lists of Train.corrections, one after the other."""
-        for number, path in enumerate(self.DataLoader.Train.corrections):
-            try:
-                data = DATASETS.get(CORRECTED).of(data, path)
-            except UserError as error:
-                place = self._layers.source((*_TRAIN, "corrections", number)).place
-                text = ": ".join(filter(None, (place, f"DataLoader.Train.corrections: {error}")))
-                raise type(error)(text) from error
-        return data
-
-    def _leave_out(self, data: Any) -> Any:
-        """Leave the classes of Train.without out of the data to train on. UserError for one that they do not have."""
-        names = self.DataLoader.Train.without
-        if not names:
-            return data
-        source = self._layers.source((*_TRAIN, "without")).place
-        where = ": ".join(filter(None, (source, "DataLoader.Train.without")))
-        try:
-            data = DATASETS.get(WITHOUT).of(data, names)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from error
-        if lacking := set(names).difference(data.left_out):
-            raise UserError(
-                f"{where}: the data have no class '{min(lacking)}'; take the name out of this key"
-            )
-        return data
-
-    def _build_one(self, key: str, path: KeyPath, section: EvalDatasetCfg | TrainDatasetCfg) -> Any:
-        # Sets of a list must not draw the same random numbers for their samples of the same number.
-        number = path[-1] if isinstance(path[-1], int) else 0
-        try:
-            return section.build(seed=self.Global.seed + number)
-        except UserError as error:
-            keyword, colon, message = str(error).partition(": ")
-            if not colon or not takes(DATASETS.get(section.name), keyword):
-                raise
-            place = self._layers.source((*path, keyword)).place
-            default = (
-                "" if keyword in section.keywords else ", which is the default; write the key to change it"
-            )
-            kind = MissingFileError if isinstance(error, MissingFileError) else UserError
-            parts = (place, f"{key}.{keyword}", message + default)
-            raise kind(": ".join(part for part in parts if part)) from error
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError if so many ranks do not make Train.global_batch, or are too many to keep it."""
@@ -254,7 +172,7 @@ class Config(Section):
         wanted, samples = train.global_batch, train.global_batch_on(ranks)
         if wanted is None:
             return
-        places = (self._layers.source((*_TRAIN, "global_batch")).place, "DataLoader.Train.global_batch")
+        places = (self.place(("DataLoader", "Train", "global_batch")), "DataLoader.Train.global_batch")
         where = ": ".join(filter(None, places))
         if samples != wanted:
             accumulate = f" x accumulate {train.accumulate}" if train.accumulate > 1 else ""
@@ -282,11 +200,10 @@ class Config(Section):
         """
         layers = copy.deepcopy(self._layers)
         errors = []
-        sets = self._sets()
-        if not training:
-            sets = {path: section for path, section in sets.items() if path[: len(_TRAIN_SET)] != _TRAIN_SET}
-        for path, section in sets.items():
-            check = getattr(DATASETS.get(section.name), "check", None) if section else None
+        for path, section in self.DataLoader.sets().items():
+            if not training and path[: len(TRAIN_SET)] == TRAIN_SET:
+                continue
+            check = getattr(DATASETS.get(section.name), "check", None)
             try:
                 if check:
                     check(**section.keywords)
@@ -309,13 +226,13 @@ class Config(Section):
 def _plugs(layers: Layers) -> dict[KeyPath, type[Plug]]:
     """Return the paths of all sections that name a class."""
     plugs: dict[KeyPath, type[Plug]] = {("Model",): ModelCfg}
-    sets = layers.get(_TRAIN_SET)
+    sets = layers.get(TRAIN_SET)
     if isinstance(sets, list):
-        plugs.update({(*_TRAIN_SET, number): JoinedDatasetCfg for number in range(len(sets))})
+        plugs.update({(*TRAIN_SET, number): JoinedDatasetCfg for number in range(len(sets))})
     else:
-        plugs[_TRAIN_SET] = TrainDatasetCfg
-    plugs[_EVAL_SET] = EvalDatasetCfg
-    plugs.update({(*_MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)})
+        plugs[TRAIN_SET] = TrainDatasetCfg
+    plugs[EVAL_SET] = EvalDatasetCfg
+    plugs.update({(*MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)})
     return plugs
 
 
@@ -405,9 +322,9 @@ def _checked(layers: Layers) -> Config:
 
 def _drop_default_evaluation(layers: Layers) -> None:
     """Set Eval.dataset to null if it is not written and its default does not fit the training data."""
-    if layers.sources.get(_EVAL_SET) == _NOT_NAMED:
-        layers.drop(_EVAL_SET)  # the training data may have changed since
-    trained = layers.get(_TRAIN_SET)
+    if layers.sources.get(EVAL_SET) == _NOT_NAMED:
+        layers.drop(EVAL_SET)  # the training data may have changed since
+    trained = layers.get(TRAIN_SET)
     trained = [
         each.get("name")
         for each in (trained if isinstance(trained, list) else [trained])
@@ -415,13 +332,13 @@ def _drop_default_evaluation(layers: Layers) -> None:
     ]
     default = TrainDatasetCfg.model_fields["name"].default
     others = [name for name in trained if isinstance(name, str) and name != default]
-    sections = all(isinstance(layers.get(_EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
-    if others and sections and _EVAL_SET not in layers.sources:
-        layers.put(_EVAL_SET, None, _NOT_NAMED)
+    sections = all(isinstance(layers.get(EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
+    if others and sections and EVAL_SET not in layers.sources:
+        layers.put(EVAL_SET, None, _NOT_NAMED)
 
 
 def _more_titles(layers: Layers) -> list[str]:
-    more = layers.get(_MORE_SETS)
+    more = layers.get(MORE_SETS)
     return list(more) if isinstance(more, dict) else []  # pydantic reports anything else
 
 
@@ -514,7 +431,7 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
         elif isinstance(value, list) and any(isinstance(item, Section) for item in value):
             for number, item in enumerate(value):
                 yield from _leaves(item, (*path, key, number))
-        elif value and (*path, key) == _MORE_SETS:
+        elif value and (*path, key) == MORE_SETS:
             for title, section_of_set in value.items():
                 yield from _leaves(section_of_set, (*path, key, title))
         elif section.applies(key):

@@ -28,7 +28,11 @@ from pydantic import (
 from plsc.utils.messages import UNION_TAGS, takes
 from plsc.utils.registry import BACKBONES, DATASETS, MARGINS, Registry, did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
+from plsc.utils.yaml_lines import KeyPath
 
+TRAIN_SET = ("DataLoader", "Train", "dataset")
+EVAL_SET = ("DataLoader", "Eval", "dataset")
+MORE_SETS = ("DataLoader", "Eval", "more")
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
 
 
@@ -923,6 +927,18 @@ class DataLoaderCfg(Section):
 
     Train: TrainCfg = TrainCfg()
     Eval: EvalCfg = Field(EvalCfg(), json_schema_extra=NOT_TRAINING)
+
+    def sets(self) -> dict[KeyPath, DatasetCfg]:
+        """Return the data sets by their paths in a config, those to train on first."""
+        sets: dict[KeyPath, DatasetCfg] = {}
+        if isinstance(self.Train.dataset, list):
+            sets.update({(*TRAIN_SET, number): section for number, section in enumerate(self.Train.dataset)})
+        else:
+            sets[TRAIN_SET] = self.Train.dataset
+        if self.Eval.dataset:
+            sets[EVAL_SET] = self.Eval.dataset
+        sets.update({(*MORE_SETS, title): section for title, section in self.Eval.more.items()})
+        return sets
 
 
 class CheckpointCfg(Section):

@@ -13,6 +13,7 @@ import paddle
 
 from plsc import distributed
 from plsc.config import Config
+from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, check_arrays, class_names
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
@@ -118,7 +119,7 @@ def build_trainer(
 def build_training_set(cfg: Config) -> Dataset:
     """Build the data set to train on; UserError if it contradicts the config or has fewer than two
     classes."""
-    dataset = cfg.build_dataset("DataLoader.Train.dataset")
+    dataset = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)
     check_arrays(dataset)
     train = cfg.DataLoader.Train
     for key, has in (("num_classes", dataset.num_classes), ("num_samples", len(dataset))):

@@ -18,6 +18,7 @@ from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint, set_calibration, set_threshold
 from plsc.config import Config
 from plsc.config.schema import EvalCfg
+from plsc.data.build import build_dataset
 from plsc.data.dataset import (
     Dataset,
     IdentificationSet,
@@ -77,7 +78,7 @@ def build_sets(
     for key, (title, section) in given.items():
         if section is None:
             continue
-        data = cfg.build_dataset(key)
+        data = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key)
         check_arrays(data)
         _check_preprocessing(key, data.preprocessing, preprocessing)
         if isinstance(data, Dataset):

@@ -20,6 +20,7 @@ import numpy as np
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config, load
+from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, PairSet, class_names, shared_identities
 from plsc.data.preprocessing import Preprocessing
 from plsc.entry import Entry
@@ -59,7 +60,7 @@ def read_pictures(cfg: Config, names: Sequence[str]) -> tuple[Pictures, Pictures
     Raises UserError if the data lack one of the classes, or an image of them, or the main evaluation is of no such people.
     """
     key = "DataLoader.Train.dataset"
-    data = cfg.build_dataset(key)
+    data = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)
     known = class_names(data)
     if known is None:
         raise UserError(f"{key}: the classes have no names, by which people are found")

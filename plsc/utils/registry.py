@@ -126,13 +126,6 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-# The data set that joins those of a list; it has no name in a config.
-JOINED = "plsc.data.joined:Joined"
-# Leaves classes out of a data set, by DataLoader.Train.without.
-WITHOUT = "plsc.data.without:Without"
-# Corrects the labels of a data set, by DataLoader.Train.corrections.
-CORRECTED = "plsc.data.corrections:Corrected"
-
 BACKBONES = Registry(
     "backbone",
     {

@@ -17,6 +17,7 @@ from plsc.entry import Entry
 from plsc.training.forget import repair_config
 from plsc.utils.logging import setup
 from tests.apps.serving.fake_embedder import FakeEmbedder, pictures
+from tests.datasets import dataset_of
 from tests.pictures import drawn
 from tests.tiny_runs import TINY, arrays, checkpoint, checkpoints
 from tests.training.test_finetune import OLD, people
@@ -118,7 +119,7 @@ def test_they_leave_several_sets_and_their_corrections(run, tmp_path, capsys):
     """The one dropped image of p3 is no image of theirs."""
     people = json.dumps([{"name": "tests.tiny_runs:People", "people": names} for names in (OLD, ["a", "p3"])])
     sets = f"DataLoader.Train.dataset={people}"
-    data = load(TINY, [sets]).build_dataset("DataLoader.Train.dataset")
+    data = dataset_of(load(TINY, [sets]))
     row = int(np.flatnonzero(data.labels == 3)[0])
     write_corrections(tmp_path / "some.tsv", data, [Correction("drop", row, -1, 4.0)])
     given = [sets, f"DataLoader.Train.corrections=[{tmp_path}/some.tsv]", "Global.max_steps=1"]

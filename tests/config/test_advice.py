@@ -10,6 +10,7 @@ from plsc.config import ConfigError, load
 from plsc.config.advice import advice
 from plsc.entry import Entry
 from plsc.errors import UserError
+from tests.datasets import dataset_of
 from tests.image_files import write_folder
 from tests.tiny_runs import TINY
 
@@ -150,12 +151,12 @@ def test_what_a_data_set_refuses_while_it_is_made_names_key_and_place(tmp_path):
         f"DataLoader:\n  Eval:\n    dataset:\n      name: ImagePairs\n      images: {faces}\n      num_pairs: 8\n"
     )
     with pytest.raises(UserError) as raised:
-        load(tmp_path / "my.yaml").build_dataset("DataLoader.Eval.dataset")
+        dataset_of(load(tmp_path / "my.yaml"), "DataLoader.Eval.dataset")
     key = "DataLoader.Eval.dataset.num_pairs"
     assert str(raised.value).startswith(f"{tmp_path}/my.yaml:6: {key}: must be at most 4 (got 8): ")
     few = load(None, ["DataLoader.Eval.dataset.held_out=0.01"])
     with pytest.raises(UserError, match=rf"{key}: must be at most \d+, got 6000: .*, which is the default"):
-        few.build_dataset("DataLoader.Eval.dataset")
+        dataset_of(few, "DataLoader.Eval.dataset")
 
 
 def test_a_list_that_is_a_folder_is_called_one(tmp_path):

@@ -573,18 +573,3 @@ def test_a_mistake_in_an_item_names_its_line(write):
     with pytest.raises(MissingFileError) as caught:
         load(write(SETS)).check_data()
     assert str(caught.value) == "a.yaml:6: DataLoader.Train.dataset.1.root: no such folder (got 'b')"
-
-
-def test_the_sets_of_a_list_are_built_and_joined(write):
-    text = "DataLoader: {Train: {dataset: [{name: Synthetic, num_classes: 3, head: own},\n{name: Synthetic, num_classes: 2, head: own}]}}"
-    data = load(write(text)).build_dataset("DataLoader.Train.dataset")
-    assert (data.num_classes, data.ranges) == (5, [(0, 3), (3, 5)])
-    assert not np.array_equal(
-        data.sample(0, 0), data.sample(int(data.starts[1]), 0)
-    )  # random numbers of its own
-    alone = load(write(text.replace("{name: Synthetic, num_classes: 2, head: own}", "")))
-    assert type(alone.build_dataset("DataLoader.Train.dataset")).__name__ == "Synthetic"
-    with pytest.raises(
-        UserError, match=r"^a.yaml:1: DataLoader.Train.dataset.0: its identities have no names"
-    ):
-        load(write(text.replace("head: own", "head: merge"))).build_dataset("DataLoader.Train.dataset")

@@ -11,6 +11,7 @@ from plsc.data.dataset import Dataset, class_names
 from plsc.data.joined import Joined
 from plsc.data.without import Without
 from plsc.errors import MissingFileError, UserError
+from tests.datasets import dataset_of
 
 
 class People(Dataset):
@@ -99,10 +100,10 @@ def test_lists_follow_each_other(write, tmp_path):
             "DataLoader.Eval.dataset=null",
         ],
     )
-    data = config.build_dataset("DataLoader.Train.dataset")
+    data = dataset_of(config)
     assert data.labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 0, 0, 0]
     # Who is left out later does not make the lists those of other data.
-    without = load(config, ["DataLoader.Train.without=[Bob]"]).build_dataset("DataLoader.Train.dataset")
+    without = dataset_of(load(config, ["DataLoader.Train.without=[Bob]"]))
     assert class_names(without) == ["Ann", "Cy"] and without.labels.tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
@@ -136,7 +137,7 @@ def test_people_leave_several_sets_after_the_corrections(write):
 
     def build(*without):
         chosen = load(config, [f"DataLoader.Train.without={json.dumps(without)}"])
-        return chosen.build_dataset("DataLoader.Train.dataset")
+        return dataset_of(chosen)
 
     whole = build()
     assert class_names(whole) == ["Ann", "Bob", "Eve", "People 2/Bob", "Cy", "Fay"]
@@ -201,4 +202,4 @@ def test_other_data_a_circle_and_a_missing_list_are_refused(write, tmp_path):
     with pytest.raises(
         MissingFileError, match=r"^-o.*DataLoader.Train.corrections: .*none.tsv: no such list"
     ):
-        config.build_dataset("DataLoader.Train.dataset")
+        dataset_of(config)

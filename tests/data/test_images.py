@@ -12,6 +12,7 @@ from plsc.data.image_size import MOST_PIXELS, promised_pixels
 from plsc.data.images import load_image
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, MissingFileError, UserError
+from tests.datasets import dataset_of
 
 
 @pytest.fixture
@@ -192,7 +193,7 @@ def test_an_integer_is_both_sides(folder):
     with pytest.raises(UserError, match=r"^size: must be \[height, width\] of at least 1, got \[0, 0\]$"):
         ImageList.check(size=0)
     key = "DataLoader.Train.dataset={name: ImageList, list: %s, size: %s}"
-    assert load(None, [key % (path, 9)]).build_dataset("DataLoader.Train.dataset").image_shape == (3, 9, 9)
+    assert dataset_of(load(None, [key % (path, 9)])).image_shape == (3, 9, 9)
     for size in ("[32]", "[1, 2, 3]", "large"):
         with pytest.raises(ConfigError) as raised:
             load(None, [key % (path, size)])

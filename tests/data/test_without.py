@@ -8,6 +8,7 @@ import pytest
 from plsc.config import load
 from plsc.data.without import Without
 from plsc.errors import UserError
+from tests.datasets import dataset_of
 from tests.tiny_runs import TINY, DamagedSynthetic, People
 from tests.training.test_finetune import OLD, people
 
@@ -50,14 +51,12 @@ def test_substitutes_are_the_same_samples():
 
 def test_by_the_config():
     out = 'DataLoader.Train.without=["p3"]'
-    assert load(TINY, [people(OLD), out]).build_dataset("DataLoader.Train.dataset").num_classes == 10
+    assert dataset_of(load(TINY, [people(OLD), out])).num_classes == 10
     parts = [{"name": "tests.tiny_runs:People", "people": names} for names in (["a", "p3"], OLD)]
     two = load(TINY, [f"DataLoader.Train.dataset={json.dumps(parts)}", out])
-    assert two.build_dataset("DataLoader.Train.dataset").class_names.tolist() == ["a", *OLD[:3], *OLD[4:]]
+    assert dataset_of(two).class_names.tolist() == ["a", *OLD[:3], *OLD[4:]]
     for wrong, why in ((["p3", "x"], "no class 'x'"), (OLD, "all 11 classes are left out")):
         with pytest.raises(UserError, match=f"DataLoader.Train.without: .*{why}"):
-            load(TINY, [people(OLD), f"DataLoader.Train.without={json.dumps(wrong)}"]).build_dataset(
-                "DataLoader.Train.dataset"
-            )
+            dataset_of(load(TINY, [people(OLD), f"DataLoader.Train.without={json.dumps(wrong)}"]))
     with pytest.raises(UserError, match="have no names"):
         Without(DamagedSynthetic(0), ["p3"])

@@ -23,8 +23,9 @@ import numpy as np
 from plsc.apps.curate import detector
 from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
 from plsc.apps.curate.detector import Detector
-from plsc.config import Config, add_overrides, load
+from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
+from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset, PairSet, class_names, misnumbered_class, shared_identities
 from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
@@ -412,8 +413,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if args.config:
         cfg = load(args.config, args.override)
-        join = partial(cfg.build_dataset, "DataLoader.Train.dataset")
-        findings = doctor(_sets_of(cfg), args.output, len(cfg.DataLoader.Train.sets), join)
+        build = partial(build_dataset, cfg.DataLoader, cfg.Global.seed, cfg.place)
+        sets = {key: partial(build, key) for key in keys_of_sets(cfg.DataLoader)}
+        findings = doctor(sets, args.output, len(cfg.DataLoader.Train.sets), build)
     else:
         sets = {path: (lambda path=path: _open(path)) for path in (args.train, *args.validation)}
         findings = doctor(sets, args.output)
@@ -431,17 +433,3 @@ def _examine_trained(args: argparse.Namespace) -> int:
     text, wrong = examine_trained(args.trained, args.override, args.output)
     print(shown_lines(text))
     return int(wrong)
-
-
-def _sets_of(cfg: Config) -> dict[str, Any]:
-    loader = cfg.DataLoader
-    named = {"Train.dataset": loader.Train.dataset}
-    if isinstance(loader.Train.dataset, list):
-        named = {f"Train.dataset.{number}": section for number, section in enumerate(loader.Train.sets)}
-    named["Eval.dataset"] = loader.Eval.dataset
-    named.update((f"Eval.more.{title}", section) for title, section in loader.Eval.more.items())
-    return {
-        f"DataLoader.{name}": (lambda key=f"DataLoader.{name}": cfg.build_dataset(key))
-        for name, section in named.items()
-        if section is not None
-    }

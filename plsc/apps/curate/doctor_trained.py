@@ -20,6 +20,7 @@ from plsc.apps.serving.embedder import Embedder, from_run
 from plsc.checkpoint.store import completed
 from plsc.config import load
 from plsc.data.batch import make_sample
+from plsc.data.build import build_dataset
 from plsc.data.corrections import Correction, names_of_classes, write_corrections
 from plsc.data.dataset import EVALUATION, Dataset
 from plsc.data.without import are_named
@@ -68,7 +69,8 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
         )
     entry = Entry(run, overrides)
     # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more does not make it stale.
-    data = load(entry.config, ["DataLoader.Train.without=[]"]).build_dataset("DataLoader.Train.dataset")
+    whole = load(entry.config, ["DataLoader.Train.without=[]"])
+    data = build_dataset(whole.DataLoader, whole.Global.seed, whole.place)
     without = entry.config.DataLoader.Train.without
     left_out = are_named(data, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])

@@ -42,6 +42,7 @@ from plsc.apps.plan.sizes import (
 )
 from plsc.config import STAND_IN, Config, add_arguments, load
 from plsc.config.schema import ModelCfg
+from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset
 from plsc.distributed import environment
 from plsc.errors import UserError
@@ -392,7 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     refuse(args)
     check_data(cfg)
-    dataset = cfg.build_dataset("DataLoader.Train.dataset")
+    dataset = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)
     shape = dataset.preprocessing.shape
     if args.device != "cpu":
         os.environ["PLSC_KERNELS"] = "0"  # the memory of a head without kernels, in this process, too

@@ -28,6 +28,7 @@ import numpy as np
 from plsc import native as kernels
 from plsc.config import Config, rows_bytes
 from plsc.config.schema import moments_of
+from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset
 from plsc.data.scan import AnySet, count_of, name_of
 from plsc.errors import UserError, shown
@@ -113,7 +114,11 @@ def collect(
         "processors": len(os.sched_getaffinity(0)),
         **{kind: earlier[kind] if earlier else free for kind, free in space.items()},
     }
-    data = earlier["data"] if earlier else {key: _data_facts(cfg, key, say) for key in cfg.dataset_keys()}
+    data = (
+        earlier["data"]
+        if earlier
+        else {key: _data_facts(cfg, key, say) for key in keys_of_sets(cfg.DataLoader)}
+    )
     return {**facts, "config": _config_facts(cfg), "data": data, **_needs(cfg, data, ranks, machines)}
 
 
@@ -144,7 +149,7 @@ def _gpus() -> tuple[list[str], str | None]:
 
 def _config_facts(cfg: Config) -> dict[str, Any]:
     """Return the values of the keys that must agree, without paths of data: what is there is compared."""
-    sets = tuple(f"{key}." for key in cfg.dataset_keys())
+    sets = tuple(f"{key}." for key in keys_of_sets(cfg.DataLoader))
     values = {}
     for key, value in cfg.values().items():
         if key in _OF_MACHINE or key.startswith(sets) and isinstance(value, str) and os.path.exists(value):
@@ -159,7 +164,7 @@ def _data_facts(cfg: Config, key: str, say: Callable[[str], object]) -> dict[str
     slow.daemon = True
     slow.start()
     try:
-        data = cfg.build_dataset(key)
+        data = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key)
         return {
             "samples": int(count_of(data)),
             "classes": int(data.num_classes) if isinstance(data, Dataset) else None,

@@ -18,6 +18,7 @@ from plsc.training.embed import embed
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx
 from tests.bounds import assert_within, rounded
+from tests.datasets import dataset_of
 from tests.pictures import drawn
 from tests.tiny_runs import TINY, checkpoint, rows
 
@@ -64,7 +65,7 @@ def test_it_is_judged_as_an_evaluation_judges(trained, flip):
     made = data(trained, f"DataLoader.Eval.flip={flip}")
     saved = Checkpoint.open(checkpoint(trained))
     backbone = resume.build_saved_backbone(run.config, saved)
-    preprocessing = run.config.build_dataset("DataLoader.Train.dataset").preprocessing
+    preprocessing = dataset_of(run.config).preprocessing
 
     def float_network(samples):
         assert samples.dtype == np.uint8

@@ -10,6 +10,7 @@ from plsc.config import load
 from plsc.errors import MissingFileError, UserError
 from plsc.training.stand_in import stand_in
 from plsc.utils.yaml_lines import parse
+from tests.datasets import dataset_of
 
 PYTHON = """
 from easydict import EasyDict as edict
@@ -111,7 +112,7 @@ def test_a_config_of_arcface_torch_becomes_one_that_loads(tmp_path):
     assert cfg.DataLoader.Eval.dataset.keywords == {"path": "faces/lfw.bin"}
     assert cfg.DataLoader.Eval.more["agedb_30"].keywords == {"path": "faces/agedb_30.bin"}
     assert cfg.DataLoader.Eval.flip
-    data = stand_in(cfg).build_dataset("DataLoader.Train.dataset")
+    data = dataset_of(stand_in(cfg))
     assert (data.num_classes, len(data)) == (1000, 25000)
 
 

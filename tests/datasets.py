@@ -1,0 +1,13 @@
+"""Build the data set of a config for a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plsc.config import Config
+from plsc.data.build import TRAIN_SET, build_dataset
+
+
+def dataset_of(cfg: Config, key: str = TRAIN_SET) -> Any:
+    """Build the data set of a key."""
+    return build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key)
