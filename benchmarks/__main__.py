@@ -11,24 +11,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import (
-    backbone,
-    collectives,
-    end2end,
-    gallery,
-    head,
-    loader,
-    plan,
-    published,
-    save,
-    serve,
-    step,
-)
+if not __package__:  # started as a file, as the ranks of a measurement are
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from plsc.cli import without_traceback
 from plsc.distributed import environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m benchmarks PART ...`."""
+    """Run `python -m benchmarks PART ...`; UserError for a user's mistake."""
+    # Here, since some import Paddle, which has to find its environment prepared.
+    from benchmarks import (
+        backbone,
+        collectives,
+        end2end,
+        gallery,
+        head,
+        loader,
+        plan,
+        published,
+        save,
+        serve,
+        step,
+    )
+
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["backbone"]:
         return backbone.main(argv[1:])
@@ -68,4 +74,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(without_traceback(main))

@@ -13,7 +13,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from benchmarks import chart
+from benchmarks import MAIN, chart
 from plsc.distributed import launcher
 from plsc.errors import UserError
 from plsc.utils import measure
@@ -43,9 +43,9 @@ def collectives(args: argparse.Namespace) -> dict:
             raise UserError(f"--ranks: one process has no collectives (got {ranks}), give 2 or more")
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "rows.json")
-            asked = ["benchmark", "collectives", "--kb", *map(str, args.kb), "--runs", str(args.runs)]
+            asked = ["collectives", "--kb", *map(str, args.kb), "--runs", str(args.runs)]
             asked += ["--device", args.device, "--row", str(target)]
-            last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device)
+            last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device, MAIN)
             if not target.exists():
                 raise UserError(f"{ranks} ranks were not measured: {last_line}")
             rows += json.loads(target.read_text())["rows"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import chart
+from benchmarks import MAIN, chart
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
@@ -63,14 +63,14 @@ def head(args: argparse.Namespace) -> dict:
 def _in_new_processes(classes: int, rate: float, ranks: int, args: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         row = Path(folder, "row.json")
-        arguments = ["benchmark", "head", "--classes", classes, "--rate", rate, "--batch", args.batch]
+        arguments = ["head", "--classes", classes, "--rate", rate, "--batch", args.batch]
         arguments += ["--dim", args.dim, "--runs", args.runs, "--row", row]
         arguments += ["--threads", args.threads] if args.threads else []
         arguments += ["--device", args.device]
         arguments += ["--no-dense"] if args.no_dense else []
         arguments += ["-o", *args.override] if args.override else []
         asked = [str(argument) for argument in arguments]
-        last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device)
+        last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), args.device, MAIN)
         if not row.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         return json.loads(row.read_text())

@@ -13,6 +13,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from benchmarks import MAIN
 from plsc.apps.plan import plan
 from plsc.config import load
 from plsc.distributed import launcher
@@ -64,8 +65,8 @@ def row(
             "--runs",
             args.runs,
         ]
-        asked = ["benchmark", "head", *map(str, sizes), "--no-dense", "--row", str(target), "-o", *keys]
-        last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"))
+        asked = ["head", *map(str, sizes), "--no-dense", "--row", str(target), "-o", *keys]
+        last_line = launcher.run_ranks(asked, ranks, Path(folder, "log"), main=MAIN)
         if not target.exists():
             raise UserError(f"{classes:,} classes on {ranks} ranks were not measured: {last_line}")
         measured = json.loads(target.read_text())

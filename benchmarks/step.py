@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import MAIN
 from plsc.apps.plan.calibration import Case, calibrate
 from plsc.apps.plan.plan import backbone_bytes, head_bytes
 from plsc.config import Config, load
@@ -76,8 +77,8 @@ def _row(args: argparse.Namespace, case: tuple[int, int, str]) -> dict:
         keys = ("name", "size", "classes", "dim", "runs", "threads", "ranks", "device")
         given = {key: getattr(args, key) for key in keys if getattr(args, key) is not None}
         words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        asked = ["benchmark", "step", *words, "--case", json.dumps(case), "--row", str(target)]
-        last_line = launcher.run_ranks(asked, args.ranks, Path(folder, "log"), args.device)
+        asked = ["step", *words, "--case", json.dumps(case), "--row", str(target)]
+        last_line = launcher.run_ranks(asked, args.ranks, Path(folder, "log"), args.device, MAIN)
         if not target.exists():
             raise UserError(f"batch, accumulate, keys {case} were not measured: {last_line}")
         return {**json.loads(target.read_text()), "planned_bytes": _planned(args, *case)}

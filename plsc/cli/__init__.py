@@ -86,7 +86,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 def run(verb: str, argv: Sequence[str] | None = None) -> int:
     """Run one verb of Entry with its arguments, and return the exit code."""
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
-    return _without_traceback(lambda: _call_entry(verb, argv), debug)
+    return without_traceback(lambda: _call_entry(verb, argv), debug)
 
 
 def _call_entry(verb: str, argv: Sequence[str] | None) -> int:
@@ -194,7 +194,7 @@ def _wait_for_the_first_rank() -> None:
         signal.sigtimedwait([signal.SIGTERM], _HEAD_START)
 
 
-def _without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
+def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
     """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130.
 
     An OSError of the machine, such as a full disk, is one line and 2, too.
@@ -348,7 +348,7 @@ def _module(name: str, argv: Sequence[str] | None, prepare: bool = False) -> int
         main = importlib.import_module(name).main
         return main(argv, threads) if name.endswith("selftest.selftest") else main(argv)
 
-    return _without_traceback(act)
+    return without_traceback(act)
 
 
 class Command(NamedTuple):

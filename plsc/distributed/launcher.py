@@ -41,7 +41,7 @@ def launch(
         logs: folder for the output of each rank, workerlog.0, workerlog.1, ...
         say: is called with each line that rank 0 prints, line end included. Rank 0 does not inherit stdout,
             since a notebook shows only what Python prints. The launcher's own messages go to launcher.log.
-        main: another version's __main__.py.
+        main: another __main__.py than this plsc's.
         device: that `arguments` ask for; the ranks see no GPU if it is "cpu".
 
     Returns: the launcher's exit code, 0 if every rank ended with 0.
@@ -126,18 +126,18 @@ def _mistakes(logs: str | Path, start: int) -> list[str]:
     return [shown_lines(line) for line in lines[-_MISTAKE_LINES:]]
 
 
-def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str = "cpu") -> str:
-    """Run `python -m plsc *arguments` on `ranks` new processes, and return the last line that they print.
+def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str = "cpu", main: Path = MAIN) -> str:
+    """Run `python main *arguments` on `ranks` new processes, and return the last line that they print.
 
-    device: that the arguments ask for. Raises UserError if there are more ranks than GPUs.
+    device: that the arguments ask for. main: of plsc, or of the benchmarks. Raises UserError if there are more ranks than GPUs.
     """
     lines: list[str] = []
     if ranks > 1:
-        launch(arguments, ranks, logs, lines.append, device=device)
+        launch(arguments, ranks, logs, lines.append, main, device)
     else:
         path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
         done = subprocess.run(
-            [sys.executable, "-m", "plsc", *arguments],
+            [sys.executable, str(main), *arguments],
             check=False,
             env={**environment.for_ranks(), "PYTHONPATH": path},
             stdout=subprocess.PIPE,

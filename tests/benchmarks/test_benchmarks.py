@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import paddle
-import pytest
 
-from benchmarks import __main__ as benchmark
 from benchmarks import chart
 from plsc.distributed import launcher
-from plsc.errors import UserError
 from plsc.utils import device, measure
+from tests.launch import run_python
 
 
 def test_work_is_timed_in_turn_and_the_median_counts(monkeypatch):
@@ -86,6 +84,7 @@ def test_points_are_drawn_whatever_their_order():
     assert picture == chart.draw_log_log({"a": [(10, 1.0), (1000, 2.0)], "b": [(10, 3.0)]}, "classes", "ms")
 
 
-def test_a_mistake_in_the_overrides_is_told_before_anything_is_measured():
-    with pytest.raises(UserError, match=r"Head\.scal"):
-        benchmark.main(["head", "-o", "Head.scal=3"])
+def test_a_mistake_in_the_overrides_is_one_line_before_anything_is_measured(tmp_path):
+    done = run_python("-m", "benchmarks", "head", "-o", "Head.scal=3", cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "ERROR -o Head.scal=3: Head.scal: unknown key, did you mean 'scale'?\n"

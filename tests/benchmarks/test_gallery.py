@@ -1,4 +1,4 @@
-"""tools/benchmark.py gallery: it compares the answers itself, and leaves nothing."""
+"""The gallery's benchmark: it compares the answers itself, and leaves nothing."""
 
 import json
 

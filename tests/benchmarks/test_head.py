@@ -11,7 +11,7 @@ from plsc.config import load
 from plsc.heads.reference import DenseHead, arcface
 from plsc.utils import measure
 from tests.bounds import assert_within, perturbed
-from tests.launch import ROOT, run_python
+from tests.launch import run_python
 
 SMALL = ["--dim", "16", "--batch", "8", "--threads", "1"]
 
@@ -71,8 +71,7 @@ def test_products_with_too_many_logits_are_made_in_part(monkeypatch):
 def test_a_row_is_measured_in_a_process_of_its_own_and_stays_within_what_is_planned(tmp_path):
     sizes = ["--classes", "200000", "--dim", "128", "--batch", "64", "--runs", "1", "--no-dense"]
     run_python(
-        ROOT / "tools/benchmark.py",
-        *["head", *sizes, "-o", "Head.logits_budget_mb=16", "--json", "head.json"],
+        *["-m", "benchmarks", "head", *sizes, "-o", "Head.logits_budget_mb=16", "--json", "head.json"],
         cwd=tmp_path,
     )
     (row,) = json.loads((tmp_path / "head.json").read_text())["rows"]

@@ -330,7 +330,7 @@ def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
 @pytest.mark.parametrize("lines", [1, 100_000], ids=["in the buffer", "more than a pipe holds"])
 def test_a_reader_that_has_left_is_no_mistake(lines):
     """As with `plsc ckpt list run | head -1`."""
-    code = f"import sys;  from plsc import cli; sys.exit(cli._without_traceback(lambda: print('line\\n' * {lines})))"
+    code = f"import sys;  from plsc import cli; sys.exit(cli.without_traceback(lambda: print('line\\n' * {lines})))"
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -352,7 +352,7 @@ def test_a_broken_pipe_of_another_kind_keeps_its_traceback():
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        cli._without_traceback(fails)
+        cli.without_traceback(fails)
 
 
 @pytest.mark.parametrize(
@@ -369,10 +369,10 @@ def test_what_the_machine_refuses_is_one_line(capsys, code, line):
     def fails():
         raise OSError(code, os.strerror(code), "a\x1b/b")
 
-    assert cli._without_traceback(fails) == 2
+    assert cli.without_traceback(fails) == 2
     assert capsys.readouterr().err == f"{line}\n"
     with pytest.raises(OSError, match="Bad file descriptor"):
-        cli._without_traceback(lambda: os.close(-1))
+        cli.without_traceback(lambda: os.close(-1))
 
 
 def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):

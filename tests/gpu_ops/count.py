@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
+from benchmarks import MAIN
 from plsc.config import Config, add_overrides, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
@@ -112,9 +113,9 @@ def _in_new_processes(args: argparse.Namespace, what: str, folder: Path) -> Coun
 def run(what: str, words: Sequence[str], ranks: int, folder: Path) -> Counts:
     """Count in new processes -> the counts of rank 0. what: "head", or images of a step. words: further arguments."""
     target = folder / f"{what}.json"
-    asked = ["benchmark", "step", "--count", "--counted", what, "--row", str(target), *words]
+    asked = ["step", "--count", "--counted", what, "--row", str(target), *words]
     with mock.patch.dict(os.environ, op_log.environment()):
-        last_line = launcher.run_ranks(asked, ranks, folder / "log")
+        last_line = launcher.run_ranks(asked, ranks, folder / "log", main=MAIN)
     if not target.exists():
         raise UserError(f"the step was not counted: {last_line}")
     return json.loads(target.read_text())
