@@ -106,7 +106,6 @@ setup(
             "plsc-predict = plsc.cli:predict",
             "plsc-export = plsc.cli:export",
             "plsc-gallery = plsc.cli:gallery",
-            "plsc-forget = plsc.cli:forget",
             "plsc-import = plsc.cli:import_weights",
             "plsc-selftest = plsc.cli:selftest",
             "plsc-convert = plsc.cli:convert",

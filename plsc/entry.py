@@ -43,7 +43,7 @@ RUN_FILES = (
     *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
     *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
     *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
-    *("card.md", "card.json", "forgotten.txt", "forgotten.json", "diverged", "export", "test", "predict"),
+    *("card.md", "card.json", "diverged", "export", "test", "predict"),
 )
 
 

@@ -327,11 +327,6 @@ def gallery(argv: Sequence[str] | None = None) -> int:
     return _module("plsc.apps.serving.gallery.command", argv)
 
 
-def forget(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc forget`."""
-    return _module("plsc.cli.commands.forget", argv)
-
-
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run `plsc serve`."""
     return _module("plsc.apps.serving.service.command", argv, prepare=True)
@@ -374,7 +369,6 @@ COMMANDS = {
     "export": Command("write the backbone for Paddle Inference and ONNX", export, "use"),
     "card": Command("a run's model card: show, write, and verify by evaluating again", card, "care"),
     "ckpt": Command("look at, check, and cut checkpoints", ckpt, "care"),
-    "forget": Command("take people out of a trained network", forget, "care"),
     "selftest": Command("check this machine, or several", selftest, "care"),
 }
 

@@ -781,8 +781,7 @@ class TrainCfg(Section):
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     without: list[str] = []
-    """Names of classes whose images are left out, as those of people whom `plsc forget` has taken out of the network
-    (docs/finetune.md). A name that no class has is refused."""
+    """Names of classes whose images are left out (docs/finetune.md). A name that no class has is refused."""
     corrections: list[str] = []
     """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the one before leaves:
     `[corrections.tsv]` (docs/data.md)."""

@@ -212,7 +212,11 @@ def test_erasing_finds_whom_others_have_added_and_removed(gallery):
     other = Gallery.open(gallery.folder)
     other.add("Dee", units(1))
     other.remove("Ann")
-    assert gallery.erase(["Ann", "Dee", "Nobody", "Dee"]) == ["Dee"]
+    with pytest.raises(UserError, match="has nobody named 'Ann'"):
+        gallery.erase(["Dee", "Ann"])
+    assert gallery.names() == ["Bob", "Cy", "Dee"]
+    (removed,) = gallery.erase(["Dee", "Dee"])["removed"]
+    assert removed["name"] == "Dee"
     assert gallery.names() == Gallery.open(gallery.folder).names() == ["Bob", "Cy"]
     assert all(b"Dee" not in path.read_bytes() for path in gallery.folder.iterdir())
 
@@ -377,7 +381,7 @@ def test_a_name_is_one_whatever_characters_it_is_written_with(tmp_path, embedder
     gallery.remove(DECOMPOSED)
     assert gallery.names() == ["Bob"]
     gallery.add(DECOMPOSED, embedder.embed(shown[:1]))
-    assert gallery.erase([DECOMPOSED]) == [COMPOSED] and gallery.names() == ["Bob"]
+    assert gallery.erase([DECOMPOSED])["removed"][0]["name"] == COMPOSED and gallery.names() == ["Bob"]
 
 
 def test_two_names_that_become_one_are_refused(tmp_path, embedder, gallery):

@@ -8,6 +8,7 @@ import pytest
 from plsc import Gallery, cli
 from plsc.apps.serving import embedder as module
 from plsc.utils.calibration import Calibration
+from plsc.utils.files import sha256_of
 from plsc.utils.logging import get_logger
 from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures
 
@@ -103,6 +104,35 @@ def test_add_remove_list(folder, capsys):
     assert run(capsys, "remove", "g", "D\x1b[2J")[0] == 0
     code, _, err = run(capsys, "remove", "g", "D\x1b[2J")
     assert code == 2 and err.endswith("has nobody named 'D\\x1b[2J'; plsc gallery list shows the names\n")
+
+
+def test_a_receipt_says_who_was_removed_and_no_file_has_them(folder, capsys):
+    run(capsys, "add", "g", "Dee", "stranger.png")
+    row = Gallery.open("g").search(module.from_run("a.yaml").embed(pictures(4)[3:]), 1, -1)[0][0]
+    assert row.name == "Dee"
+    before = {path.name: sha256_of(path) for path in (folder / "g").iterdir() if path.name != ".lock"}
+    code, out, _ = run(capsys, "remove", "g", "Dee", "A", "--receipt", "receipt.json")
+    assert code == 0 and out == "Dee, A: removed; 1 person\n"
+    receipt = json.loads((folder / "receipt.json").read_text())
+    assert receipt["gallery"] == str(folder / "g") and receipt["time"].startswith("20")
+    assert receipt["removed"] == [
+        {"name": "Dee", "pictures": [str(folder / "stranger.png")], "rows": 1},
+        {"name": "A", "pictures": [str(folder / f"people/A/{number}.png") for number in (0, 1)], "rows": 1},
+    ]
+    assert receipt["before"] == {"people": 3, "rows": 3, "sha256": before}
+    after = {path.name: sha256_of(path) for path in (folder / "g").iterdir() if path.name != ".lock"}
+    assert receipt["after"] == {"people": 1, "rows": 1, "sha256": after}
+    gone = module.from_run("a.yaml").embed(pictures(4))
+    texts = [path.read_bytes() for path in (folder / "g").iterdir()]
+    assert any(gone[2].tobytes() in text for text in texts), "B, who stays"
+    assert not any(trace in text for text in texts for trace in (b"Dee", b"people/A", gone[3].tobytes()))
+    left = {path.name for path in folder.iterdir()}
+    for receipt in ("receipt.json", "nowhere/receipt.json"):
+        code, _, err = run(capsys, "remove", "g", "B", "--receipt", receipt)
+        assert code == 2 and f"--receipt: {receipt}: must be a new file, in a folder that is there" in err
+    assert {path.name for path in folder.iterdir()} == left and Gallery.open("g").names() == ["B"]
+    code, out, _ = run(capsys, "remove", "g", "B", "--json")
+    assert code == 0 and json.loads(out)["after"]["people"] == 0
 
 
 def test_another_network_needs_an_upgrade(folder, capsys):

@@ -13,8 +13,10 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,10 @@ from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
+from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted, table
+from plsc.utils.version import __version__
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     add = verb("add", "add pictures of a person", "optional")
     add.add_argument("name")
     add.add_argument("pictures", nargs="+")
-    verb("remove", "remove a person").add_argument("name")
+    remove = verb("remove", "remove people, from all of its files")
+    remove.add_argument("names", nargs="+", metavar="name")
+    remove.add_argument(
+        "--receipt", type=Path, metavar="FILE", help="a new file, JSON: who was removed, when"
+    )
     verb("list", "show what is in a gallery")
     search = verb("search", "find the most similar people", "optional")
     search.add_argument("pictures", nargs="+")
@@ -195,12 +203,21 @@ def _add(args: argparse.Namespace) -> Answer:
 
 def _remove(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
-    gallery.remove(args.name)
-    return (
-        f"{shown(args.name)}: removed; {_people(gallery)}",
-        {"name": args.name, "people": len(gallery)},
-        0,
-    )
+    if args.receipt and (args.receipt.exists() or not args.receipt.parent.is_dir()):
+        raise UserError(f"--receipt: {shown(args.receipt)}: must be a new file, in a folder that is there")
+    facts = gallery.erase(args.names)
+    receipt = {
+        "gallery": os.path.abspath(args.gallery),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "plsc": __version__,
+        "network": gallery.header.network,
+        **facts,
+    }
+    if args.receipt:
+        text = json.dumps(receipt, indent=1, ensure_ascii=False) + "\n"
+        replace_file(args.receipt, text.encode("utf-8", "backslashreplace"))
+    names = ", ".join(shown(person["name"]) for person in facts["removed"])
+    return f"{names}: removed; {_people(gallery)}", receipt, 0
 
 
 def _list(args: argparse.Namespace) -> Answer:

@@ -32,7 +32,7 @@ from plsc.distributed.lock import hold
 from plsc.errors import UserError, shown
 from plsc.evaluation.strangers import LEAST_PEOPLE, one_of_everybody_first
 from plsc.utils.calibration import Calibration
-from plsc.utils.files import open_regular
+from plsc.utils.files import open_regular, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted, last_part
 
@@ -362,16 +362,32 @@ class Gallery:
         """
         self._write({"remove": files.composed(name)})
 
-    def erase(self, names: Sequence[str]) -> list[str]:
-        """Remove people, and write all rows anew: the files have nothing of them any more, nor of whom `remove` has removed
-        before. Return those whom the gallery had."""
+    def erase(self, names: Sequence[str]) -> dict[str, Any]:
+        """Remove people, and write all files anew: these have nothing of them any more, nor of whom `remove` has removed before.
+
+        Return the facts of a receipt: of each person the pictures and the number of rows, and what the gallery was before and after.
+        UserError if there is none of a name; nothing is changed then.
+        """
         with self._held():
-            there = [name for name in dict.fromkeys(map(files.composed, names)) if name in self._numbers]
-            for name in there:
+            names = [*dict.fromkeys(map(files.composed, names))]
+            numbers = [self._number(name) for name in names]
+            removed = [
+                {"name": name, "pictures": self._sources[number], "rows": len(self._rows.of(number)[0])}
+                for name, number in zip(names, numbers)
+            ]
+            before = self._state()
+            for name in names:
                 self._append({"remove": name})
             self._renew()
             self._replace(self._header, self._content())
-        return there
+            return {"removed": removed, "before": before, "after": self._state()}
+
+    def _state(self) -> dict[str, Any]:
+        """Describe what is on the disk: how many people and rows, and the SHA-256 of each file. The caller holds the lock."""
+        header = self._header
+        names = (files.HEADER, header.rows_file, header.people_file, header.log_file)
+        sums = {name: sha256_of(self.folder / name) for name in names}
+        return {"people": len(self), "rows": self.rows, "sha256": sums}
 
     def _write(self, fields: dict[str, Any], embeddings: np.ndarray | None = None, of: Any = None) -> None:
         """Append a change to the log, and make that part of the rows where it is long; arguments as of `_append`."""
