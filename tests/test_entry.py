@@ -424,7 +424,7 @@ def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeyp
     monkeypatch.setattr("plsc.distributed.launcher.subprocess.Popen", Started)
     assert entry(tmp_path).launch(ranks=3, verb=verb) == {} and capsys.readouterr().out == "hello\n"
     assert Started.command[1:4] == [str(launcher.STARTER), "--nproc_per_node", "3"]
-    assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli.COMMANDS
+    assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli.VERBS
     assert load(tmp_path / "launch.yaml") == entry(tmp_path).config
     assert Started.env[environment.COMMAND] == environment.command_line()
 
@@ -568,7 +568,7 @@ def test_the_threshold_of_a_later_evaluation_is_exported_when_it_is_asked_for(tm
     assert found["threshold"] != before["threshold"] == entry(tmp_path).export()["threshold"]
     assert before["threshold_set"] is None
     arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other, "DataLoader.Eval.flip=true"]
-    assert cli.run("eval", ["--set-threshold", *arguments]) == 0
+    assert cli.main(["eval", "--set-threshold", *arguments]) == 0
     stored = json.loads((tmp_path / "test" / "results.json").read_text())["sets"]["noise pairs"]["threshold"]
     card = entry(tmp_path).export()
     assert (card["threshold"], card["threshold_set"], card["threshold_step"]) == (stored, "noise pairs", 12)
@@ -606,7 +606,7 @@ def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_i
     groups = tmp_path / "groups.csv"
     groups.write_text("image 0,a\nimage 1,a\nimage 2,b\n")
     arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other]
-    assert cli.run("eval", ["--calibrate", "--groups", str(groups), *arguments]) == 0
+    assert cli.main(["eval", "--calibrate", "--groups", str(groups), *arguments]) == 0
     saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
     stored = saved.state.calibration
     assert stored.pairs == 90 != trained.pairs and set(stored.groups) == {"a", "b"}

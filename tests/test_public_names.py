@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 import plsc
-from plsc.cli import COMMANDS, main
 
 NAMES = """
 plsc:Entry plsc:Gallery plsc:BACKBONES plsc:DATASETS plsc:__version__
-plsc.cli:main plsc.cli:train plsc.cli:supervise plsc.cli:evaluate plsc.cli:predict plsc.cli:export plsc.cli:import_weights
-plsc.cli:selftest plsc.cli:convert plsc.cli:doctor plsc.cli:gallery plsc.cli:ckpt plsc.cli:plan plsc.cli:benchmark
-plsc.config:load plsc.config:Config plsc.errors:UserError plsc.errors:MissingFileError plsc.errors:CorruptImageError
+plsc.cli:main plsc.config:load plsc.config:Config plsc.errors:UserError plsc.errors:MissingFileError plsc.errors:CorruptImageError
 plsc.heads:MARGINS plsc.heads.softmax:SoftmaxHead plsc.heads.softmax:HeadOutput
 plsc.heads.margins:Margin plsc.heads.margins:Target plsc.heads.margins:ArcFace plsc.heads.margins:CosFace
 plsc.data.dataset:Dataset plsc.data.dataset:PairSet plsc.data.dataset:TemplatePairs plsc.data.dataset:IdentificationSet
@@ -30,24 +27,6 @@ plsc.distributed:gather_rows plsc.distributed:shard_index plsc.distributed:_c_al
 def test_a_public_name_can_be_imported(name):
     module, _, attribute = name.partition(":")
     assert getattr(importlib.import_module(module), attribute) is not None
-
-
-def test_an_installed_command_finds_its_function_again_and_again():
-    """A submodule of the same name, once imported, would stand in the function's place."""
-    from plsc import cli
-
-    for name in ("ckpt", "convert", "doctor", "plan"):
-        importlib.import_module(f"plsc.cli.commands.{name}")
-        assert callable(getattr(cli, name))
-
-
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_a_command_finds_its_module(verb, capsys):
-    try:
-        code = main([verb, "--help"])
-    except SystemExit as end:
-        code = end.code
-    assert code == 0 and capsys.readouterr().out.startswith("usage: ")
 
 
 def test_the_package_names_what_it_has():

@@ -61,7 +61,7 @@ def test_the_run_goes_on_from_the_one_before_it_to_the_same_end(whole, tmp_path,
     shutil.copytree(whole / "out", tmp_path / "out")
     flip(checkpoint(tmp_path / "out", 8) / "head-00000-of-00001.safetensors")
     monkeypatch.chdir(tmp_path)
-    assert cli.run("train", HERE) == 0
+    assert cli.main(["train", *HERE]) == 0
     assert_equal_runs(tmp_path / "out", whole / "whole")
 
 
@@ -71,7 +71,7 @@ def test_all_damaged_is_exit_code_2_and_not_a_fresh_start(whole, tmp_path, monke
         flip(checkpoint(tmp_path / "out", step) / "manifest.json")
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert cli.run("train", HERE) == 2
+        assert cli.main(["train", *HERE]) == 2
         assert "none of the 2 checkpoints is usable" in capsys.readouterr().err
 
 
@@ -91,7 +91,7 @@ def test_a_refused_resume_writes_nothing(whole, tmp_path, monkeypatch, capsys, o
     shutil.copytree(whole / "out", tmp_path / "out")
     monkeypatch.chdir(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert cli.run("train", [*HERE, override]) == 2
+    assert cli.main(["train", *HERE, override]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ERROR checkpoint step-00000008 ")
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}

@@ -2,7 +2,7 @@
 
 import sys
 
-from plsc.cli import evaluate
+from plsc.cli import main
 
 if __name__ == "__main__":
-    sys.exit(evaluate())
+    sys.exit(main(["eval", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from plsc.cli import export
+from plsc.cli import main
 
 if __name__ == "__main__":
-    sys.exit(export())
+    sys.exit(main(["export", *sys.argv[1:]]))

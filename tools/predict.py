@@ -2,7 +2,7 @@
 
 import sys
 
-from plsc.cli import predict
+from plsc.cli import main
 
 if __name__ == "__main__":
-    sys.exit(predict())
+    sys.exit(main(["predict", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from plsc.cli import supervise
+from plsc.cli import main
 
 if __name__ == "__main__":
-    sys.exit(supervise())
+    sys.exit(main(["run", *sys.argv[1:]]))

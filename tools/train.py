@@ -2,7 +2,7 @@
 
 import sys
 
-from plsc.cli import train
+from plsc.cli import main
 
 if __name__ == "__main__":
-    sys.exit(train())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from plsc.checkpoint import reshard
 from plsc.checkpoint.centres import export_centres
-from plsc.cli.commands.ckpt import inspect
+from plsc.cli.ckpt import inspect
 from plsc.errors import UserError
 from plsc.utils.bfloat16 import float32_of, nearest
 from tests.checkpoints import Bits, content, flip, save_ranks

@@ -19,7 +19,6 @@ from tests.tiny_runs import TINY, checkpoint
 
 NOT_COMPARED = "; not compared: folder, date, command, pictures"
 TRAIN = ROOT / "tools" / "train.py"
-CARD = ROOT / "tools" / "card.py"
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +258,7 @@ def test_two_ranks_write_a_card_that_one_and_two_verify(tmp_path, pictures, caps
     launch(TRAIN, 2, tmp_path, "-c", TINY, "-o", *settings(run, pictures), "Global.max_steps=2")
     assert card(capsys, "verify", run)[0] == 0
     shutil.rmtree(tmp_path / "log")
-    said = launch(CARD, 2, tmp_path, "verify", "run").stdout
+    said = launch(ROOT / "plsc/__main__.py", 2, tmp_path, "card", "verify", "run").stdout
     assert said.count("done: run is what the card says: ") == 1 and "equal to the last bit" in said
     flip(checkpoint(run, 2) / "head-00001-of-00002.safetensors")
     code, lines, _ = card(capsys, "verify", run)

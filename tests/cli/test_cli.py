@@ -13,6 +13,7 @@ import pytest
 
 import plsc
 from plsc import cli
+from plsc.cli.mistakes import without_traceback
 from plsc.distributed import guard
 from plsc.errors import UserError
 from tests.launch import ROOT, run_python
@@ -96,7 +97,7 @@ def test_a_wrong_config_is_one_line_and_exit_code_2_before_any_group_starts(case
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path, capsys):
     (tmp_path / "a.yaml").write_text("Head: {marge: 1}\nGlobal: {epochs: 0}")
-    assert cli.run("train", ["-c", str(tmp_path / "a.yaml"), "-o", "Model.embedding_size=x"]) == 2
+    assert cli.main(["train", "-c", str(tmp_path / "a.yaml"), "-o", "Model.embedding_size=x"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert re.fullmatch(r"ERROR .*a.yaml:1: .*\nERROR .*a.yaml:2: .*\nERROR -o Model.*\n", said.err)
@@ -132,18 +133,18 @@ def test_noise_stands_in_for_absent_data(tmp_path, capsys, monkeypatch):
         "    batch_size: 5\n    global_batch: 10\n    num_classes: 6\n    num_samples: 60\n"
     )
     asked = ["--stand-in", "-c", str(tmp_path / "a.yaml"), "-o", "DataLoader.Train.num_samples=40"]
-    assert cli.run("train", ["--dry-run", *asked]) == 0
+    assert cli.main(["train", "--dry-run", *asked]) == 0
     said = capsys.readouterr().out
     assert (
         "plan: ranks    2, global batch 10 (5 each)\nplan: data     40 images of 6 classes, shape [3, 8, 8]"
         in said
     )
     assert "plan: steps    40, 4 an epoch" in said
-    assert cli.run("train", ["--dry-run", *asked[1:]]) == 2
+    assert cli.main(["train", "--dry-run", *asked[1:]]) == 2
     assert "file 'nowhere.rec' does not exist" in capsys.readouterr().err
-    assert cli.run("train", [*asked, "Global.resume=true"]) == 2  # of a run on the data
+    assert cli.main(["train", *asked, "Global.resume=true"]) == 2  # of a run on the data
     assert "--stand-in would train the run in Global.output_dir on noise" in capsys.readouterr().err
-    assert cli.run("train", ["--dry-run", *asked, "Global.resume=true"]) == 0
+    assert cli.main(["train", "--dry-run", *asked, "Global.resume=true"]) == 0
 
 
 class Recorder:
@@ -202,7 +203,7 @@ def test_a_mistake_about_a_long_name_is_a_short_line_for_a_terminal(monkeypatch,
             raise UserError(f"l\0{'x' * 100_000}\x1b[31m: no such folder")
 
     monkeypatch.setattr("plsc.entry.Entry", Fails)
-    assert cli.run("train", []) == 2
+    assert cli.main(["train"]) == 2
     line = capsys.readouterr().err
     assert (
         len(line) < 2100
@@ -220,15 +221,15 @@ def test_a_mistake_is_exit_code_2_and_a_defect_keeps_its_traceback(monkeypatch, 
     monkeypatch.setattr("plsc.entry.Entry", Fails)
     if code is None:
         with pytest.raises(RuntimeError, match="a defect"):
-            cli.run("train", [])
+            cli.main(["train"])
         return
-    assert cli.run("train", []) == code
+    assert cli.main(["train"]) == code
     assert capsys.readouterr().err == "ERROR one\nERROR two\n"
     with pytest.raises(UserError):
-        cli.run("train", ["--debug"])
+        cli.main(["train", "--debug"])
 
 
-@pytest.mark.parametrize("verb", cli.COMMANDS)
+@pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_finds_its_module(capsys, verb):
     try:
         code = cli.main([verb, "--help"])
@@ -246,7 +247,7 @@ def test_without_a_verb_there_is_help(capsys, arguments, code):
     assert mistake == ("ERROR unknown verb 'trane', did you mean 'train'?\n" if code else "")
     assert said.startswith("usage: plsc VERB ...")
     listed = [line.split(maxsplit=1) for line in said.splitlines() if line.startswith("  ")]
-    assert listed == [[verb, command.help] for verb, command in cli.COMMANDS.items()]
+    assert listed == [[name, verb.help] for name, verb in cli.VERBS.items()]
     headings = [line for line in said.splitlines()[1:-1] if line and not line.startswith(" ")]
     assert headings == ["start here", "data", "train", "use", "care"]
 
@@ -273,12 +274,10 @@ def test_a_config_without_its_option_is_told_so(tmp_path, monkeypatch, capsys, a
     assert said.endswith(f"unrecognized arguments: {arguments[-1]}, did you mean '-c {option}'?\n")
 
 
-def test_each_console_script_is_a_command():
-    """And each command is one; tools/benchmark.py is that of benchmark."""
-    scripts = dict(re.findall(r'"plsc-(\w+) = plsc\.cli:(\w+)"', (ROOT / "setup.py").read_text()))
-    expected = {verb: command.call.__name__ for verb, command in cli.COMMANDS.items() if verb != "benchmark"}
-    assert scripts == expected
-    assert '"plsc = plsc.cli:main"' in (ROOT / "setup.py").read_text()
+@pytest.mark.parametrize("verb", ["train", "eval", "predict", "export", "run"])
+def test_tools_are_verbs(tmp_path, verb):
+    done = run_python(ROOT / f"tools/{verb}.py", "--help", cwd=tmp_path)
+    assert done.stdout.startswith(f"usage: plsc {verb} ")
 
 
 def test_the_version_needs_no_verb(capsys):
@@ -322,7 +321,7 @@ def test_a_stopped_run_has_the_exit_code_of_its_signal(monkeypatch, name, code):
 def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
     """A module of that name that is interrupted while it is imported."""
     (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    code = "import sys;  from plsc.cli import train; sys.exit(train())"
+    code = "import sys;  from plsc.cli import main; sys.exit(main(['train']))"
     done = run_python("-c", code, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (130, "ERROR interrupted\n")
 
@@ -330,7 +329,7 @@ def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path, module):
 @pytest.mark.parametrize("lines", [1, 100_000], ids=["in the buffer", "more than a pipe holds"])
 def test_a_reader_that_has_left_is_no_mistake(lines):
     """As with `plsc ckpt list run | head -1`."""
-    code = f"import sys;  from plsc import cli; sys.exit(cli.without_traceback(lambda: print('line\\n' * {lines})))"
+    code = f"import sys;  from plsc.cli.mistakes import without_traceback; sys.exit(without_traceback(lambda: print('line\\n' * {lines})))"
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -352,7 +351,7 @@ def test_a_broken_pipe_of_another_kind_keeps_its_traceback():
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        cli.without_traceback(fails)
+        without_traceback(fails)
 
 
 @pytest.mark.parametrize(
@@ -369,10 +368,10 @@ def test_what_the_machine_refuses_is_one_line(capsys, code, line):
     def fails():
         raise OSError(code, os.strerror(code), "a\x1b/b")
 
-    assert cli.without_traceback(fails) == 2
+    assert without_traceback(fails) == 2
     assert capsys.readouterr().err == f"{line}\n"
     with pytest.raises(OSError, match="Bad file descriptor"):
-        cli.without_traceback(lambda: os.close(-1))
+        without_traceback(lambda: os.close(-1))
 
 
 def test_without_a_config_it_says_what_it_trains(monkeypatch, tmp_path, capsys):

@@ -7,8 +7,8 @@ import pytest
 
 from plsc import cli
 from plsc.checkpoint import tensorfile
-from plsc.cli.commands.selftest.parts import PARTS, Worst, relative
-from plsc.cli.commands.selftest.selftest import Row, join_ranks, launch_parts, run_parts
+from plsc.cli.selftest.parts import PARTS, Worst, relative
+from plsc.cli.selftest.selftest import Row, join_ranks, launch_parts, run_parts
 from plsc.heads import backends, step
 from tests.launch import launch
 
@@ -21,7 +21,7 @@ def failed(rows):
 
 
 def test_passes_on_this_process_and_shows_a_table(capsys):
-    assert cli.selftest(["--ranks", "1", "--device", "cpu"]) == 0
+    assert cli.main(["selftest", "--ranks", "1", "--device", "cpu"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in said[5 : 5 + len(PARTS)]] == list(PARTS)
     assert all(" pass " in line for line in said[5 : 5 + len(PARTS)]) and said[-1] == "all parts passed"
@@ -82,7 +82,10 @@ def test_a_part_that_raises_says_what(monkeypatch, capsys):
         raise RuntimeError("two\nlines")
 
     monkeypatch.setitem(PARTS, "data parallel", (raises, 1e-6))
-    assert cli.selftest(["--ranks", "1", "--device", "cpu", "--parts", "data parallel", "_c_allgather"]) == 1
+    assert (
+        cli.main(["selftest", "--ranks", "1", "--device", "cpu", "--parts", "data parallel", "_c_allgather"])
+        == 1
+    )
     said = capsys.readouterr().out
     assert "data parallel  FAIL    RuntimeError: two lines  1e-06" in said
     assert "FAILED: data parallel (1 rank on cpu" in said and "_c_allgather   pass" in said
@@ -132,5 +135,5 @@ def test_a_launch_that_does_not_start_is_told(tmp_path, monkeypatch):
 
 def test_wrong_arguments(capsys):
     with pytest.raises(SystemExit):
-        cli.selftest(["--ranks", "0"])
+        cli.main(["selftest", "--ranks", "0"])
     assert "--ranks must be at least 1 (got 0)" in capsys.readouterr().err

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from plsc.cli.commands.selftest import parts
-from plsc.cli.commands.selftest.parts import Worst, different_bytes, relative
+from plsc.cli.selftest import parts
+from plsc.cli.selftest.parts import Worst, different_bytes, relative
 from plsc.distributed.disks import Disks
 
 

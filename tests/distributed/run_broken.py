@@ -4,8 +4,8 @@ import contextlib
 from unittest.mock import patch
 
 from plsc import distributed
-from plsc.cli.commands.selftest.parts import PARTS
-from plsc.cli.commands.selftest.selftest import run_parts
+from plsc.cli.selftest.parts import PARTS
+from plsc.cli.selftest.selftest import run_parts
 from plsc.distributed import collectives
 from plsc.heads.step import Step
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 from plsc import distributed
-from plsc.cli.commands.selftest.parts import head_errors
+from plsc.cli.selftest.parts import head_errors
 from tests.heads.cases import optimizer_cases, rounding
 
 distributed.init("cpu", threads=1)

@@ -23,7 +23,7 @@ import os, sys, time
 if os.environ["PADDLE_TRAINER_ID"] == "0":
     time.sleep(1)  # the other one has ended then, and the launcher has seen it
 from plsc import cli
-sys.exit(cli.run("train", ["-c", "no.yaml"]))
+sys.exit(cli.main(["train", "-c", "no.yaml"]))
 """
 
 

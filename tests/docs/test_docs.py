@@ -8,7 +8,7 @@ import pytest
 
 from plsc.apps.export.insightface import refuse_other_pictures as refuse_for_insightface
 from plsc.apps.export.paddlex import refuse_other_pictures as refuse_for_paddlex
-from plsc.cli import COMMANDS
+from plsc.cli import VERBS
 from plsc.config import Config, load
 from plsc.data.preprocessing import Preprocessing
 from plsc.entry import Entry
@@ -115,8 +115,8 @@ def test_what_is_not_there_is_found():
 
 
 def test_commands_have_one_spelling():
-    """`plsc VERB`: the console scripts of each verb alone are named by setup.py only."""
-    script = re.compile(rf"(?<![\w/-])plsc-({'|'.join(COMMANDS)})(?![\w-])")
+    """`plsc VERB`."""
+    script = re.compile(rf"(?<![\w/-])plsc-({'|'.join(VERBS)})(?![\w-])")
     sources = [*ROOT.glob("plsc/**/*.*"), *ROOT.glob("tools/**/*.*"), *ROOT.glob("configs/**/*.yaml")]
     texts = {path: path.read_text(encoding="utf-8") for path in sources if path.suffix not in (".pyc", ".so")}
     links = re.compile(r"\]\([^)]*\)")  # to headings that name a verb

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.cli.commands.selftest.parts import MARGINS, OPTIMIZERS, D, labels_for
+from plsc.cli.selftest.parts import MARGINS, OPTIMIZERS, D, labels_for
 from plsc.heads import reference
 from plsc.heads.bank import initial_rows
 from plsc.heads.sampling import choose_classes

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from plsc import native as kernels
-from plsc.cli.commands.selftest.parts import MARGINS, relative
+from plsc.cli.selftest.parts import MARGINS, relative
 from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace

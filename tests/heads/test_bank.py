@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.selftest.parts import OPTIMIZERS
+from plsc.cli.selftest.parts import OPTIMIZERS
 from plsc.heads import bank as bank_module
 from plsc.heads.bank import BANKS, initial_rows
 from plsc.heads.optimizer import Frozen, Momentum

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.selftest.parts import relative
+from plsc.cli.selftest.parts import relative
 from plsc.heads import blocks
 from plsc.heads.blocks import (
     bytes_per_class,

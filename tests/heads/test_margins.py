@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.selftest.parts import relative
+from plsc.cli.selftest.parts import relative
 from plsc.config import load
 from plsc.config.schema import CHANGES_OTHERS, WITHOUT_MARGIN
 from plsc.heads.margins import CombinedMargin

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc import native as kernels
-from plsc.cli.commands.selftest.parts import relative
+from plsc.cli.selftest.parts import relative
 from plsc.utils.registry import MARGINS
 from tests.bounds import assert_within
 from tests.heads.autograd import exact_gradients, gradients, head_of, samples

@@ -5,7 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.selftest.parts import OPTIMIZERS, head_errors
+from plsc.cli.selftest.parts import OPTIMIZERS, head_errors
 from plsc.heads.bank import DeviceBank
 from plsc.heads.optimizer import LARS, Update
 from plsc.utils.sharding import ClassShard

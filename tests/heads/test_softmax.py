@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.selftest.parts import MARGINS, head_errors
+from plsc.cli.selftest.parts import MARGINS, head_errors
 from plsc.heads import make_head
 from plsc.heads.margins import ArcFace, CosFace
 from tests.bounds import EPS, assert_within, growth, perturbed

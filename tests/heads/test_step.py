@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.cli.commands.selftest.parts import MARGINS
+from plsc.cli.selftest.parts import MARGINS
 from plsc.errors import UserError
 from plsc.heads import backends as walk_module
 from plsc.heads import make_head

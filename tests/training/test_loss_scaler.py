@@ -4,7 +4,7 @@ import paddle
 import pytest
 
 from plsc.checkpoint.train_state import TrainState
-from plsc.cli.commands.selftest.parts import relative
+from plsc.cli.selftest.parts import relative
 from plsc.training.divergence import DivergedError
 from plsc.training.loss_scaler import GROWTH_STEPS, INITIAL, LossScaler
 from plsc.utils.metrics import Metrics, read_metrics

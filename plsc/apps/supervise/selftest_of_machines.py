@@ -41,7 +41,7 @@ def make_parser(parts: Sequence[str] | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run `plsc selftest --nnodes`; return 0 if every part passed, 1 if one failed, 2 if the machines differ."""
     args = make_parser().parse_args(argv)
     cfg = load(args.config, args.override)

@@ -13,7 +13,6 @@ to the ranks, which save and stop. Imports no Paddle. Several machines: machines
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Sequence
 
@@ -108,10 +107,9 @@ def describe_stop(start: Start, name: str, step: int | None, logs: str) -> Verdi
     return describe_unsaved(name, start.watch.failure(abs(start.code), logs), step)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run `plsc run`, and return the exit code."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv in ([], ["-h"], ["--help"]):
+    if list(argv) in ([], ["-h"], ["--help"]):
         print(HELP)
         return 0
     options = read_options(argv)

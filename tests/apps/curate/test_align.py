@@ -43,7 +43,9 @@ class Photos:
 
     def align(self, *arguments):
         self.csv.write_text("\n".join(self.lines) + "\n")
-        return cli.align([str(self.folder), str(self.target), "--landmarks", str(self.csv), *arguments])
+        return cli.main(
+            ["align", str(self.folder), str(self.target), "--landmarks", str(self.csv), *arguments]
+        )
 
     def rows(self):
         with open(self.target / "alignment.csv", newline="") as file:
@@ -229,10 +231,10 @@ def test_wrong_arguments_get_one_line(photos, capsys, monkeypatch):
         assert photos.align(*arguments) == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and rule in lines[0]
-    assert cli.align([str(photos.folder / "1.png"), str(photos.target)]) == 2
+    assert cli.main(["align", str(photos.folder / "1.png"), str(photos.target)]) == 2
     assert "1.png: is a file; give the folder that the photo is in" in capsys.readouterr().err
     monkeypatch.setattr(detector, "_PACKAGES", {"no_such_module": "no-such-package"})
-    assert cli.align([str(photos.folder), str(photos.target)]) == 2
+    assert cli.main(["align", str(photos.folder), str(photos.target)]) == 2
     assert "pip install no-such-package (the extra align)" in capsys.readouterr().err
     assert not photos.target.exists()
 
@@ -243,13 +245,13 @@ def test_faces_are_found(photos):
     astronaut = cv2.cvtColor(data.astronaut(), cv2.COLOR_RGB2BGR)
     photos.add("Eileen/1.png", encoded(astronaut))
     photos.add("Eileen/none.png")
-    assert cli.align([str(photos.folder), str(photos.target)]) == 1
+    assert cli.main(["align", str(photos.folder), str(photos.target)]) == 1
     assert photos.statuses() == {"Eileen/1.png": "written", "Eileen/none.png": "no face"}
     # The table serves as a landmarks file, and gives the same picture.
     first = (photos.target / "Eileen/1.png").read_bytes()
     again = photos.target.with_name("again")
     table = str(photos.target / "alignment.csv")
-    assert cli.align([str(photos.folder), str(again), "--landmarks", table]) == 1
+    assert cli.main(["align", str(photos.folder), str(again), "--landmarks", table]) == 1
     difference = cv2.imread(str(again / "Eileen/1.png")).astype(int) - cv2.imdecode(
         np.frombuffer(first, np.uint8), cv2.IMREAD_COLOR
     )

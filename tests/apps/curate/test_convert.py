@@ -177,7 +177,7 @@ def test_what_is_missing_of_a_target_or_of_its_pairs_is_said(faces, tmp_path):
 
 
 def test_the_console_script(faces, tmp_path, capsys):
-    assert cli.convert([str(faces), str(tmp_path / "a.rec")]) == 0
+    assert cli.main(["convert", str(faces), str(tmp_path / "a.rec")]) == 0
     assert capsys.readouterr().out.endswith("a.rec: 6 images of 3 identities\n")
     assert cli.main(["convert", "none", str(tmp_path / "b.rec")]) == 2
     assert capsys.readouterr().err.startswith("ERROR 'none' does not exist (looked in ")

@@ -28,7 +28,7 @@ def run(tmp_path, capsys):
     """Arguments -> exit code, printed text, doctor.json."""
 
     def run(*arguments):
-        code = cli.doctor([*map(str, arguments), "--output", str(tmp_path / "doctor")])
+        code = cli.main(["doctor", *map(str, arguments), "--output", str(tmp_path / "doctor")])
         text = capsys.readouterr().out
         report = json.loads((tmp_path / "doctor" / "doctor.json").read_text())
         assert report["severity"] == code
@@ -191,7 +191,7 @@ def test_what_to_examine_must_be_given(capsys):
     ],
 )
 def test_arguments_that_would_be_ignored_are_refused(capsys, arguments, line):
-    assert cli.doctor(arguments) == 2
+    assert cli.main(["doctor", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"ERROR {line}")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from plsc import cli
+from plsc.apps.curate import doctor
 from plsc.data.dataset import Dataset
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
@@ -42,7 +43,7 @@ def examined(tmp_path_factory):
     folder = tmp_path_factory.mktemp("noisy")
     trainer = train(folder / "run", DATA, *MORE)
     (folder / "run/config.yaml").write_text(trainer.cfg.to_yaml())
-    assert cli.doctor(["--trained", str(folder / "run"), "--output", str(folder / "doctor")]) == 1
+    assert cli.main(["doctor", "--trained", str(folder / "run"), "--output", str(folder / "doctor")]) == 1
     return folder
 
 
@@ -56,7 +57,7 @@ def test_the_list_names_the_wrong_labels(examined, capsys, caplog):
     without = 'DataLoader.Train.without=["<b> 4"]'
     newest = f"Global.checkpoint={checkpoint(examined / 'run')}"
     with caplog.at_level("INFO", "plsc"):
-        assert cli.doctor([*again, "-o", newest, without]) == 1
+        assert cli.main(["doctor", *again, "-o", newest, without]) == 1
     said, logged = capsys.readouterr()
     assert "embedding 110 samples" in logged + caplog.text
     assert "115 samples in 23 classes" in said and "step 12: 4 views of each sample" in said
@@ -87,4 +88,4 @@ def test_mistakes_are_refused_in_a_line(examined, tmp_path):
         (["--trained", "a", "--validation", "b"], "--validation: has no meaning with --trained"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=re.escape(message)):
-            cli.commands.doctor.main(arguments)
+            doctor.main(arguments)

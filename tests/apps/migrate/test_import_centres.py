@@ -8,7 +8,7 @@ from plsc.apps.migrate.import_centres import import_centres
 from plsc.checkpoint.centres import export_centres
 from plsc.checkpoint.store import Checkpoint
 from plsc.checkpoint.train_state import TrainState
-from plsc.cli.commands.ckpt import inspect
+from plsc.cli.ckpt import inspect
 from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
 from tests.apps.migrate import test_shards as foreign

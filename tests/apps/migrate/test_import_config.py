@@ -294,11 +294,11 @@ def test_a_file_of_another_kind_is_refused(tmp_path, name, text, line):
 
 def test_the_command_writes_a_new_file_and_says_what_became_of_each_key(tmp_path, capsys):
     path, target = written(tmp_path, f"{PYTHON}\nconfig.moon = 1"), tmp_path / "ours.yaml"
-    assert cli.import_weights(["--config", path, "-o", str(target), "--ranks", "2"]) == 0
+    assert cli.main(["import", "--config", path, "-o", str(target), "--ranks", "2"]) == 0
     said = capsys.readouterr().out
     assert "1 without a counterpart" in said and "moon" in said and "WARNING" not in said
     assert load(target).DataLoader.Train.global_batch == 64
-    assert cli.import_weights(["--config", path]) == 0
+    assert cli.main(["import", "--config", path]) == 0
     assert capsys.readouterr().out.startswith("# theirs.py of arcface_torch, translated by plsc import\n")
 
 
@@ -320,7 +320,7 @@ def test_the_command_writes_a_new_file_and_says_what_became_of_each_key(tmp_path
 def test_mistakes_in_a_call_are_one_line(tmp_path, monkeypatch, capsys, arguments, line):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, PYTHON)
-    assert cli.import_weights([path if word == "FILE" else word for word in arguments]) == 2
+    assert cli.main(["import", *(path if word == "FILE" else word for word in arguments)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("ERROR ") and said.count("\n") == 1 and line in said
 
@@ -338,7 +338,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 
 def test_a_network_that_plsc_has_not_is_refused_when_the_translation_is_loaded(tmp_path, capsys):
     path = written(tmp_path, "config.network = 'r2060'\nconfig.val_targets = []")
-    assert cli.import_weights(["--config", path]) == 0
+    assert cli.main(["import", "--config", path]) == 0
     assert (
         "WARNING the translation is refused as it is: the translation: Model.name: unknown backbone 'r2060'"
         in capsys.readouterr().out

@@ -141,7 +141,7 @@ def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
         "20",
         "16",
     ]
-    assert cli.import_weights([*arguments, "--output", str(tmp_path / "out")]) == 0
+    assert cli.main(["import", *arguments, "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].split() == ["tensor", "to", "shape", "done"]
     assert said[-1] == f"done: {len(plain(net))} of {len(of_torch(net))} tensors in {tmp_path / 'out'}"

@@ -53,14 +53,14 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, words, line):
     monkeypatch.delenv(serve.TOKEN, raising=False)
     Path("short").write_text("secret\n")
     Path("good").write_text(f"{SECRET}\n")
-    assert cli.serve(words) == 2
+    assert cli.main(["serve", *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"ERROR {line}") and said.count("\n") == 1
 
 
 def test_without_its_packages_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setattr(serve, "_PACKAGES", ("fastapi", "no-such-package"))
-    assert cli.serve(["--export", "x"]) == 2
+    assert cli.main(["serve", "--export", "x"]) == 2
     line = "plsc serve: no-such-package not found: pip install fastapi no-such-package (the extra serve)"
     assert capsys.readouterr().err == f"ERROR {line}\n"
 

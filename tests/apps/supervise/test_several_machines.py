@@ -32,9 +32,9 @@ plsc.utils.version.__version__ = "0.0.9"
 
 @pytest.fixture
 def on_two_machines(tmp_path):
-    """Runs a tool on two machines, each with words of its own -> exit code, the lines, and all that was said, of each."""
+    """Runs a verb on two machines, each with words of its own -> exit code, the lines, and all that was said, of each."""
 
-    def run(start, tool, *words_of, **env_of_second):
+    def run(start, verb, *words_of, **env_of_second):
         with socket.socket() as any_socket:
             any_socket.bind(("127.0.0.1", 0))
             port = any_socket.getsockname()[1]
@@ -44,7 +44,7 @@ def on_two_machines(tmp_path):
             folder.mkdir()
             where = ["--nnodes", "2", "--rank", str(number), "--master", f"127.0.0.1:{port}", "--wait", "60"]
             env = env_of_second if number else {}
-            started.append((start([ROOT / "tools" / tool, *where, *words], folder, **env), folder))
+            started.append((start([ROOT / "plsc/__main__.py", verb, *where, *words], folder, **env), folder))
         return [
             (process.wait(timeout=120), lines(folder), (folder / "stdout").read_text())
             for process, folder in started
@@ -101,9 +101,7 @@ def test_eight_differences_are_named_on_both_machines_and_nothing_starts(
         ]
         for ranks, scale, name, part in ((1, 10, "first.txt", "0, 2"), (2, 11, "second.txt", "0, 1"))
     ]
-    (code, said, _), (other_code, other_said, _) = on_two_machines(
-        start_cold, "run.py", *words, **other_machine
-    )
+    (code, said, _), (other_code, other_said, _) = on_two_machines(start_cold, "run", *words, **other_machine)
     assert code == other_code == 2 and said == other_said
     named = [re.fullmatch(r"ERROR machine 1 \(other\): (.*)", line)[1] for line in said]
     assert [re.split(r", machine 0 \(|, checksum| the others'", text)[0] for text in named] == [
@@ -124,7 +122,7 @@ def test_eight_differences_are_named_on_both_machines_and_nothing_starts(
 
 def test_the_parts_pass_on_the_ranks_of_all_machines(on_two_machines, tmp_path):
     words = ["--device", "cpu", "--parts", "_c_allgather", "checkpoint resharded", "-c", TINY]
-    for number, (code, said, printed) in enumerate(on_two_machines(start_warm, "selftest.py", words, words)):
+    for number, (code, said, printed) in enumerate(on_two_machines(start_warm, "selftest", words, words)):
         assert code == 0 and len(said) == 1 and re.match("INFO start 1 .* on 2 machines: ", said[0]), said
         assert re.search(
             r"^2 ranks on cpu, .*_c_allgather  .* pass .*^network: all_reduce \d+ us, ",
@@ -137,7 +135,7 @@ def test_the_parts_pass_on_the_ranks_of_all_machines(on_two_machines, tmp_path):
 
 def test_options_that_do_not_fit(capsys):
     with pytest.raises(SystemExit):
-        cli.selftest(["-c", str(TINY)])
+        cli.main(["selftest", "-c", str(TINY)])
     assert "-c and -o are compared between machines, give --nnodes too" in capsys.readouterr().err
-    assert cli.selftest(["--nnodes", "1"]) == 2
+    assert cli.main(["selftest", "--nnodes", "1"]) == 2
     assert "--nnodes: must be 2 or more (got 1)" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def _threads(run: str, card: Card, overrides: Sequence[str]) -> int | None:
     return chosen or (known if isinstance(known, int) and 1 <= known <= (os.cpu_count() or 1) else None)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run `plsc card`. Raises UserError."""
     args = _parser().parse_args(argv)
     if args.verb == "write":

@@ -2,8 +2,9 @@
 
     plsc selftest                 on this process and, launched, on 2 ranks
     plsc selftest --ranks 4       on 4 ranks too; --ranks 1: on this process only
-    plsc selftest --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8    on several machines: machines.py
-    python -m paddle.distributed.launch --nproc_per_node 4 tools/selftest.py          in a launch of yours
+    plsc selftest --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8    on several machines
+    python -m paddle.distributed.launch --nproc_per_node 4 plsc/__main__.py selftest          in a launch of yours
+
 
 A part that raises on one of several ranks ends that rank, because the others may be waiting for it; the
 launching process then starts new ranks for the remaining parts. The parts: parts.py.
@@ -27,7 +28,7 @@ import paddle
 
 from plsc import distributed
 from plsc.apps.supervise.selftest_of_machines import make_parser
-from plsc.cli.commands.selftest.parts import PARTS
+from plsc.cli.selftest.parts import PARTS
 from plsc.distributed import environment, launcher
 from plsc.distributed.network import measure_network
 from plsc.utils.text import table
@@ -148,7 +149,7 @@ def _show(where: str, rows: list[Row]) -> list[str]:
     return [f"{row.part} ({where})" for row in rows if not row.passed]
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser(list(PARTS))
     args = parser.parse_args(argv)
     if args.ranks < 1:
@@ -159,9 +160,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def main(argv: Sequence[str] | None, threads: int) -> int:
-    """Run `plsc selftest`; return 0 if every part passed, else 1. In a launch: of this rank alone."""
+def main(argv: Sequence[str]) -> int:
+    """Run `plsc selftest` here; return 0 if every part passed, else 1. In a launch: of this rank alone."""
     args = _arguments(argv)
+    threads, _ = environment.prepare()
     distributed.init(args.device, threads, tf32=False)  # the limits are those of float32
     rows = run_parts(args.parts, args.results)
     ranks, device = distributed.world_size(), paddle.get_device().partition(":")[0]

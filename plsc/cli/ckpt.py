@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run `plsc ckpt`. Raises UserError."""
     args = _parser().parse_args(argv)
     if args.verb == "inspect":

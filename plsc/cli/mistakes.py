@@ -1,0 +1,95 @@
+"""Turn what a command raises into lines on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+from plsc.distributed import environment
+from plsc.errors import UserError, shortened, shown
+from plsc.utils.installation import refuse_mixed_files
+
+# No defects of ours: rights, file systems and their space. Readers and writers of many kinds meet these.
+_OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_HEAD_START = 3.0  # seconds that the first rank has, to print the mistake that another has printed
+
+
+def ignore_the_launcher() -> None:
+    """Ignore the launcher's SIGTERM to all ranks when one ends: this rank has an exit code of its own."""
+    if "PADDLE_TRAINER_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _wait_for_the_first_rank() -> None:
+    """Wait until the launcher ends this rank, some seconds at most, unless it is the first one of its machine.
+
+    The launcher shows what the first rank prints. It ends all ranks as soon as one has ended, also a first rank that is
+    slower, and has not yet come to the mistake that they all have.
+    """
+    if os.environ.get("PADDLE_LOCAL_RANK", "0") != "0":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        signal.sigtimedwait([signal.SIGTERM], _HEAD_START)
+
+
+def without_traceback(act: Callable[[], int | None], debug: bool = False) -> int:
+    """Return the exit code of `act`; after a UserError print its lines and return 2; after Ctrl-C 130.
+
+    An OSError of the machine, such as a full disk, is one line and 2, too.
+
+    Where nobody reads stdout any more (`plsc ckpt list run | head -1`) end silently with 141, as other programs do.
+    """
+    environment.before_paddle()
+    if hasattr(sys.stdout, "reconfigure"):  # a caller may have replaced sys.stdout
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
+    try:
+        refuse_mixed_files()
+        code = act() or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _has_lost_its_reader(1):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes when it ends
+        return 128 + signal.SIGPIPE
+    except (UserError, OSError) as error:
+        if debug or not (isinstance(error, UserError) or error.errno in _OF_THE_MACHINE):
+            raise
+        ignore_the_launcher()
+        _finish_line()
+        for line in _lines(error):
+            print(f"ERROR {shown(shortened(line))}", file=sys.stderr, flush=True)
+        _wait_for_the_first_rank()
+        return 2
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("ERROR interrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT
+
+
+def _lines(error: UserError | OSError) -> list[str]:
+    """Return the lines of a UserError, or one of where the machine refuses to read or write."""
+    if isinstance(error, UserError):
+        return str(error).split("\n")
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "change its rights"
+    return [f"{where}{error.strerror}; {remedy}, or name another folder"]
+
+
+def _finish_line() -> None:
+    """End the line on stdout that a full disk has cut, as of a log: stderr may go to the same file."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        print(file=sys.stderr)
+
+
+def _has_lost_its_reader(descriptor: int) -> bool:
+    """Say whether a file descriptor is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors are always reported
+    return any(event & select.POLLERR for _, event in poll.poll(0))

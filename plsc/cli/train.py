@@ -1,0 +1,77 @@
+"""Train by a config: `plsc train`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plsc import config
+from plsc.cli.arguments import make_parser, parse
+from plsc.cli.mistakes import ignore_the_launcher
+from plsc.distributed import environment, guard
+from plsc.errors import UserError
+from plsc.utils.logging import get_logger, warn
+
+if TYPE_CHECKING:
+    from plsc.config import Config
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `plsc train`; return 130 or 143 where SIGINT or SIGTERM has stopped it."""
+    what = "train, verify, and write the report"
+    parser = make_parser("train", what, "-c configs/ -o Global.epochs=2 Global.output_dir=first")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved config and the plan, train nothing"
+    )
+    parser.add_argument("--stand-in", action="store_true", help=config.STAND_IN)
+    args = parse(parser, argv)
+    from plsc.entry import Entry
+
+    entry = Entry(_stood_in(args)) if args.stand_in else Entry(args.config, args.override)
+    if args.dry_run:
+        print(entry.dry_run())
+        return 0
+    if args.config is None:
+        _say_defaults()
+    return _exit_code((entry.train() or {}).get("stopped"))
+
+
+def _stood_in(args: argparse.Namespace) -> Config:
+    """Return the config with noise in the place of its data. For a training, warn that it learns nothing.
+
+    UserError for a training that would resume: a run on real images would go on with noise.
+    """
+    from plsc.training.stand_in import stand_in
+
+    cfg = config.load(args.config, args.override)
+    if not args.dry_run:
+        if cfg.Global.resume:
+            raise UserError(
+                f"{cfg.source('Global.resume')}: Global.resume: --stand-in would train the run in Global.output_dir on noise; set it "
+                "to false, and name another Global.output_dir"
+            )
+        warn(
+            "--stand-in: the images are noise, for a test of speed and memory; nothing is learned or evaluated"
+        )
+    return stand_in(cfg)
+
+
+def _say_defaults() -> None:
+    """Say that no config is given, and where there are some."""
+    if environment.rank_from_env() == 0:
+        others = "; configs/ has other settings: plsc train -c configs/" if os.path.isdir("configs") else ""
+        get_logger().info(
+            "no -c: training with the built-in defaults, on generated glyphs where -o names no other data "
+            f"(plsc train --dry-run shows all keys){others}"
+        )
+
+
+def _exit_code(stopped: str | None) -> int:
+    """Return the exit code of a training; `stopped` names the signal that has stopped it."""
+    if stopped is None or guard.SUPERVISOR in os.environ:  # a supervisor has an exit code of its own
+        return 0
+    ignore_the_launcher()
+    return guard.exit_code(signal.Signals[stopped])
