@@ -155,7 +155,7 @@ def train_linear(output: Path, head: str, batch_size: int, net: paddle.nn.Layer 
 def train_sets(output: Path, batch_size: int, net: paddle.nn.Layer | None = None) -> None:
     """As `train_linear`, on two sets with a person in common and a softmax each, of whose samples a quarter are the second's.
 
-    A list of corrections drops a sample of the first set and merges two people of the second.
+    A list of corrections drops a sample of the first set and gives all samples of a person of the second to another.
     """
     people = {"name": "tests.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3}
     others = {**people, "people": [*(f"b{number}" for number in range(10)), "a3"], "weight": 1, "head": "own"}
@@ -170,7 +170,11 @@ def train_sets(output: Path, batch_size: int, net: paddle.nn.Layer | None = None
         "DataLoader.Eval.dataset=null",
     ]
     data = dataset_of(load(TINY, overrides))
-    corrections = [Correction("drop", 3, -1, 4.0), Correction("merge", 12, 10, 0.1)]
+    moved = np.flatnonzero(data.labels == 12).tolist()
+    corrections = [
+        Correction("drop", 3, -1, 4.0),
+        *(Correction("relabel", sample, 10, 4.0) for sample in moved),
+    ]
 
     def write_list():
         output.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Correct the labels of a data set by a list that `plsc doctor --trained` has written: relabel or drop samples, merge classes.
+"""Correct the labels of a data set by a list that `plsc doctor --trained` has written: relabel or drop samples.
 
 The list is text, columns apart by TABs, and may be edited; a line begins with what is to be done:
 
@@ -6,9 +6,8 @@ The list is text, columns apart by TABs, and may be edited; a line begins with w
     # of 20,760 samples in 2,605 classes, labels 6f0c1d2e3a4b5c6d
     relabel  17  photos/Ann/3.jpg  4  Bob  5.31
     drop     99  photos/Cy/7.jpg   -  -    3.02
-    merge    12  Ann B             0  Ann  0.08
 
-The number and name of the sample or class, those of the class that it becomes, and the score that proposed it. Numbers are those of the
+The number and name of the sample, those of the class that it becomes, and the score that proposed it. Numbers are those of the
 data without the corrections; a list of any other data is refused.
 """
 
@@ -29,7 +28,7 @@ from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import open_regular
 from plsc.utils.logging import get_logger
 
-ACTIONS = ("relabel", "drop", "merge")
+ACTIONS = ("relabel", "drop")
 _TITLE = "# plsc corrections 1"
 _NOTHING = "-"
 
@@ -37,7 +36,7 @@ _NOTHING = "-"
 class Correction(NamedTuple):
     """A line of a list.
 
-    `number`: of the sample, for merge of the class. `to`: the class that it becomes; -1 for drop.
+    `number`: of the sample. `to`: the class that it becomes; -1 for drop.
     """
 
     action: str
@@ -65,9 +64,8 @@ def write_corrections(
 
     def line_of(correction: Correction) -> str:
         action, number, to, score = correction
-        subject = names[number] if action == "merge" else shown(data.name(number))
         to_columns = (_NOTHING, _NOTHING) if to < 0 else (str(to), names[to])
-        return "\t".join((action, str(number), subject, *to_columns, f"{score:.3f}"))
+        return "\t".join((action, str(number), shown(data.name(number)), *to_columns, f"{score:.3f}"))
 
     lines = [_TITLE, _header(data), *map(line_of, corrections)]
     lines += [f"# {line_of(correction)}" for correction in proposed]
@@ -99,16 +97,15 @@ def read_corrections(path: str | os.PathLike, data: Dataset) -> list[Correction]
         )
     names = names_of_classes(data)
     corrections = []
-    line_of: dict[tuple[bool, int], int] = {}
+    line_of: dict[int, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         where = f"{shown(path)}:{number}"
         correction = _parse(line, where, data, names)
-        subject = (correction.action == "merge", correction.number)
-        if subject in line_of:
-            raise UserError(f"{where}: corrects the same as line {line_of[subject]}; delete one of the two")
-        line_of[subject] = number
+        if (sample := correction.number) in line_of:
+            raise UserError(f"{where}: corrects the same as line {line_of[sample]}; delete one of the two")
+        line_of[sample] = number
         corrections.append(correction)
     return corrections
 
@@ -119,23 +116,20 @@ def _parse(line: str, where: str, data: Dataset, names: list[str]) -> Correction
     action = columns[0]
     if action not in ACTIONS or len(columns) != 6:
         raise UserError(
-            f"{where}: must be {', '.join(ACTIONS)} and five more columns, with TABs between, got '{shown(line[:80])}'"
+            f"{where}: must be {' or '.join(ACTIONS)} and five more columns, with TABs between, got '{shown(line[:80])}'"
         )
-    _, subject, subject_name, to, to_name, score = columns
-    merge = action == "merge"
-    subject_number = _number(subject, data.num_classes if merge else len(data), where)
-    actual = names[subject_number] if merge else shown(data.name(subject_number))
-    _check_name(where, f"{'class' if merge else 'sample'} {subject}", actual, subject_name)
+    _, sample, sample_name, to, to_name, score = columns
+    number = _number(sample, len(data), where)
+    _check_name(where, f"sample {sample}", shown(data.name(number)), sample_name)
     if action == "drop":
-        return Correction(action, subject_number, -1, _score(score, where))
+        return Correction(action, number, -1, _score(score, where))
     to_number = _number(to, data.num_classes, where)
     _check_name(where, f"class {to}", names[to_number], to_name)
-    before = subject_number if merge else int(data.labels[subject_number])
-    if _range_of(data, before) != _range_of(data, to_number):
+    if _range_of(data, int(data.labels[number])) != _range_of(data, to_number):
         raise UserError(
             f"{where}: '{shown(to_name)}' is a class of a set with head: own; choose one of the same set"
         )
-    return Correction(action, subject_number, to_number, _score(score, where))
+    return Correction(action, number, to_number, _score(score, where))
 
 
 def _check_name(where: str, what: str, actual: str, given: str) -> None:
@@ -177,12 +171,12 @@ class Corrected(Subset):
 
     def __init__(self, data: Dataset, path: str):
         corrections = read_corrections(path, data)
-        labels, kept = _apply(data, corrections, path)
+        labels, kept = _apply(data, corrections)
         present = np.unique(labels[kept])
         super().__init__(data, np.flatnonzero(kept), labels[kept], present)
         counts = [sum(correction.action == action for correction in corrections) for action in ACTIONS]
         get_logger().info(
-            f"{shown(path)}: {counts[0]:,} samples have another label, {counts[1]:,} are dropped, {counts[2]:,} classes are merged: "
+            f"{shown(path)}: {counts[0]:,} samples have another label, {counts[1]:,} are dropped: "
             f"{len(self):,} samples in {self.num_classes:,} classes"
         )
 
@@ -191,23 +185,13 @@ class CorrectedJoined(Corrected, JoinedSubset):
     """The same of several sets that are trained on together."""
 
 
-def _apply(data: Dataset, corrections: list[Correction], path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the label of each sample, int64 [N], and whether it is kept, bool [N]. Raises UserError: classes are merged in a circle."""
-    first = np.arange(data.num_classes)
+def _apply(data: Dataset, corrections: list[Correction]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the label of each sample, int64 [N], and whether it is kept, bool [N]."""
     labels = data.labels.copy()
     kept = np.ones(len(data), bool)
     for action, number, to, _ in corrections:
-        if action == "merge":
-            first[number] = to
-        elif action == "relabel":
+        if action == "relabel":
             labels[number] = to
         else:
             kept[number] = False
-    into = first
-    for _ in range(len(corrections).bit_length()):  # follows chains, each time twice as far
-        into = into[into]
-    circle = np.flatnonzero(first[into] != into)
-    if len(circle):
-        name = names_of_classes(data)[int(circle[0])]
-        raise UserError(f"{shown(path)}: merges '{name}' in a circle; delete one of its lines")
-    return into[labels], kept
+    return labels, kept

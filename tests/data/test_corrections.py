@@ -43,7 +43,16 @@ class Everybody(People):
 
 RELABEL = Correction("relabel", 4, 0, 5.5)
 DROP = Correction("drop", 6, -1, 3.2)
-MERGE = Correction("merge", 3, 0, 0.1)
+
+
+def into(data, person, other):
+    """All samples of a person become another's."""
+    return [
+        Correction("relabel", sample, other, 4.0) for sample in np.flatnonzero(data.labels == person).tolist()
+    ]
+
+
+ONE_PERSON = into(People(NAMES), 3, 0)
 
 
 @pytest.fixture
@@ -58,8 +67,8 @@ def write(tmp_path):
     return write
 
 
-def test_samples_change_their_class_or_go_and_classes_become_one(write):
-    data = Corrected.of(People(NAMES), write(RELABEL, DROP, MERGE))
+def test_samples_change_their_class_or_go_and_a_class_without_samples_goes(write):
+    data = Corrected.of(People(NAMES), write(RELABEL, DROP, *ONE_PERSON))
     assert class_names(data) == ["Ann", "Bob", "Cy"] and data.num_classes == 3
     assert data.labels.tolist() == [0, 0, 0, 1, 0, 1, 2, 2, 0, 0, 0] and data.labels.dtype == np.int64
     # Each sample is the one that it was, augmented alike.
@@ -68,27 +77,20 @@ def test_samples_change_their_class_or_go_and_classes_become_one(write):
     assert data.preprocessing == People(NAMES).preprocessing and len(data) == 11
 
 
-def test_a_class_without_samples_goes_and_merges_follow_each_other(write):
-    alone = [Correction("drop", index, -1, 4.0) for index in (3, 4, 5)]
-    merges = [Correction("merge", 2, 3, 0.1), MERGE]
-    data = Corrected.of(People(NAMES), write(*alone, *merges, Correction("relabel", 0, 2, 3.0)))
-    assert class_names(data) == ["Ann"] and data.labels.tolist() == [0] * 9
-
-
 def test_proposed_lines_are_not_applied_until_their_sign_is_deleted(write, tmp_path):
-    path = write(DROP, proposed=[MERGE])
+    path = write(DROP, proposed=[RELABEL])
     assert read_corrections(path, People(NAMES)) == [DROP]
     edited = tmp_path / "edited.tsv"
-    edited.write_text((tmp_path / "corrections.tsv").read_text().replace("# merge", "merge"))
-    assert read_corrections(edited, People(NAMES)) == [DROP, MERGE]
+    edited.write_text((tmp_path / "corrections.tsv").read_text().replace("# relabel", "relabel"))
+    assert read_corrections(edited, People(NAMES)) == [DROP, RELABEL]
     edited.write_bytes(
         b"\xef\xbb\xbf" + edited.read_bytes().replace(b"\n", b"\r\n")
     )  # as some editors save it
-    assert read_corrections(edited, People(NAMES)) == [DROP, MERGE]
+    assert read_corrections(edited, People(NAMES)) == [DROP, RELABEL]
 
 
 def test_lists_follow_each_other(write, tmp_path):
-    first = write(DROP, MERGE)
+    first = write(DROP, *ONE_PERSON)
     once = Corrected.of(People(NAMES), first)
     second = str(tmp_path / "second.tsv")
     write_corrections(second, once, [Correction("relabel", 6, 1, 3.0)])
@@ -110,9 +112,7 @@ def test_lists_follow_each_other(write, tmp_path):
 def test_sets_that_are_trained_on_together(write):
     parts = {"one": People(["Ann", "Bob"]), "two": People(["Bob", "Cy", "Di"])}
     joined = Joined(parts, own=[False, True])
-    data = Corrected.of(
-        joined, write(Correction("drop", 0, -1, 4.0), Correction("merge", 4, 3, 0.1), data=joined)
-    )
+    data = Corrected.of(joined, write(Correction("drop", 0, -1, 4.0), *into(joined, 4, 3), data=joined))
     assert isinstance(data, Joined) and data.ranges == [(0, 2), (2, 4)]
     assert class_names(data) == ["Ann", "Bob", "People 2/Bob", "Cy"]
     assert data.starts.tolist() == [0, 5, 14] and data.sets_of(np.array([4, 5])).tolist() == [0, 1]
@@ -122,14 +122,14 @@ def test_sets_that_are_trained_on_together(write):
     ):
         Corrected.of(joined, write(Correction("relabel", 0, 2, 4.0), data=joined))
     with pytest.raises(UserError, match="leaves a set with less than 2 classes"):
-        Corrected.of(joined, write(Correction("merge", 1, 0, 4.0), data=joined))
+        Corrected.of(joined, write(*into(joined, 1, 0), data=joined))
 
 
 def test_people_leave_several_sets_after_the_corrections(write):
     """The list numbers the samples of all; a person leaves every range, or one by its class's name."""
     names = {"one": ["Ann", "Bob", "Eve"], "two": ["Bob", "Cy", "Di", "Fay"]}
     joined = Joined({key: People(people) for key, people in names.items()}, own=[False, True])
-    lines = [Correction("drop", 0, -1, 4.0), Correction("relabel", 3, 0, 4.0), Correction("merge", 5, 4, 0.1)]
+    lines = [Correction("drop", 0, -1, 4.0), Correction("relabel", 3, 0, 4.0), *into(joined, 5, 4)]
     sets = [{"name": f"{__name__}:People", "people": people} for people in names.values()]
     sets[1]["head"] = "own"
     given = [f"DataLoader.Train.dataset={json.dumps(sets)}", "DataLoader.Eval.dataset=null"]
@@ -172,7 +172,7 @@ def test_a_set_that_is_left_without_samples_is_refused():
         (("Ann\t5.5", "Anna\t5.5"), ":3: class 0 is 'Ann' in the data, 'Anna' in the list"),
         (("drop\t6", "drop\t99"), ":4: must be a number below 12, got '99'"),
         (("drop\t6", "drop\t-1"), ":4: must be a number below 12, got '-1'"),
-        (("drop", "remove"), ":4: must be relabel, drop, merge and five more columns"),
+        (("drop", "remove"), ":4: must be relabel or drop and five more columns"),
         (("3.200", "high"), ":4: the score must be a number, got 'high'"),
         (("drop\t6\tCy/6.jpg", "drop\t4\tBob/4.jpg"), ":4: corrects the same as line 3; delete one of the two"),
         (("in 4 classes", "in 5 classes"), "is of other data than DataLoader.Train.dataset"),
@@ -191,13 +191,10 @@ def test_a_list_that_does_not_fit_is_refused_in_a_line(write, change, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_other_data_a_circle_and_a_missing_list_are_refused(write, tmp_path):
+def test_other_data_and_a_missing_list_are_refused(write, tmp_path):
     path = write(DROP)
     with pytest.raises(UserError, match="is of other data"):
         Corrected.of(People(["Ann", "Bob", "Di", "Ann\tB"]), path)
-    circle = write(MERGE, Correction("merge", 0, 3, 0.1))
-    with pytest.raises(UserError, match="merges 'Ann' in a circle; delete one of its lines"):
-        Corrected.of(People(NAMES), circle)
     config = load(None, [f"DataLoader.Train.corrections=[{tmp_path}/none.tsv]"])
     with pytest.raises(
         MissingFileError, match=r"^-o.*DataLoader.Train.corrections: .*none.tsv: no such list"

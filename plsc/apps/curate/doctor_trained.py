@@ -41,8 +41,7 @@ class Listed(NamedTuple):
     """What goes into the list."""
 
     wrong: list[Correction]
-    of_two: list[Correction]  # of classes of two samples, of which one may be wrong: proposed only
-    merges: list[Correction]  # proposed only
+    undecided: list[Correction]  # of classes of two samples, of which one may be wrong: proposed only
 
 
 class Embedded(NamedTuple):
@@ -85,11 +84,10 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
         )
     ]
     listed = Listed(
-        wrong=[correction for correction, of_two in zip(corrections, noise.of_two) if not of_two],
-        of_two=[correction for correction, of_two in zip(corrections, noise.of_two) if of_two],
-        merges=[Correction("merge", *merge) for merge in noise.merges],
+        wrong=[correction for correction, undecided in zip(corrections, noise.undecided) if not undecided],
+        undecided=[correction for correction, undecided in zip(corrections, noise.undecided) if undecided],
     )
-    write_corrections(output / LIST, data, listed.wrong, proposed=listed.of_two + listed.merges)
+    write_corrections(output / LIST, data, listed.wrong, proposed=listed.undecided)
     _write_page(output / PAGE, data, noise, listed, embedded)
     return _text(data, listed, embedded, output), any(listed)
 
@@ -166,8 +164,7 @@ def _text(
         f"{shown(data.title)}: {len(data):,} samples in {data.num_classes:,} classes",
         f"by {embedded.described}",
         f"wrong labels: {count:,} ({count / len(data):.2%}), {relabel:,} with another label, {count - relabel:,} to drop",
-        f"in classes of two samples, of which one may be wrong: {len(listed.of_two):,}; look at them, and delete the # in front of the wrong ones",
-        f"classes that may be one: {len(listed.merges):,}; look at them, and delete the # in front of those to merge",
+        f"in classes of two samples, of which one may be wrong: {len(listed.undecided):,}; look at them, and delete the # in front of the wrong ones",
     ]
     if embedded.corrupt:
         lines.append(
@@ -204,18 +201,13 @@ def _write_page(
         strips = [strip([sample], name), of_class(label), of_class(nearest)]
         return Case(f"{what}: labelled {names[label]}, nearest {names[nearest]}", strips)
 
-    def of_merge(correction: Correction) -> Case:
-        title = f"{names[correction.number]} and {names[correction.to]}, score {correction.score:.3f}"
-        return Case(title, [of_class(correction.number), of_class(correction.to)])
-
     nearest = dict(zip(noise.samples.tolist(), noise.classes.tolist()))
     write_page(
         path,
         f"Label noise: {shown(data.title)}",
         [
             ("wrong labels", f"{len(corrections.wrong):,}"),
-            ("in classes of two", f"{len(corrections.of_two):,}"),
-            ("classes that may be one", f"{len(corrections.merges):,}"),
+            ("in classes of two", f"{len(corrections.undecided):,}"),
         ],
         [
             ("data", f"{len(data):,} samples in {data.num_classes:,} classes"),
@@ -237,14 +229,8 @@ def _write_page(
                 f"The list has them behind a #. The {SHOWN} most certain ones.",
                 [
                     of_wrong(correction, nearest[correction.number])
-                    for correction in corrections.of_two[:SHOWN]
+                    for correction in corrections.undecided[:SHOWN]
                 ],
-            ),
-            Part(
-                "Classes that may be one",
-                "Their means are more alike than the samples of each. So are classes that the network cannot tell apart: merge "
-                f"those only whose pictures show the same. The {SHOWN} most alike.",
-                [of_merge(correction) for correction in corrections.merges[:SHOWN]],
             ),
         ],
     )

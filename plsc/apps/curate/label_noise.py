@@ -1,4 +1,4 @@
-"""Find wrong labels, and classes that are one, by the embeddings that a trained network gives its own training samples.
+"""Find wrong labels by the embeddings that a trained network gives its own training samples.
 
 A sample is compared with the mean of the other samples of its class, so that it does not vote for its own label, and with the
 means of all other classes. Try it: noise = find_noise(embeddings, labels, num_classes).
@@ -28,15 +28,14 @@ class Distances(NamedTuple):
 
 
 class LabelNoise(NamedTuple):
-    """The wrong labels, the most certain first, and the classes that are one.
+    """The wrong labels, the most certain first.
 
     Attributes:
         samples: indices, int64 [W].
         classes: the nearest other class of each, int64 [W].
         scores: by how many deviations of the ordinary samples each is nearer to that class, float64 [W].
         relabel: whether that class is certain enough to be the label; the other samples are to be dropped, bool [W].
-        of_two: whether the class has two samples, so that nothing shows which of them is wrong, bool [W].
-        merges: (class, class that it is part of, by how much the cosine of their means is above that of their samples).
+        undecided: whether the class has two samples, so that nothing shows which of them is wrong, bool [W].
         score_N: of all samples; NaN: not known.
     """
 
@@ -44,8 +43,7 @@ class LabelNoise(NamedTuple):
     classes: np.ndarray
     scores: np.ndarray
     relabel: np.ndarray
-    of_two: np.ndarray
-    merges: list[tuple[int, int, float]]
+    undecided: np.ndarray
     score_N: np.ndarray
 
 
@@ -55,7 +53,7 @@ def find_noise(
     num_classes: int,
     ranges: Sequence[tuple[int, int]] | None = None,
 ) -> LabelNoise:
-    """Find wrong labels and classes that are one.
+    """Find wrong labels.
 
     Args:
         embeddings: [N, D], of any length; samples of zeros are left out.
@@ -67,18 +65,15 @@ def find_noise(
     sums = np.zeros((num_classes, unit.shape[1]), np.float32)
     np.add.at(sums, labels, unit)
     distances = _distances(unit, labels, sums, ranges)
-    merges = _merges(labels, distances, sums, ranges)
-    partner = np.full(num_classes, -1)
-    for one, other, _ in merges:
-        partner[[one, other]] = other, one
     wrong, score_N, deviation = _wrong(distances)
-    wrong &= distances.nearest != partner[labels]  # a sample of the other name of its class is no error
+    twins = _twins(labels, distances, sums, ranges)
+    wrong &= distances.nearest != twins[labels]  # a sample of the other name of its class is no error
     samples = np.flatnonzero(wrong)
     samples = samples[np.argsort(-score_N[samples], kind="stable")]
     relabel = distances.lead[samples] > LEAD * deviation
     counts = np.bincount(labels[~np.isnan(distances.own)], minlength=num_classes)
-    of_two = counts[labels[samples]] == 2
-    return LabelNoise(samples, distances.nearest[samples], score_N[samples], relabel, of_two, merges, score_N)
+    undecided = counts[labels[samples]] == 2
+    return LabelNoise(samples, distances.nearest[samples], score_N[samples], relabel, undecided, score_N)
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -125,11 +120,12 @@ def _wrong(distances: Distances) -> tuple[np.ndarray, np.ndarray, float]:
     return (score_N > LIMIT) & (nearer_N > 0), score_N, deviation
 
 
-def _merges(
+def _twins(
     labels: np.ndarray, distances: Distances, sums: np.ndarray, ranges: Sequence[tuple[int, int]]
-) -> list[tuple[int, int, float]]:
-    """Find pairs of classes, each the other's nearest, whose means are more alike than their samples are to their own means.
+) -> np.ndarray:
+    """Find for each class the one that may be the same under another name, int64 [C]; -1: none.
 
+    Each of the two is the other's nearest, and their means are more alike than their samples are to their own means.
     One wrong label draws the mean of a class of two halfway to the class that its sample is of. So the two samples count instead:
     the class must be the nearest of both, and the cosine is that of the one which is less like it.
     """
@@ -137,7 +133,7 @@ def _merges(
     known = ~np.isnan(distances.own)
     counts = np.bincount(labels[known], minlength=len(sums))
     spread = np.bincount(labels[known], distances.own[known], len(sums)) / np.maximum(counts, 1)
-    spread[counts == 0] = np.inf  # a class of one sample is never merged
+    spread[counts == 0] = np.inf  # a class of one sample has no twin
     alike = np.empty(len(sums), np.float32)  # cosine of each class with its nearest
     nearest = np.empty(len(sums), np.int64)
     for start, stop in ranges:
@@ -146,15 +142,13 @@ def _merges(
         column = (place[:, 0] == line).astype(int)
         alike[start:stop] = cosine[line, column]
         nearest[start:stop] = start + place[line, column]
-    of_two = np.flatnonzero(known & (counts[labels] == 2))
-    agrees = distances.nearest[of_two] == nearest[labels[of_two]]
-    np.minimum.at(alike, labels[of_two], np.where(agrees, distances.other[of_two], -np.inf))
-    merges = []
+    pairs = np.flatnonzero(known & (counts[labels] == 2))
+    agrees = distances.nearest[pairs] == nearest[labels[pairs]]
+    np.minimum.at(alike, labels[pairs], np.where(agrees, distances.other[pairs], -np.inf))
+    twins = np.full(len(sums), -1)
     line = np.arange(len(sums))
     for first in np.flatnonzero((nearest[nearest] == line) & (line < nearest)).tolist():
         second = int(nearest[first])
-        score = float(min(alike[first], alike[second]) - (spread[first] + spread[second]) / 2)
-        if score > 0:
-            few, many = sorted((first, second), key=lambda number: counts[number])
-            merges.append((few, many, score))
-    return sorted(merges, key=lambda merge: -merge[2])
+        if min(alike[first], alike[second]) > (spread[first] + spread[second]) / 2:
+            twins[[first, second]] = second, first
+    return twins

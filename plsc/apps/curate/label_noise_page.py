@@ -1,4 +1,4 @@
-"""Write the page that shows the wrong labels and double classes of a data set with their pictures.
+"""Write the page that shows the wrong labels of a data set with their pictures.
 
 It is self-contained, without scripts; label_noise.html.jinja escapes every value.
 """
