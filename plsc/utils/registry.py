@@ -39,11 +39,19 @@ class Registry:
         bases: "module:Class" each; a class that is named by its import path must derive from one of them.
             This is checked before the class is called: a config may name any class that can be imported, and
             calling it may have effects.
+        gone: name -> what to do instead, of those that PLSC had.
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, str], bases: tuple[str, ...]):
+    def __init__(
+        self,
+        kind: str,
+        builtin: Mapping[str, str],
+        bases: tuple[str, ...],
+        gone: Mapping[str, str] | None = None,
+    ):
         self.kind = kind
         self.bases = bases
+        self.gone = gone or {}
         self.builtin = dict(builtin)
         self._classes: dict[str, type] = {}
 
@@ -84,6 +92,8 @@ class Registry:
         """
         if name in self._classes:
             return self._classes[name]
+        if name in self.gone:
+            raise UserError(f"{self.kind} '{name}' is gone: {self.gone[name]}")
         path = self.builtin.get(name, name)
         module_name, _, class_name = path.rpartition(":" if ":" in path else ".")
         if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
@@ -157,7 +167,6 @@ MARGINS = Registry(
 DATASETS = Registry(
     "dataset",
     {
-        "Base64Parts": "plsc.data.base64_parts:Base64Parts",
         "BinPairs": "plsc.data.bin_packs:BinPairs",
         "GalleryProbe": "plsc.data.templates:GalleryProbe",
         "Glyphs": "plsc.data.glyphs:Glyphs",
@@ -173,6 +182,7 @@ DATASETS = Registry(
         "Synthetic": "plsc.data.synthetic:Synthetic",
     },
     bases=tuple(f"plsc.data.dataset:{name}" for name in ("Dataset", "PairSet", "IdentificationSet")),
+    gone={"Base64Parts": "convert its files, plsc convert PATH NAME.rec, and read that by RecImages"},
 )
 
 # A name of paddle.optimizer is found without being listed here: plsc/config/optimizer.py, class_of.

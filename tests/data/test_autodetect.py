@@ -3,8 +3,7 @@ import os
 
 import pytest
 
-from plsc.data.autodetect import open_any, open_images
-from plsc.data.base64_parts import Base64Parts
+from plsc.data.autodetect import kind_of, label_is_first, open_any, open_images
 from plsc.data.bin_packs import write_pack
 from plsc.errors import MissingFileError, UserError
 from tests.image_files import png, write_folder, write_rec
@@ -19,17 +18,12 @@ def test_formats_are_recognised_by_looking(tmp_path):
     faces = write_folder(tmp_path / "faces", {"Ann": 1, "Bob": 1})
     (tmp_path / "rec").mkdir()
     rec = write_rec(tmp_path / "rec" / "train.rec", [0, 1])
-    (tmp_path / "parts").mkdir()
-    for number in (0, 1):
-        (tmp_path / "parts" / f"part-{number}").write_text(line(number, number == 0))
     (tmp_path / "list.txt").write_text("Ann/Ann_0001.png\t0\nBob/Bob_0001.png\t1\n")
     (tmp_path / "no_dot.txt").write_text("a" * 70 + "\t0\n")  # good base64 too
     for path, kind in (
         (faces, "ImageFolder"),
         (rec, "RecImages"),
         (rec.parent, "RecImages"),
-        (tmp_path / "parts", "Base64Parts"),
-        (tmp_path / "parts" / "part-0", "Base64Parts"),
     ):
         data = open_images(str(path), size=(12, 10))
         assert (
@@ -44,13 +38,31 @@ def test_formats_are_recognised_by_looking(tmp_path):
     assert type(open_any(str(faces))).__name__ == "ImageFolder"
 
 
+def test_base64_parts_are_recognised_and_to_be_converted_first(tmp_path):
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for number in (0, 1):
+        (parts / f"part-{number}").write_text(line(number, number == 0))
+    for path in (parts, parts / "part-0"):
+        assert kind_of(str(path)) is None
+        with pytest.raises(UserError, match=f"^{path}: has base64 parts, .*: plsc convert {path} NAME.rec$"):
+            open_images(str(path))
+
+
+def test_the_first_line_shows_the_order_of_base64_parts():
+    assert label_is_first(b"1234\tAAAAAAAA\n") is True and label_is_first(b"AAAAAAAA\t1234\r\n") is False
+    assert label_is_first(b"12345678\t12") is False  # the longer one is the image
+    for bad in (b"", b"12", b"AAAA\tBBBBBBBB", b"1\t", b"\t1", b"AAAA 1", b"1\tAAAA\t2", b"1\t=AAA"):
+        assert label_is_first(bad) is None
+
+
 def test_what_is_not_recognised_is_refused(tmp_path):
     with pytest.raises(MissingFileError, match=r"^'none' does not exist \(looked in "):
         open_images("none")
     (tmp_path / "a.jpg").write_bytes(png(0))
     with pytest.raises(
         UserError,
-        match=r"a.jpg: is neither a .rec file nor text; give a .rec, a list of images, base64 parts or a",
+        match=r"a.jpg: is neither a .rec file nor text; give a .rec, a list of images or a folder$",
     ):
         open_images(str(tmp_path / "a.jpg"))
     rec = write_rec(tmp_path / "one.rec", [0])
@@ -63,9 +75,12 @@ def test_what_is_not_recognised_is_refused(tmp_path):
 
 def test_folders_without_identities_say_what_is_missing(tmp_path):
     with pytest.raises(
-        UserError, match=r"flat: is empty; give a folder with a folder for each identity, or with a .rec or "
+        UserError, match=r"flat: is empty; give a folder with a folder for each identity, or with a .rec$"
     ):
         (tmp_path / "flat").mkdir()
+        open_images(str(tmp_path / "flat"))
+    (tmp_path / "flat" / "b.txt").write_text("a list")
+    with pytest.raises(UserError, match="flat: has no images; give a folder with a folder for each identity"):
         open_images(str(tmp_path / "flat"))
     (tmp_path / "flat" / "a.PNG").touch()
     with pytest.raises(
@@ -78,5 +93,3 @@ def test_a_pipe_is_no_set_of_images(tmp_path):
     os.mkfifo(tmp_path / "x")
     with pytest.raises(UserError, match=r"x: is a pipe, no regular file"):
         open_images(str(tmp_path / "x"))
-    with pytest.raises(UserError, match=r"x: is a pipe, no regular file"):
-        Base64Parts(str(tmp_path / "x"))

@@ -1,7 +1,5 @@
 """Every registered data set is built and keeps the promises of its kind."""
 
-import base64
-
 import cv2
 import numpy as np
 import pytest
@@ -25,14 +23,10 @@ def examples(tmp_path):
     }
     faces = str(write_folder(tmp_path / "faces", {"Ann": 2, "Bob": 3}))
     write_pack(str(tmp_path / "a.bin"), map(png, range(6)), [True, False, True])
-    (tmp_path / "parts").write_bytes(
-        b"".join(base64.b64encode(png(n)) + b"\t%d\n" % (n // 2) for n in range(4))
-    )
     (tmp_path / "pairs.csv").write_text("0.png,1.png,1\n1.png,2.png,0\n")
     (tmp_path / "media.txt").write_text("".join(f"{n}.png {n // 2} {n}\n" for n in range(4)))
     (tmp_path / "templates.txt").write_text("0 1 0\n1 1 1\n")
     return {
-        "Base64Parts": {"path": str(tmp_path / "parts")},
         "BinPairs": {"path": str(tmp_path / "a.bin"), "size": (16, 12)},
         "GalleryProbe": {"gallery": faces, "probe": faces},
         "IjbPairs": {"images": str(tmp_path / "media.txt"), "list": str(tmp_path / "templates.txt")},

@@ -134,7 +134,6 @@ def test_builtin_names():
     }
     assert DATASETS.names() == [
         *(
-            "Base64Parts",
             "BinPairs",
             "GalleryProbe",
             "GlyphPairs",

@@ -12,11 +12,13 @@ import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from plsc.data.autodetect import open_images
+from plsc.apps.curate.base64_parts import Base64Parts
+from plsc.data.autodetect import kind_of, open_images
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.images import EncodedImages, EncodedPairs
@@ -163,9 +165,16 @@ def convert(
         return f"{target}: {len(pairs.same):,} pairs, {int(pairs.same.sum()):,} of them positive"
     if num_pairs is not None or classes:
         raise UserError(f"--num-pairs, --classes: draw pairs, which go to a .bin (got the target '{target}')")
-    images = _HeldOutGlyphs() if source == HELD_OUT_GLYPHS else open_images(source, root=root)
+    images = _open_labelled(source, root)
     (write_rec if target.endswith(".rec") else write_folder)(images, target)
     return f"{target}: {len(images):,} images of {images.num_classes:,} identities"
+
+
+def _open_labelled(source: str, root: str) -> Any:
+    """Open labelled images, as EncodedImages or with what of it is used here."""
+    if source == HELD_OUT_GLYPHS:
+        return _HeldOutGlyphs()
+    return open_images(source, root=root) if kind_of(source) else Base64Parts(source)
 
 
 def _open_pairs(source: str, root: str, num_pairs: int | None, classes: Sequence[int]) -> EncodedPairs:

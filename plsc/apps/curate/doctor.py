@@ -380,7 +380,7 @@ def _open(path: str) -> AnySet:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("plsc doctor", description="Find errors in sets of images.")
-    parser.add_argument("train", nargs="?", help="images to train on: .rec, folder, list or base64 parts")
+    parser.add_argument("train", nargs="?", help="images to train on: .rec, folder or list")
     parser.add_argument(
         "--validation",
         nargs="+",

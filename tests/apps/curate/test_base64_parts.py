@@ -1,10 +1,16 @@
+"""PLSC's base64 parts, and that plsc convert reads them."""
+
 import base64
-import pickle
+import os
 
 import pytest
 
-from plsc.data.base64_parts import Base64Parts, label_is_first
-from plsc.errors import CorruptImageError, MissingFileError, UserError
+from plsc.apps.curate.base64_parts import Base64Parts
+from plsc.apps.curate.convert import convert
+from plsc.config import load
+from plsc.data.autodetect import open_images
+from plsc.errors import CorruptImageError, UserError
+from plsc.utils.messages import ConfigError
 from tests.image_files import png
 
 
@@ -24,20 +30,25 @@ def parts(tmp_path):
 
 
 def test_both_orders_are_read(parts):
-    data = Base64Parts(str(parts), size=(12, 10))
-    assert data.labels.tolist() == [0, 1, 1, 2, 0] and data.num_classes == 3 and data.title == "parts"
+    data = Base64Parts(str(parts))
+    assert data.labels.tolist() == [0, 1, 1, 2, 0] and data.num_classes == 3
     assert [data.encoded(index).tobytes() for index in range(5)] == [png(index) for index in range(5)]
     assert data.name(4) == f"{parts}/part-2: line 2"
-    copy = pickle.loads(pickle.dumps(data))
-    assert copy.sample(4, 0).tobytes() == data.sample(4, 0).tobytes()
-    assert Base64Parts(str(parts / "part-1"), size=(12, 10)).num_classes == 2
+    assert Base64Parts(str(parts / "part-1")).num_classes == 2
 
 
-def test_the_first_line_shows_the_order():
-    assert label_is_first(b"1234\tAAAAAAAA\n") is True and label_is_first(b"AAAAAAAA\t1234\r\n") is False
-    assert label_is_first(b"12345678\t12") is False  # the longer one is the image
-    for bad in (b"", b"12", b"AAAA\tBBBBBBBB", b"1\t", b"\t1", b"AAAA 1", b"1\tAAAA\t2", b"1\t=AAA"):
-        assert label_is_first(bad) is None
+def test_they_are_converted(parts, tmp_path):
+    for source, count in ((parts, 5), (parts / "part-1", 3)):
+        target = str(tmp_path / f"{count}.rec")
+        assert convert(str(source), target).startswith(f"{target}: {count} images")
+        found = open_images(target)
+        assert {found.encoded(index).tobytes() for index in range(count)} == {png(n) for n in range(count)}
+
+
+def test_a_config_that_names_them_is_told_what_to_do():
+    line = "dataset 'Base64Parts' is gone: convert its files, plsc convert PATH NAME.rec, and read that by RecImages"
+    with pytest.raises(ConfigError, match=line):
+        load(None, ["DataLoader.Train.dataset={name: Base64Parts, path: parts}"])
 
 
 def test_bad_lines_are_named(parts):
@@ -55,14 +66,16 @@ def test_bad_lines_are_named(parts):
     part.write_text("")
     with pytest.raises(UserError, match=r"part-1: is empty$"):
         Base64Parts(str(parts))
-    with pytest.raises(MissingFileError, match=r"^path: 'none' does not exist \(looked in "):
-        Base64Parts.check(path="none")
+    part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(UserError, match=r"part-1: is a pipe, no regular file"):
+        Base64Parts(str(part))
 
 
 def test_what_is_not_base64_is_a_corrupt_image(parts):
     (parts / "part-1").write_text(line(0, 0) + "A" * 41 + "\t1\n")
     with pytest.raises(CorruptImageError, match=r"part-1: line 2: not base64 \("):
-        Base64Parts(str(parts)).sample(1, 0)
+        Base64Parts(str(parts)).encoded(1)
 
 
 def test_an_empty_folder_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Read PLSC's base64 parts: text files with an image and its label a line, `base64<TAB>label` or
+"""Read PLSC's base64 parts, which `plsc convert` turns into another format: text files with an image and its label a line, `base64<TAB>label` or
 `label<TAB>base64`.
 
 PLSC's documentation had the one order and its tool the other; the first line of each file shows its order.
@@ -9,57 +9,35 @@ from __future__ import annotations
 
 import binascii
 import os
-import re
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
+from plsc.data.autodetect import label_is_first
 from plsc.data.image_list import SHOWN, find_lines, last_before, read_numbers, whole_lines
 from plsc.data.images import EncodedImages
-from plsc.errors import CorruptImageError, MissingFileError, UserError
+from plsc.errors import CorruptImageError, UserError
 from plsc.utils.files import open_regular, refuse_irregular
 
 _TAB = ord("\t")
-_BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 
 
 class Base64Parts(EncodedImages):
     """The images of PLSC's base64 text parts.
 
-    `path`: a part, or a folder of parts, which are read in the order of their names. Further keys: those of
-    all image formats, see plsc.data.images.EncodedImages.
+    `path`: a part, or a folder of parts, which are read in the order of their names.
     """
 
-    def __init__(self, path: str, **options):
-        self.check(path=path, **options)
-        super().__init__(**options)
-        self.path = path
+    def __init__(self, path: str):
+        super().__init__()
         self.parts = part_files(path)
-        self._files: dict[int, BinaryIO] = {}
         parts = [read_part(part) for part in self.parts]
         self._part = np.repeat(np.arange(len(parts), dtype=np.int32), [len(labels) for _, _, labels in parts])
         self._starts, self._lengths, labels = (np.concatenate(columns) for columns in zip(*parts))
         self._set_labels(labels, path)
 
-    @classmethod
-    def check(cls, **kwargs) -> None:
-        super().check(**kwargs)
-        if "path" in kwargs and not os.path.exists(kwargs["path"]):
-            raise MissingFileError(f"path: '{kwargs['path']}' does not exist (looked in {Path.cwd()})")
-
-    def __getstate__(self) -> dict:
-        return {**vars(self), "_files": {}}  # each process opens the files itself
-
-    @property
-    def title(self) -> str:
-        return os.path.basename(os.path.abspath(self.path))
-
     def encoded(self, index: int) -> np.ndarray:
-        part = int(self._part[index])
-        if part not in self._files:
-            self._files[part] = open(self.parts[part], "rb", buffering=0)  # noqa: SIM115 - closed with this object
-        text = os.pread(self._files[part].fileno(), int(self._lengths[index]), int(self._starts[index]))
+        with open(self.parts[self._part[index]], "rb", buffering=0) as file:
+            text = os.pread(file.fileno(), int(self._lengths[index]), int(self._starts[index]))
         try:
             return np.frombuffer(binascii.a2b_base64(text), np.uint8)
         except binascii.Error as error:
@@ -83,16 +61,6 @@ def part_files(path: str) -> list[str]:
     if not files:
         raise UserError(f"{path}: has no files; give a base64 part, or a folder of them")
     return files
-
-
-def label_is_first(line: bytes) -> bool | None:
-    """Say whether the line is `label<TAB>base64`; None if it has neither order."""
-    first, tab, second = line.strip(b"\r\n").partition(b"\t")
-    if not tab or not first or not second or b"\t" in second:
-        return None
-    # "1234" is good base64 too, but no image is shorter than its label.
-    label, data = (first, second) if len(first) < len(second) else (second, first)
-    return label is first if label.isdigit() and _BASE64.fullmatch(data) else None
 
 
 def read_part(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
