@@ -86,12 +86,9 @@ def open_log(logs: str | Path) -> IO[bytes]:
         return open(os.devnull, "ab")
 
 
-def forget_environments(logs: str | Path, job: str = "default") -> None:
-    """Delete the files in which the launcher keeps all of its environment, passwords among it, for each start.
-
-    job: its --job_id.
-    """
-    for pattern in (f"{job}.{6 * '[a-z]'}.log", "envlog.*", "backup_env.*.json"):
+def forget_environments(logs: str | Path) -> None:
+    """Delete the files in which the launcher keeps all of its environment, passwords among it, for each start."""
+    for pattern in (f"default.{6 * '[a-z]'}.log", "envlog.*", "backup_env.*.json"):
         for path in Path(logs).glob(pattern):
             path.unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plsc import config
 from plsc.apps.supervise import secret
-from plsc.apps.supervise.options import Options, value, without
+from plsc.apps.supervise.options import Options
 from plsc.apps.supervise.postmortem import Failure, Watch, send
 from plsc.distributed import environment, guard, launcher, paddle_launch
 from plsc.errors import UserError, shown
@@ -54,15 +54,17 @@ class Job:
         self.cfg.check_data()  # before the ranks start: the first of them to end may not be the one with the reason
         self.folder = Path(self.cfg.Global.output_dir)
         self.chosen = any(override.startswith("Global.resume=") for override in given.override)
-        self.ranks = options.ranks
-        self._options = list(options.launcher)
-        chosen = value(self._options, "--devices") or value(self._options, "--gpus")
+        self.ranks = options.ranks or 1
         # Else the launcher would look for a GPU for each rank.
-        self._hides_gpus = self.cfg.Global.device == "cpu" and not chosen
-        self.logs = value(self._options, "--log_dir") or str(self.folder / "log")
+        self._hides_gpus = self.cfg.Global.device == "cpu" and not options.devices
+        self.logs = options.log_dir or str(self.folder / "log")
         if number is not None:  # the folder may be on a disk that all machines share
             self.logs = str(Path(self.logs) / f"machine-{number}")
-        self._options = [*without(self._options, ["--log_dir"]), "--log_dir", self.logs]
+        self._options = ["--log_dir", self.logs]
+        if options.ranks:
+            self._options += ["--nproc_per_node", str(options.ranks)]
+        if options.devices:
+            self._options += ["--devices", options.devices]
 
     @property
     def resumes(self) -> bool:
@@ -140,7 +142,7 @@ class Job:
 
     def forget_environments(self) -> None:
         """Delete what the launcher has written of its environment."""
-        launcher.forget_environments(self.logs, value(self._options, "--job_id") or "default")
+        launcher.forget_environments(self.logs)
 
     def say(self, text: str, logged: bool = True) -> None:
         """Print a line on stderr, and append it to the run's log if that exists and `logged`."""

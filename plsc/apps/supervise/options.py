@@ -1,9 +1,9 @@
-"""Read the command line of plsc run: its own options, those of Paddle's launcher, and the program with its arguments."""
+"""Read the command line of plsc run: its options, and the program with its arguments."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plsc.distributed.launcher import MAIN
@@ -21,39 +21,6 @@ _OPTIONS = {
     "--master": "HOST:PORT: machine 0, as all machines reach it, and a free port there",
     "--wait": "SECONDS: for the other machines (600)",
 }
-_OWN = ("--max_failures", "--wait", "--nnodes", "--rank", "--master")
-# The launcher's others, of Paddle 2.6 and 3.3.
-_LAUNCHER = (
-    *(
-        "--gpus",
-        "--npus",
-        "--xpus",
-        "--host",
-        "--ips",
-        "--start_port",
-        "--job_id",
-        "--run_mode",
-        "--legacy",
-        "--sort_ip",
-    ),
-    *(
-        "--log_level",
-        "--log_overwrite",
-        "--enable_gpu_log",
-        "--auto_parallel_config",
-        "--auto_cluster_config",
-    ),
-    *(
-        "--auto_tuner_json",
-        "--servers",
-        "--trainers",
-        "--trainer_num",
-        "--server_num",
-        "--gloo_port",
-        "--with_gloo",
-    ),
-    *("--max_restart", "--elastic_level", "--elastic_timeout"),
-)
 HELP = "\n".join(
     [
         f"usage: {USAGE}",
@@ -62,7 +29,6 @@ HELP = "\n".join(
         "",
         "options, each with its value:",
         *(f"  {option:18}{what}" for option, what in _OPTIONS.items()),
-        "  others are Paddle's launcher's",
         "",
         "example: plsc run --nproc_per_node 2 train -c configs/",
         "docs/reliability.md explains it, docs/cluster.md several machines",
@@ -91,77 +57,58 @@ class Machines(NamedTuple):
 
 
 class Options(NamedTuple):
-    """launcher: options of Paddle's launcher, each with its value. program: the script and its arguments.
-    machines: None on a single one."""
+    """What a supervisor runs, and how.
 
-    launcher: list[str]
+    program: the script and its arguments. ranks: of this machine; None: what Paddle's launcher takes by itself.
+    devices, log_dir: as the launcher takes them. machines: None on a single one.
+    """
+
     program: list[str]
-    max_failures: int
-    machines: Machines | None
-
-    @property
-    def ranks(self) -> int:
-        """Ranks on this machine."""
-        return int(value(self.launcher, "--nproc_per_node") or "1")
+    ranks: int | None = None
+    max_failures: int = 3
+    devices: str | None = None
+    log_dir: str | None = None
+    machines: Machines | None = None
 
 
 def read_options(argv: Sequence[str]) -> Options:
     """Read the arguments of plsc run. Raises UserError for what is missing or wrong."""
-    launcher, program = split_command(argv)
-    given = {name: value(launcher, name) for name in _OWN}
-    launcher = without(launcher, _OWN)
-    failures = _positive("--max_failures", given["--max_failures"] or "3")
-    machines = _machines(given)
-    ranks = value(launcher, "--nproc_per_node")
+    values, program = split_command(argv)
+    machines = _machines(values)
+    ranks = None
     if (
-        machines or ranks is not None
+        machines or "--nproc_per_node" in values
     ):  # machines compare their ranks, and compute the batch of a step from them
-        _positive("--nproc_per_node", ranks or "none")
-    return Options(launcher, program, failures, machines)
+        ranks = _positive("--nproc_per_node", values.get("--nproc_per_node", "none"))
+    failures = _positive("--max_failures", values.get("--max_failures", "3"))
+    return Options(program, ranks, failures, values.get("--devices"), values.get("--log_dir"), machines)
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command into options, and the script with arguments; `train` is plsc's own program."""
-    cut = 0
-    while cut < len(argv) and argv[cut].startswith("-"):
-        _check_name(argv[cut].partition("=")[0])
-        cut += 1 if "=" in argv[cut] else 2
-    options, program = list(argv[:cut]), list(argv[cut:])
-    if not program:
+def split_command(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split a command into values of options, and the script with arguments; `train` is plsc's own program."""
+    values: dict[str, str] = {}
+    words = list(argv)
+    while words and words[0].startswith("-"):
+        option, equals, text = words.pop(0).partition("=")
+        _check_name(option)
+        if not equals and words:
+            text = words.pop(0)
+        values[option] = text
+    if not words:
         raise UserError(f"plsc run: no program to run; usage: {USAGE}")
-    if program[0] == "train":
-        program.insert(0, str(MAIN))
-    return options, program
+    if words[0] == "train":
+        words.insert(0, str(MAIN))
+    return values, words
 
 
 def _check_name(option: str) -> None:
-    known = (*_OPTIONS, *_LAUNCHER)
-    if option in known:
+    if option in _OPTIONS:
         return
-    begun = [name for name in known if name.startswith(f"--{option.lstrip('-')}")]
-    hint = f", did you mean '{begun[0]}'?" if begun else did_you_mean(option, known)
+    begun = [name for name in _OPTIONS if name.startswith(f"--{option.lstrip('-')}")]
+    hint = f", did you mean '{begun[0]}'?" if begun else did_you_mean(option, _OPTIONS)
     raise UserError(
         f"plsc run: has no option {option}{hint}; its options stand before `train`, those of the training after it"
     )
-
-
-def value(options: Sequence[str], name: str) -> str | None:
-    """Return the value of the option `name` in `options`, as "name value" or name=value."""
-    last = None
-    for option, following in zip(options, [*options[1:], None]):
-        if option == name:
-            last = following
-        elif option.startswith(f"{name}="):
-            last = option.partition("=")[2]
-    return last
-
-
-def without(options: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return `options` without those of these names and their values."""
-    kept = list(options)
-    for place in reversed([i for i, option in enumerate(kept) if option.partition("=")[0] in names]):
-        del kept[place : place + (1 if "=" in kept[place] else 2)]
-    return kept
 
 
 def _positive(name: str, text: str) -> int:
@@ -170,8 +117,8 @@ def _positive(name: str, text: str) -> int:
     return int(text)
 
 
-def _machines(given: dict[str, str | None]) -> Machines | None:
-    text = given["--nnodes"] or "1"
+def _machines(values: Mapping[str, str]) -> Machines | None:
+    text = values.get("--nnodes", "1")
     numbers = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text, re.ASCII)
     if not numbers:
         raise UserError(
@@ -182,19 +129,19 @@ def _machines(given: dict[str, str | None]) -> Machines | None:
         raise UserError(f"--nnodes: must be 1 or more, the smaller number first (got {text})")
     if most == 1:
         return None
-    rank = given["--rank"]
+    rank = values.get("--rank")
     if rank is None or not rank.isdecimal() or int(rank) >= most:
         raise UserError(
             f"--rank: with --nnodes {text} each machine needs its number, 0 to {most - 1}, and keeps it "
             f"(got {rank or 'none'})"
         )
-    host, _, port = (given["--master"] or "").rpartition(":")
+    host, _, port = values.get("--master", "").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
         raise UserError(
             f"--master: with --nnodes {text} give host:port of machine 0, such as 10.0.0.1:8090, the same on all "
-            f"machines (got {given['--master'] or 'none'})"
+            f"machines (got {values.get('--master', 'none')})"
         )
-    wait = given["--wait"] or "600"
+    wait = values.get("--wait", "600")
     if not re.fullmatch(r"\d{1,7}(\.\d{1,3})?", wait, re.ASCII):
         raise UserError(f"--wait: must be a number of seconds, 0 or more (got {wait})")
     return Machines(least, most, int(rank), host, int(port), float(wait))

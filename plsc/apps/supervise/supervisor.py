@@ -1,7 +1,6 @@
 """Run Paddle's launcher, restart it after failures, and report their causes: `plsc run`.
 
-    plsc run --nproc_per_node 2 [--max_failures 3] [options of paddle.distributed.launch] train -c
-    configs/ -o ...
+    plsc run --nproc_per_node 2 [--max_failures 3] train -c configs/ -o ...
     plsc run --nnodes 2 --rank 0 --master 10.0.0.1:8090 --nproc_per_node 8 train ...    on each machine
 
 It reads the config for the output folder, locks that, and starts Paddle's launcher, whose own messages go to

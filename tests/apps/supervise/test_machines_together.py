@@ -120,7 +120,9 @@ class Host:
         self.boot()
 
     def boot(self):
-        self.machine = Machine(Options([], [], 100, self.fleet.options._replace(number=self.number)))
+        self.machine = Machine(
+            Options([], max_failures=100, machines=self.fleet.options._replace(number=self.number))
+        )
         self.machine._job = SimpleNamespace(
             start=lambda options, overrides, env: self.fleet.world.start(self, options, overrides),
             folder=Path("out"),
@@ -319,7 +321,9 @@ def test_whatever_happens_no_two_starts_run_and_all_get_to_the_end(seed, least, 
 
 @pytest.mark.parametrize("error, code", [(UserError("out: cannot be read"), 2), (KeyError("host"), 1)])
 def test_an_error_on_the_first_machine_ends_the_others(monkeypatch, error, code):
-    machine = Machine(Options([], [], 100, Machines(2, 2, 0, "127.0.0.1", free_port(), 60.0)))
+    machine = Machine(
+        Options([], max_failures=100, machines=Machines(2, 2, 0, "127.0.0.1", free_port(), 60.0))
+    )
     machine._job = Job()
     orders = []
 
@@ -357,7 +361,7 @@ def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
         return Order(agreement="a", action="wait", known=report.changes if len(seen) > 4 else 0)
 
     server = Server("127.0.0.1", port, answer)
-    machine = Machine(Options([], [], 100, Machines(2, 2, 1, "127.0.0.1", port, 60.0)))
+    machine = Machine(Options([], max_failures=100, machines=Machines(2, 2, 1, "127.0.0.1", port, 60.0)))
     machine._client = Client("127.0.0.1", port)
     for _ in range(3):
         machine._client.send(machine._report(0))
@@ -371,7 +375,7 @@ def test_a_mistake_is_reported_after_other_reports_and_until_it_is_known():
 
 def test_an_order_that_is_older_than_the_others_wait_is_not_followed():
     """The process was stopped between the order and its turn."""
-    machine = Machine(Options([], [], 100, Machines(2, 2, 1, "127.0.0.1", 1, 60.0)))
+    machine = Machine(Options([], max_failures=100, machines=Machines(2, 2, 1, "127.0.0.1", 1, 60.0)))
     said = []
     machine._job = SimpleNamespace(start=pytest.fail, say=lambda line, logged: said.append(line))
     machine._agreement = "a"

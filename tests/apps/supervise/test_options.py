@@ -12,14 +12,14 @@ MACHINES = ["--rank", "1", "--master", "10.0.0.1:8090"]
 def test_one_machine_is_the_default():
     for nodes in ([], ["--nnodes", "1"], ["--nnodes=1"]):
         options = read_options([*nodes, *REST])
-        assert options.machines is None and options.launcher == REST[:4] and options.program == REST[4:]
-        assert (options.ranks, options.max_failures) == (2, 3)
+        assert options.machines is None and options.program == REST[4:]
+        assert (options.ranks, options.max_failures, options.devices) == (2, 3, "0,1")
 
 
 def test_machines_are_read_and_kept_from_the_launcher():
     options = read_options(["--nnodes", "2:4", *MACHINES, "--wait=1.5", "--max_failures", "9", *REST])
     assert options.machines == Machines(2, 4, 1, "10.0.0.1", 8090, 1.5) and options.machines.elastic
-    assert options.launcher == REST[:4] and options.max_failures == 9
+    assert (options.ranks, options.max_failures, options.devices) == (2, 9, "0,1")
     assert not read_options(["--nnodes", "3", *MACHINES, *REST]).machines.elastic
 
 
@@ -48,4 +48,4 @@ def test_what_is_wrong_is_said_in_a_line(given, line):
 def test_each_of_several_machines_says_how_many_ranks_it_has():
     with pytest.raises(UserError, match=r"^--nproc_per_node: must be a number of 1 or more \(got none\)$"):
         read_options(["--nnodes", "2", *MACHINES, *REST[2:]])
-    assert read_options(REST[2:]).ranks == 1
+    assert read_options(REST[2:]).ranks is None

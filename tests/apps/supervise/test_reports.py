@@ -348,7 +348,7 @@ def test_an_order_answers_one_report(keyed):
 def test_a_machine_with_another_secret_ends_with_a_line(keyed, monkeypatch):
     port, _, _ = keyed
     monkeypatch.setenv(NAME, "another sixteen letters")
-    machine = Machine(Options([], [], 100, Machines(2, 2, 1, "127.0.0.1", port, 60.0)))
+    machine = Machine(Options([], max_failures=100, machines=Machines(2, 2, 1, "127.0.0.1", port, 60.0)))
     monkeypatch.setattr(machine, "_prepare", lambda: None)
     with pytest.raises(
         UserError, match=f"^{NAME}: machine 0 .* has another one, or none; set the same on all"

@@ -290,7 +290,8 @@ def test_a_wrong_config_and_missing_data_are_refused_before_anything_starts(over
 
 def test_the_command_is_split_at_the_program():
     options = ["--nproc_per_node", "2", "--log_dir=a", "--devices", "0,1"]
-    assert split_command([*options, "t.py", "-c", "x"]) == (options, ["t.py", "-c", "x"])
+    values = {"--nproc_per_node": "2", "--log_dir": "a", "--devices": "0,1"}
+    assert split_command([*options, "t.py", "-c", "x"]) == (values, ["t.py", "-c", "x"])
     _, program = split_command([*options, "train", "-c", "x"])
     assert program[0].endswith("plsc/__main__.py") and program[1:] == ["train", "-c", "x"]
     with pytest.raises(UserError, match="plsc run: no program to run; usage: plsc run "):
