@@ -7,8 +7,9 @@ its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _LONGEST_LINE = 2000  # characters
 
@@ -26,6 +27,43 @@ class CorruptImageError(UserError):
 
     Training replaces a few of them by others and logs it; see plsc.data.corrupt.
     """
+
+
+@contextlib.contextmanager
+def reading(
+    path: str | bytes | os.PathLike, *, missing: str = "no such file", remedy: str = ""
+) -> Iterator[None]:
+    """Turn the system's refusal to let `path` be read into a line for the user, and text that is not UTF-8 too.
+
+    Args:
+        path: the file, perhaps with the option that names it in front.
+        missing: what is said of a file that is not there, in a MissingFileError.
+        remedy: what to do where it is there and cannot be read.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{shown(path)}: {missing}") from error
+    except OSError as error:
+        raise UserError(_refused(path, "read", error, remedy)) from error
+    except UnicodeDecodeError as error:
+        text = f"{shown(path)}: is no UTF-8 text ({error.reason} at byte {error.start})"
+        raise UserError(text) from error
+
+
+@contextlib.contextmanager
+def writing(path: str | bytes | os.PathLike, *, remedy: str = "") -> Iterator[None]:
+    """Turn the system's refusal to let `path` be written into a line for the user. Arguments as of `reading`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(_refused(path, "written", error, remedy)) from error
+
+
+def _refused(path: str | bytes | os.PathLike, what: str, error: OSError, remedy: str) -> str:
+    reason = error.strerror or shown(error)  # NumPy's own OSErrors have text alone
+    line = f"{shown(path)}: cannot be {what}: {reason}"
+    return f"{line}; {remedy}" if remedy else line
 
 
 def shown(name: object) -> str:

@@ -1,11 +1,12 @@
-"""Names from data in messages: on one line, encodable, harmless to a terminal."""
+"""Names from data in messages: on one line, encodable, harmless to a terminal. What the system refuses: a line, too."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from plsc.errors import names_text, shown, shown_lines
+from plsc.errors import MissingFileError, UserError, names_text, reading, shown, shown_lines, writing
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,37 @@ def test_of_a_line_of_megabytes_the_ends_are_shown():
 def test_a_file_of_names_keeps_their_bytes_and_its_lines():
     names = ["a.png", os.fsdecode(b"J\xf6rg.png"), "b\nc.png"]
     assert names_text(names) == b"a.png\nJ\xf6rg.png\nb\\nc.png\n"
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+    absent = tmp_path / "a\nb"
+    with pytest.raises(MissingFileError) as caught, reading(absent):
+        absent.read_bytes()
+    assert str(caught.value) == f"{tmp_path}/a\\nb: no such file"
+    with pytest.raises(MissingFileError) as caught, reading(f"--compare: {absent}", missing="name a run"):
+        absent.read_bytes()
+    assert str(caught.value) == f"--compare: {tmp_path}/a\\nb: name a run"
+    with pytest.raises(UserError) as caught, reading(tmp_path, remedy="name a file"):
+        tmp_path.read_bytes()
+    assert str(caught.value) == f"{tmp_path}: cannot be read: Is a directory; name a file"
+    absent.write_bytes(b"ab\xff")
+    with pytest.raises(UserError) as caught, reading(absent):
+        absent.read_text("utf-8")
+    assert str(caught.value) == f"{tmp_path}/a\\nb: is no UTF-8 text (invalid start byte at byte 2)"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(UserError) as caught, writing(tmp_path, remedy="free some space"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(caught.value) == f"{tmp_path}: cannot be written: No space left on device; free some space"
+    with pytest.raises(UserError) as caught, writing(tmp_path):
+        raise OSError("7 requested and\n0 written")  # as NumPy's
+    assert str(caught.value) == f"{tmp_path}: cannot be written: 7 requested and\\n0 written"
+
+
+@pytest.mark.parametrize("refusing", [reading, writing])
+@pytest.mark.parametrize("kind", [ValueError, KeyError, UserError])
+def test_other_errors_stay_what_they_are(refusing, kind):
+    with pytest.raises(kind) as caught, refusing("a"):
+        raise kind("b")
+    assert type(caught.value) is kind and caught.value.args == ("b",)

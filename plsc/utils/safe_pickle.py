@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.files import open_regular
 
@@ -169,11 +169,8 @@ def load_pickle(path: str) -> object:
 def user_errors(path: str, what: str) -> Iterator[None]:
     """Turn errors of reading `path`, which should be a `what`, into a UserError of one line."""
     try:
-        yield
-    except FileNotFoundError:
-        raise MissingFileError(f"{shown(path)}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+        with reading(path):
+            yield
     except Refused as error:
         raise UserError(f"{shown(path)}: refused: the file asks for {error}; nothing of it was run") from None
     except (*_DAMAGE, *_EXHAUSTION) as error:
