@@ -23,9 +23,9 @@ import numpy as np
 from plsc.data.dataset import Dataset
 from plsc.data.joined import Joined
 from plsc.data.subset import JoinedSubset, Subset
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.files import open_regular
+from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 
 ACTIONS = ("relabel", "drop")
@@ -81,13 +81,8 @@ def _header(data: Dataset) -> str:
 
 def read_corrections(path: str | os.PathLike, data: Dataset) -> list[Correction]:
     """Read a list for `data`. Raises MissingFileError, and UserError with the line: a fault, or other data than the list's."""
-    try:
-        with open_regular(path) as file:
-            lines = file.read().decode("utf-8-sig").splitlines()  # some editors put a mark in front
-    except FileNotFoundError:
-        raise MissingFileError(f"{shown(path)}: no such list of corrections") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{shown(path)}: cannot be read as a list of corrections: {error}") from error
+    with reading(path, missing="no such list of corrections"):
+        lines = read_regular(path).decode("utf-8-sig").splitlines()  # some editors put a mark in front
     if lines[:1] != [_TITLE]:
         raise UserError(f"{shown(path)}: is no list of corrections; plsc doctor --trained writes one")
     here = _header(data)

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from plsc.data.dataset import Dataset
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.files import open_regular
 
 _MOST_RATIO = 100  # times a .gz's size that its images may have; of MNIST it is 5
@@ -34,15 +34,13 @@ def read_idx(path: str | os.PathLike, axes: int) -> np.ndarray:
 
     Raises MissingFileError, and UserError for a file that is damaged, cut off, or of another kind.
     """
-    try:
-        with open_regular(path) as file:
+    with reading(path), open_regular(path) as file:
+        try:
             data = _whole(file, axes)
-    except FileNotFoundError:
-        raise MissingFileError(f"{shown(path)}: no such file") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{shown(path)}: is a damaged or cut off .gz ({error}); fetch it again") from error
-    except OSError as error:
-        raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(
+                f"{shown(path)}: is a damaged or cut off .gz ({error}); fetch it again"
+            ) from error
     magic, header = int.from_bytes(data[:4], "big"), 4 + 4 * axes
     if len(data) < header or magic != 0x0800 + axes:
         kind = {1: "labels", 3: "images"}.get(axes, f"bytes with {axes} axes")

@@ -20,7 +20,7 @@ from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.data.image_size import MOST_PIXELS, is_cut_off_png, promised_pixels
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.data.transforms import generator, resize
-from plsc.errors import CorruptImageError, MissingFileError, UserError, shown
+from plsc.errors import CorruptImageError, UserError, reading, shown
 from plsc.utils.files import read_array
 
 CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
@@ -28,14 +28,11 @@ CHANNELS = {"RGB": 3, "BGR": 3, "grey": 1}
 
 def read_file(path: str) -> np.ndarray:
     """Read the bytes of a file, uint8 [n]. Raises MissingFileError, or UserError if it cannot be read."""
-    try:
-        return read_array(path)
-    except FileNotFoundError:
-        raise MissingFileError(f"{shown(path)}: no such image") from None
-    except IsADirectoryError:
-        raise UserError(f"{shown(path)}: is a folder; name the pictures in it") from None
-    except OSError as error:
-        raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+    with reading(path, missing="no such image"):
+        try:
+            return read_array(path)
+        except IsADirectoryError:
+            raise UserError(f"{shown(path)}: is a folder; name the pictures in it") from None
 
 
 def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.ndarray:

@@ -32,7 +32,7 @@ from plsc.data.image_list import (
 )
 from plsc.data.images import EncodedPairs, read_file
 from plsc.data.pair_sampling import alternating, draw_pairs
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.files import read_regular
 from plsc.utils.logging import get_logger
 
@@ -134,12 +134,8 @@ def read_pairs(path: str, root: str) -> list[_Pair]:
 def open_text(path: str) -> list[str]:
     """Read the lines of a text file without their ends; a byte order mark is left out. UserError if it is no
     text."""
-    try:
+    with reading(path):
         text = read_regular(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{shown(path)}: cannot be read: {error.strerror}") from error
     # Only at line breaks: str.splitlines() would also split names that have rarer characters in them.
     lines = re.split(r"\r\n|\r|\n", text)
     return lines[:-1] if not lines[-1] else lines

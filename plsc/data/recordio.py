@@ -20,7 +20,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from plsc.errors import MissingFileError, UserError
+from plsc.errors import UserError, reading
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.files import open_regular, read_regular
 
@@ -68,14 +68,9 @@ class RecordFile:
         self.path = path
         self.index = index or os.fspath(Path(path).with_suffix(".idx"))
         self._file = None
-        try:
-            with open_regular(path) as file:
-                self.size = os.fstat(file.fileno()).st_size
-                start = file.read(4)
-        except FileNotFoundError:
-            raise MissingFileError(f"{path}: no such file") from None
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        with reading(path), open_regular(path) as file:
+            self.size = os.fstat(file.fileno()).st_size
+            start = file.read(4)
         if start != _MAGIC:
             raise UserError(
                 f"{path}: is no RecordIO file: it begins with 0x{start[::-1].hex()}, must be {MAGIC:#x}"
@@ -287,12 +282,8 @@ class RecordFile:
 
 def read_index(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Read keys and offsets of a .idx file, int64 [N] each: a line is `key<TAB>offset`."""
-    try:
+    with reading(path):
         text = read_regular(path)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)  # numpy's word for text that is no number
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from plsc.data.image_list import read_list
 from plsc.data.images import CHANNELS, load_image
 from plsc.data.preprocessing import Preprocessing
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 
 Read = Callable[[int, int], np.ndarray]
 
@@ -55,13 +55,12 @@ def _from_array(samples: np.ndarray, preprocessing: Preprocessing, what: str) ->
 
 def _open_npy(path: str) -> np.ndarray:
     """Map the array of an .npy file into memory; Python objects in it are refused."""
-    try:
-        return np.lib.format.open_memmap(path, mode="r")
-    except FileNotFoundError:
-        raise MissingFileError(f"predict: {shown(path)}: no such file") from None
-    except (OSError, ValueError, EOFError) as error:
-        reason = shown(" ".join(str(error).split())[:120])
-        raise UserError(f"predict: {shown(path)}: is no .npy file of numbers ({reason})") from error
+    with reading(f"predict: {path}"):
+        try:
+            return np.lib.format.open_memmap(path, mode="r")
+        except (ValueError, EOFError) as error:
+            reason = shown(" ".join(str(error).split())[:120])
+            raise UserError(f"predict: {shown(path)}: is no .npy file of numbers ({reason})") from error
 
 
 def _image_files(given: str | os.PathLike | Iterable[str]) -> list[str]:
