@@ -133,7 +133,7 @@ class Entry(Setters):
         from plsc.training.plan_lines import plan_lines, weak_lines
 
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
-        path = self._resume_from(trainer) if self.config.Global.resume else None
+        path = self._find_checkpoint(writes=True) if self.config.Global.resume else None
         start = finetune.Start([], {})
         if path:
             trainer.resume(path)
@@ -141,15 +141,11 @@ class Entry(Setters):
             start = finetune.start_from(self.config, trainer.backbone, trainer.head, trainer.dataset)
             trainer.begin_at(start.step, start.rollbacks)
         metrics = None
-        if not path and trainer.disks.is_first:
-            self._set_earlier_run_aside()
         if distributed.rank() == 0:
+            if not path:
+                self._set_earlier_run_aside()
             setup(0, self.output_dir / "train.log")
             start.record(self.output_dir)
-            if trainer.disks.several:
-                get_logger().info(
-                    f"{self.output_dir} is on {trainer.disks}: a checkpoint is spread over them"
-                )
             per_epoch = trainer.loader.steps_per_epoch
             weak = weak_lines(self.config, per_epoch, trainer.evaluator.sets)
             for line in [*self._advice(distributed.world_size()), *weak]:
@@ -482,29 +478,6 @@ class Entry(Setters):
             path.rename(aside / path.name)
         get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
 
-    def _resume_from(self, trainer) -> Path | None:
-        """Find the checkpoint to continue from; None, which is logged, if there is none yet."""
-        from plsc.checkpoint.pieces import step_of
-        from plsc.training.local_disks import find_checkpoint, is_spread
-
-        given = self.config.Global.checkpoint or "newest"
-        root, which = self.output_dir / "checkpoints", given
-        if given not in ("newest", "best"):
-            root, which = Path(given).parent, step_of(Path(given).name)
-        if which is not None and is_spread(root, trainer.disks):
-            path = find_checkpoint(root, trainer.disks, trainer.head.shard, which)
-            if path is None and given != "newest":
-                raise MissingFileError(
-                    f"{root}: there is no such checkpoint on any disk (Global.checkpoint={given})"
-                )
-            if path:
-                self._log_checkpoint(path)
-        else:
-            path = self._find_checkpoint(writes=True)
-        if path is None:
-            get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
-        return path
-
     def _find_checkpoint(self, writes: bool = False) -> Path | None:
         """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is none.
 
@@ -519,13 +492,11 @@ class Entry(Setters):
         # It verifies every byte and sets damaged ones aside: once is enough.
         path = distributed.run_on_rank_0(lambda: store.find(folder, given, rename=writes))
         if path:
-            self._log_checkpoint(path)
+            how = f" ({given})" if given in ("newest", "best") else ""
+            get_logger().info(f"reading checkpoint {path}{how}")
+        elif writes:
+            get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
         return path
-
-    def _log_checkpoint(self, path: Path) -> None:
-        given = self.config.Global.checkpoint or "newest"
-        how = f" ({given})" if given in ("newest", "best") else ""
-        get_logger().info(f"reading checkpoint {path}{how}")
 
     def _checkpoint(self):
         from plsc.checkpoint.store import Checkpoint

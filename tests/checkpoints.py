@@ -44,11 +44,8 @@ def content(seed, classes=11, dim=4):
     }
 
 
-def save_ranks(root, step, everything, world=1, shards=None, disks=None, of_rank=None, **more):
-    """Save as `world` ranks (threads) would; what each returned or raised.
-
-    disks: see Ranks; `root` is then a folder for each rank. of_rank: rank -> what only its content has.
-    """
+def save_ranks(root, step, everything, world=1, shards=None, **more):
+    """Save as `world` ranks (threads) would; what each returned or raised."""
     barrier, values, results = threading.Barrier(world, timeout=20), [None] * world, [None] * world
     shards = shards or split(everything["num_classes"], world)
 
@@ -63,17 +60,14 @@ def save_ranks(root, step, everything, world=1, shards=None, disks=None, of_rank
         start, stop = shards[number]
         head = {name: array[start:stop] for name, array in everything["head"].items()}
         try:
-            own = of_rank(number) if of_rank else {}
-            content = content_of(step, {**everything, "head": head, **more, **own}, start, stop)
-            ranks = Ranks(number, world, gather, disks)
-            results[number] = save(root[number] if disks else root, content, ranks)
+            content = content_of(step, {**everything, "head": head, **more}, start, stop)
+            results[number] = save(root, content, Ranks(number, world, gather))
         except (UserError, KeyboardInterrupt, threading.BrokenBarrierError) as error:
             results[number] = error
             if not isinstance(error, UserError):
                 barrier.abort()
 
-    names = [f"node{number}" for number in range(world)]
-    threads = [threading.Thread(target=rank, args=(n,), name=name) for n, name in enumerate(names)]
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:

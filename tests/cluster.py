@@ -42,7 +42,6 @@ class Cluster:
     """Machines 0, 1, ... that share the folder `folder`; a context that ends them.
 
     namespaces: each has a network of its own; needs root. warm: starts them by forks; None: as a user does.
-    local: each has a disk of its own.
     """
 
     def __init__(
@@ -52,11 +51,9 @@ class Cluster:
         ranks: int = 1,
         namespaces: bool = True,
         warm: Warm | None = None,
-        local: bool = False,
     ):
         self.folder = folder
         self._warm = warm
-        self._local = local
         self.machines = machines
         self.ranks = ranks
         self.port = PORT if namespaces else _free_port()
@@ -97,20 +94,6 @@ class Cluster:
     def out(self) -> Path:
         return self.folder / "out"
 
-    def disk(self, number: int) -> Path:
-        """The output folder of a machine."""
-        return self.folder / f"host{number}" / "out" if self._local else self.out
-
-    def whole_output(self) -> Path:
-        """Machine 0's output folder with the pieces of checkpoints on the other machines' disks copied into it."""
-        for number in range(1, self.machines):
-            for path in self.disk(number).glob("checkpoints/step-*/*"):
-                target = self.disk(0) / path.relative_to(self.disk(number))
-                if not target.exists():
-                    target.parent.mkdir(exist_ok=True)
-                    shutil.copy(path, target)
-        return self.disk(0)
-
     def start(self, number: int, *options: str, overrides: Sequence[str] = ()) -> None:
         """Start plsc run on a machine; what it says is added to folder/said.NUMBER."""
         home = self.folder / f"host{number}"
@@ -127,7 +110,7 @@ class Cluster:
                 "-c",
                 str(TINY),
                 "-o",
-                f"Global.output_dir={'out' if self._local else '../out'}",
+                "Global.output_dir=../out",
                 f"Global.max_steps={STEPS}",
             ),
             *(f"Checkpoint.every_steps={EVERY}", *overrides),
@@ -205,7 +188,7 @@ class Cluster:
     def step(self, rank: int = 0) -> int:
         """Steps that a rank of the present start has done; -1 if it does not run."""
         try:
-            record = json.loads((self.disk(0) / f"errors/rank{rank}.alive").read_bytes())
+            record = json.loads((self.out / f"errors/rank{rank}.alive").read_bytes())
         except (OSError, ValueError):
             return -1
         return record["step"]

@@ -38,7 +38,7 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
     for path in (target, f"{target}.tmp", *([listed] if names else [])):
         if Path(path).exists():
             raise UserError(f"{path}: is there already, and nothing is overwritten; name another file")
-    saved = Checkpoint.open(folder, whole=True)
+    saved = Checkpoint.open(folder)
     classes = saved.classes()
     if names and classes is None:
         raise UserError(f"{folder}: has no names of classes; leave --names out, or give it some first")

@@ -225,11 +225,11 @@ def find_duplicates(
 def _checkpoint(run: str) -> Checkpoint:
     root = Path(run, "checkpoints")
     if not root.is_dir():
-        return Checkpoint.open(run, whole=True)
+        return Checkpoint.open(run)
     newest = latest(root, rename=False)
     if newest is None:
         raise MissingFileError(f"{root}: no checkpoint there; train first")
-    return Checkpoint.open(newest, verify=False, whole=True)
+    return Checkpoint.open(newest, verify=False)
 
 
 def _write(output: str, rows: list[tuple[str, str, float]]) -> None:

@@ -52,7 +52,7 @@ def edit_identities(
 
     Raises UserError for unknown, repeated or missing names.
     """
-    saved = Checkpoint.open(folder, whole=True)
+    saved = Checkpoint.open(folder)
     classes = _names_of(saved, folder, names)
     new = _renamings(rename)
     pairs = _pairs(merge_list) if merge_list else []

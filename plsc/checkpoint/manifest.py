@@ -40,8 +40,8 @@ from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
-# 1 had `contract` in place of `preprocessing`, for images only; 3 has ema.safetensors, 4 `hosts`, which older versions refuse.
-FORMATS = (1, 2, 3, 4)
+# 1 had `contract` in place of `preprocessing`, for images only; 3 has ema.safetensors, which older versions refuse.
+FORMATS = (1, 2, 3)
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
@@ -116,8 +116,6 @@ class Manifest(BaseModel):
     heads: list[HeadFile]
     """In class order; together [0, num_classes)."""
     files: dict[str, FileSum]
-    hosts: Optional[dict[str, str]] = None
-    """Of a checkpoint on several disks: the host that each head file was written on. The others are on each disk."""
     preprocessing: dict[str, Any]
     """How samples are prepared: shape, dtype, channels, mean, scale; {} where it is not known."""
     state: TrainState
@@ -163,15 +161,12 @@ class Manifest(BaseModel):
         return config
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values; `hosts`, and those of `state`, only if they were given."""
-        left_out = {"hosts"} if self.hosts is None else set()
-        return {**self.model_dump(exclude=left_out), "state": self.state.to_json()}
+        """Return the fields as plain values; those of `state` only if they were given."""
+        return {**self.model_dump(), "state": self.state.to_json()}
 
 
-def format_of(files: Collection[str], several_disks: bool = False) -> int:
-    """Return the oldest format that has these files, on one disk or on several."""
-    if several_disks:
-        return 4
+def format_of(files: Collection[str]) -> int:
+    """Return the oldest format that has these files."""
     return 3 if EMA in files else 2
 
 
@@ -241,8 +236,6 @@ def read_manifest(path: Path) -> Manifest:
         [(part.start, part.stop) for part in manifest.heads], manifest.num_classes
     ):
         raise DamagedError(f"{path}: the head files do not make up the classes [0, {manifest.num_classes})")
-    if strangers := (manifest.hosts or {}).keys() - {part.file for part in manifest.heads}:
-        raise DamagedError(f"{path}: names a host for {shown(min(strangers))}, which is no head file")
     return manifest
 
 
@@ -254,8 +247,6 @@ def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
 
 def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
     """Open the checkpoint `path`: its manifest and tensor files by name, checked; with `verify` all bytes.
-
-    Head files that the manifest says are on other hosts may be absent.
 
     Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable now or by this
     user).
@@ -284,11 +275,9 @@ def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFi
             f"{path}: is no checkpoint but has {len(below)} in it; name one of them, such as {below[-1]}"
         )
     manifest = read_manifest(path / "manifest.json")
-    may_be_elsewhere = manifest.hosts or {}
-    here = [name for name in manifest.files if name not in may_be_elsewhere or (path / name).exists()]
-    for name in here:
-        _check_file(path / name, manifest.files[name], verify)
-    tensors = {name: TensorFile(path / name) for name in here if name.endswith(".safetensors")}
+    for name, info in manifest.files.items():
+        _check_file(path / name, info, verify)
+    tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
     _check_heads(path, manifest, tensors)
     _check_ema(path, tensors)
     return manifest, tensors
@@ -307,17 +296,14 @@ def _check_file(path: Path, info: FileSum, verify: bool) -> None:
 
 
 def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile]) -> None:
-    """Check that each head file that is here has the rows of the manifest and the same arrays as the first."""
-    here = [part for part in manifest.heads if part.file in tensors]
-    if not here:
-        return
-    first = tensors[here[0].file].arrays
+    """Check that each head file has the rows of the manifest and the same arrays as the first."""
+    first = tensors[manifest.heads[0].file].arrays
     centres = first.get("centres")
     if centres is None or centres.shape[1:] != (manifest.embedding_size,):
         raise DamagedError(
             f"{path}: the head has no array 'centres' of embedding size {manifest.embedding_size}"
         )
-    for part in here:
+    for part in manifest.heads:
         arrays = tensors[part.file].arrays
         alike = arrays.keys() == first.keys() and all(
             arrays[name].dtype == first[name].dtype

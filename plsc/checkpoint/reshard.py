@@ -145,9 +145,7 @@ def head_of(saved: Checkpoint) -> Head:
 def fields_of(saved: Checkpoint) -> dict[str, Any]:
     """Return the manifest fields that a rewritten checkpoint keeps: all but files, format and version."""
     fields = {**saved.manifest.to_json(), "state": saved.state.to_json()}
-    return {
-        name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files", "hosts")
-    }
+    return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
 
 
 def others_of(saved: Checkpoint) -> dict[str, FileBlocks]:

@@ -1,7 +1,6 @@
 """Read a checkpoint: arrays, rows of any classes, and what a later evaluation stored with it: a threshold, a calibration.
 
-Rows are read from head files of any number of ranks. Of a checkpoint on several disks the folder of one machine can be opened
-too: what is on the disk of another machine is named when it is asked for.
+Rows are read from head files of any number of ranks.
 
 Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centres"]`.
 """
@@ -21,7 +20,7 @@ import numpy as np
 from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder, read_json
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
 from plsc.checkpoint.train_state import COMPATIBLE, TrainState
-from plsc.errors import UserError, shown
+from plsc.errors import UserError
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.calibration import Calibration
 
@@ -102,42 +101,31 @@ class Checkpoint:
     """A checkpoint, open for reading; arrays come as copies. Make one with `Checkpoint.open`.
 
     Attributes: path, manifest (a `Manifest`), and from it step, epoch, num_classes, embedding_size, state,
-    preprocessing, config_yaml; elsewhere, for each head file that is not here the host that wrote it.
+    preprocessing, config_yaml.
     """
 
     def __init__(self, path: Path, manifest: Manifest, tensors: dict[str, TensorFile]):
         self.path = path
         self.manifest = manifest
         self._tensors = tensors
-        hosts = manifest.hosts or {}
-        self.elsewhere = {name: host for name, host in hosts.items() if name not in tensors}
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
         self.state = _with_later(manifest.state, {**_read_threshold(path), **_read_calibration(path)})
         self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
 
     @classmethod
-    def open(cls, path: str | os.PathLike, verify: bool = True, whole: bool = False) -> Checkpoint:
+    def open(cls, path: str | os.PathLike, verify: bool = True) -> Checkpoint:
         """Open the folder `path`.
 
         Args:
             verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
                 checked; right after `latest` has verified, that is enough.
-            whole: refuse a folder that lacks head files because they are on the disks of other machines.
 
         Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (newer
-        format, no permission, not whole).
+        format, no permission).
         """
         path = Path(path)
-        saved = cls(path, *open_folder(path, verify))
-        if whole and saved.elsewhere:
-            raise saved._not_here(*saved.elsewhere)
-        return saved
-
-    def _not_here(self, *names: str) -> UserError:
-        classes = {part.file: f"classes {part.start} to {part.stop - 1}" for part in self.manifest.heads}
-        files = ", ".join(f"{name} ({classes[name]}) on host {shown(self.elsewhere[name])}" for name in names)
-        return UserError(f"{self.path}: needs {files}; copy that folder's files into this one (cp -n)")
+        return cls(path, *open_folder(path, verify))
 
     def require(self, section: str, *keys: str) -> None:
         """Raise UserError unless `section`, "state" or "preprocessing", has all `keys`; imported centres lack some."""
@@ -208,30 +196,20 @@ class Checkpoint:
     @property
     def head_arrays(self) -> dict[str, Any]:
         """The head's arrays by name, with `.dtype` and `.shape`; the first axis is that of one file."""
-        return self._tensors[self._head_file].arrays
-
-    @property
-    def _head_file(self) -> str:
-        """The first head file that is here. Raises UserError if none is."""
-        here = [part.file for part in self.manifest.heads if part.file in self._tensors]
-        if not here:
-            raise self._not_here(*self.elsewhere)
-        return here[0]
+        return self._tensors[self.manifest.heads[0].file].arrays
 
     def head(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Read only the rows of classes [start, stop) of the head's arrays, [stop - start, ...] each."""
         return {name: self.rows(name, start, stop) for name in self.head_arrays}
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Read the rows of classes [start, stop) of one of the head's arrays. UserError if they are not here."""
+        """Read the rows of classes [start, stop) of one of the head's arrays."""
         assert 0 <= start <= stop <= self.num_classes
         entry = self.head_arrays[name]
         out = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         for part in self.manifest.heads:
             low, high = max(start, part.start), min(stop, part.stop)
             if low < high:
-                if part.file in self.elsewhere:
-                    raise self._not_here(part.file)
                 self._tensors[part.file].read_rows(name, low - part.start, out[low - start : high - start])
         return out
 

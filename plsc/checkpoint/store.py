@@ -5,8 +5,7 @@
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
 
 A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
-and checksum. Where the ranks have disks of their own, each disk gets the folder with the head files of its ranks,
-and the manifest says which host has which. No pickle, no Paddle, no collective of its own.
+and checksum. No pickle, no Paddle, no collective of its own.
 
 Try it: `Checkpoint.open(latest("output/checkpoints")).head(0, 10)["centres"]`.
 """
@@ -17,9 +16,8 @@ import json
 import logging
 import os
 import re
-import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +36,7 @@ from plsc.checkpoint.manifest import (
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_synced
 from plsc.checkpoint.train_state import TrainState
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.disk import full_disk
 from plsc.utils.sharding import ClassShard
@@ -53,8 +51,7 @@ class SaveError(UserError):
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a checkpoint on one rank; of all but `head` and `shard`, that of the first rank on a disk is
-    written, and of the numbers and the state rank 0's.
+    """The content of a checkpoint on one rank; of all but `head` and `shard`, rank 0's is written.
 
     head: this rank's rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
         and the arrays of their optimizer, such as "momentum" [S, D].
@@ -80,24 +77,13 @@ class Content:
 class Ranks:
     """The ranks that write a checkpoint together.
 
-    gather: the only collective, called three times, with several disks four times: each rank's value -> the
-        list of all, on every rank. It must wait longer than Gloo's 30 s, since the disks of the ranks may
-        differ in speed.
-    disks: of each rank the first rank on the same disk; None: all share one.
+    gather: the only collective, called three times: each rank's value -> the list of all, on every rank. It must
+        wait longer than Gloo's 30 s, since the disks of the ranks may differ in speed.
     """
 
     rank: int
     world_size: int
     gather: Callable[[Any], list]
-    disks: Sequence[int] | None = None
-
-    @property
-    def several_disks(self) -> bool:
-        return self.disks is not None and len(set(self.disks)) > 1
-
-    @property
-    def first_on_disk(self) -> bool:
-        return self.rank == (self.disks[self.rank] if self.disks else 0)
 
 
 ONE_RANK = Ranks(0, 1, lambda value: [value])
@@ -130,31 +116,24 @@ def save(
         "embedding_size": content.head["centres"].shape[1],
     }
     what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
-    first = ranks.first_on_disk
-    mine = _files_of_a_disk(content) if first else {}
+    first = ranks.rank == 0
+    mine = _files_of_rank_0(content) if first else {}
     together = partial(_together, what, ranks)
     try:
         begun = together(_begin, final, first, (content.shard.start, content.shard.stop), fields)
-        shards = _distinct([shard for shard, _, _ in begun], num_classes)
+        shards = _distinct([shard for shard, _ in begun], num_classes)
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
         replicated = len(names) < ranks.world_size
         if first or not replicated:
             mine[names[0 if replicated else ranks.rank]] = layout(content.head)
-        hosts = [host for _, host, _ in begun]
-        files = _same_files(what, together(_write, final, mine), hosts)
+        written = together(_write, final, mine)
+        files = {name: info for of_rank in written for name, info in of_rank.items()}
         heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
-        fields = {**begun[0][2], "heads": heads, "files": files}
-        if ranks.several_disks:
-            fields["hosts"] = {} if replicated else dict(zip(names, hosts))
-            together(_complete, final, first, fields)
-        else:
-            together(_publish, final, first, fields)
+        together(_publish, final, first, {**begun[0][1], "heads": heads, "files": files})
     except SaveError:
         if first:
             _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
         raise
-    if ranks.several_disks:  # each has all of its files now, and a killed run finds them under either name
-        together(_rename, final, first)
     return final
 
 
@@ -169,7 +148,7 @@ def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
     return write()
 
 
-def _files_of_a_disk(content: Content) -> dict[str, list]:
+def _files_of_rank_0(content: Content) -> dict[str, list]:
     files = {
         BACKBONE: layout(content.backbone),
         "optimizer.safetensors": layout(content.optimizer),
@@ -193,8 +172,7 @@ def _together(what: str, ranks: Ranks, work: Callable, *args: Any) -> list:
         result = work(*args)
     except Exception as error:  # noqa: BLE001 (see above)
         failure = error
-        host = f" on host {shown(socket.gethostname())}" if ranks.several_disks else ""
-        problem = " ".join(f"rank {ranks.rank}{host}: {type(error).__name__}: {error}".split())
+        problem = " ".join(f"rank {ranks.rank}: {type(error).__name__}: {error}".split())
     answers = ranks.gather((result, problem))
     for _, problem in answers:
         if problem:
@@ -202,14 +180,12 @@ def _together(what: str, ranks: Ranks, work: Callable, *args: Any) -> list:
     return [result for result, _ in answers]
 
 
-def _begin(
-    final: Path, first: bool, shard: tuple[int, int], fields: dict
-) -> tuple[tuple[int, int], str, dict]:
+def _begin(final: Path, first: bool, shard: tuple[int, int], fields: dict) -> tuple[tuple[int, int], dict]:
     if first:
         final.parent.mkdir(parents=True, exist_ok=True)
         _tidy(final.parent)
         _beside(final, "tmp").mkdir()
-    return (int(shard[0]), int(shard[1])), socket.gethostname(), fields
+    return (int(shard[0]), int(shard[1])), fields
 
 
 def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int, int]]:
@@ -231,46 +207,19 @@ def _write(final: Path, files: dict[str, list]) -> dict[str, dict]:
         raise full_disk(tmp, need, error) or error from error
 
 
-def _same_files(what: str, written: list[dict[str, dict]], hosts: list[str]) -> dict[str, dict]:
-    """Join what the ranks have written. SaveError if the copies of a file on two disks differ."""
-    files: dict[str, dict] = {}
-    writers: dict[str, int] = {}
-    for rank, infos in enumerate(written):
-        for name, info in infos.items():
-            other = writers.setdefault(name, rank)
-            if files.setdefault(name, info) != info:
-                raise SaveError(
-                    f"{what}: {name} of rank {rank} (host {shown(hosts[rank])}) is not that of rank {other} "
-                    f"(host {shown(hosts[other])}): the ranks no longer have the same weights; resume"
-                )
-    return files
-
-
 def _publish(final: Path, first: bool, fields: dict) -> None:
-    _complete(final, first, fields)
-    _rename(final, first)
-
-
-def _complete(final: Path, first: bool, fields: dict) -> None:
-    """Add the manifest to the folder beside `final`."""
+    """Add the manifest to the folder beside `final`, and give the folder its name."""
     if not first:
         return
     tmp = _beside(final, "tmp")
-    version = format_of(fields["files"], several_disks="hosts" in fields)
-    manifest = Manifest(format=version, plsc=__version__, **fields)
+    manifest = Manifest(format=format_of(fields["files"]), plsc=__version__, **fields)
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
-
-
-def _rename(final: Path, first: bool) -> None:
-    if not first:
-        return
-    root = final.parent
     if final.exists():
         final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
-    _beside(final, "tmp").rename(final)
-    sync_folder(root)
-    _tidy(root, ignore_errors=True)  # the replaced one; the next save tries again
+    tmp.rename(final)
+    sync_folder(final.parent)
+    _tidy(final.parent, ignore_errors=True)  # the replaced one; the next save tries again
 
 
 def _beside(final: Path, suffix: str) -> Path:
@@ -313,7 +262,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     root = Path(root)
     complete = completed(root)
     for path in reversed(complete):
-        if before is not None and int(path.stem[5:]) >= before:
+        if before is not None and step_of(path) >= before:
             continue
         try:
             Checkpoint.open(path)
@@ -346,10 +295,15 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
     return None
 
 
+def step_of(path: Path) -> int:
+    """Return the step in the name of a checkpoint's folder, step-XXXXXXXX or step-XXXXXXXX.old."""
+    return int(path.stem.removeprefix("step-"))
+
+
 def completed(root: Path) -> list[Path]:
     """List the completed checkpoints in `root`, damaged ones too, the oldest first."""
     folders = [path for path in _entries(root, r"step-\d{8,}(\.old)?") if _may_be_folder(path)]
-    return sorted(folders, key=lambda path: (int(path.stem[5:]), not path.suffix))
+    return sorted(folders, key=lambda path: (step_of(path), not path.suffix))
 
 
 def _may_be_folder(path: Path) -> bool:
@@ -394,7 +348,7 @@ def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the checkpoint, or the file of one, to `path`.bad, .bad2, ...; return the new path."""
+    """Rename the checkpoint to `path`.bad, .bad2, ...; return the new path."""
     name = path.with_name(path.name.removesuffix(".old"))
     number = 1
     while (aside := _beside(name, "bad" if number == 1 else f"bad{number}")).exists():
@@ -402,11 +356,11 @@ def set_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def set_aside_after(root: str | os.PathLike, step: int) -> None:
-    """Set the checkpoints of later steps aside, so that a run that has gone back is not resumed from them."""
-    for path in _entries(Path(root), r"step-\d{8,}"):
-        if int(path.name[5:]) > step:
-            set_aside(path)
+def set_aside_after(path: Path) -> None:
+    """Set the checkpoints of later steps than that of `path` aside, so that a run that has gone back is not resumed from them."""
+    for other in _entries(path.parent, r"step-\d{8,}"):
+        if step_of(other) > step_of(path):
+            set_aside(other)
 
 
 def prune(
@@ -422,14 +376,14 @@ def prune(
     """
     assert keep >= 1
     whole = []
-    for path in sorted(_entries(Path(root), r"step-\d{8,}"), key=lambda path: int(path.name[5:])):
+    for path in sorted(_entries(Path(root), r"step-\d{8,}"), key=step_of):
         try:
             Checkpoint.open(path, verify=False)
         except UserError:  # `latest` reports what is wrong with it
             continue
         whole.append(path)
-    earlier = [int(path.name[5:]) for path in whole if way_back is not None and int(path.name[5:]) < way_back]
-    doomed = [path for path in whole[:-keep] if int(path.name[5:]) not in (*protect, *earlier[-1:])]
+    earlier = [step_of(path) for path in whole if way_back is not None and step_of(path) < way_back]
+    doomed = [path for path in whole[:-keep] if step_of(path) not in (*protect, *earlier[-1:])]
     for path in doomed:
         tmp = path.rename(_beside(path, "tmp"))  # a kill in the middle leaves nothing that looks whole
         sync_folder(tmp.parent)

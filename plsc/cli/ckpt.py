@@ -22,7 +22,7 @@ from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.manifest import EMA, config_sections
 from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.saved import Checkpoint
-from plsc.errors import UserError, shown, shown_lines
+from plsc.errors import UserError, shown_lines
 from plsc.utils.text import table
 
 MOST_RANKS = 99_999  # a head file's name has five digits
@@ -55,7 +55,6 @@ def inspect(folder: str) -> dict[str, Any]:
             {"file": name, "bytes": info.bytes, "crc32": info.crc32, "classes": ranges.get(name)}
             for name, info in manifest.files.items()
         ],
-        "elsewhere": saved.elsewhere,
         "ema_steps": saved.state.ema_steps if EMA in manifest.files else None,
         "names": None if names is None else {"count": len(names), "first": names[:5]},
         "preprocessing": saved.preprocessing,
@@ -88,9 +87,6 @@ def format_facts(facts: dict[str, Any]) -> str:
         for entry in facts["files"]
     ]
     headers = ["file", "bytes", "classes", "rows", "crc32"]
-    if elsewhere := facts["elsewhere"]:
-        files = [(*row, shown(elsewhere.get(row[0], "this"))) for row in files]
-        headers.append("on the disk of host")
     return f"{table(rows, ['checkpoint', facts['folder']])}\n\n{table(files, headers)}"
 
 
@@ -105,9 +101,8 @@ def _range(classes: list[int] | None) -> tuple[str, int | None]:
 
 
 def verify(folder: str) -> str:
-    """Verify every byte of a checkpoint; return a report. Raises UserError that names the first bad file, or
-    those that are on other machines."""
-    saved = Checkpoint.open(folder, whole=True)
+    """Verify every byte of a checkpoint; return a report. Raises UserError that names the first bad file."""
+    saved = Checkpoint.open(folder)
     count, size = len(saved.manifest.files), sum(info.bytes for info in saved.manifest.files.values())
     there = {path.name for path in saved.path.iterdir()} - {"manifest.json", *saved.manifest.files}
     more = f"; not of the checkpoint and not checked: {', '.join(sorted(there))}" if there else ""
@@ -118,7 +113,7 @@ def cut(folder: str, target: str, ranks: int, verb: str = "reshard") -> str:
     """Merge, split or reshard `folder` into the new folder `target`; return a report."""
     if not 1 <= ranks <= MOST_RANKS:
         raise UserError(f"--ranks: must be an integer in [1, {MOST_RANKS}] (got {ranks})")
-    saved = Checkpoint.open(folder, whole=True)
+    saved = Checkpoint.open(folder)
     if verb == "split" and len(saved.manifest.heads) > 1:
         raise UserError(
             f"{folder}: has {len(saved.manifest.heads)} head files already; reshard --ranks {ranks} cuts them anew"

@@ -20,8 +20,6 @@ _COLLECTIVES = (
         "barrier",
         "every",
         "run_on_rank_0",
-        "run_on_ranks",
-        "broadcast_bytes",
         "shard_index",
     ),
     *("all_reduce", "broadcast", "gather_rows", "gather_array", "gather_counts", "gather_objects"),

@@ -18,7 +18,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -41,7 +41,7 @@ from plsc.utils.timing import timer
 _Value = TypeVar("_Value")
 
 _barriers = itertools.count()
-PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather, or of a file in one broadcast
+PIECE_BYTES = 64 << 20  # of a rank's array in one all_gather
 
 
 def init(
@@ -194,49 +194,21 @@ def gather_objects(value: object) -> list:
 
 
 def run_on_rank_0(function: Callable[[], _Value]) -> _Value:
-    """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank. See `run_on_ranks`."""
-    return run_on_ranks([0], function)[0]
+    """Call `function` on rank 0 alone; return its value, or raise its UserError, on every rank.
 
-
-def run_on_ranks(ranks: Sequence[int], function: Callable[[], _Value]) -> list[_Value]:
-    """Call `function` on these ranks alone; return their values, or raise the first UserError of theirs, on every rank.
-
-    Every rank calls it. The values have to be small and picklable. It may take minutes: the others wait in `barrier`.
+    Every rank calls it. The value has to be small and picklable. It may take minutes: the others wait in `barrier`.
     """
     value = None
     problem = None
-    if rank() in ranks:
+    if rank() == 0:
         try:
             value = function()
         except UserError as error:
             problem = error
-    answers = gather_objects((value, problem))
-    for _, problem in answers:
-        if problem is not None:
-            raise problem
-    return [answers[r][0] for r in ranks]
-
-
-def broadcast_bytes(
-    size: int, source: int, read: Callable[[int, int], bytes | bytearray]
-) -> Iterator[np.ndarray]:
-    """Yield on every rank, in pieces of PIECE_BYTES, the `size` bytes that the rank `source` reads.
-
-    Every rank takes all pieces, whether it uses them or not: each is a broadcast.
-
-    Args:
-        read: (start, stop) -> the bytes [start, stop); called on `source` alone. It must not raise.
-    """
-    for start in range(0, size, PIECE_BYTES):
-        stop = min(start + PIECE_BYTES, size)
-        if rank() == source:
-            piece = paddle.to_tensor(np.frombuffer(read(start, stop), np.uint8))
-        else:
-            piece = paddle.empty([stop - start], "uint8")
-        if world_size() > 1:
-            calls.count()
-            dist.broadcast(piece, src=source)
-        yield piece.numpy()
+    value, problem = gather_objects((value, problem))[0]
+    if problem is not None:
+        raise problem
+    return value
 
 
 def gather_counts(count: int) -> list[int]:

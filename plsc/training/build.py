@@ -18,8 +18,8 @@ from plsc.data.dataset import Dataset, check_arrays, class_names
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
-from plsc.distributed.disks import find_disks
 from plsc.distributed.guard import Guard
+from plsc.distributed.shared_folder import check_shared
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
 from plsc.training import optim
@@ -72,7 +72,7 @@ def build_trainer(
     loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
     sizes = dataset.num_classes, cfg.Model.embedding_size
     amp = cfg.Global.amp
-    disks = find_disks(cfg.Global.output_dir)  # it makes the folder, in which a head's bank may have its file
+    check_shared(cfg.Global.output_dir)  # it makes the folder, in which a head's bank may have its file
     head = build_head(
         cfg.Head,
         build_rule(cfg.Optimizer),
@@ -111,7 +111,6 @@ def build_trainer(
         scaler=scaler,
         signals=signals,
         ema=ema,
-        disks=disks,
         extra_losses=[loss for loss in (teacher, compatible) if loss],
     )
 

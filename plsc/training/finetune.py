@@ -122,7 +122,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
 
 def _open(path: str) -> Checkpoint:
     """Open a checkpoint on every rank; rank 0 alone reads every byte."""
-    distributed.run_on_rank_0(lambda: Checkpoint.open(path, whole=True).path)
+    distributed.run_on_rank_0(lambda: Checkpoint.open(path).path)
     return Checkpoint.open(path, verify=False)
 
 
@@ -138,7 +138,7 @@ def refuse_last_step(step: int, total_steps: int) -> None:
 def check_start(cfg: Config, backbone: paddle.nn.Layer, data: Dataset, total_steps: int) -> str:
     """Describe in a line what `start_from` would load, without loading it. Reads every byte of the
     checkpoint."""
-    saved = Checkpoint.open(cfg.Global.init_from, whole=True)
+    saved = Checkpoint.open(cfg.Global.init_from)
     if cfg.Global.keep_step:
         refuse_last_step(saved.step, total_steps)
     arrays, _, match = _what_fits(cfg, saved, backbone, data)

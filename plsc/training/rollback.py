@@ -14,30 +14,21 @@ from pathlib import Path
 
 from plsc import distributed
 from plsc.checkpoint import store
-from plsc.checkpoint.pieces import step_of
-from plsc.distributed.disks import Disks
 from plsc.errors import UserError
-from plsc.training.local_disks import find_checkpoint, is_spread
-from plsc.utils.sharding import ClassShard
 
 FACTOR = 0.5  # of the learning rate, for each rollback
 
 
-def go_back(root: Path, last_good: int, disks: Disks, shard: ClassShard) -> Path | None:
+def go_back(root: Path, last_good: int) -> Path | None:
     """Find the newest whole checkpoint before the step `last_good`, and set the newer ones aside; None, and
-    nothing is changed, if there is none. Every rank calls it. UserError if a rank cannot.
-
-    Args:
-        disks: of `root`. shard: the classes of this rank.
+    nothing is changed, if there is none. Every rank calls it. UserError if rank 0 cannot.
     """
-    if is_spread(root, disks):
-        return find_checkpoint(root, disks, shard, before=last_good)
 
     def find() -> Path | None:
         try:
             path = store.latest(root, before=last_good)
             if path:
-                store.set_aside_after(root, step=step_of(path.name))
+                store.set_aside_after(path)
         except (UserError, OSError) as error:
             raise UserError(f"{root}: no way back to an earlier checkpoint: {error}") from error
         return path

@@ -28,7 +28,6 @@ from plsc.checkpoint.train_state import Best, TrainState
 from plsc.config import Config
 from plsc.data.dataset import Dataset, class_names
 from plsc.data.loader import Loader
-from plsc.distributed.disks import Disks
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
@@ -41,7 +40,6 @@ from plsc.training.evaluator import Evaluator
 from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import refuse_last_step
 from plsc.training.flags import Flags, LateFlags
-from plsc.training.local_disks import with_rank_0s_statistics
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
 from plsc.training.per_set import PerSet
@@ -88,7 +86,6 @@ class Trainer:
         nonfinite: checks whether a step counts. dump: writes the batches of steps that do not.
         scaler: of the backbone's gradients in float16, the one that network and nonfinite have; None: there is
             none.
-        disks: which ranks share Global.output_dir.
         signals: notes signals that ask the run to stop; None: there are none.
         extra_losses: are added to the head's loss.
 
@@ -110,7 +107,6 @@ class Trainer:
         evaluator: Evaluator,
         nonfinite: NonFiniteGuard,
         dump: DumpWriter,
-        disks: Disks,
         scaler: LossScaler | None = None,
         signals: Guard | None = None,
         ema: Ema | None = None,
@@ -128,7 +124,6 @@ class Trainer:
         self.evaluator = evaluator
         self.nonfinite = nonfinite
         self.dump = dump
-        self.disks = disks
         self.scaler = scaler
         self.signals = signals or Guard()
         self.ema = ema
@@ -213,17 +208,14 @@ class Trainer:
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
         numbers *= 2 if self.ema else 1
         numbers += self.optimizer.state_size
-        classes = self.head.shard.num_classes
-        if self.disks.several:
-            sizes = zip(self.disks.of_ranks, distributed.gather_counts(self.head.shard.size))
-            classes = min(classes, sum(size for disk, size in sizes if disk == self.disks.mine))
-        need = 4 * numbers + bank.itemsize * bank.numbers * classes
+        need = 4 * numbers + bank.itemsize * bank.numbers * self.head.shard.num_classes
         keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
         saves = saves_ahead(self.step, self.total_steps, *periods, most=keep + 1)
         what = "a checkpoint beside the class centres" if self.cfg.Head.bank == "disk" else "a checkpoint"
-        for warning in self.disks.run(partial(check_space, Path(self.checkpoints), need, saves, keep, what)):
-            if warning and self.rank == 0:
-                get_logger().warning(warning)
+        check = partial(check_space, Path(self.checkpoints), need, saves, keep, what)
+        warning = distributed.run_on_rank_0(check)
+        if warning and self.rank == 0:
+            get_logger().warning(warning)
 
     def _train_epoch(self) -> None:
         """Train the remaining steps of the epoch, up to the run's end."""
@@ -492,9 +484,6 @@ class Trainer:
         best = best or self.best
         backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
         ema = self.ema.arrays() if self.ema else None
-        if self.disks.several:
-            backbone = with_rank_0s_statistics(self.backbone, backbone)
-            ema = with_rank_0s_statistics(self.backbone, ema) if ema else None
         of_head = [head[name] for name in self.head.bank.names]
         weights = [*backbone.values(), *(ema or {}).values(), *of_head]
         if not distributed.every(finite_arrays(weights)):
@@ -515,10 +504,10 @@ class Trainer:
             state=self._state(self._replaced_so_far(), best),
             config_yaml=self.cfg.to_yaml(),
             preprocessing=self.dataset.preprocessing.to_json(),
-            classes=class_names(self.dataset) if self.disks.is_first else None,
+            classes=class_names(self.dataset) if self.rank == 0 else None,
             ema=ema,
         )
-        ranks = store.Ranks(self.rank, self.world_size, distributed.gather_objects, self.disks.of_ranks)
+        ranks = store.Ranks(self.rank, self.world_size, distributed.gather_objects)
         last = self.step == self.total_steps
         try:
             write = partial(store.save, self.checkpoints, content, ranks)
@@ -535,7 +524,7 @@ class Trainer:
         self._failed_saves = 0
         self._saved = self.step
         self.best = best
-        if self.disks.is_first:
+        if self.rank == 0:
             # A rollback takes the newest checkpoint before the last step that was not skipped.
             last_good = self.step - self.nonfinite.since_good
             way_back = last_good if self.cfg.Global.rollbacks > self.rollbacks else None
@@ -601,7 +590,7 @@ class Trainer:
             raise error
         diverged = error.step
         last_good = diverged - self.nonfinite.since_good
-        path = go_back(Path(self.checkpoints), last_good, self.disks, self.head.shard)
+        path = go_back(Path(self.checkpoints), last_good)
         if path is None:
             raise error
         self.optimizer.clear_grad()

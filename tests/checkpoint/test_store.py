@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import safetensors.numpy
 
 import plsc.checkpoint.store
-from plsc.checkpoint.pieces import choose, find_whole, survey
 from plsc.checkpoint.store import Checkpoint, SaveError, best, latest, prune, save, set_aside_after
 from plsc.checkpoint.train_state import Best, TrainState
 from plsc.errors import MissingFileError, UserError
@@ -180,8 +178,8 @@ def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
     ]  # fmt: skip
     flip(paths[4] / "manifest.json")
     assert latest(tmp_path, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
-    set_aside_after(tmp_path, step=6)
-    set_aside_after(tmp_path, step=2)
+    set_aside_after(paths[6])
+    set_aside_after(paths[2])
     names = [f"step-0000000{step}.bad" for step in (4, 6, 8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", *names]
     flip(paths[2] / "manifest.json")
@@ -451,108 +449,3 @@ def test_a_checkpoint_of_a_backbone_without_classes(tmp_path):
     saved = Checkpoint.open(path)
     assert saved.num_classes == 0 and saved.head(0, 0)["centres"].shape == (0, 4)
     assert np.array_equal(saved.backbone()["stem.weight"], everything["backbone"]["stem.weight"])
-
-
-# --- several disks ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def disks(tmp_path, monkeypatch):
-    """Save as three ranks on three disks: hosts node0 to node2 in the folders disk0 to disk2."""
-    monkeypatch.setattr("socket.gethostname", lambda: threading.current_thread().name)
-
-    def save(step, everything, **more):
-        roots = [tmp_path / f"disk{rank}" for rank in range(3)]
-        return roots, save_ranks(roots, step, everything, 3, disks=[0, 1, 2], **more)
-
-    return save
-
-
-def test_each_disk_gets_its_own_rows_and_the_rest(disks, tmp_path):
-    everything = content(0)
-    roots, results = disks(7, everything, classes=[f"person {k}" for k in range(11)])
-    assert results == [root / "step-00000007" for root in roots]
-    heads = [f"head-0000{rank}-of-00003.safetensors" for rank in range(3)]
-    for rank, path in enumerate(results):
-        assert [file.name for file in sorted(path.glob("head-*"))] == [heads[rank]]
-        saved = Checkpoint.open(path)
-        assert saved.elsewhere == {heads[other]: f"node{other}" for other in range(3) if other != rank}
-        assert_same(saved.backbone(), everything["backbone"])
-        start, stop = split(11, 3)[rank]
-        assert_same(saved.head(start, stop), {name: a[start:stop] for name, a in everything["head"].items()})
-        other = (rank + 1) % 3
-        with pytest.raises(UserError, match=f"{heads[other]} .classes .* on host node{other}"):
-            saved.head(*split(11, 3)[other])
-        with pytest.raises(UserError, match="on host node"):
-            Checkpoint.open(path, whole=True)
-    assert len({(path / "manifest.json").read_bytes() for path in results}) == 1
-    together = tmp_path / "together"
-    for path in results:
-        shutil.copytree(path, together, dirs_exist_ok=True)
-    assert_holds(together, everything)
-    assert Checkpoint.open(together, whole=True).manifest.format == 4
-
-
-def test_a_replicated_head_is_on_every_disk(disks):
-    everything = content(0)
-    _, results = disks(7, everything, shards=[(0, 11)] * 3)
-    for path in results:
-        assert_holds(path, everything)
-
-
-def test_a_full_disk_is_named_by_its_host(disks, monkeypatch):
-    roots, _ = disks(4, content(4))
-
-    def full(path, buffers):
-        if "disk1" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, buffers)
-
-    write = plsc.checkpoint.store.write_synced
-    monkeypatch.setattr(plsc.checkpoint.store, "write_synced", full)
-    _, results = disks(8, content(8))
-    assert all("rank 1 on host node1: OSError: " in str(error) for error in results)
-    assert [path.name for root in roots for path in root.iterdir()] == ["step-00000004"] * 3
-
-
-def test_copies_that_differ_are_refused(disks, tmp_path):
-    """Each disk gets its rank's copy of the backbone, and no rank may have another than the first."""
-    everything = content(0)
-
-    def differ(rank):
-        return {"backbone": content(rank // 2)["backbone"]}
-
-    roots, results = disks(7, everything, of_rank=differ)
-    text = r"backbone.safetensors of rank 2 .host node2. is not that of rank 0 .host node0."
-    assert all(isinstance(error, SaveError) for error in results)
-    with pytest.raises(SaveError, match=text):
-        raise results[1]
-    assert not [path for root in roots for path in root.iterdir()]
-
-
-@pytest.mark.parametrize("of", ["_complete", "_rename"])
-def test_killed_before_a_disk_is_done(disks, monkeypatch, of):
-    """The new checkpoint is whole once the last manifest is written; before, the one from before is the newest."""
-    disks(4, content(4))
-    work = getattr(plsc.checkpoint.store, of)
-
-    def killed(final, first, *fields):
-        if threading.current_thread().name == "node1":
-            raise KeyboardInterrupt  # nothing is cleaned up
-        return work(final, first, *fields)
-
-    monkeypatch.setattr(plsc.checkpoint.store, of, killed)
-    monkeypatch.setattr(plsc.checkpoint.store, "_tidy", lambda *_, **__: None)
-    roots, _ = disks(8, content(8))
-    assert choose([survey(root) for root in roots]) == (4 if of == "_complete" else 8)
-
-
-def test_killed_in_a_replacement(disks, monkeypatch):
-    """One disk has the old and the new one of a step, another only the old one, with the new one beside it."""
-    disks(8, content(4))
-    monkeypatch.setattr(plsc.checkpoint.store, "_rename", lambda final, first: None)
-    roots, _ = disks(8, content(8))
-    (roots[0] / "step-00000008").rename(roots[0] / "step-00000008.old")
-    (roots[0] / "step-00000008.tmp").rename(roots[0] / "step-00000008")
-    pieces = find_whole([survey(root) for root in roots])
-    assert pieces.names == {0: "step-00000008", 1: "step-00000008.tmp", 2: "step-00000008.tmp"}

@@ -1,8 +1,6 @@
 """plsc ckpt: what it prints, what it writes, its exit codes."""
 
 import json
-import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -91,25 +89,6 @@ def test_cut_off_and_lost_files_are_named(saved, capsys, name):
     assert run(capsys, "merge", saved[0], "--output", saved[0].parent / "m")[2] == (
         f"ERROR {path}: is not there\n"
     )
-
-
-def test_of_several_disks_it_says_what_is_on_another_machine(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("socket.gethostname", lambda: threading.current_thread().name)
-    folder, other = save_ranks([tmp_path / "0", tmp_path / "1"], 120, content(2), 2, disks=[0, 1])
-    code, out, _ = run(capsys, "inspect", folder)
-    hosts = [line.split()[-1] for line in out.splitlines() if line.startswith("head-")]
-    assert code == 0 and hosts == ["this", "node1"]
-    for words in (["verify", folder], ["merge", folder, "--output", tmp_path / "one"]):
-        code, out, err = run(capsys, *words)
-        assert (code, out) == (2, "")
-        assert err == (
-            f"ERROR {folder}: needs head-00001-of-00002.safetensors (classes 6 to 10) on host node1; "
-            "copy that folder's files into this one (cp -n)\n"
-        )
-    shutil.copy(other / "head-00001-of-00002.safetensors", folder)
-    assert run(capsys, "verify", folder)[0] == 0
-    run(capsys, "merge", folder, "--output", tmp_path / "one")
-    assert json.loads((tmp_path / "one" / "manifest.json").read_text())["format"] == 2
 
 
 def test_merge_split_reshard(saved, capsys):

@@ -7,7 +7,6 @@ import pytest
 
 from plsc.cli.selftest import parts
 from plsc.cli.selftest.parts import Worst, different_bytes, relative
-from plsc.distributed.disks import Disks
 
 
 def test_relative_is_in_units_of_the_largest_wanted_number():
@@ -29,9 +28,9 @@ def test_the_worst_stays_and_what_is_no_number_is_worse():
     assert worst["loss"] == math.inf
 
 
-@pytest.mark.parametrize("of_ranks", [(0, 0), (0, 1)])
-def test_a_checkpoint_is_read_back_from_one_disk_and_from_each_of_several(of_ranks, monkeypatch, tmp_path):
-    monkeypatch.setattr(parts, "find_disks", lambda folder: Disks(of_ranks))
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_checkpoint_is_read_back_from_one_machine_and_from_each_of_several(machines, monkeypatch, tmp_path):
+    monkeypatch.setattr(parts.environment, "machines_from_env", lambda: machines)
     monkeypatch.setattr(parts.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "checkpoints"))
     worst = parts.check_reshard()
     assert not any(worst.values()) and "centres bytes, 8 ranks" in worst

@@ -5,7 +5,6 @@ and many more faults, with a network for each machine: `python -m tests.cluster 
 """
 
 import re
-import shutil
 import signal
 
 import numpy as np
@@ -112,31 +111,13 @@ def test_a_machine_that_is_lost_is_left_out_and_taken_back_at_the_next_restart(t
         assert_within(*map(np.array, losses), bound["loss"], paths=2)
 
 
-def test_each_machine_has_a_disk_of_its_own(tmp_path, whole):
-    """The run goes on from the pieces of both; a folder that is gone is named before anything starts."""
-    with Cluster(tmp_path.resolve(), 2, namespaces=False, warm=shared(), local=True) as cluster:
-        cluster.start_all(overrides=SAMPLED)
-        cluster.wait_for_step(12)
-        cluster.restart(1, overrides=SAMPLED)
-        cluster.wait_for_line(1, "start 2 from step 10 on 2 machines")
-        cluster.wait_for_step(22)
-        cluster.signal(0, "supervisor", signal.SIGTERM)
-        assert cluster.wait() == [143, 143]
-        step = newest_step(cluster.disk(0))
-        heads = [
-            sorted(path.name for path in cluster.disk(n).glob(f"checkpoints/*{step}/head*")) for n in (0, 1)
-        ]
-        assert heads == [["head-00000-of-00002.safetensors"], ["head-00001-of-00002.safetensors"]]
-        cluster.disk(1).rename(tmp_path / "away")
-        cluster.start_all(overrides=SAMPLED)
-        assert cluster.wait() == [2, 2]
+def test_machines_that_do_not_see_one_folder_are_refused_before_the_first_step(tmp_path):
+    with Cluster(tmp_path.resolve(), 2, namespaces=False, warm=shared()) as cluster:
         for number in (0, 1):
-            assert re.match(
-                rf"ERROR .*step {step}: head-00001-of-00002.safetensors \(classes 12 to 22\), written on host",
-                cluster.said(number)[-1],
-            )
-        shutil.rmtree(cluster.disk(1), ignore_errors=True)
-        (tmp_path / "away").rename(cluster.disk(1))
-        cluster.start_all(overrides=SAMPLED)
-        assert cluster.wait() == [0, 0]
-        assert_equal_runs(cluster.whole_output(), whole)
+            cluster.start(number, overrides=["Global.output_dir=out"])  # of its own working folder
+        assert cluster.wait(60) == [2, 2]
+        for number in (0, 1):
+            line = r"ERROR .*Global.output_dir: out of host \S+ is not there, or cannot be written, on \S+: .* mount one on all machines"
+            assert re.match(line, cluster.said(number)[-1])
+            folder = tmp_path / f"host{number}/out"
+            assert not (folder / "checkpoints").exists() and not list(folder.glob(".shared-*"))

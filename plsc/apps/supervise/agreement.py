@@ -10,7 +10,6 @@ one is silent for DEAD seconds; then the earliest cause is said, with the same l
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import uuid
@@ -22,10 +21,9 @@ from plsc.apps.supervise.address import free_port
 from plsc.apps.supervise.history import History, describe_saved, describe_unsaved
 from plsc.apps.supervise.job import resuming
 from plsc.apps.supervise.options import Machines
-from plsc.apps.supervise.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder, Survey
-from plsc.checkpoint import pieces
+from plsc.apps.supervise.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder
 from plsc.distributed import guard
-from plsc.errors import UserError, shown
+from plsc.errors import shown
 
 DEAD = 10.0  # seconds without a report; also without an answer, after which a machine ends its ranks itself
 TAKEN_OVER = 3.0  # seconds after which a further process with the number of a silent one takes its place
@@ -42,6 +40,7 @@ class Local(Protocol):
     chosen: bool
     resumes: bool
 
+    def newest_step(self) -> int | None: ...
     def is_unfinished(self, newest: int | None) -> bool: ...
     def describe_resume(self, newest: int) -> str: ...
     def stamp(self, step: int | None) -> object: ...
@@ -59,7 +58,6 @@ class _Member:
     details: Details = field(default_factory=Details)
     known: int = 0  # the changes of the details
     changed: float = 0.0  # when the details came
-    survey: Survey | None = None  # the last one: a machine that trains makes none
     clock_offset: float = 0.0  # seconds that its clock is ahead of ours
     first_line: int = 0  # of the agreement's, after those that are older than its process
     leaves: bool = False  # asked to stop, or with a mistake, it ends while the others go on
@@ -146,7 +144,6 @@ class Agreement:
                     member.details = report.details
                     member.known = report.changes
                     member.changed = now
-                    member.survey = report.details.survey or member.survey
             self._tick(now)
             return self._order(member)
 
@@ -310,16 +307,12 @@ class Agreement:
         self._lines.append(f"INFO {member.name} {why}; the others go on")
 
     def _begin(self, ready: dict[int, _Member], now: float) -> None:
-        """Start the ranks on these machines, unless they differ or the checkpoints cannot be read."""
+        """Start the ranks on these machines, unless they differ."""
         facts = {n: {**m.details.facts, "clock_offset": m.clock_offset} for n, m in ready.items()}
         if problems := self._compare(facts):
             self._end(2, *(f"ERROR {problem}" for problem in problems))
             return
-        try:
-            newest = _choose(ready.values())
-        except UserError as error:
-            self._end(2, f"ERROR {error}")
-            return
+        newest = self._job.newest_step()
         if self._generation == 0:
             resumes = not self._job.chosen and self._job.is_unfinished(newest)
             self._history.begin(newest, resumes, self._job.resumes)
@@ -401,7 +394,7 @@ class Agreement:
         stopped = [outcome.stopped for outcome in outcomes.values() if outcome.stopped]
         asking = {n: m.report.signal for n, m in self._members.items() if m.report.signal and n in outcomes}
         self._ids = {}
-        newest = self._newest(whole)
+        newest = self._job.newest_step()
         leaving = self._machines.elastic and asking and 0 not in asking
         if whole and stopped and all(outcome.code == 0 for outcome in outcomes.values()):
             if leaving:
@@ -432,18 +425,6 @@ class Agreement:
         self._lines.append(verdict.line)
         self._not_before = now + verdict.pause
         self._enter("gathering", now)
-
-    def _newest(self, whole: bool) -> int | None:
-        """Return the step of the newest checkpoint, also if some of it is on the disk of a machine that is silent.
-
-        Before the next start it is chosen by what there is then. whole: each machine has said what its disk has now.
-        """
-        members = [self._members[number] for number in self._start.machines]
-        with contextlib.suppress(UserError):
-            if whole:
-                return _choose(members)
-        saved = [entry for member in members if member.survey for entry in member.survey["checkpoints"]]
-        return max((entry["step"] for entry in saved if entry["manifest"]), default=None)
 
     def _cause(self, outcomes: dict[int, Outcome]) -> Cause:
         """Return the first cause of the failure.
@@ -476,11 +457,6 @@ class Agreement:
 def _patience(member: _Member) -> float:
     """Return the seconds after which a machine counts as silent; no network can keep this one from being heard."""
     return DEAD if member.report.machine else HUNG
-
-
-def _choose(members: Iterable[_Member]) -> int | None:
-    """Return the step of the newest checkpoint on the disks of these machines, see `pieces.choose`."""
-    return pieces.choose([member.survey for member in members if member.survey])
 
 
 class _Noted(NamedTuple):

@@ -100,6 +100,10 @@ class Job:
             command += ["-o", *overrides]
         return Start(command, whole, self)
 
+    def newest_step(self) -> int | None:
+        """Return the step of the run's newest completed checkpoint; no checksum is verified."""
+        return newest_step(self.folder)
+
     def is_unfinished(self, newest: int | None) -> bool:
         """Say whether a run that has not written its results left the newest checkpoint, of this step.
 
@@ -126,7 +130,7 @@ class Job:
             return None
         try:
             status = (self.folder / f"checkpoints/step-{step:08d}/manifest.json").stat()
-        except FileNotFoundError:  # on another machine's disk
+        except FileNotFoundError:  # deleted since
             return None
         return status.st_ino, status.st_mtime_ns
 

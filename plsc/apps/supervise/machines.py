@@ -34,7 +34,6 @@ from plsc.apps.supervise.reports import (
     Stuck,
 )
 from plsc.apps.supervise.secret import read_secret
-from plsc.checkpoint import pieces
 from plsc.distributed import environment, guard, lock
 from plsc.errors import UserError, shown
 
@@ -288,7 +287,7 @@ class Machine:
         self._changes += 1
 
     def _prepare(self) -> None:
-        """Get ready for a start: look at this machine and at the checkpoints on its disk."""
+        """Get ready for a start: look at this machine."""
         facts = preflight.collect(
             self._job.cfg,
             ranks=self._job.ranks,
@@ -300,10 +299,7 @@ class Machine:
         )
         self._facts = facts
         note_signals(self._signals)  # again: a data set may have imported Paddle, too
-        self._enter("ready", Details(facts=facts, survey=self._survey()))
-
-    def _survey(self) -> dict:
-        return pieces.survey(self._job.folder / "checkpoints")
+        self._enter("ready", Details(facts=facts))
 
     def _begin(self, generation: int, start: StartOrder) -> None:
         """Start the ranks of this machine."""
@@ -357,7 +353,7 @@ class Machine:
     def _enter_ended(self, outcome: Outcome) -> None:
         full = outcome.code != 0 and self._job.is_full(outcome.cause.text if outcome.cause else "")
         outcome = outcome.model_copy(update={"full": full})
-        self._enter("ended", Details(survey=self._survey(), outcome=outcome))
+        self._enter("ended", Details(outcome=outcome))
 
     def _kill(self) -> bool:
         """Kill the ranks of this machine; return whether there were any."""

@@ -27,7 +27,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Field,
     FiniteFloat,
     NonNegativeInt,
     ValidationError,
@@ -150,42 +149,10 @@ Facts = TypedDict(
 """What plsc.apps.supervise.preflight compares."""
 
 
-class SurveyedFile(TypedDict):
-    """A file of a checkpoint."""
-
-    bytes: int
-    crc32: _Text
-    host: Optional[_Text]
-    classes: Optional[Annotated[list[int], Field(min_length=2, max_length=2)]]
-
-
-class SurveyedCheckpoint(TypedDict):
-    """A folder of a checkpoint."""
-
-    name: _Text
-    step: int
-    manifest: Optional[_Text]
-    best: Optional[int]
-    problem: Optional[_Text]
-    files: dict[_Text, SurveyedFile]
-    here: list[_Text]
-
-
-class Survey(TypedDict):
-    """The checkpoints on a machine's disk, see plsc.checkpoint.pieces."""
-
-    host: _Text
-    folder: _Text
-    set_aside: int
-    checkpoints: list[SurveyedCheckpoint]
-
-
 class Details(_Message):
     """What changes with the state only."""
 
     facts: Facts = {}
-    survey: Optional[Survey] = None
-    """None: it made none since the last one."""
     outcome: Optional[Outcome] = None
 
 

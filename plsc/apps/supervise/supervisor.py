@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from plsc.apps.supervise.history import History, Verdict, describe_saved, describe_unsaved
-from plsc.apps.supervise.job import Job, Start, newest_step, note_signals, resuming
+from plsc.apps.supervise.job import Job, Start, note_signals, resuming
 from plsc.apps.supervise.machines import Machine
 from plsc.apps.supervise.options import HELP, Options, read_options
 from plsc.distributed import guard, lock
@@ -41,7 +41,7 @@ class Supervisor:
     def _run(self) -> int:
         job = self._job
         history = History(self._max_failures, job.stamp)
-        newest = newest_step(job.folder)
+        newest = job.newest_step()
         resumes = not job.chosen and job.is_unfinished(newest)
         history.begin(newest, resumes, job.resumes)
         if resumes:
@@ -55,7 +55,7 @@ class Supervisor:
             failed = start.failure()
             verdict = history.after_failure(
                 failed.text,
-                newest_step(job.folder),
+                job.newest_step(),
                 user=failed.user,
                 full=job.is_full(failed.text),
                 logs=job.logs,
@@ -86,7 +86,7 @@ class Supervisor:
 
     def _ended_on_request(self, start: Start) -> int:
         name = start.watch.stopped() or signal.Signals(self._signals[0]).name
-        step = newest_step(self._job.folder)
+        step = self._job.newest_step()
         verdict = describe_stop(start, name, step, self._job.logs)
         if verdict.line:
             self._job.say(verdict.line)

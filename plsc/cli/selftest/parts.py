@@ -18,7 +18,7 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.train_state import TrainState
-from plsc.distributed.disks import find_disks
+from plsc.distributed import environment
 from plsc.heads import make_head, reference
 from plsc.heads.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
@@ -281,35 +281,31 @@ def check_every_class_sampled() -> Worst:
 def check_reshard() -> Worst:
     """Save by these ranks; each reads the checkpoint whole, and split for 1 to 8 ranks.
 
-    Where machines share no disk, the first rank of each saves alone.
+    On several machines, which may share no folder for temporary files, each rank saves alone.
     """
     world_size, rank, num_classes = distributed.world_size(), distributed.rank(), 23
     whole = {"centres": initial_rows(1, 0, num_classes, D, 1.0), "momentum": initial_rows(2, 0, 23, D, 1.0)}
-    folder = tempfile.mkdtemp(prefix="plsc-selftest-") if rank == 0 else None
-    folder = distributed.gather_objects(folder)[0]
-    disks = find_disks(folder)
-    start, stop = (0, num_classes) if disks.several else split(num_classes, world_size)[rank]
-    ranks = store.ONE_RANK if disks.several else store.Ranks(rank, world_size, distributed.gather_objects)
+    alone = environment.machines_from_env() > 1
+    makes_folder = alone or rank == 0
+    folder = tempfile.mkdtemp(prefix="plsc-selftest-") if makes_folder else None
+    folders = distributed.gather_objects(folder)
+    folder = folders[rank if alone else 0]
+    start, stop = (0, num_classes) if alone else split(num_classes, world_size)[rank]
+    ranks = store.ONE_RANK if alone else store.Ranks(rank, world_size, distributed.gather_objects)
     arrays = {"weight": initial_rows(3, 0, 5, 4, 1.0)}
-    path = None
     try:
-        if disks.is_first or not disks.several:
-            path = store.save(
-                folder,
-                store.Content(
-                    step=1,
-                    epoch=1,
-                    backbone=arrays,
-                    optimizer={},
-                    head={name: rows[start:stop] for name, rows in whole.items()},
-                    shard=ClassShard(num_classes, start, stop),
-                    state=TrainState(),
-                    config_yaml="",
-                    preprocessing={},
-                ),
-                ranks,
-            )
-        path = distributed.gather_objects(path)[0]
+        content = store.Content(
+            step=1,
+            epoch=1,
+            backbone=arrays,
+            optimizer={},
+            head={name: rows[start:stop] for name, rows in whole.items()},
+            shard=ClassShard(num_classes, start, stop),
+            state=TrainState(),
+            config_yaml="",
+            preprocessing={},
+        )
+        path = store.save(folder, content, ranks)
         saved, worst = store.Checkpoint.open(path), Worst()
         worst.note("backbone bytes", different_bytes(saved.backbone()["weight"], arrays["weight"]))
         for parts in range(1, 9):
@@ -318,7 +314,7 @@ def check_reshard() -> Worst:
                     worst.note(f"{name} bytes, {parts} ranks", different_bytes(rows, whole[name][low:high]))
         distributed.barrier()
     finally:
-        if disks.is_first:
+        if makes_folder:
             shutil.rmtree(folder)
     return worst
 

@@ -19,6 +19,11 @@ class Job:
     resumes = False
     unfinished = True
 
+    steps = ()  # of the checkpoints
+
+    def newest_step(self):
+        return max(self.steps, default=None)
+
     def is_unfinished(self, newest):
         return newest is not None and self.unfinished
 
@@ -29,37 +34,15 @@ class Job:
         return step
 
 
-def survey(*steps, lacks=()):
-    """A disk with whole checkpoints of these steps, but for the files `lacks`."""
-    files = {
-        name: {"bytes": 1, "crc32": "0", "host": "host0", "classes": classes}
-        for name, classes in (("a", None), ("b", [0, 5]))
-    }
-    here = [name for name in files if name not in lacks]
-    each = [
-        {
-            "name": f"step-{step:08d}",
-            "step": step,
-            "manifest": "m",
-            "best": None,
-            "problem": None,
-            "files": files,
-            "here": here,
-        }
-        for step in steps
-    ]
-    return {"host": "host0", "folder": "out/checkpoints", "set_aside": 0, "checkpoints": each}
-
-
 class Run:
     """Machines that report what a test says, and do what they are ordered."""
 
     def __init__(self, least, most=None, wait=60.0, problems=(), max_failures=3, job=None):
         machines = Machines(least, most or least, 0, "host0", 1, wait)
         self.now = 0.0
-        self.steps = []
+        self.job = job or Job()
         self.agreement = Agreement(
-            machines, job or Job(), max_failures, lambda facts: list(problems), ["a=1"] if most else []
+            machines, self.job, max_failures, lambda facts: list(problems), ["a=1"] if most else []
         )
         self.machines = {}
         self.lines = {}
@@ -98,10 +81,8 @@ class Run:
             self.now = min(end, self.now + 0.5)
 
     def report(self, number, machine):
-        fields = {k: v for k, v in machine.items() if k not in ("outcome", "survey", "number")}
-        details = Details(
-            facts={}, survey=machine.get("survey") or survey(*self.steps), outcome=machine.get("outcome")
-        )
+        fields = {k: v for k, v in machine.items() if k not in ("outcome", "number")}
+        details = Details(facts={}, outcome=machine.get("outcome"))
         machine["number"] = machine.get("number", 0) + 1
         report = Report(
             machine=number,
@@ -165,7 +146,7 @@ def test_all_machines_start_together_with_the_same_order():
 
 def test_the_order_to_start_names_ranks_address_and_what_to_resume():
     run = Run(2).up(0, 1)
-    run.steps = [5, 10]
+    run.job.steps = [5, 10]
     run.go(1)
     start = run.agreement._start
     assert start.machines == [0, 1] and start.master.startswith("10.0.0.0:")
@@ -194,7 +175,7 @@ def test_waiting_is_said_with_the_numbers_that_are_missing():
 
 def test_a_failure_ends_the_ranks_everywhere_and_the_cause_is_said_by_all():
     run = Run(2).up(0, 1).start()
-    run.steps = [10]
+    run.job.steps = [10]
     lost = {"text": "rank 0 failed: gloo", "consequence": True, "rank": 0, "age": 0.4}
     run.ends(0, 1, cause=lost)
     run.report(0, run.machines[0])
@@ -232,7 +213,7 @@ def test_a_rank_that_hangs_is_that_with_the_fewest_collectives_or_that_was_stopp
 
 def test_a_silent_machine_is_dead_after_ten_seconds_and_waited_for():
     run = Run(2, wait=30).up(0, 1).start()
-    run.steps = [10]
+    run.job.steps = [10]
     run.down(1)
     run.go(DEAD - 1)
     assert run.states == {0: "running"}
@@ -248,7 +229,7 @@ def test_a_silent_machine_is_dead_after_ten_seconds_and_waited_for():
 
 def test_with_fewer_machines_the_run_goes_on_and_takes_one_back_at_the_next_restart():
     run = Run(2, 3, wait=20).up(0, 1, 2).start()
-    run.steps = [10]
+    run.job.steps = [10]
     run.down(1)
     run.go(DEAD + 25)
     assert run.states == {0: "running", 2: "running"} and run.agreement._start.machines == [0, 2]
@@ -317,9 +298,9 @@ def test_a_report_that_was_delayed_on_its_way_changes_nothing():
 
 def test_it_gives_up_after_failures_without_a_new_checkpoint():
     run = Run(2, max_failures=2).up(0, 1).start()
-    run.steps = [10]
+    run.job.steps = [10]
     for number, steps in enumerate(([10], [20], [20], [20])):
-        run.steps = steps
+        run.job.steps = steps
         assert set(run.states.values()) == {"running"}, number
         run.ends(1, 1, cause={"text": "killed", "rank": 1}).go(3)
     assert run.codes == {0: 1, 1: 1}
@@ -339,50 +320,11 @@ def test_a_mistake_on_one_machine_ends_all_of_them():
     assert run.codes == {0: 2, 1: 2} and run.says(r"^ERROR machine 1 \(host1\): Head.name: no such$")
 
 
-def test_a_checkpoint_of_which_a_piece_is_nowhere_ends_the_run_before_it_starts():
-    run = Run(2).up(0, 1)
-    for machine in run.machines.values():
-        machine["survey"] = survey(10, lacks=["b"])
-    run.go(1)
-    assert run.codes == {0: 2, 1: 2} and run.says(
-        r"^ERROR .*step 10: b \(classes 0 to 4\), written on host host0"
-    )
-
-
-def test_pieces_on_two_disks_make_a_checkpoint():
-    run = Run(2).up(0, 1)
-    run.machines[0]["survey"] = survey(10, lacks=["b"])
-    run.machines[1]["survey"] = survey(10, lacks=["a"])
-    run.go(1)
-    assert run.says("resuming the unfinished run from step 10") and set(run.states.values()) == {"running"}
-
-
-def test_a_machine_that_comes_back_with_its_disk_completes_the_checkpoint():
-    run = Run(2, wait=30).up(0, 1).start()
-    run.machines[0]["survey"] = survey(10, lacks=["b"])
-    run.down(1)
-    run.go(DEAD + 3)
-    assert run.says("restart 1 from step 10$")
-    run.up(1, id="y")
-    run.machines[1]["survey"] = survey(10, lacks=["a"])
-    run.go(2)
-    assert run.lines[0][-1].startswith("INFO start 2 from step 10 on 2 machines")
-    assert "Global.resume=true" in run.agreement._start.overrides
-
-
-def test_a_piece_that_is_lost_with_its_machine_ends_the_run_and_nothing_begins_anew():
-    run = Run(1, 2, wait=5).up(0, 1).start()
-    run.machines[0]["survey"] = survey(10, lacks=["b"])
-    run.down(1)
-    run.go(DEAD + 10)
-    assert run.codes == {0: 2} and run.says(r"^ERROR .*step 10: b \(classes 0 to 4\)")
-
-
 def test_a_new_run_that_dies_while_it_starts_does_not_go_on_from_an_older_one():
     job = Job()
     job.unfinished = False
     run = Run(2, job=job).up(0, 1)
-    run.steps = [9]
+    run.job.steps = [9]
     run.start()
     run.ends(1, 1, cause={"text": "killed", "rank": 1}).go(3)
     assert run.says("restart 1 from the beginning") and run.agreement._start.overrides == []
@@ -391,7 +333,7 @@ def test_a_new_run_that_dies_while_it_starts_does_not_go_on_from_an_older_one():
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_signal_stops_all_machines_with_the_same_code(number):
     run = Run(2).up(0, 1).start()
-    run.steps = [12]
+    run.job.steps = [12]
     run.machines[number]["signal"] = "SIGTERM"
     for each in (0, 1):
         run.ends(each, 0, stopped="SIGTERM")
@@ -416,7 +358,7 @@ def test_a_signal_before_a_start_and_one_that_could_not_be_saved():
 
 def test_a_machine_that_is_asked_to_leave_is_left_out_where_fewer_are_enough():
     run = Run(1, 2, wait=60).up(0, 1).start()
-    run.steps = [12]
+    run.job.steps = [12]
     run.machines[1]["signal"] = "SIGTERM"
     for each in (0, 1):
         run.ends(each, 0, stopped="SIGTERM")
@@ -543,22 +485,11 @@ def test_a_disk_on_which_the_first_machine_waits_for_some_seconds_ends_nothing()
     assert run.states == {1: "ready"}
 
 
-def test_the_newest_checkpoint_is_that_of_which_a_silent_machine_has_not_told():
-    """It has last told of its disk before the start, and so of step 10."""
-    run = Run(2, wait=50).up(0, 1)
-    run.steps = [10]
-    run.start()
-    run.machines[0]["survey"] = survey(10, 20, lacks=["b"])
-    run.down(1)
-    run.go(DEAD + 3)
-    assert run.says("restart 1 from step 20$")
-
-
 def test_the_first_line_says_where_a_config_that_resumes_goes_on():
     job = Job()
     job.chosen = job.resumes = True
     run = Run(2, job=job).up(0, 1)
-    run.steps = [10]
+    run.job.steps = [10]
     run.start()
     assert run.says("^INFO start 1 from the checkpoint that the config names on 2 machines")
 
@@ -567,7 +498,7 @@ def test_a_new_run_that_a_machine_leaves_does_not_go_on_from_an_older_one():
     job = Job()
     job.unfinished = False
     run = Run(1, 2, job=job).up(0, 1)
-    run.steps = [9]
+    run.job.steps = [9]
     run.start()
     run.machines[1]["signal"] = "SIGTERM"
     for each in (0, 1):

@@ -22,7 +22,7 @@ from plsc.apps.supervise.options import Machines, Options
 from plsc.apps.supervise.postmortem import Failure
 from plsc.apps.supervise.reports import Client, Order, Report, Server, StartOrder
 from plsc.errors import UserError
-from tests.apps.supervise.test_agreement import Job, survey
+from tests.apps.supervise.test_agreement import Job
 
 TICK = 0.5  # seconds between two reports
 EVERY = 5  # steps between two checkpoints
@@ -132,7 +132,6 @@ class Host:
             say=lambda line, logged: self.said.append(line),
             is_full=lambda text: False,
         )
-        self.machine._survey = self.survey
         self.said = []
         self.up = True
         self.delayed = None
@@ -142,9 +141,6 @@ class Host:
         if self.number == 0:
             self.fleet.boot_agreement()
         self.machine._prepare()
-
-    def survey(self):
-        return survey(*[self.fleet.world.saved] * (self.fleet.world.saved is not None))
 
     def die(self):
         self.up = False
@@ -207,6 +203,7 @@ class Fleet:
 
     def boot_agreement(self):
         job = Job()
+        job.newest_step = lambda: self.world.saved
         self.agreement = Agreement(self.options, job, 1000, lambda facts: [])
 
     def step(self):

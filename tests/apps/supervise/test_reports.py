@@ -16,7 +16,6 @@ from plsc.apps.supervise.options import Machines, Options
 from plsc.apps.supervise.reports import Cause, Client, Details, Order, Outcome, Report, Server
 from plsc.apps.supervise.secret import HEADER, NAME, Secret, read_secret
 from plsc.errors import UserError
-from tests.apps.supervise.test_agreement import survey
 
 REPORT = Report(machine=1, id="a", number=0, host="h", address="x", state="ready", generation=0)
 
@@ -65,7 +64,7 @@ def test_text_and_numbers_that_json_has_not_arrive_and_are_the_same_on_both_side
     port, seen = served
     outcome = Outcome(code=1, cause=Cause(text="no such file: caf\udce9.jpg"))
     facts = {"host": "\udce9", "config": {"a": ["\udce9", float("inf")]}}
-    details = Details(facts=facts, survey={**survey(5), "folder": "\udce9"}, outcome=outcome)
+    details = Details(facts=facts, outcome=outcome)
     client_of(port).send(REPORT.model_copy(update={"details": details}))
     assert seen[0].details == details and seen[0].details.facts == {
         "host": "\\xe9",
@@ -179,8 +178,6 @@ def test_the_first_machine_listens_on_the_address_of_the_master_alone(monkeypatc
         ({"details": {"facts": {"free memory": "much"}}}, "details.facts.free memory: "),
         ({"details": {"facts": {"data": {"a": {"samples": 1}}}}}, "details.facts.data.a."),
         ({"details": {"facts": {"data": [1]}}}, "details.facts.data: "),
-        ({"details": {"survey": {"checkpoints": 5}}}, "details.survey."),
-        ({"details": {"survey": {**survey(1), "checkpoints": [{}]}}}, "details.survey.checkpoints.0."),
         ({"details": {"facts": {"config": {"a": [[]] * 100_001}}}}, "it has more than 100,000 values"),
         ({"host": "h" * 256}, "host: "),
         ({"machine": 0}, "--rank 0: is the machine that --master names"),
