@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plsc.apps.migrate.setters import Setters
-from plsc.config import Config, format_rows, load
+from plsc.config import Config, load
 from plsc.config.advice import advice
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
 from plsc.errors import MissingFileError, UserError, names_text, shown
+from plsc.heads.config import format_rows
 from plsc.training.finish import finish
 from plsc.training.stand_in import check_data
 from plsc.utils.atomic_write import atomic_write, replace_file

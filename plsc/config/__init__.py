@@ -15,49 +15,40 @@ import copy
 import json
 import os
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import to_jsonable_python
 
 from plsc.config.layers import DEFAULT, Layers, Source
-from plsc.config.margin import check_margin
-from plsc.config.optimizer import check_optimizer
+from plsc.config.optimizer import OptimizerCfg
 from plsc.config.schema import (
     DEFAULT_EPOCHS,
     EVAL_SET,
     MORE_SETS,
-    NOT_TRAINING,
     TRAIN_SET,
     CheckpointCfg,
     DataLoaderCfg,
-    EvalDatasetCfg,
     ExportCfg,
     GlobalCfg,
-    HeadCfg,
-    JoinedDatasetCfg,
     LRSchedulerCfg,
     ModelCfg,
-    OptimizerCfg,
-    Plug,
-    Section,
     TeacherCfg,
     TrainDatasetCfg,
-    listed,
 )
 from plsc.errors import MissingFileError, UserError
+from plsc.heads.config import HeadCfg, takes_options
 from plsc.utils.messages import (
     ConfigError,
     ConfigProblem,
-    arguments_of,
-    check_keywords,
     describe,
-    explain,
     item_of,
     keys_of,
+    problems_of,
 )
 from plsc.utils.registry import DATASETS
+from plsc.utils.section import NOT_TRAINING, Plug, Section, listed
 from plsc.utils.yaml_lines import KeyPath, dump
 
 __all__ = [
@@ -223,19 +214,6 @@ class Config(Section):
             raise ConfigError(layers.lines()) from errors[0]
 
 
-def _plugs(layers: Layers) -> dict[KeyPath, type[Plug]]:
-    """Return the paths of all sections that name a class."""
-    plugs: dict[KeyPath, type[Plug]] = {("Model",): ModelCfg}
-    sets = layers.get(TRAIN_SET)
-    if isinstance(sets, list):
-        plugs.update({(*TRAIN_SET, number): JoinedDatasetCfg for number in range(len(sets))})
-    else:
-        plugs[TRAIN_SET] = TrainDatasetCfg
-    plugs[EVAL_SET] = EvalDatasetCfg
-    plugs.update({(*MORE_SETS, title): EvalDatasetCfg for title in _more_titles(layers)})
-    return plugs
-
-
 STAND_IN = (
     "noise in the place of the images, of the counts and shape that the config states"  # help of --stand-in
 )
@@ -293,31 +271,26 @@ def load(
 def _checked(layers: Layers) -> Config:
     layers.check_values()
     _resolve_precedence(layers, (), Config)
+    _drop_options_of_another_margin(layers)
     _drop_default_evaluation(layers)
     every_key = [".".join(path) for path in _keys(Config)]
-    options = check_margin(layers, every_key)
-    of_optimizer = check_optimizer(layers, every_key)
-    config = None
     try:
-        config = Config.model_validate_json(json.dumps(layers.tree), strict=True)
+        config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
     except ValidationError as error:
-        for detail in error.errors():
-            layers.add_error(explain(detail, Config, layers.tree, every_key))
-    keywords = {
-        path: _check_plug(layers, path, section, every_key) for path, section in _plugs(layers).items()
-    }
+        for problem in problems_of(error, Config, layers.tree, every_key):
+            layers.add_error(problem)
     if layers.problems:
         raise ConfigError(layers.lines())
-    for path, values in keywords.items():
-        if values:
-            plug = config
-            for key in path:
-                plug = plug[key] if isinstance(plug, (dict, list)) else getattr(plug, key)
-            plug.model_extra.update(values)
-    config.Head.options.update(options)  # as the class annotates them
-    config.Optimizer.model_extra.update(of_optimizer)
     config._layers = layers
     return config
+
+
+def _drop_options_of_another_margin(layers: Layers) -> None:
+    """Drop the options of the file if `-o` names a margin without options: they were for another margin."""
+    options, name = ("Head", "options"), ("Head", "name")
+    weaker = layers.sources.get(options, DEFAULT).level < layers.sources.get(name, DEFAULT).level
+    if weaker and layers.get(options) and not takes_options(layers.get(name)):
+        layers.drop(options)
 
 
 def _drop_default_evaluation(layers: Layers) -> None:
@@ -335,11 +308,6 @@ def _drop_default_evaluation(layers: Layers) -> None:
     sections = all(isinstance(layers.get(EVAL_SET[:depth]), (dict, type(None))) for depth in (1, 2))
     if others and sections and EVAL_SET not in layers.sources:
         layers.put(EVAL_SET, None, _NOT_NAMED)
-
-
-def _more_titles(layers: Layers) -> list[str]:
-    more = layers.get(MORE_SETS)
-    return list(more) if isinstance(more, dict) else []  # pydantic reports anything else
 
 
 def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -> None:
@@ -375,45 +343,6 @@ def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -
             layers.put((*path, "epochs"), DEFAULT_EPOCHS, DEFAULT)
 
 
-def _check_plug(layers: Layers, path: KeyPath, section: type[Plug], every_key: list[str]) -> dict[str, Any]:
-    """Return the keyword arguments of a plug's class, and add errors in them to `layers`."""
-    written = layers.get(path) if path in layers.sources else {}
-    if not isinstance(written, dict):
-        return {}  # null: no data set; pydantic reports anything else
-    default = section.model_fields["name"].default
-    name = written.get("name", default)
-    if not isinstance(name, str) or (name == default and set(written) <= set(section.model_fields)):
-        return {}  # the default classes work without arguments: no need to import them, and Paddle
-    try:
-        cls = section.registry.get(name)
-    except UserError as error:
-        layers.add_error(ConfigProblem((*path, "name"), str(error)))
-        return {}
-    values, problems = check_keywords(section, cls, written, every_key)
-    for problem in problems:
-        hint = _whose_key(section, name, problem) if section.registry is DATASETS else ""
-        if section is TrainDatasetCfg and problem.path[0] in JoinedDatasetCfg.model_fields:
-            hint = "; weight and head are keys of the items of a list of data sets"
-        layers.add_error(ConfigProblem((*path, *problem.path), problem.message + hint))
-    return values
-
-
-def _whose_key(section: type[Plug], name: str, problem: ConfigProblem) -> str:
-    """Name the data sets that have the key that `name` lacks; "" if none has, or for another error."""
-    if not problem.message.startswith("unknown key"):
-        return ""
-    # Training needs labelled images, classes with sample(); pairs have image().
-    classes = {other: DATASETS.get(other) for other in DATASETS.builtin}
-    owners = [
-        other
-        for other, cls in classes.items()
-        if problem.path[0] in arguments_of(cls)[0] and (section is EvalDatasetCfg or hasattr(cls, "sample"))
-    ]
-    if not owners:
-        return ""
-    return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{problem.path[0]}'"
-
-
 def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the paths of all keys that are not sections."""
     for key, field in keys_of(section).items():
@@ -436,24 +365,6 @@ def _leaves(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
                 yield from _leaves(section_of_set, (*path, key, title))
         elif section.applies(key):
             yield (*path, key), to_jsonable_python(value)
-
-
-def format_rows(head: HeadCfg, moments: Sequence[str], classes: int, embedding_size: int) -> str:
-    """Format the memory that so many classes take on a rank, and where it is. moments: the arrays that their
-    optimizer keeps beside the centres."""
-    arrays = ["centres", *moments]
-    if head.bank == "device":
-        size = rows_bytes(head, len(arrays) + 1, classes, embedding_size) / 2**20
-        return f"{size:.1f} MB for {', '.join(arrays)} and gradient"
-    size = rows_bytes(head, len(arrays), classes, embedding_size) / 2**20
-    where = "on the disk" if head.bank == "disk" else "in host memory"
-    return f"{size:.1f} MB {where} for {', '.join(arrays[:-1])} and {arrays[-1]}"
-
-
-def rows_bytes(head: HeadCfg, arrays: int, classes: int, embedding_size: int) -> int:
-    """Return the bytes of so many arrays of the shape of the centres of so many classes, as the bank keeps them."""
-    each = 2 if head.bank_dtype == "bfloat16" else 4
-    return arrays * each * classes * (embedding_size * head.sub_centres + head.bias)
 
 
 _PAGE = """# The config

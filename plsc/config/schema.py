@@ -7,15 +7,9 @@ add a key, add a field here and use it; nothing else lists the keys. Checks with
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
 # ruff: noqa: FA100
 
-import os
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     PositiveInt,
@@ -25,8 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from plsc.utils.messages import UNION_TAGS, takes
-from plsc.utils.registry import BACKBONES, DATASETS, MARGINS, Registry, did_you_mean
+from plsc.heads.config import HeadCfg
+from plsc.utils.messages import UNION_TAGS, arguments_of
+from plsc.utils.registry import BACKBONES, DATASETS
+from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
 from plsc.utils.sharding import count_micro_batches, split
 from plsc.utils.yaml_lines import KeyPath
 
@@ -34,93 +30,6 @@ TRAIN_SET = ("DataLoader", "Train", "dataset")
 EVAL_SET = ("DataLoader", "Eval", "dataset")
 MORE_SETS = ("DataLoader", "Eval", "more")
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
-
-
-@dataclass(frozen=True)
-class Names:
-    """A set of names that cannot all be listed: a description for messages, and a test of membership."""
-
-    text: str
-    has: Callable[[str], bool]
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.has(name)
-
-
-def listed(names: Union[tuple[str, ...], Names]) -> str:
-    """Format names for a message."""
-    return names.text if isinstance(names, Names) else ", ".join(names)
-
-
-def few_for_this_machine(value: Optional[int]) -> Optional[int]:
-    """Return `value`, a number of threads or processes; ValueError if it is too large for this machine."""
-    processors = os.cpu_count() or 1
-    most = max(64, 8 * processors)
-    if value is not None and value > most:
-        raise ValueError(f"must be at most {most} on this machine of {processors} processors")
-    return value
-
-
-# Marks a field or a section: resuming with another value gives the same weights, except for rounding.
-NOT_TRAINING = {"affects_training": False}
-
-
-def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
-    """Return whether the key at `path` below a section affects the training; True for an unknown key."""
-    for key in path:
-        field = getattr(section, "model_fields", {}).get(key)
-        if field is None:
-            return True
-        if not (field.json_schema_extra or {}).get("affects_training", True):
-            return False
-        section = field.annotation
-    return True
-
-
-class Section(BaseModel):
-    """The rules of all sections. A key with a capital first letter is a section, any other is a value."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    # key -> the `name`s with which it has a meaning
-    only_with: ClassVar[dict[str, Union[tuple[str, ...], Names]]] = {}
-    exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()  # pairs of keys of which one at most may be given
-
-    @field_validator("*")
-    @classmethod
-    def _has_meaning(cls, value: Any, info: ValidationInfo) -> Any:
-        names = cls.only_with.get(info.field_name)
-        if (
-            names
-            and value is not None
-            and info.data.get("name") is not None
-            and info.data["name"] not in names
-        ):
-            raise ValueError(f"has no meaning with {info.data['name']}, only with {listed(names)}")
-        return value
-
-    def applies(self, key: str) -> bool:
-        """Say whether a key has a meaning in this section, so that it is listed."""
-        names = self.only_with.get(key)
-        return not names or self.name in names
-
-
-class Plug(Section, extra="allow"):
-    """A section that names a class in a registry; its further keys are keyword arguments of that class."""
-
-    registry: ClassVar[Registry]
-    supplied: ClassVar[dict[str, str]] = {}  # arguments that plsc passes -> the keys that they come from
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The keyword arguments from the config, as the class annotates them."""
-        return dict(self.model_extra)
-
-    def build(self, **supplied: Any) -> Any:
-        """Call the class with its keywords, and the `supplied` arguments that it takes and lacks."""
-        cls = self.registry.get(self.name)
-        taken = {name: value for name, value in supplied.items() if takes(cls, name)}
-        return cls(**{**taken, **self.keywords})
 
 
 class AmpCfg(Section):
@@ -287,339 +196,9 @@ class ModelCfg(Plug):
     same results in less memory and about a third more time (docs/large.md)."""
 
 
-def kind_of_head(name: str) -> str:
-    """Return `Head.name` without the prefix for sharding: "arcface" of "dist_arcface"."""
-    return name if is_import_path(name) else name.removeprefix("dist_")
-
-
-def is_sharded(name: str) -> bool:
-    """Return whether a head of this name is sharded: `dist_x`, or a class by its import path."""
-    return is_import_path(name) or name.startswith("dist_")
-
-
-def is_softmax(name: str) -> bool:
-    """Return whether a head of this name is the plain softmax, which has no margin."""
-    return kind_of_head(name) == "softmax"
-
-
-def head_names() -> list[str]:
-    """List all values of `Head.name` but import paths: built-in and registered margins, and softmax."""
-    kinds = ["softmax", *MARGINS.builtin, *(name for name in MARGINS.names() if name not in MARGINS.builtin)]
-    return [prefix + kind for kind in kinds for prefix in ("", "dist_")]
-
-
-def is_import_path(name: str) -> bool:
-    """Return whether a name is "package.module:Class", or the same with a dot, and not a registered one."""
-    return ":" in name or "." in name
-
-
-# Facts of the built-in margin classes, repeated here so that reading a config does not import Paddle.
-# plsc.config asks the class of any other margin. tests/heads/test_margins.py compares them.
-WITHOUT_MARGIN = ("combined", "magface")  # their __init__ takes no `margin`
-CHANGES_OTHERS = ("curricularface",)  # Margin.has_others; filter_above changes the other logits, too
-
-_MARGIN = Names("a margin", lambda name: not is_softmax(name))
-
-
-class HeadCfg(Section):
-    """Everything after the embedding: logits, margin and loss. `dist_x` shards the class centres over the
-    ranks, `x` keeps all of them on every rank."""
-
-    only_with = {
-        "margin": Names(
-            f"a margin other than {' and '.join(WITHOUT_MARGIN)}",
-            lambda name: not is_softmax(name) and kind_of_head(name) not in WITHOUT_MARGIN,
-        ),
-        "options": _MARGIN,
-        "scale": _MARGIN,
-        "gradient": _MARGIN,
-        "sub_centres": _MARGIN,
-        "filter_above": Names(
-            f"a margin other than {' and '.join(CHANGES_OTHERS)}",
-            lambda name: not is_softmax(name) and kind_of_head(name) not in CHANGES_OTHERS,
-        ),
-        "bias": Names("softmax and dist_softmax", is_softmax),
-        "sample_rate": Names("a sharded head (dist_...)", is_sharded),
-    }
-
-    name: str = "dist_arcface"
-    """The loss: `softmax`, which normalises nothing, or a margin, which works on cosines and makes the target's
-    harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`
-    (docs/margins.md says how and when to use which), or one that you registered; each with `dist_` in front or
-    without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
-    margin: Optional[float] = Field(None, ge=0, le=4)
-    """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4
-    for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at the start."""
-    options: dict[str, Any] = {}
-    """Further constants of a margin, `{low: 10, high: 110}`, the keyword arguments of its class: margin1, margin2,
-    margin3 of combined; h, momentum of adaface; low, high, low_margin, high_margin, weight of magface; momentum of
-    curricularface."""
-    gradient: Literal["exact", "straight_through"] = "exact"
-    """straight_through gives the target logit the gradient that it would have without a margin, as
-    InsightFace's published ArcFace does. For comparing runs with theirs."""
-    sub_centres: int = Field(1, ge=1, le=16)
-    """Centres per class, of which the nearest counts. 3 takes up noisy labels, at three times the memory of the
-    head."""
-    filter_above: Optional[float] = Field(None, gt=-1, le=1)
-    """Cosines with other classes above this count as 0: they are likely the same person under two names. null
-    filters nothing; try 0.4 after some epochs."""
-    scale: float = Field(64.0, gt=0, le=1000)
-    """Factor on the cosines before the softmax. With few classes (hundreds) 16 to 32 is worth a try."""
-    sample_rate: float = Field(1.0, gt=0, le=1)
-    """Fraction of the class centres that is drawn anew for each step (Partial FC); they take part in it together
-    with all classes of the batch, the others do not. 0.1 makes the head about ten times cheaper; worth it from
-    some 100,000 classes on."""
-    bank: Literal["device", "host", "disk"] = "device"
-    """Where class centres and the state of their optimizer live (docs/large.md). host and disk fetch a step's
-    rows: set `sample_rate`."""
-    bank_dtype: Literal["float32", "bfloat16"] = "float32"
-    """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
-    bank_folder: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
-    """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
-    logits_budget_mb: Optional[float] = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
-    """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the memory.
-    Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
-    compute_dtype: Optional[Literal["float32", "bfloat16", "float16"]] = None
-    """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on GPUs,
-    and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null: the dtype of
-    `Global.amp`, float32 without."""
-    bias: bool = False
-    """Adds one learned number per class to the logits."""
-    init_std: Optional[float] = Field(None, gt=0, le=10, json_schema_extra=NOT_TRAINING)
-    """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
-    without."""
-
-    @field_validator("bank_dtype", "bank_folder")
-    @classmethod
-    def _fits_the_bank(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
-        banks = ("disk",) if info.field_name == "bank_folder" else ("host", "disk")
-        bank = info.data.get("bank", "disk")
-        if value not in (None, "float32") and bank not in banks:
-            raise ValueError(f"has no meaning with the bank {bank}, only with {' and '.join(banks)}")
-        return value
-
-    @field_validator("name")
-    @classmethod
-    def _known_name(cls, value: str) -> str:
-        if value not in head_names() and not is_import_path(value):
-            raise ValueError(
-                f"must be one of {', '.join(head_names())}, or your own as package.module:Class"
-                f"{did_you_mean(value, head_names())}"
-            )
-        return value
-
-    @property
-    def kind(self) -> str:
-        """See `kind_of_head`."""
-        return kind_of_head(self.name)
-
-    @property
-    def sharded(self) -> bool:
-        """See `is_sharded`."""
-        return is_sharded(self.name)
-
-
 def head_dtype(head: HeadCfg, amp: Optional[AmpCfg]) -> str:
     """Return what a training's head rounds its matrix products' inputs to."""
     return head.compute_dtype or (amp.dtype if amp else "float32")
-
-
-RULES = ("Momentum", "AdamW", "LARS")  # for backbone and class centres; others are Paddle's, for the backbone
-
-# What null stands for: of AdamW the decay of InsightFace's vision transformers, of LARS that of You et al.
-_BY_NAME = {
-    "weight_decay": {"Momentum": 5e-4, "AdamW": 0.1, "LARS": 5e-4},
-    "epsilon": {"AdamW": 1e-8, "LARS": 0.0},
-}
-
-# Arrays of a parameter's size that an optimizer keeps beside it; of others two, as most in paddle.optimizer have.
-_MOMENTS = {"Momentum": 1, "LARS": 1, "AdamW": 2, "SGD": 0, "Adagrad": 1, "RMSProp": 3}
-
-
-def moments_of(name: str) -> int:
-    """Return how many arrays of a parameter's size the optimizer of this name keeps beside it."""
-    return _MOMENTS.get(name, 2)
-
-
-def _with(*rules: str) -> Names:
-    """The names of `rules`, and of all other optimizers: their own signatures say what they take."""
-    own = f"{' and '.join(rules)}, and classes that take it"
-    return Names(own, lambda name: name in rules or name not in RULES)
-
-
-def _refuse_zero_epsilon(name: Optional[str], value: Optional[float]) -> Optional[float]:
-    if value == 0 and name == "AdamW":
-        raise ValueError(
-            "must be above 0 with AdamW: a class or weight without a gradient would become 0 / 0"
-        )
-    return value
-
-
-class RuleCfg(Section):
-    """The constants of the three rules that backbone and class centres have in common."""
-
-    only_with = {
-        "momentum": _with("Momentum", "LARS"),
-        "nesterov": _with("Momentum"),
-        "beta1": _with("AdamW"),
-        "beta2": _with("AdamW"),
-        "epsilon": _with("AdamW", "LARS"),
-        "coefficient": _with("LARS"),
-    }
-
-    name: Optional[str] = None
-    """The rule."""
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the last step's velocity that is kept; 0 is plain SGD."""
-    nesterov: bool = False
-    """Takes the gradient where the velocity leads to (Nesterov's momentum)."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Share of the mean gradient that is kept from step to step."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Share of the mean squared gradient that is kept. Try 0.95 to 0.98 when the loss of a transformer jumps."""
-    epsilon: Optional[float] = Field(None, ge=0)
-    """Added to the divisor: of AdamW the root of the mean squared gradient, of LARS the norm of the gradient.
-    null: 1e-8 for AdamW, 0 for LARS."""
-    coefficient: float = Field(0.001, gt=0, le=1)
-    """The trust coefficient: length of a layer's step by that of its weights, at learning rate 1."""
-    weight_decay: Optional[float] = Field(None, ge=0, le=10)
-    """L2 coefficient on weights and class centres; AdamW's is decoupled, a share of the learning rate. Biases, norms
-    and slopes get none. null: 5e-4 for Momentum and LARS, 0.1 for AdamW, for another class what it has by itself.
-    LARS needs one: without decay, it is Momentum."""
-
-    @field_validator("weight_decay")
-    @classmethod
-    def _lars_decays(cls, value: Optional[float], info: ValidationInfo) -> Optional[float]:
-        if value == 0 and info.data.get("name") == "LARS":
-            raise ValueError(
-                "must be above 0 with LARS, whose rate follows the norms only where there is decay"
-            )
-        return value
-
-    @field_validator("epsilon")
-    @classmethod
-    def _adamw_divides(cls, value: Optional[float], info: ValidationInfo) -> Optional[float]:
-        return _refuse_zero_epsilon(info.data.get("name"), value)
-
-    def applies(self, key: str) -> bool:
-        # Another class has its own defaults: only what is written goes to it.
-        return super().applies(key) and (
-            self.name in RULES or key not in RuleCfg.only_with or key in self.model_fields_set
-        )
-
-    def number(self, key: str) -> Optional[float]:
-        """Return the value of a key; null's by the name, None if that has none."""
-        value = getattr(self, key)
-        return value if value is not None else _BY_NAME.get(key, {}).get(self.name)
-
-
-class HeadOptimizerCfg(RuleCfg):
-    """The optimizer of the class centres, as far as it differs from the backbone's. A key that is left out is the
-    backbone's where the names are alike, else the default of `name`."""
-
-    name: Optional[Literal[RULES]] = None
-    """null: the backbone's."""
-    lr_scale: float = Field(1.0, gt=0, le=1000)
-    """Factor on the learning rate of the class centres."""
-
-    @model_validator(mode="after")
-    def _differs(self) -> "HeadOptimizerCfg":
-        if all(getattr(self, key) is None for key in self.model_fields_set):
-            raise ValueError("names nothing that differs from the backbone's; leave it out")
-        return self
-
-    def applies(self, key: str) -> bool:
-        return key in self.model_fields_set
-
-
-class GroupCfg(Section):
-    """Parameters of the backbone that are trained otherwise than the rest."""
-
-    match: str = Field(min_length=1)
-    """A regular expression that is searched in the names of the backbone's parameters (docs/training.md lists them):
-    `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
-    lr_scale: Optional[float] = Field(None, gt=0, le=1000)
-    """Factor on the learning rate. 1 only keeps the parameters from the groups below."""
-    weight_decay: Optional[float] = Field(None, ge=0, le=10)
-    """In place of the section's, on matrices and kernels."""
-    freeze: bool = False
-    """Leaves the parameters as they are; the running statistics of a batch norm whose parameters are all frozen, too."""
-
-    @field_validator("match")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"is no regular expression: {error.msg} at position {error.pos or 0}") from None
-        return value
-
-    @model_validator(mode="after")
-    def _has_effect(self) -> "GroupCfg":
-        if self.freeze and (self.lr_scale, self.weight_decay) != (None, None):
-            raise ValueError("freezes its parameters, so lr_scale and weight_decay have no meaning; keep one")
-        if not self.freeze and self.lr_scale is None and self.weight_decay is None:
-            raise ValueError("changes nothing; give it lr_scale, weight_decay or freeze: true")
-        return self
-
-
-class OptimizerCfg(RuleCfg, extra="allow"):
-    """The optimizer of the backbone and of the class centres. Further keys are keyword arguments of a class of
-    paddle.optimizer or of your own."""
-
-    # arguments of Paddle's classes that plsc passes -> the keys that they come from
-    supplied: ClassVar[dict[str, str]] = {
-        "learning_rate": "LRScheduler.learning_rate",
-        "parameters": "the backbone",
-        "grad_clip": "Optimizer.clip_norm",
-        "lamb_weight_decay": "Optimizer.weight_decay",
-    }
-
-    name: str = "Momentum"
-    """`Momentum`, SGD with momentum, usual for convolutional networks; `AdamW`, usual for transformers, at a learning
-    rate of about 0.001 (docs/training.md#optimizers); `LARS`, for batches of many thousands. For the backbone alone any
-    class of paddle.optimizer (`Adam`, `Lamb`, `RMSProp`), or your own as `package.module:Class`; then `head` names
-    one of the three."""
-    clip_norm: Optional[float] = Field(None, gt=0)
-    """Upper bound on the global norm of the backbone's gradient, all groups together; null does not clip. Try 5
-    when the loss jumps."""
-    head: Optional[HeadOptimizerCfg] = None
-    """What differs for the class centres: `{name: Momentum, lr_scale: 0.1}`. null: nothing."""
-    groups: list[GroupCfg] = []
-    """What differs for some parameters of the backbone: `[{match: ^conv1, freeze: true}, {match: ^layer,
-    lr_scale: 0.1}]`. A group that fits no name is refused."""
-    freeze_norms: bool = False
-    """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning with
-    small batches."""
-    layer_decay: Optional[float] = Field(None, gt=0, le=1)
-    """Factor on the learning rate from a layer to the one before it (Bao et al., "BEiT", 2021), for fine-tuning a
-    `FaceViT_*`: try 0.65 to 0.85. null: all layers have the same rate."""
-
-    @field_validator("head")
-    @classmethod
-    def _fits(cls, value: Optional[HeadOptimizerCfg], info: ValidationInfo) -> Optional[HeadOptimizerCfg]:
-        name = value and (value.name or info.data.get("name"))
-        for key in sorted(value.model_fields_set & cls.only_with.keys()) if name else ():
-            if name not in cls.only_with[key]:
-                raise ValueError(f"{key} has no meaning with {name}")
-        _refuse_zero_epsilon(name, value and value.epsilon)
-        return value
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The keyword arguments for a class that is none of RULES, but the weight decay."""
-        given = {key: getattr(self, key) for key in RuleCfg.only_with if self.applies(key)}
-        return {**given, **self.model_extra}
-
-    @property
-    def of_head(self) -> HeadOptimizerCfg:
-        """The optimizer of the class centres with all that it takes over from the backbone's; no null is left."""
-        given = {} if self.head is None else self.head.model_dump(exclude_unset=True, exclude_none=True)
-        name = given.get("name", self.name)
-        source = self if name == self.name else HeadOptimizerCfg(name=name)
-        keys = [key for key in RuleCfg.model_fields if name in RuleCfg.only_with.get(key, RULES)]
-        rule = {key: source.number(key) for key in keys}
-        return HeadOptimizerCfg(**{**rule, **given})
 
 
 class TeacherCfg(Section):
@@ -710,6 +289,25 @@ class DatasetCfg(Plug):
 
     registry = DATASETS
 
+    @classmethod
+    def hint(cls, name: str, key: str, text: str) -> str:
+        """Name the data sets that have the key that the class `name` lacks."""
+        if not text.startswith("unknown key"):
+            return ""
+        owners = [
+            other
+            for other in DATASETS.builtin
+            if cls.may_name(other) and key in arguments_of(DATASETS.get(other))[0]
+        ]
+        if not owners:
+            return ""
+        return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{key}'"
+
+    @classmethod
+    def may_name(cls, name: str) -> bool:
+        """Say whether a data set may be named here."""
+        return True
+
 
 class TrainDatasetCfg(DatasetCfg):
     """The images to train on. Further keys are keyword arguments of the class; its docstring explains
@@ -717,6 +315,16 @@ class TrainDatasetCfg(DatasetCfg):
 
     # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
     supplied = {"seed": "Global.seed"}
+
+    @classmethod
+    def hint(cls, name: str, key: str, text: str) -> str:
+        if key in JoinedDatasetCfg.model_fields and cls is TrainDatasetCfg:
+            return "; weight and head are keys of the items of a list of data sets"
+        return super().hint(name, key, text)
+
+    @classmethod
+    def may_name(cls, name: str) -> bool:
+        return hasattr(DATASETS.get(name), "sample")  # labelled images; pairs have image()
 
     name: str = "Glyphs"
     """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each

@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 
 from plsc import distributed
-from plsc.config import rows_bytes
-from plsc.config.schema import AmpCfg, HeadCfg, OptimizerCfg, head_dtype, is_softmax
+from plsc.config.optimizer import OptimizerCfg
+from plsc.config.schema import AmpCfg, head_dtype
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
+from plsc.heads.config import HeadCfg, is_softmax, rows_bytes
 from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead, default_budget

@@ -15,8 +15,8 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.train_state import COMPATIBLE
 from plsc.config import Config
-from plsc.config.schema import HeadCfg
 from plsc.data.dataset import Dataset
+from plsc.heads.config import HeadCfg
 from plsc.heads.optimizer import Frozen
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head

@@ -28,10 +28,11 @@ from plsc.checkpoint.manifest import EMA, head_config
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
-from plsc.config.schema import GlobalCfg, is_softmax, kind_of_head
+from plsc.config.schema import GlobalCfg
 from plsc.data.dataset import Dataset, class_names
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, UserError
+from plsc.heads.config import is_softmax, kind_of_head
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import ahead, to_input
 from plsc.utils.atomic_write import replace_file

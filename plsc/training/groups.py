@@ -15,7 +15,7 @@ from typing import NamedTuple
 import paddle
 from paddle import nn
 
-from plsc.config.schema import GroupCfg, OptimizerCfg
+from plsc.config.optimizer import GroupCfg, OptimizerCfg
 from plsc.errors import UserError, shown
 
 _BATCH_NORMS = (nn.BatchNorm, nn.BatchNorm1D, nn.BatchNorm2D, nn.BatchNorm3D, nn.SyncBatchNorm)

@@ -17,8 +17,8 @@ import paddle
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from plsc.config import Config
-from plsc.config.optimizer import DECAYS, class_of
-from plsc.config.schema import LRSchedulerCfg, OptimizerCfg, moments_of
+from plsc.config.optimizer import DECAYS, OptimizerCfg, class_of, moments_of
+from plsc.config.schema import LRSchedulerCfg
 from plsc.errors import UserError
 from plsc.training.groups import Settings
 from plsc.utils.logging import warn

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
-from plsc.config import Config, format_rows
-from plsc.config.schema import TrainCfg, moments_of
+from plsc.config import Config
+from plsc.config.optimizer import moments_of
+from plsc.config.schema import TrainCfg
 from plsc.data.dataset import PairSet
 from plsc.data.hold_out import few_identities
 from plsc.data.joined import Joined
 from plsc.errors import shown
+from plsc.heads.config import format_rows
 from plsc.training.build_head import build_rule, logits_budget
 from plsc.training.evaluator import EvalSet
 from plsc.training.groups import describe, settings_of

@@ -17,10 +17,12 @@ from plsc.checkpoint import store
 from plsc.checkpoint.manifest import EMA, config_sections
 from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
-from plsc.config.schema import RULES, AmpCfg, HeadCfg, OptimizerCfg, RuleCfg, affects_training, head_dtype
+from plsc.config.optimizer import RULES, OptimizerCfg, RuleCfg
+from plsc.config.schema import AmpCfg, head_dtype
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
+from plsc.heads.config import HeadCfg
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.ema import Ema
@@ -28,6 +30,7 @@ from plsc.training.groups import settings_of
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.registry import BACKBONES
+from plsc.utils.section import affects_training
 
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 

@@ -24,7 +24,7 @@ from plsc.utils.yaml_lines import KeyPath, dump, parse
 
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping of keys"}
 _LISTS = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable)
-# Tags that schema.py gives to the alternatives of a union; pydantic adds them to the place of an error.
+# Tags that a section gives to the alternatives of a union; pydantic adds them to the place of an error.
 UNION_TAGS = ("(mapping)", "(list)")
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # Python 3.9 has no `int | None`
 
@@ -42,6 +42,14 @@ class ConfigProblem(NamedTuple):
 
     path: KeyPath
     message: str
+
+
+class Problems(ValueError):
+    """What is wrong with a section, found while pydantic validates it: the paths of its problems begin below the section."""
+
+    def __init__(self, problems: Iterable[ConfigProblem]):
+        self.problems = list(problems)
+        super().__init__("; ".join(problem.message for problem in self.problems))
 
 
 def describe(annotation: Any, limits: Iterable[Any] = ()) -> str | None:
@@ -76,6 +84,21 @@ def _bounds(limits: Iterable[Any]) -> str:
         return f" in {opening}{bounds[low.pop()]}, {bounds[high.pop()]}{closing}"
     signs = {"gt": "> {}", "ge": ">= {}", "lt": "< {}", "le": "<= {}", "min_length": "(not empty)"}
     return "".join(f" {signs[name].format(bound)}" for name, bound in bounds.items())
+
+
+def problems_of(
+    error: ValidationError, model: type[BaseModel], data: Any, everywhere: Iterable[str] = ()
+) -> list[ConfigProblem]:
+    """List what pydantic has found wrong in validating `data` with `model`; everywhere: see `explain`."""
+    problems = []
+    for detail in error.errors():
+        problem = explain(detail, model, data, everywhere)
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, Problems):
+            problems += [ConfigProblem((*problem.path, *path), message) for path, message in cause.problems]
+        else:
+            problems.append(problem)
+    return problems
 
 
 def explain(
@@ -206,7 +229,7 @@ def check_keywords(
     """Check the keyword arguments in a section by the signature of their class.
 
     Args:
-        section: its own fields may stand beside the keyword arguments. `section.supplied` maps arguments that
+        section: its own fields may stand beside the keyword arguments; they are not checked here. `section.supplied` maps arguments that
             plsc passes to the keys that they come from: a user must not write them as keyword arguments, and
             the class must take those that are fields of the section.
         cls: the class. A parameter whose annotation is missing or cannot be resolved takes any value.
@@ -225,13 +248,6 @@ def check_keywords(
         if name not in section.model_fields and name in given:
             return {}, [ConfigProblem((name,), f"comes from {origin}, set that (got {shown(given[name])})")]
 
-    class Extended(section):
-        model_config = ConfigDict(
-            extra="allow" if takes_any else "forbid",
-            arbitrary_types_allowed=True,
-            use_attribute_docstrings=False,
-        )
-
     hints = _hints(cls)
     arguments = {  # under other names, since pydantic reserves some: `json`, `copy`, `_x`
         f"argument{index}": (
@@ -241,11 +257,15 @@ def check_keywords(
         for index, (name, p) in enumerate(named.items())
         if name not in section.model_fields and name not in section.supplied
     }
-    model = create_model(cls.__name__, __base__=Extended, **arguments)
+    rules = ConfigDict(
+        extra="allow" if takes_any else "forbid", allow_inf_nan=False, arbitrary_types_allowed=True
+    )
+    own = {name: (Any, None) for name in section.model_fields}  # the section's own validation checks them
+    model = create_model(cls.__name__, __config__=rules, **own, **arguments)
     try:
         checked = model.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
-        return {}, [explain(detail, model, given, everywhere) for detail in error.errors()]
+        return {}, problems_of(error, model, given, everywhere)
     values = dict(checked.model_extra or {})
     for name in checked.model_fields_set & arguments.keys():
         values[model.model_fields[name].alias] = getattr(checked, name)

@@ -132,6 +132,11 @@ class Registry:
         return self.get(name)(**kwargs)
 
 
+def is_import_path(name: str) -> bool:
+    """Return whether a name is "package.module:Class", or the same with a dot, and not a registered one."""
+    return ":" in name or "." in name
+
+
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -149,7 +154,7 @@ BACKBONES = Registry(
     bases=("paddle.nn:Layer",),
 )
 
-# In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/config/schema.py, HeadCfg.name).
+# In a config, `x` keeps all class centres on every rank and `dist_x` shards them (plsc/heads/config.py, HeadCfg.name).
 MARGINS = Registry(
     "margin",
     {

@@ -3,7 +3,7 @@
 import pytest
 
 from plsc.config import ConfigError, load
-from plsc.config.schema import HeadOptimizerCfg, OptimizerCfg
+from plsc.config.optimizer import HeadOptimizerCfg, OptimizerCfg
 from plsc.training.build_head import build_rule
 
 

@@ -4,8 +4,10 @@ import os
 
 import pytest
 
-from plsc.config import Config, ConfigError, format_rows, load
-from plsc.config.schema import EvalCfg, Section, TrainCfg, head_dtype
+from plsc.config import Config, ConfigError, load
+from plsc.config.schema import EvalCfg, TrainCfg, head_dtype
+from plsc.heads.config import format_rows
+from plsc.utils.section import Section
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import numpy as np
 
 from plsc import distributed as d
 from plsc.config import load
-from plsc.config.schema import head_names
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
+from plsc.heads.config import head_names
 from plsc.training.divergence import DivergedError
 from plsc.training.embed import embed, to_input
 from plsc.training.evaluator import Evaluator, build_sets, score

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plsc.config.schema import head_names
 from plsc.entry import Entry
+from plsc.heads.config import head_names
 from tests.bounds import assert_within, rounded
 from tests.launch import ROOT, launch, run_forked, run_python
 from tests.tiny_runs import (

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from plsc.config import load
-from plsc.config.schema import head_names
+from plsc.heads.config import head_names
 from plsc.training.build_head import build_margin
 from plsc.utils.messages import arguments_of
 from plsc.utils.registry import MARGINS

@@ -6,7 +6,7 @@ import pytest
 
 from plsc.cli.selftest.parts import relative
 from plsc.config import load
-from plsc.config.schema import CHANGES_OTHERS, WITHOUT_MARGIN
+from plsc.heads.config import CHANGES_OTHERS, WITHOUT_MARGIN
 from plsc.heads.margins import CombinedMargin
 from plsc.training.build_head import build_margin
 from plsc.utils.messages import arguments_of

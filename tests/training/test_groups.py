@@ -6,7 +6,7 @@ from paddle import nn
 
 from plsc.backbones.face_vit import FaceViT
 from plsc.backbones.iresnet import IResNet18
-from plsc.config.schema import OptimizerCfg
+from plsc.config.optimizer import OptimizerCfg
 from plsc.errors import UserError
 from plsc.training import divergence
 from plsc.training.groups import Settings, describe, freeze, settings_of

@@ -7,7 +7,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.config.schema import LRSchedulerCfg, OptimizerCfg
+from plsc.config.optimizer import OptimizerCfg
+from plsc.config.schema import LRSchedulerCfg
 from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer, build_schedule
 from tests.bounds import EPS, assert_within

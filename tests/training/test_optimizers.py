@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from plsc.config.schema import OptimizerCfg
+from plsc.config.optimizer import OptimizerCfg
 from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer, load_optimizer, optimizer_arrays
 from tests.bounds import assert_within, perturbed
@@ -111,8 +111,8 @@ CASES = {
     "nesterov": ({"name": "Momentum", "momentum": 0.8, "nesterov": True}, nesterov, 5e-4),
     "adamw": ({"name": "AdamW", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}, adamw, 0.1),
     "lars": ({"name": "LARS", "coefficient": 0.02, "epsilon": 1e-3}, lars, 5e-4),
-    "adam": ({"name": "Adam", "weight_decay": 0.01}, coupled_adam, 0.01),
-    "lamb": ({"name": "Lamb", "weight_decay": 0.02}, lamb, 0.02),
+    "adam": ({"name": "Adam", "weight_decay": 0.01, "head": {"name": "Momentum"}}, coupled_adam, 0.01),
+    "lamb": ({"name": "Lamb", "weight_decay": 0.02, "head": {"name": "Momentum"}}, lamb, 0.02),
 }
 
 

@@ -7,7 +7,6 @@ import pytest
 from plsc.checkpoint.store import Checkpoint
 from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, _keys, load
-from plsc.config.schema import affects_training
 from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.margins import ArcFace
@@ -22,6 +21,7 @@ from plsc.training.resume import (
     load_head,
     refuse_other_frozen,
 )
+from plsc.utils.section import affects_training
 from plsc.utils.sharding import ClassShard, split
 from tests.checkpoints import Bits, content, save_ranks
 from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, train

@@ -14,11 +14,12 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.config import Config, rows_bytes
-from plsc.config.schema import HeadCfg, head_dtype
+from plsc.config import Config
+from plsc.config.schema import head_dtype
 from plsc.heads.backends import by_kernels
 from plsc.heads.bank import copied_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
+from plsc.heads.config import HeadCfg, rows_bytes
 from plsc.heads.offloaded_bank import buffer_bytes
 from plsc.heads.optimizer import Frozen, Rule
 from plsc.heads.softmax import SoftmaxHead

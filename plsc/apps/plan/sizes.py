@@ -13,7 +13,7 @@ import numpy as np
 
 from plsc.apps.plan.calibration import Case
 from plsc.config import Config
-from plsc.config.schema import moments_of
+from plsc.config.optimizer import moments_of
 from plsc.utils.disk import free_bytes, nearest_folder
 from plsc.utils.text import number
 

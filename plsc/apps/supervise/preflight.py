@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 
 from plsc import native as kernels
-from plsc.config import Config, rows_bytes
-from plsc.config.schema import moments_of
+from plsc.config import Config
+from plsc.config.optimizer import moments_of
 from plsc.data.build import build_dataset, keys_of_sets
 from plsc.data.dataset import Dataset
 from plsc.data.scan import AnySet, count_of, name_of
 from plsc.errors import UserError, shown
+from plsc.heads.config import rows_bytes
 from plsc.utils.disk import free_bytes
 from plsc.utils.memory import available_bytes
 from plsc.utils.sharding import split
