@@ -18,30 +18,26 @@ import json
 import re
 import stat
 import zlib
-from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, TypeVar
+from typing import Any, Literal, Optional, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
     FiniteFloat,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
     field_validator,
-    model_validator,
 )
 
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
-from plsc.checkpoint.train_state import Shape, Side, TrainState
+from plsc.checkpoint.train_state import Shape, TrainState
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
-# 1 had `contract` in place of `preprocessing`, for images only; 3 has ema.safetensors, which older versions refuse.
-FORMATS = (1, 2, 3)
+FORMAT = 5  # the only one that is read; 1 to 4 were written before the first release
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
@@ -89,21 +85,11 @@ class Preprocessing(BaseModel):
     scale: FiniteFloat
 
 
-class Contract(BaseModel):
-    """How images are prepared, as format 1 had it."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    size: Optional[Annotated[list[Side], Field(min_length=2, max_length=2)]] = None
-    channels: Optional[str] = None
-    mean: Optional[FiniteFloat] = None
-    scale: Optional[FiniteFloat] = None
-
-
 class Manifest(BaseModel):
     """The fields of manifest.json after "crc32"."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    format: Literal[FORMATS]
+    format: Literal[FORMAT]
     plsc: str
     """Version of plsc that wrote it."""
     step: NonNegativeInt
@@ -123,30 +109,6 @@ class Manifest(BaseModel):
     config: str
     """The resolved config, YAML."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_format_1(cls, fields: Any) -> Any:
-        """Turn format 1's `contract`, of images, into `preprocessing`."""
-        if not isinstance(fields, dict) or fields.get("format") != 1 or "contract" not in fields:
-            return fields
-        rest = {key: value for key, value in fields.items() if key != "contract"}
-        old, state = (
-            Contract.model_validate(fields["contract"]),
-            TrainState.model_validate(fields.get("state")),
-        )
-        if None in (old.size, old.channels, old.mean, old.scale):
-            return {**rest, "preprocessing": {}}
-        count = {"grey": 1, "RGB": 3, "BGR": 3}.get(old.channels)
-        shape = state.image_shape or [count or 1, *old.size]
-        known = {
-            "shape": shape,
-            "dtype": "uint8",
-            "channels": old.channels,
-            "mean": old.mean,
-            "scale": old.scale,
-        }
-        return {**rest, "preprocessing": known}
-
     @field_validator("preprocessing")
     @classmethod
     def _check_preprocessing(cls, fields: dict) -> dict:
@@ -165,25 +127,20 @@ class Manifest(BaseModel):
         return {**self.model_dump(), "state": self.state.to_json()}
 
 
-def format_of(files: Collection[str]) -> int:
-    """Return the oldest format that has these files."""
-    return 3 if EMA in files else 2
-
-
 def seal(rest: bytes) -> bytes:
     """Return the bytes of manifest.json: the checksum as the first field, then `rest`."""
     return b'{"crc32": "%08x",' % zlib.crc32(rest) + rest
 
 
-def parse_sealed(data: bytes, where: str, model: type[Model], newest: int, remedy: str = "") -> Model:
+def parse_sealed(data: bytes, where: str, model: type[Model], number: int, remedy: str = "") -> Model:
     """Check the bytes that `seal` returned, and make a `model` of their fields.
 
     Args:
         where: the file, for messages.
-        newest: the highest format that this plsc reads.
+        number: the format that this plsc reads.
         remedy: the end of the message about damage.
 
-    Raises: DamagedError (altered, or other fields than the model's), UserError (a newer format).
+    Raises: DamagedError (altered, or other fields than the model's), UserError (another format).
     """
     if data != seal(data[len(seal(b"")) :]):
         raise DamagedError(f"{where}: fails its checksum{remedy}")
@@ -191,9 +148,9 @@ def parse_sealed(data: bytes, where: str, model: type[Model], newest: int, remed
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{where}: is not JSON{remedy}") from error
-    if isinstance(fields.get("format"), int) and fields["format"] > newest:
+    if type(fields.get("format")) is int and fields["format"] != number:
         raise UserError(
-            f"{where}: has format {fields['format']}, this plsc reads up to {newest}; install a newer plsc"
+            f"{where}: has format {fields['format']}, this plsc reads format {number} only; use the plsc that wrote it, or make it anew"
         )
     del fields["crc32"]
     try:
@@ -217,7 +174,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest in the file.
 
     Raises: DamagedError (absent, altered, inconsistent, or lists files that do not belong to a checkpoint),
-    UserError (written by a newer plsc), OSError.
+    UserError (of another format), OSError.
     """
     if not path.exists():
         raise DamagedError(f"{path}: is not there; the checkpoint was never completed")
@@ -225,7 +182,7 @@ def read_manifest(path: Path) -> Manifest:
         data = read_regular(path, _MOST_BYTES)
     except UserError as error:  # not a regular file, or too large for a manifest
         raise DamagedError(str(error)) from error
-    manifest = parse_sealed(data, str(path), Manifest, FORMATS[-1])
+    manifest = parse_sealed(data, str(path), Manifest, FORMAT)
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name):
             raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")
@@ -248,7 +205,7 @@ def tiles(ranges: list[tuple[int, int]], num_classes: int) -> bool:
 def open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFile]]:
     """Open the checkpoint `path`: its manifest and tensor files by name, checked; with `verify` all bytes.
 
-    Raises: DamagedError, MissingFileError, UserError (written by a newer plsc, not readable now or by this
+    Raises: DamagedError, MissingFileError, UserError (of another format, not readable now or by this
     user).
     """
     try:

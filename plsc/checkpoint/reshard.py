@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plsc.checkpoint.manifest import Manifest, format_of, seal
+from plsc.checkpoint.manifest import FORMAT, Manifest, seal
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import header_of, sync_folder, write_synced
 from plsc.errors import UserError
@@ -92,7 +92,7 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
         name = f"head-{number:05d}-of-{len(ranges):05d}.safetensors"
         sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
         heads.append({"file": name, "start": start, "stop": stop})
-    manifest = Manifest(format=format_of(sums), plsc=__version__, heads=heads, files=sums, **fields)
+    manifest = Manifest(format=FORMAT, plsc=__version__, heads=heads, files=sums, **fields)
     text = json.dumps(manifest.to_json(), indent=1)
     write_synced(tmp / "manifest.json", [seal(text[1:].encode())])
     sync_folder(tmp)

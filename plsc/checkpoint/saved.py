@@ -121,7 +121,7 @@ class Checkpoint:
             verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
                 checked; right after `latest` has verified, that is enough.
 
-        Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (newer
+        Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (another
         format, no permission).
         """
         path = Path(path)

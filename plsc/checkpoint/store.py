@@ -28,8 +28,8 @@ import numpy as np
 from plsc.checkpoint.manifest import (
     BACKBONE,
     EMA,
+    FORMAT,
     Manifest,
-    format_of,
     seal,
     tiles,
 )
@@ -212,7 +212,7 @@ def _publish(final: Path, first: bool, fields: dict) -> None:
     if not first:
         return
     tmp = _beside(final, "tmp")
-    manifest = Manifest(format=format_of(fields["files"]), plsc=__version__, **fields)
+    manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
     if final.exists():
@@ -256,7 +256,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
         before: only checkpoints of earlier steps than this; then None too if none of them is usable.
 
     Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
-    damaged one; also for one written by a newer plsc, or not readable now or by this user, which is not
+    damaged one; also for one of another format, or not readable now or by this user, which is not
     damage.
     """
     root = Path(root)

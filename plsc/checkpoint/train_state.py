@@ -1,7 +1,7 @@
 """Define the state of a run in a checkpoint beside the arrays: `state` in its manifest.json.
 
-A missing key has the default: older versions wrote fewer keys, and folders of plsc import and import-centres
-have no run. A key that this version does not know is kept when a checkpoint is rewritten. Imports no Paddle.
+A missing key has the default: folders of plsc import and import-centres have no run. A key that this version
+does not know is kept when a checkpoint is rewritten. Imports no Paddle.
 """
 
 # pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
@@ -13,9 +13,6 @@ from typing import Annotated, Any, Optional
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from plsc.utils.calibration import Calibration
-
-Side = Annotated[int, Field(ge=1, le=2**16)]
-"""Channels, height or width of an image; limited, so that a hostile file cannot take all memory."""
 
 
 def _refuse_huge(shape: list[int]) -> list[int]:
@@ -67,8 +64,6 @@ class TrainState(BaseModel):
     global_batch: Optional[PositiveInt] = None
     """Samples of a step on all ranks together."""
     steps_per_epoch: Optional[PositiveInt] = None
-    image_shape: Optional[Annotated[list[Side], Field(min_length=3, max_length=3)]] = None
-    """[C, H, W]: of images, in checkpoints of format 1. Since then the shape is part of the preprocessing."""
     margin: dict[str, FiniteFloat] = {}
     """What the margin remembers from step to step."""
     threshold: Optional[FiniteFloat] = None
@@ -76,10 +71,9 @@ class TrainState(BaseModel):
     optimizer: Optional[str] = None
     """Class of the backbone's optimizer."""
     head_optimizer: Optional[str] = None
-    """Class of the class centres' optimizer; older versions, which had Momentum only, wrote none."""
-    updates: Optional[NonNegativeInt] = None
-    """How often the class centres have been updated, which AdamW counts; where it is missing, once in each
-    step that was not skipped."""
+    """Class of the class centres' optimizer."""
+    updates: NonNegativeInt = 0
+    """How often the class centres have been updated, which AdamW counts."""
     head: Optional[str] = None
     """Head.name; a head is the same spread over the ranks (dist_) or not."""
     replaced: Annotated[list[NonNegativeInt], Field(min_length=1)] = [0]
@@ -97,8 +91,8 @@ class TrainState(BaseModel):
     """Steps that did not count, because something was not finite."""
     in_a_row: NonNegativeInt = 0
     """Of them the last ones, without a good one since."""
-    since_good: Optional[NonNegativeInt] = None
-    """Steps since the last good one, overflows too; null: `in_a_row`."""
+    since_good: NonNegativeInt = 0
+    """Steps since the last good one, overflows too."""
     loss_scale: Optional[Annotated[FiniteFloat, Field(gt=0)]] = None
     """Scale of the backbone's gradients in float16; null without."""
     good_steps: NonNegativeInt = 0

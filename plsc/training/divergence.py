@@ -118,11 +118,11 @@ class NonFiniteGuard:
         self.since_good = 0
         self._statistics = statistics_of(backbone) if statistics is None else statistics
 
-    def resume(self, skipped: int, in_a_row: int, since_good: int | None = None) -> None:
+    def resume(self, skipped: int, in_a_row: int, since_good: int) -> None:
         """Restore the counts of a checkpoint."""
         self.skipped = skipped
         self.in_a_row = in_a_row
-        self.since_good = in_a_row if since_good is None else since_good
+        self.since_good = since_good
 
     def remember(self) -> list[Callable[[], None]]:
         """Copy what a forward pass of backbone and head changes; return calls that restore it. Call it before

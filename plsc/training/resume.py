@@ -154,11 +154,11 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
         "optimizer": (theirs.optimizer, ours.optimizer),
         "class centres' optimizer": (theirs.head_optimizer, ours.head_optimizer),
         "head": (theirs.head, ours.head),
-        "preprocessing": (saved.preprocessing or None, data.preprocessing.to_json()),
+        "preprocessing": (saved.preprocessing, data.preprocessing.to_json()),
         "networks of other runs": (theirs.other_networks, ours.other_networks),
     }
     for what, (there, here) in alike.items():
-        if there not in (None, here):
+        if there != here:
             raise UserError(
                 f"{where} was made with the {what} {there}, this run has {here}: resume with the same, or start a new run "
                 "with Global.init_from in another Global.output_dir"
@@ -257,8 +257,7 @@ def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)
-    updates = saved.state.updates
-    head.bank.resume(max(0, saved.step - saved.state.skipped) if updates is None else updates)
+    head.bank.resume(saved.state.updates)
 
 
 def build_saved_backbone(

@@ -11,7 +11,7 @@ from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.margins import ArcFace
 from plsc.heads.offloaded_bank import build_bank
-from plsc.heads.optimizer import AdamW, Momentum
+from plsc.heads.optimizer import AdamW
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.resume import (
     build_backbone,
@@ -147,20 +147,11 @@ def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path)
 
 
 def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
-    """A checkpoint that does not name it, as of older versions, has its arrays."""
     head = make_head(23, 8, ArcFace(), rule=ADAMW)
     with pytest.raises(
         UserError, match=r"lacks 2 head arrays .*\(moment1\); has 1 head arrays .*\(momentum\)"
     ):
         load_head(head, Checkpoint.open(saved))
-
-
-def test_older_checkpoints_have_one_update_a_step(saved):
-    opened = Checkpoint.open(saved)
-    head = make_head(23, 8, ArcFace(), rule=Momentum())
-    opened.state = opened.state.model_copy(update={"updates": None, "skipped": 1})
-    load_head(head, opened)
-    assert head.bank.updates == 1
 
 
 # The keys with which a run may be resumed without a word: they do not change the weights that it ends with.

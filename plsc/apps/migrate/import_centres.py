@@ -42,7 +42,7 @@ def import_centres(
                 f"{backbone}: gives embeddings of {saved.embedding_size} numbers, the centres have {size}"
             )
         about = saved.state.to_json()
-        kept = ("image_shape", "threshold", "flip", "calibration")
+        kept = ("threshold", "flip", "calibration")
         about = {key: about[key] for key in kept if key in about}
         fields = {"preprocessing": saved.preprocessing, "state": about, "config": saved.config_yaml}
         files["backbone.safetensors"] = FileBlocks(saved.path / saved.weights_file)

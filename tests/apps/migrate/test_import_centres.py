@@ -33,16 +33,15 @@ def test_the_network_of_another_checkpoint_goes_along(tmp_path):
     everything = content(1, classes=0)
     meaning = {"method": "logistic", "set": "pairs", "step": 9, "pairs": 10, "prior": 0.5}
     meaning.update(cosine=[0.0, 1.0], log_odds=[-2.0, 2.0])
-    everything["state"] = TrainState(
-        image_shape=[1, 32, 32], threshold=0.3, seed=9, calibration=Calibration.from_json(meaning, "here")
-    )
+    calibration = Calibration.from_json(meaning, "here")
+    everything["state"] = TrainState(threshold=0.3, seed=9, calibration=calibration)
     (network, *_) = save_ranks(tmp_path / "net", 9, everything, 1)
     import_centres([str(tmp_path)], str(tmp_path / "out"), str(network))
     made = Checkpoint.open(tmp_path / "out")
     assert_same(made.backbone(), everything["backbone"])
     assert made.optimizer() == {} and made.step == 0
     assert (made.preprocessing, made.config_yaml) == (everything["preprocessing"], everything["config_yaml"])
-    kept = {"image_shape": [1, 32, 32], "threshold": 0.3, "calibration": meaning}
+    kept = {"threshold": 0.3, "calibration": meaning}
     assert made.state.to_json() == kept
     assert np.array_equal(made.head(0, 11)["bias"], foreign.BIAS)
 
