@@ -23,10 +23,11 @@ from plsc.config import Config, load
 from plsc.config.advice import advice
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
-from plsc.errors import MissingFileError, UserError, names_text, shown
+from plsc.errors import UserError, names_text, shown
 from plsc.heads.config import format_rows
 from plsc.training.finish import finish
 from plsc.training.stand_in import check_data
+from plsc.training.start import find_checkpoint, open_checkpoint, start
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup, warn
@@ -97,7 +98,7 @@ class Entry(Setters):
             return self._train(guarded)
 
     def _train(self, guarded: guard.Guard) -> dict[str, Any]:
-        notes = self._start(reads_data=False)
+        notes = start(self.config)
         from plsc import distributed
         from plsc.heads.self_check import refuse_a_wrong_head
         from plsc.training import card
@@ -134,7 +135,7 @@ class Entry(Setters):
         from plsc.training.plan_lines import plan_lines, weak_lines
 
         trainer = build.build_trainer(self.config, self._model, self._make_optimizer, signals=guarded)
-        path = self._find_checkpoint(writes=True) if self.config.Global.resume else None
+        path = find_checkpoint(self.config, writes=True) if self.config.Global.resume else None
         start = finetune.Start([], {})
         if path:
             trainer.resume(path)
@@ -193,7 +194,7 @@ class Entry(Setters):
 
         Prints the table and writes report and results.json to output_dir/test. Returns the main set's numbers.
         """
-        self._start()
+        self._start_on_data()
         from plsc import distributed
         from plsc.evaluation.groups import group_pairs, read_groups
         from plsc.evaluation.results import read_compared
@@ -207,7 +208,7 @@ class Entry(Setters):
 
         if self.config.DataLoader.Eval.dataset is None:
             raise UserError("DataLoader.Eval.dataset: is null; name a data set to test on")
-        saved = self._checkpoint()
+        saved = open_checkpoint(self.config)
         sets = build_saved_sets(self.config, saved)
         compared = read_compared(compare, sets) if compare else None
         for option, given in (("--set-threshold", set_threshold), ("--calibrate", calibrate)):
@@ -235,14 +236,14 @@ class Entry(Setters):
 
     def write_card(self) -> Path:
         """Evaluate a checkpoint and write the run's model card (plsc/evaluation/card.py); return its path."""
-        self._start()
+        self._start_on_data()
         from plsc.training import card
 
-        return card.write(self.config, self._checkpoint(), self._model)
+        return card.write(self.config, open_checkpoint(self.config), self._model)
 
     def check_card(self, training_data: bool = True) -> Outcome:
         """Compare the run's model card with its files, its data and its evaluation; `training_data`: those too."""
-        self._start()
+        self._start_on_data()
         from plsc.evaluation.card import read_card
         from plsc.training import check_card
 
@@ -260,14 +261,14 @@ class Entry(Setters):
 
         Returns: embeddings [n, D] float32, and the n names (paths, or "0", "1", ...).
         """
-        self._start(reads_data=False)
+        start(self.config)
         from plsc import distributed
         from plsc.data.to_predict import samples_to_predict
-        from plsc.training import resume
         from plsc.training.embed import embed
         from plsc.training.evaluator import refuse_flip
+        from plsc.training.trained import load_network
 
-        saved = self._checkpoint()
+        saved = open_checkpoint(self.config)
         preprocessing = Preprocessing.from_json(saved.preprocessing)
         refuse_flip(self.config.DataLoader.Eval, preprocessing)
         read, names = samples_to_predict(images, preprocessing)
@@ -278,7 +279,7 @@ class Entry(Setters):
             warn(
                 f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {state.flip}"
             )
-        backbone = resume.build_saved_backbone(self.config, saved, self._model)
+        backbone = load_network(saved, self.config, self._model).backbone
         sizes = evaluation.batch_size, evaluation.flip
         emb = embed(backbone, read, len(names), preprocessing, *sizes)
         emb = unit_rows(emb)
@@ -296,14 +297,6 @@ class Entry(Setters):
             print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
         return emb, names
 
-    def load_network(self) -> tuple[Any, Any]:
-        """Build the backbone with the weights of a checkpoint; return it and the `Checkpoint`."""
-        self._start(reads_data=False)
-        from plsc.training import resume
-
-        saved = self._checkpoint()
-        return resume.build_saved_backbone(self.config, saved, self._model), saved
-
     def export(self, output: str | os.PathLike | None = None) -> dict[str, Any]:
         """Write a checkpoint's backbone to a folder in Export.formats, and compare each.
 
@@ -312,21 +305,24 @@ class Entry(Setters):
 
         Returns the facts of plsc.apps.export.export: files and largest differences.
         """
-        backbone, saved = self.load_network()
+        start(self.config)
         from plsc import distributed
         from plsc.apps.export import export
         from plsc.apps.export.int8_data import int8_data
         from plsc.training.card import files_for_export
+        from plsc.training.trained import load_network
 
+        saved = open_checkpoint(self.config)
+        network = load_network(saved, self.config, self._model)
         folder = Path(output) if output else self.output_dir / "export"
 
         def write() -> dict[str, Any]:
             facts = export(
-                backbone,
+                network.backbone,
                 folder,
                 formats=self.config.Export.formats,
                 opset=self.config.Export.opset,
-                preprocessing=Preprocessing.from_json(saved.preprocessing),
+                preprocessing=network.preprocessing,
                 threshold=saved.state.threshold,
                 flip=saved.state.flip,
                 threshold_set=saved.state.threshold_set,
@@ -437,20 +433,10 @@ class Entry(Setters):
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 
-    def _start(self, reads_data: bool = True) -> list[str]:
-        """Set up environment, ranks and log, after a check of the data sets of the evaluation if the verb reads them.
-
-        Returns lines about threads and matrix products, which a training logs.
-        """
-        if reads_data:
-            self.config.check_data(training=False)
-        threads, notes = environment.prepare(self.config.Global.threads)
-        from plsc import distributed
-
-        given = self.config.Global
-        distributed.init(given.device, threads, tf32=given.tf32, deterministic=given.deterministic)
-        setup(distributed.rank())
-        return notes
+    def _start_on_data(self) -> None:
+        """Set the process up for a verb that reads the data sets of the evaluation, after a check of these."""
+        self.config.check_data(training=False)
+        start(self.config)
 
     def _advice(self, ranks: int) -> list[str]:
         return advice(self.config, ranks, environment.local_size_from_env())
@@ -478,38 +464,6 @@ class Entry(Setters):
         for path in earlier:
             path.rename(aside / path.name)
         get_logger().warning(f"{self.output_dir} held an earlier run; its files are now in {aside}")
-
-    def _find_checkpoint(self, writes: bool = False) -> Path | None:
-        """Find the checkpoint that Global.checkpoint names, and log it; None if that is the newest and there is none.
-
-        writes: this run writes there, and sets damaged ones aside.
-        """
-        from plsc import distributed
-        from plsc.checkpoint import store
-
-        given = self.config.Global.checkpoint or "newest"
-        folder = self.output_dir / "checkpoints"
-
-        # It verifies every byte and sets damaged ones aside: once is enough.
-        path = distributed.run_on_rank_0(lambda: store.find(folder, given, rename=writes))
-        if path:
-            how = f" ({given})" if given in ("newest", "best") else ""
-            get_logger().info(f"reading checkpoint {path}{how}")
-        elif writes:
-            get_logger().info(f"nothing to resume in {self.output_dir}, starting at step 0")
-        return path
-
-    def _checkpoint(self):
-        from plsc.checkpoint.store import Checkpoint
-
-        path = self._find_checkpoint()
-        if path is None:
-            raise MissingFileError(
-                f"{self.output_dir / 'checkpoints'}: no checkpoint there; train first, or set Global.checkpoint or Global.output_dir"
-            )
-        saved = Checkpoint.open(path, verify=False)
-        saved.require("preprocessing", "shape", "dtype", "mean", "scale")
-        return saved
 
 
 def _make_folder(folder: Path, key: str) -> None:

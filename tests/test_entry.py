@@ -26,7 +26,8 @@ from plsc.entry import RUN_FILES, Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads import bank
 from plsc.training.embed import embed
-from plsc.training.resume import build_saved_backbone
+from plsc.training.start import find_checkpoint
+from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import setup
 from tests.bounds import assert_within, perturbed, rounded
@@ -66,7 +67,7 @@ def trained(run):
 def embeddings(folder, flip=False):
     """Embed PIXELS by the newest checkpoint: unit vectors, and how far another path may lie from them."""
     saved = Checkpoint.open(checkpoint(folder))
-    backbone = build_saved_backbone(entry(folder).config, saved)
+    backbone = load_network(saved, entry(folder).config).backbone
     preprocessing = Preprocessing.from_json(saved.preprocessing)
 
     def compute():
@@ -293,8 +294,8 @@ def test_predict_and_export_do_without_the_data(trained, tmp_path):
 
 def test_a_refusal_of_an_export_on_rank_0_reaches_the_other_ranks(trained, monkeypatch):
     user = entry(trained)
-    path = user._find_checkpoint()
-    monkeypatch.setattr(user, "_find_checkpoint", lambda: path)
+    path = find_checkpoint(user.config)
+    monkeypatch.setattr("plsc.training.start.find_checkpoint", lambda cfg: path)
     monkeypatch.setattr("plsc.distributed.collectives.rank", lambda: 1)
     problem = UserError("export: holds other files")
     monkeypatch.setattr(

@@ -115,10 +115,10 @@ def test_evaluation_prediction_and_export_give_the_same_embeddings(trained, tmp_
     predicted, names = run.predict(samples)
     assert names == [str(number) for number in range(len(samples))]
 
-    from plsc.training import resume
+    from plsc.training.trained import load_network
 
     saved = Checkpoint.open(checkpoint(folder))
-    backbone = resume.build_saved_backbone(run.config, saved)
+    backbone = load_network(saved, run.config).backbone
 
     def evaluate():
         emb = embed(backbone, pairs.images, len(samples), pairs.preprocessing, 7)

@@ -19,6 +19,7 @@ import numpy as np
 from plsc.errors import UserError
 
 MEAN, SCALE = 127.5, 1 / 127.5  # of pixels
+DARKEST = 3.0  # an image without a brighter pixel was normalised before, by whatever mean and deviation, or is black
 _NAMES = {1: "grey", 3: "RGB"}
 
 Samples = TypeVar("Samples")

@@ -46,7 +46,8 @@ from plsc.evaluation.groups import Grouping
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.ema import Ema
 from plsc.training.embed import embed
-from plsc.training.resume import build_saved_backbone, build_saved_head
+from plsc.training.resume import build_saved_head
+from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
@@ -295,7 +296,7 @@ def build_saved_evaluator(
 
     model: a Layer that takes the weights instead of Model.name's.
     """
-    backbone = build_saved_backbone(cfg, saved, model)
+    backbone = load_network(saved, cfg, model).backbone
     head = build_saved_head(cfg, saved) if needs_head(sets) else None
     return Evaluator(cfg.DataLoader.Eval, sets, backbone, saved.num_classes, head, grouping=grouping)
 

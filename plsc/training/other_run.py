@@ -22,7 +22,7 @@ from plsc.checkpoint.store import find
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError
-from plsc.training.resume import build_saved_backbone
+from plsc.training.trained import load_network
 
 
 class OtherRun:
@@ -81,7 +81,7 @@ class OtherRun:
 
     def build_network(self) -> paddle.nn.Layer:
         """Build its network with its weights, averaged if it has such, in evaluation mode and without gradients."""
-        network = build_saved_backbone(self.cfg, self.saved)
+        network = load_network(self.saved, self.cfg).backbone
         network.eval()
         for parameter in network.parameters():
             parameter.stop_gradient = True

@@ -14,20 +14,19 @@ import paddle
 from pydantic import ValidationError
 
 from plsc.checkpoint import store
-from plsc.checkpoint.manifest import EMA, config_sections
+from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
 from plsc.config.optimizer import RULES, OptimizerCfg, RuleCfg
 from plsc.config.schema import AmpCfg, head_dtype
 from plsc.data.dataset import Dataset, misnumbered_class
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.heads.config import HeadCfg
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.ema import Ema
 from plsc.training.groups import settings_of
-from plsc.utils.logging import get_logger, warn
+from plsc.utils.logging import warn
 from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.registry import BACKBONES
 from plsc.utils.section import affects_training
@@ -258,17 +257,6 @@ def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)
     head.bank.resume(saved.state.updates)
-
-
-def build_saved_backbone(
-    cfg: Config, saved: store.Checkpoint, model: paddle.nn.Layer | None = None
-) -> paddle.nn.Layer:
-    """Build the config's backbone, or take `model`, and give it a checkpoint's weights, averaged if it has such."""
-    backbone = model or build_backbone(cfg, Preprocessing.from_json(saved.preprocessing).shape)
-    load_backbone(backbone, saved)
-    if saved.weights_file == EMA:
-        get_logger().info(f"the weights are the averages of {saved.state.ema_steps:,} steps, {EMA}")
-    return backbone
 
 
 def build_saved_head(cfg: Config, saved: store.Checkpoint) -> SoftmaxHead:

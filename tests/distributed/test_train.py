@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
 from plsc.heads.config import head_names
+from plsc.training.trained import load_network
 from tests.bounds import assert_within, rounded
 from tests.launch import ROOT, launch, run_forked, run_python
 from tests.tiny_runs import (
@@ -101,7 +103,7 @@ def test_what_is_verified_is_what_is_saved(whole):
     entry = Entry(TINY, [f"Global.output_dir={whole[0]}"])
     found = entry.test()
     (last,) = rows(whole[0], evaluations=True)
-    backbone, _ = entry.load_network()
+    backbone = load_network(Checkpoint.open(checkpoint(whole[0])), entry.config).backbone
     evaluator = evaluator_of(entry.config, backbone)
 
     def evaluate():

@@ -14,7 +14,7 @@ from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import UserError
 from plsc.training.ema import Ema
-from plsc.training.resume import build_saved_backbone
+from plsc.training.trained import load_network
 from tests.bounds import EPS, assert_within
 from tests.checkpoints import content, save_ranks
 from tests.poison import poisoned
@@ -119,7 +119,7 @@ def test_training_is_the_same_and_the_average_is_evaluated(averaged):
 
 def test_test_predict_and_init_from_take_the_average(averaged, tmp_path):
     saved = Checkpoint.open(checkpoint(averaged[0]))
-    backbone = build_saved_backbone(load(TINY), saved)  # of test, predict and export
+    backbone = load_network(saved, load(TINY)).backbone  # of test, predict and export
     found = arrays(saved.path)
     for name, tensor in backbone.state_dict().items():
         assert tensor.numpy().tobytes() == found[f"ema: {name}"].tobytes(), name

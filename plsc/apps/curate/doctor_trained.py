@@ -10,15 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from plsc.apps.curate.label_noise import LIMIT, LabelNoise, find_noise
 from plsc.apps.curate.label_noise_page import Case, Part, Strip, strip_of, write_page
-from plsc.apps.serving.embedder import Embedder, from_run
 from plsc.checkpoint.store import completed
-from plsc.config import load
+from plsc.config import Config, load
 from plsc.data.batch import make_sample
 from plsc.data.build import build_dataset
 from plsc.data.corrections import Correction, names_of_classes, write_corrections
@@ -26,8 +25,10 @@ from plsc.data.dataset import EVALUATION, Dataset
 from plsc.data.without import are_named
 from plsc.errors import CorruptImageError, MissingFileError, shown
 from plsc.evaluation.search import finite_unit_rows
+from plsc.training.start import open_checkpoint, start
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
+from plsc.utils.vectors import unit_embeddings
 
 CHECKPOINTS = 4  # of the run, evenly spread, the newest among them
 VIEWS = 4  # of a sample that is augmented, each augmented in another way
@@ -60,22 +61,19 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
 
     Raises UserError.
     """
-    from plsc.entry import Entry
-
     if not Path(run).exists():
         raise MissingFileError(
             f"--trained: {shown(run)}: no such folder; name a run's folder, or its config.yaml"
         )
-    entry = Entry(run, overrides)
+    cfg = load(run, overrides)
     # The list is of the data with those who are left out (DataLoader.Train.without), so that leaving out more does not make it stale.
-    whole = load(entry.config, ["DataLoader.Train.without=[]"])
+    whole = load(cfg, ["DataLoader.Train.without=[]"])
     data = build_dataset(whole.DataLoader, whole.Global.seed, whole.place)
-    without = entry.config.DataLoader.Train.without
+    without = cfg.DataLoader.Train.without
     left_out = are_named(data, without) if without else np.zeros(data.num_classes, bool)
     trained = np.flatnonzero(~left_out[data.labels])
     output.mkdir(parents=True, exist_ok=True)  # first, since embedding all images takes long
-    networks = [partial(from_run, run, [*overrides, *chosen]) for chosen in _checkpoints(entry)]
-    embedded = _embed_by_all(networks, data, trained)
+    embedded = _embed_by_all([load(cfg, chosen) for chosen in _checkpoints(cfg)], data, trained)
     noise = find_noise(embedded.embeddings, data.labels, data.num_classes, data.ranges)
     corrections = [
         Correction("relabel", sample, to, score) if relabel else Correction("drop", sample, -1, score)
@@ -92,30 +90,40 @@ def examine_trained(run: str, overrides: Sequence[str], output: Path) -> tuple[s
     return _text(data, listed, embedded, output), any(listed)
 
 
-def _checkpoints(entry: Any) -> list[list[str]]:
+def _checkpoints(cfg: Config) -> list[list[str]]:
     """List the overrides that choose each of the run's checkpoints, CHECKPOINTS of them at most; [] once where
     Global.checkpoint names one."""
-    paths = completed(entry.output_dir / "checkpoints")
-    if entry.config.Global.checkpoint is not None or not paths:
+    paths = completed(Path(cfg.Global.output_dir) / "checkpoints")
+    if cfg.Global.checkpoint is not None or not paths:
         return [[]]
     count = min(CHECKPOINTS, len(paths))
     chosen = [paths[number * len(paths) // count - 1] for number in range(1, count + 1)]
     return [[f"Global.checkpoint={json.dumps(str(path))}"] for path in chosen]
 
 
-def _embed_by_all(networks: Sequence[Callable[[], Embedder]], data: Dataset, trained: np.ndarray) -> Embedded:
-    """Embed by each of the networks, which are made one after the other, into one array: there may be no memory for two."""
+def _embed_by_all(configs: Sequence[Config], data: Dataset, trained: np.ndarray) -> Embedded:
+    """Embed by the network of each config, one after the other, into one array: there may be no memory for two."""
+    start(configs[0])
+    from plsc.training.trained import load_network
+
     steps = []
     corrupt: set[int] = set()
     views = _views(data, trained)
     of_each = f"{views} view{'s' * (views > 1)} of each"
-    for number, make in enumerate(networks):
-        network = make()
+    for number, cfg in enumerate(configs):
+        network = load_network(open_checkpoint(cfg), cfg)
+        evaluation = cfg.DataLoader.Eval
+        embed = partial(
+            unit_embeddings,
+            partial(network.embed, batch_size=evaluation.batch_size),
+            flip=network.choose_flip(evaluation.flip),
+        )
         get_logger().info(f"embedding {len(trained):,} samples by {network.described}, {of_each}")
-        size = network.embedding_size
+        size = network.checkpoint.embedding_size
         if number == 0:
-            embeddings = np.zeros((len(data), len(networks) * size), np.float32)
-        _embed(network, data, trained, views, corrupt, embeddings[:, number * size : (number + 1) * size])
+            embeddings = np.zeros((len(data), len(configs) * size), np.float32)
+        out = embeddings[:, number * size : (number + 1) * size]
+        _embed(embed, network.described, data, trained, views, corrupt, out)
         steps.append(network.described)
     embeddings[[*corrupt]] = 0
     return Embedded(embeddings, len(corrupt), f"{'; '.join(steps)}: {of_each} sample")
@@ -128,15 +136,24 @@ def _views(data: Dataset, trained: np.ndarray) -> int:
 
 
 def _embed(
-    network: Embedder, data: Dataset, trained: np.ndarray, views: int, corrupt: set[int], out: np.ndarray
+    embed: Callable[[np.ndarray], np.ndarray],
+    described: str,
+    data: Dataset,
+    trained: np.ndarray,
+    views: int,
+    corrupt: set[int],
+    out: np.ndarray,
 ) -> None:
-    """Write the embeddings of the samples `trained`, indices, to `out` [N, D], at length 1; note the corrupt ones."""
+    """Write the embeddings of the samples `trained`, indices, to `out` [N, D], at length 1; note the corrupt ones.
+
+    described: the network, for messages.
+    """
     with Bar("embedding", len(trained), "samples") as bar:
         for start in range(0, len(trained), _BATCH):
             indices = trained[start : start + _BATCH]
             for view in range(views):
-                out[indices] += network.embed(_samples(data, indices, view, corrupt))
-            out[indices] = finite_unit_rows(out, indices, network.described)
+                out[indices] += embed(_samples(data, indices, view, corrupt))
+            out[indices] = finite_unit_rows(out, indices, described)
             bar.update(len(indices))
 
 

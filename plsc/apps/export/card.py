@@ -6,9 +6,9 @@ from typing import Any
 
 import paddle
 
+from plsc.data.preprocessing import DARKEST
 from plsc.utils.version import __version__
 
-DARKEST = 3.0  # an image without a brighter pixel was normalised before, by whatever mean and deviation, or is black
 VALUES = "raw pixels 0..255; normalisation is inside the graph"
 RESIZE = "to the size, whatever the aspect ratio: area averages to shrink (cv2.INTER_AREA), linear to enlarge (cv2.INTER_LINEAR)"
 

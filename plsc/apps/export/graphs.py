@@ -11,7 +11,8 @@ import numpy as np
 import paddle
 from paddle import inference, nn
 
-from plsc.apps.export.card import DARKEST, noun_of
+from plsc.apps.export.card import noun_of
+from plsc.data.preprocessing import DARKEST
 from plsc.errors import UserError
 
 MODEL = "model.onnx"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from plsc.apps.export.card import DARKEST, RESIZE
+from plsc.apps.export.card import RESIZE
 from plsc.apps.export.paddlex import NAME
 from plsc.apps.export.self_check import HOW_TO_READ
+from plsc.data.preprocessing import DARKEST
 from plsc.errors import shown
 
 _NOT_NORMALISED = [

@@ -16,19 +16,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from plsc.apps.serving.exported import Graph, check_files, read_export
 from plsc.checkpoint.saved import Checkpoint
+from plsc.config import Config, load
 from plsc.data.preprocessing import Preprocessing
+from plsc.distributed.environment import before_paddle
 from plsc.errors import UserError, shown
 from plsc.evaluation.strangers import one_of_everybody_first
+from plsc.training.start import open_checkpoint, start
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger
 from plsc.utils.text import last_part
-from plsc.utils.vectors import unit_rows
+from plsc.utils.vectors import unit_embeddings
+
+if TYPE_CHECKING:
+    from plsc.training.trained import TrainedNetwork
 
 _BATCH = 64  # samples in one call of an exported graph
 
@@ -81,11 +87,7 @@ class Embedder(ABC):
             )
         if not len(samples):
             return np.empty((0, self.embedding_size), np.float32)
-        embeddings = unit_rows(self._embed(samples))
-        if self.flip:
-            mirrored = self._embed(np.ascontiguousarray(samples[..., ::-1]))
-            embeddings = unit_rows(embeddings + unit_rows(mirrored))
-        return embeddings
+        return unit_embeddings(self._embed, samples, self.flip)
 
     @abstractmethod
     def _embed(self, samples: np.ndarray) -> np.ndarray:
@@ -108,16 +110,18 @@ def from_run(config: Any, overrides: Iterable[str] = ()) -> Embedder:
 
     Where the checkpoint has a threshold, images are mirrored as for that threshold, else as DataLoader.Eval.flip says.
     """
-    from plsc.entry import Entry
-
     overrides = [*overrides]
-    entry = Entry(config, overrides)
-    backbone, saved = entry.load_network()
+    before_paddle()  # the config may name classes, whose modules import Paddle
+    cfg = load(config, overrides)
+    start(cfg)
+    from plsc.training.trained import load_network
+
+    network = load_network(open_checkpoint(cfg), cfg)
     origin = None
     if isinstance(config, (str, os.PathLike)):
-        checkpoint = os.path.abspath(saved.path)
+        checkpoint = os.path.abspath(network.checkpoint.path)
         origin = {"config": os.path.abspath(config), "overrides": overrides, "checkpoint": checkpoint}
-    return _OfRun(backbone, saved, entry.config, origin)
+    return _OfRun(network, cfg, origin)
 
 
 def from_origin(origin: dict[str, Any], network: str) -> Embedder:
@@ -150,29 +154,23 @@ def _is_of(checkpoint: Path, network: str) -> bool:
 
 
 class _OfRun(Embedder):
-    def __init__(self, backbone: Any, saved: Any, config: Any, origin: dict[str, Any] | None):
-        state = saved.state
-        evaluation = config.DataLoader.Eval
-        flip = evaluation.flip if state.threshold is None else state.flip
-        if flip != evaluation.flip:
-            get_logger().warning(
-                f"DataLoader.Eval.flip is {evaluation.flip}; embeddings are made with {flip}, as for the threshold of {saved.path.name}"
-            )
+    def __init__(self, network: TrainedNetwork, config: Config, origin: dict[str, Any] | None):
+        saved = network.checkpoint
+        flip = network.choose_flip(config.DataLoader.Eval.flip)
         super().__init__(
             saved.network,
-            f"{saved.path.parent.parent}, step {saved.step}",
-            Preprocessing.from_json(saved.preprocessing),
+            network.described,
+            network.preprocessing,
             saved.embedding_size,
             flip,
-            state.threshold,
-            _of_flip(state.calibration, flip),
+            saved.state.threshold,
+            _of_flip(saved.state.calibration, flip),
             origin,
             saved.compatible_with,
         )
-        self._backbone = backbone
+        self._network = network
         self._saved = saved
         self._config = config
-        self._batch_size = evaluation.batch_size
 
     def trained_on(self) -> frozenset[str]:
         return frozenset(map(last_part, self._saved.classes() or ()))
@@ -201,16 +199,7 @@ class _OfRun(Embedder):
         return np.concatenate(embeddings), [str(people[n]) for n in chosen.tolist()]
 
     def _embed(self, samples: np.ndarray) -> np.ndarray:
-        from plsc.apps.export.card import DARKEST
-        from plsc.training.embed import embed
-
-        def images(start: int, stop: int) -> np.ndarray:
-            return samples[start:stop]
-
-        embeddings = embed(self._backbone, images, len(samples), self.preprocessing, self._batch_size)
-        if self.preprocessing.is_image:  # zeros for what is black, as an exported graph gives them
-            embeddings[samples.reshape(len(samples), -1).max(1) <= DARKEST] = 0
-        return embeddings
+        return self._network.embed(samples, self._config.DataLoader.Eval.batch_size)
 
 
 def from_export(folder: str | os.PathLike, described: str | None = None) -> Embedder:

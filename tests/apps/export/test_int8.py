@@ -13,8 +13,8 @@ from plsc.checkpoint.store import Checkpoint
 from plsc.data.synthetic import Synthetic
 from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
-from plsc.training import resume
 from plsc.training.embed import embed
+from plsc.training.trained import load_network
 from plsc.utils.logging import setup
 from tests.apps.export.test_export_formats import needs_onnx
 from tests.bounds import assert_within, rounded
@@ -64,7 +64,7 @@ def test_it_is_judged_as_an_evaluation_judges(trained, flip):
     run = entry(trained, f"DataLoader.Eval.flip={flip}")
     made = data(trained, f"DataLoader.Eval.flip={flip}")
     saved = Checkpoint.open(checkpoint(trained))
-    backbone = resume.build_saved_backbone(run.config, saved)
+    backbone = load_network(saved, run.config).backbone
     preprocessing = dataset_of(run.config).preprocessing
 
     def float_network(samples):

@@ -51,7 +51,7 @@ def of(folder, *overrides):
 def test_of_a_run_it_embeds_as_predict_does(run):
     embedder = of(run)
     expected, _ = Entry(run / "config.yaml").predict(PIXELS)
-    assert_within(expected, *rounded(embedder._backbone, lambda: embedder.embed(PIXELS)), paths=2)
+    assert_within(expected, *rounded(embedder._network.backbone, lambda: embedder.embed(PIXELS)), paths=2)
     assert embedder.embed(PIXELS[:0]).shape == (0, embedder.embedding_size) == (0, 8)
     saved = Checkpoint.open(run / "checkpoints" / "step-00000012")
     assert (embedder.network, embedder.threshold) == (saved.network, saved.state.threshold)
@@ -91,7 +91,7 @@ def test_an_export_is_the_same_network(run, engine, monkeypatch):
         assert getattr(exported, name) == getattr(original, name), name
     many = np.random.default_rng(1).integers(0, 256, (70, *SHAPE), np.uint8)
     many[5] = 3  # black
-    embeddings, bound = rounded(original._backbone, lambda: original.embed(many))
+    embeddings, bound = rounded(original._network.backbone, lambda: original.embed(many))
     assert_within(exported.embed(many), embeddings, bound, paths=2)
     assert embeddings.any(1).sum() == 69 and not embeddings[5].any()
 
@@ -102,7 +102,7 @@ def test_images_are_mirrored_as_for_the_threshold(copied):
     with contextlib.redirect_stdout(io.StringIO()):
         Entry(copied / "config.yaml", [f"Global.output_dir={copied}", "Export.formats=[paddle]"]).export()
     embedder = of(copied)
-    want, bound = rounded(embedder._backbone, lambda: embedder.embed(PIXELS))
+    want, bound = rounded(embedder._network.backbone, lambda: embedder.embed(PIXELS))
     assert embedder.flip
     assert_within(embedder.embed(PIXELS[..., ::-1].copy()), want, bound, paths=2)
     exported = from_export(copied / "export")
