@@ -40,7 +40,7 @@ VERBS = {
     ),
     "gallery": Verb("plsc.apps.serving.gallery.command", "known people: build, add, search, verify", "use"),
     "serve": Verb(
-        "plsc.apps.serving.service.command",
+        "plsc.cli.serve",
         "compare and look up pictures over HTTP, with a web page",
         "use",
     ),

@@ -22,6 +22,7 @@ from plsc.apps.serving.gallery import Gallery
 from plsc.apps.serving.service import command as serve
 from plsc.checkpoint.saved import set_threshold
 from plsc.checkpoint.store import Checkpoint
+from plsc.cli.serve import export
 from plsc.entry import Entry
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
@@ -116,7 +117,7 @@ def copied(trained, tmp_path):
 
 def embedder_of(run, folder):
     args = ["-c", str(run / "config.yaml"), "-o", f"Global.output_dir={run}"]
-    return serve._embedder(serve._parser().parse_args(args), folder)
+    return serve._embedder(serve._parser().parse_args(args), folder, export)
 
 
 def test_the_runs_export_is_taken_if_it_is_of_the_checkpoint(copied, tmp_path, monkeypatch):
@@ -140,7 +141,7 @@ def test_else_the_checkpoint_is_exported_for_the_service_alone(copied, tmp_path,
     embedder = embedder_of(copied, tmp_path)
     assert change != "another threshold" or embedder.threshold == 0.125
     of_run = from_run(copied / "config.yaml", [f"Global.output_dir={copied}"])
-    want, bound = rounded(of_run._backbone, lambda: of_run.embed(PIXELS))
+    want, bound = rounded(of_run._network.backbone, lambda: of_run.embed(PIXELS))
     assert_within(embedder.embed(PIXELS), want, bound, paths=2)
     assert sorted(path for path in copied.rglob("*") if path.is_file()) == before
 

@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,12 @@ _SHORTEST_TOKEN = 16
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `plsc serve`."""
+Export = Callable[[config.Config, Path], object]
+"""Exports the checkpoint that a config names to a folder."""
+
+
+def main(argv: Sequence[str] | None, export: Export) -> int:
+    """Run `plsc serve`; `export` is called where the run has no export of the checkpoint."""
     args = _parser().parse_args(argv)
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
@@ -47,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     options = _options(args)
     with tempfile.TemporaryDirectory(prefix="plsc-serve-") as folder:
-        embedder = _embedder(args, Path(folder))
+        embedder = _embedder(args, Path(folder), export)
         _serve(embedder, args, options)
     return 0
 
@@ -154,8 +158,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _embedder(args: argparse.Namespace, folder: Path) -> Embedder:
-    """Make the embedder of --export, or of the run's checkpoint; what it takes to export that goes to `folder`."""
+def _embedder(args: argparse.Namespace, folder: Path, export: Export) -> Embedder:
+    """Make the embedder of --export, or of the run's checkpoint, which is exported to `folder` if there is no export of it."""
     from plsc.apps.serving.embedder import from_export
 
     if args.export:
@@ -164,10 +168,8 @@ def _embedder(args: argparse.Namespace, folder: Path) -> Embedder:
     embedder = _of_existing_export(given)
     if embedder is not None:
         return embedder
-    from plsc.entry import Entry  # imports Paddle
-
-    facts = Entry(given).export(folder / "export")
-    return from_export(facts["folder"], shown(given.Global.output_dir))
+    export(given, folder / "export")
+    return from_export(folder / "export", shown(given.Global.output_dir))
 
 
 def _of_existing_export(given: config.Config) -> Embedder | None:
