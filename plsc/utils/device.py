@@ -17,7 +17,7 @@ from collections import deque
 import numpy as np
 import paddle
 
-from plsc import native as kernels
+from plsc.utils.kernels import turned_off
 from plsc.utils.tensors import tensor_of
 
 
@@ -26,7 +26,7 @@ def asynchronous() -> bool:
 
     With the kernels turned off a CPU takes the GPU's way in everything, so that it can be tested and counted there.
     """
-    return kernels.turned_off() or on_gpu()
+    return turned_off() or on_gpu()
 
 
 def on_gpu() -> bool:
