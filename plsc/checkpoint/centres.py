@@ -14,7 +14,7 @@ import numpy as np
 from plsc.checkpoint.reshard import ANOTHER_DISK, Head, RowArray, head_of, row_blocks, row_bytes, rows_as_file
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import write_synced
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.disk import refuse_full_disk
@@ -45,18 +45,12 @@ def export_centres(folder: str, target: str, names: bool = False, normalise: boo
     head = _centres_of(saved, normalise)
     refuse_full_disk(target, row_bytes(head) * saved.num_classes, *ANOTHER_DISK)
     blocks = rows_as_file if target.endswith(".safetensors") else _npy_blocks
-    try:
+    with writing(target):
         with atomic_write(target) as beside:
             write_synced(beside, blocks(head, 0, saved.num_classes))
         if names:
-            replace_file(
-                Path(listed),
-                (json.dumps(classes, indent=0, ensure_ascii=False) + "\n").encode(
-                    "utf-8", "backslashreplace"
-                ),
-            )
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+            text = json.dumps(classes, indent=0, ensure_ascii=False) + "\n"
+            replace_file(Path(listed), text.encode("utf-8", "backslashreplace"))
     length = ", of length 1" if normalise else ""
     also = f", names in {listed}" if names else ""
     return f"{target}: {saved.num_classes:,} centres of {saved.embedding_size} numbers{length}{also}"

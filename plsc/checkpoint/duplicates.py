@@ -19,7 +19,7 @@ import numpy as np
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.store import latest
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar
 from plsc.utils.bfloat16 import float32_of
@@ -237,7 +237,5 @@ def _write(output: str, rows: list[tuple[str, str, float]]) -> None:
     writer = csv.writer(text)
     writer.writerow(HEADERS)
     writer.writerows((one, other, f"{cosine:.4f}") for one, other, cosine in rows)
-    try:
+    with writing(output):
         replace_file(Path(output), text.getvalue().encode("utf-8", "surrogateescape"))
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from error

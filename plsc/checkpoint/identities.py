@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from plsc.checkpoint.duplicates import HEADERS
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.reshard import Head, fields_of, head_of, others_of, write_checkpoint
 from plsc.checkpoint.saved import Checkpoint
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.sharding import split
 
 
@@ -120,22 +119,17 @@ def _renamings(rename: Sequence[str]) -> dict[str, str]:
 
 
 def _lines(path: str) -> list[str]:
-    try:
+    with reading(path, missing="no such file; give a list of names, a line each"):
         return Path(path).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; give a list of names, a line each") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{os.fspath(path)}: cannot be read as text: {error}") from error
 
 
 def _pairs(path: str) -> list[tuple[str, str]]:
     """Read the pairs of a merge list: the first two columns, without the line of headings."""
-    try:
+    with reading(path, missing="no such file; plsc ckpt duplicates writes one"):
         text = Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
+    try:
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file; plsc ckpt duplicates writes one") from None
-    except (OSError, csv.Error) as error:
+    except csv.Error as error:
         raise UserError(f"{path}: cannot be read as CSV: {error}") from error
     if not rows or rows[0][:2] != list(HEADERS[:2]):
         raise UserError(

@@ -20,7 +20,7 @@ import numpy as np
 from plsc.checkpoint.manifest import FORMAT, Manifest, seal
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import header_of, sync_folder, write_synced
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.disk import refuse_full_disk
 from plsc.utils.sharding import split
@@ -75,13 +75,11 @@ def write_checkpoint(
         blocks.size if isinstance(blocks, FileBlocks) else sum(map(len, blocks)) for blocks in files.values()
     )
     refuse_full_disk(target, need, *ANOTHER_DISK)
-    try:
+    with writing(target):
         with atomic_write(target) as beside:
             beside.mkdir(parents=True)
             _fill(beside, ranges, head, files, fields)
         sync_folder(target.parent)
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
     return target
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder, read_json
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
 from plsc.checkpoint.train_state import COMPATIBLE, TrainState
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.calibration import Calibration
 
@@ -51,12 +51,8 @@ def set_calibration(saved: Checkpoint, calibration: Calibration) -> Path:
 
 
 def _store(file: Path, content: dict[str, Any]) -> Path:
-    try:
+    with writing(file, remedy="copy the checkpoint to a folder of yours"):
         replace_file(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-    except OSError as error:
-        raise UserError(
-            f"{file}: cannot be written: {error.strerror}; copy the checkpoint to a folder of yours"
-        ) from error
     return file
 
 
