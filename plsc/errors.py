@@ -42,7 +42,7 @@ def reading(
     """
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"{shown(path)}: {missing}") from error
     except OSError as error:
         raise UserError(_refused(path, "read", error, remedy)) from error

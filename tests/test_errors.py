@@ -56,6 +56,10 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     with pytest.raises(MissingFileError) as caught, reading(f"--compare: {absent}", missing="name a run"):
         absent.read_bytes()
     assert str(caught.value) == f"--compare: {tmp_path}/a\\nb: name a run"
+    beside = tmp_path / "file"
+    beside.write_bytes(b"")
+    with pytest.raises(MissingFileError, match="file/x: no such file$"), reading(beside / "x"):
+        (beside / "x").read_bytes()
     with pytest.raises(UserError) as caught, reading(tmp_path, remedy="name a file"):
         tmp_path.read_bytes()
     assert str(caught.value) == f"{tmp_path}: cannot be read: Is a directory; name a file"

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, Validation
 
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
 from plsc.data.preprocessing import Preprocessing
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.calibration import Calibration, Cosine
 from plsc.utils.files import read_regular, sha256_of
 
@@ -76,19 +76,16 @@ def read_export(folder: Path) -> tuple[Export, Preprocessing]:
     Raises UserError if it is missing, or not as plsc export wrote it.
     """
     file = folder / "preprocessing.json"
+    missing = "is not there; name the folder that plsc export wrote"
+    with reading(file, missing=missing, remedy="export again"):
+        text = read_regular(file, _MOST_BYTES)
     try:
-        export = Export.model_validate_json(read_regular(file, _MOST_BYTES))
+        export = Export.model_validate_json(text)
         fields = PreprocessingFields(
             shape=export.input.shape[1:],
             **export.preprocessing.model_dump(),
             **export.inside_the_graph.model_dump(),
         )
-    except FileNotFoundError:
-        raise MissingFileError(
-            f"{shown(file)}: is not there; name the folder that plsc export wrote"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{shown(file)}: cannot be read: {error.strerror}; export again") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = shown(".".join(map(str, first["loc"])) or "the file")
@@ -102,10 +99,8 @@ def check_files(folder: Path, export: Export, names: Iterable[str]) -> None:
     """Refuse by UserError files that are missing, or not the ones that were exported."""
     for name in names:
         path = folder / name
-        try:
+        with reading(path, missing="is not there; export again", remedy="export again"):
             is_ours = sha256_of(path) == export.sha256.get(name)
-        except OSError as error:
-            raise UserError(f"{shown(path)}: cannot be read: {error.strerror}; export again") from error
         if not is_ours:
             raise UserError(
                 f"{shown(path)}: is not the file whose SHA-256 stands in preprocessing.json: it is of another export, or damaged; "

@@ -252,7 +252,7 @@ def test_a_build_leaves_what_another_one_is_writing(tmp_path, monkeypatch):
     """Two that began at the same time: neither has found anything there."""
     monkeypatch.setattr(files, "refuse_existing", lambda _: None)
     (tmp_path / "g.tmp" / "rows").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"g\.tmp: cannot be made: File exists"):
+    with pytest.raises(UserError, match=r"g\.tmp: cannot be written: File exists"):
         Gallery.from_embeddings(tmp_path / "g", FakeEmbedder(), NAMES, units(2), np.arange(2))
     assert (tmp_path / "g.tmp" / "rows").exists()
 

@@ -195,7 +195,7 @@ def test_another_graph_than_the_exported_one_is_refused(copied, engine, change, 
 
 def test_a_graph_that_is_gone_is_named(copied):
     (copied / "export" / ("model.onnx" if CAN_ONNX else "inference.pdiparams")).unlink()
-    with pytest.raises(UserError, match="cannot be read: No such file or directory; export again"):
+    with pytest.raises(UserError, match="is not there; export again"):
         from_export(copied / "export")
 
 

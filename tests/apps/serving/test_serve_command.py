@@ -45,7 +45,7 @@ SECRET = "a-token-of-the-tests"
         (["--max-pixels", "99999999"], "--max-pixels: must be at most 67,108,864, got 99,999,999"),
         (["--deadline", "nan"], "--deadline: must be more than 0 and finite, got nan"),
         (["--deadline", "inf"], "--deadline: must be more than 0 and finite, got inf"),
-        (["--token-file", "nowhere"], "--token-file: nowhere: cannot be read"),
+        (["--token-file", "nowhere"], "--token-file: nowhere: no such file"),
         (["--token-file", "short"], "short: a token has 16 or more"),
     ],
 )

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, Positiv
 from plsc.checkpoint.manifest import FileSum, parse_sealed, seal
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of, layout, sync_folder, write_synced
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown, writing
 from plsc.utils.atomic_write import remove
 from plsc.utils.calibration import Calibration
 from plsc.utils.disk import nearest_folder
@@ -222,14 +222,9 @@ def remove_others(folder: Path, header: Header) -> None:
 def read_header(folder: Path) -> Header:
     """Read gallery.json. Raises MissingFileError, DamagedError, UserError (a newer format, not readable)."""
     file = folder / HEADER
-    try:
+    missing = f"is no gallery, it has no {HEADER}; make one with plsc gallery build"
+    with reading(folder, missing=missing):
         data = read_regular(file)
-    except (FileNotFoundError, NotADirectoryError):
-        raise MissingFileError(
-            f"{shown(folder)}: is no gallery, it has no {HEADER}; make one with plsc gallery build"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{shown(file)}: cannot be read: {error.strerror}") from error
     header = parse_sealed(data, shown(file), Header, FORMAT, f"; {_OTHER}")
     if header.calibration is not None:
         Calibration.from_json(header.calibration, f"{shown(file)}: calibration")
@@ -310,18 +305,13 @@ def make_folder(folder: Path, header: Header, content: Content) -> Header:
     """Write the first generation of a new gallery; the folder appears when all of it is on the disk."""
     folder = Path(os.path.abspath(folder))
     beside = _beside(folder)
+    with writing(beside, remedy="name another folder"):
+        beside.mkdir(parents=True)  # outside of `try`: what is there may be another process's, and stays
     try:
-        beside.mkdir(parents=True)
-    except OSError as error:  # what is there may be another process's: it stays
-        raise UserError(f"{shown(beside)}: cannot be made: {error.strerror}; name another folder") from error
-    try:
-        header = write(beside, header, content)
-        os.rename(beside, folder)  # onto an empty folder, or none
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise UserError(
-            f"{shown(folder)}: cannot be written: {error.strerror}; name another folder"
-        ) from error
+        with writing(folder, remedy="name another folder"):
+            header = write(beside, header, content)
+            os.rename(beside, folder)  # onto an empty folder, or none
+            sync_folder(folder.parent)
     finally:
         remove(beside)
     return header

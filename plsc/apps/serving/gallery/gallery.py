@@ -29,7 +29,7 @@ from plsc.apps.serving.gallery.strangers import (
 from plsc.checkpoint.tensorfile import DamagedError
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.lock import hold
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, reading, shown, writing
 from plsc.evaluation.strangers import LEAST_PEOPLE, one_of_everybody_first
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import open_regular, sha256_of
@@ -40,6 +40,7 @@ _WAIT = 60.0  # seconds for another process that writes
 # Bytes from which on a log is made part of the rows: a quarter of theirs, between these.
 _LEAST_LOG = 2**20
 _MOST_LOG = 2**26
+_AS_IT_WAS = "the gallery is as it was"
 
 
 class Match(NamedTuple):
@@ -412,10 +413,8 @@ class Gallery:
             elif "add" in fields:
                 self.check(of)
             record = log.encode(fields, embeddings)
-            try:
+            with writing(self.folder, remedy=_AS_IT_WAS):
                 log.append(self.folder / self._header.log_file, self._read_up_to, record)
-            except OSError as error:
-                raise self._unwritable(error) from error
             self._replay()
 
     def _renew(self) -> None:
@@ -542,19 +541,15 @@ class Gallery:
         header = header.model_copy(update={"generation": self._header.generation + 1})
         files.remove_others(self.folder, self._header)  # which killed processes have left
         try:
-            header = files.write(self.folder, header, content)
-        except OSError as error:
+            with writing(self.folder, remedy=_AS_IT_WAS):
+                header = files.write(self.folder, header, content)
+        except UserError:
             with contextlib.suppress(UserError):  # a part of a generation must not fill the disk
                 files.remove_others(self.folder, files.read_header(self.folder))
-            raise self._unwritable(error) from error
+            raise
         files.remove_others(self.folder, header)
         with self._mutex:
             self._load()
-
-    def _unwritable(self, error: OSError) -> UserError:
-        return UserError(
-            f"{shown(self.folder)}: cannot be written: {error.strerror}; the gallery is as it was"
-        )
 
     def _content(self) -> files.Content:
         """Return what is in memory, with the people numbered anew."""
@@ -585,12 +580,11 @@ class Gallery:
         if _identity(self.folder) != self._identity:
             self._load()
             return
-        try:
-            self._replay()
-        except FileNotFoundError:
-            self._load()
-        except OSError as error:
-            raise UserError(f"{shown(self.folder)}: cannot be read: {error}") from error
+        with reading(self.folder):
+            try:
+                self._replay()
+            except FileNotFoundError:
+                self._load()
 
     def _load(self) -> None:
         """Read the present generation and its log."""

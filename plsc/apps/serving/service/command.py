@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from plsc import config
 from plsc.data.image_size import MOST_PIXELS
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import MissingFileError, UserError, reading, shown
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
@@ -137,10 +137,8 @@ def _token(file: str | None) -> str | None:
         where, token = TOKEN, os.environ.get(TOKEN)
     else:
         where = shown(file)
-        try:
+        with reading(f"--token-file: {file}"):
             token = Path(file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--token-file: {where}: cannot be read ({error})") from error
     if token is None:
         return None
     token = token.strip()
