@@ -18,7 +18,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils import measure
 from plsc.utils.text import table
 
@@ -40,10 +40,8 @@ def serve(args: argparse.Namespace) -> dict:
         raise UserError(f"--url: must be like http://127.0.0.1:8000, got {shown(args.url)}")
     if min(*args.clients, *args.requests) < 1:
         raise UserError("--clients, --requests: must be 1 or more")
-    try:
+    with reading(f"--picture: {args.picture}"):
         picture = args.picture.read_bytes()
-    except OSError as error:
-        raise UserError(f"--picture: {shown(args.picture)}: {error.strerror}") from error
     load = _Load(address.hostname, address.port or 80, args.path, picture)
     rows = [load.row(clients, requests) for clients in args.clients for requests in args.requests]
     return {**measure.describe_machine(), "path": args.path, "rows": rows}

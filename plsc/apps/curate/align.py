@@ -27,7 +27,7 @@ from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.landmarks import photo_key, read_landmarks
 from plsc.apps.curate.photo import HEADER, OTHER, UNREADABLE, WRITTEN, Options, Row, align_photo
 from plsc.data.folder import ALIGNMENT, EXTENSIONS, check_folder
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar
 from plsc.utils.text import table
@@ -114,7 +114,7 @@ def align_photos(options: Options, landmarks: str | None, resume: bool, threads:
         return align_photo(name, outputs(name), options, detector, faces)
 
     settings = {key: value for key, value in asdict(options).items() if key not in ("source", "target")}
-    try:
+    with writing(target / TABLE):
         kept = _start(target, {**settings, "landmarks": landmarks}, resume)
         done = {fields[0] for fields in kept}
         counts = Counter(fields[1] for fields in kept)
@@ -124,8 +124,6 @@ def align_photos(options: Options, landmarks: str | None, resume: bool, threads:
                 csv.writer(file).writerows(row.fields() for row in rows)
                 file.flush()
                 counts.update(row.status for row in rows)
-    except OSError as error:
-        raise UserError(f"{shown(target / TABLE)}: cannot be written: {error.strerror}") from error
     return _summarise(target, len(names), counts, _unused(given, names))
 
 

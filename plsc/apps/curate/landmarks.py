@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.files import read_regular
 
 POINTS = ("left_eye", "right_eye", "nose", "mouth_left", "mouth_right")
@@ -31,12 +31,8 @@ def read_landmarks(path: str) -> dict[str, list[np.ndarray]]:
     numbers. A row is a face; a row without numbers is none. JSON: {name: [[x, y], ...]}, or a list of such lists. UserError names
     the bad lines.
     """
-    try:
+    with reading(f"--landmarks: {path}"):
         text = read_regular(path).decode("utf-8-sig", "surrogateescape")
-    except FileNotFoundError:
-        raise MissingFileError(f"--landmarks: {shown(path)}: no such file") from None
-    except OSError as error:
-        raise UserError(f"--landmarks: {shown(path)}: cannot be read: {error.strerror}") from error
     faces = _from_json(text, path) if path.lower().endswith(".json") else _from_csv(text, path)
     if not faces:
         raise UserError(f"--landmarks: {shown(path)}: has no landmarks of any photo")

@@ -15,7 +15,7 @@ from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.landmarks import COLUMNS, photo_key
 from plsc.data.folder import EXTENSIONS, UNREAD
 from plsc.data.images import decode_pixels, read_file
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import replace_file
 
 WRITTEN = "written"
@@ -192,9 +192,7 @@ def _write(picture: np.ndarray, landmarks: np.ndarray, file: str, options: Optio
         extension, settings = ".jpg", [cv2.IMWRITE_JPEG_QUALITY, options.jpeg]
     encoded = cv2.imencode(extension, align(picture, landmarks, options.size), settings)[1]
     path = Path(options.target, file + extension)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, encoded.tobytes())
-    except OSError as error:
-        raise UserError(f"{shown(path)}: cannot be written: {error.strerror}") from error
     return photo_key(file + extension)

@@ -29,7 +29,7 @@ from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, t
 from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, add_overrides, load
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.files import open_regular
@@ -170,15 +170,13 @@ def import_weights(
     arrays, rows = match(read_weights(path), backbone, path)
     report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
     state = TrainState(threshold=None)
-    try:
+    with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
             made = _save(Path(folder), arrays, width, state, config.to_yaml(), preprocessing)
             replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
             replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from error
     return rows
 
 
