@@ -23,7 +23,7 @@ from plsc.config import Config, load
 from plsc.config.advice import advice
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed import environment, guard, launcher
-from plsc.errors import UserError, names_text, shown
+from plsc.errors import UserError, names_text, shown, writing
 from plsc.heads.config import format_rows
 from plsc.training.finish import finish
 from plsc.training.stand_in import check_data
@@ -286,14 +286,10 @@ class Entry(Setters):
         if distributed.rank() == 0:
             folder = Path(output) if output else self.output_dir / "predict"
             _make_folder(folder, "output" if output else "Global.output_dir")
-            try:
+            with writing(folder, remedy="free some space, or name another folder"):
                 replace_file(folder / "names.txt", names_text(names))
                 with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
                     np.save(file, emb)
-            except OSError as error:  # NumPy's own has no errno where a disk is full
-                raise UserError(
-                    f"{folder}: cannot be written: {error.strerror or error}; free some space, or name another folder"
-                ) from error
             print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
         return emb, names
 
@@ -467,7 +463,5 @@ class Entry(Setters):
 
 
 def _make_folder(folder: Path, key: str) -> None:
-    try:
+    with writing(f"{key}: {folder}", remedy="name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{key}: cannot make {folder}: {error.strerror}; name another folder") from error

@@ -346,7 +346,11 @@ def test_the_onnx_export_gives_the_embeddings_of_predict(trained):
         ),
         ("test", [], "{folder}/checkpoints: no checkpoint there; train first, or set Global.checkpoint or "),
         ("export", ["Global.checkpoint=no/such"], "no/such: there is no such checkpoint folder"),
-        ("train", ["Global.output_dir=/dev/null"], "Global.output_dir: cannot make /dev/null: File exists"),
+        (
+            "train",
+            ["Global.output_dir=/dev/null"],
+            "Global.output_dir: /dev/null: cannot be written: File exists",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
@@ -378,7 +382,7 @@ def test_a_report_without_room_is_one_line_after_the_checkpoint(tmp_path, monkey
 
     monkeypatch.setattr("plsc.evaluation.results.write_report", full)
     with pytest.raises(
-        UserError, match="the report cannot be written .*; the checkpoints are whole: make space"
+        UserError, match=": cannot be written: .*; the checkpoints are whole, the report is not: make space"
     ):
         entry(tmp_path, "Global.max_steps=1", "DataLoader.Eval.dataset=null").train()
     assert checkpoints(tmp_path) == [1]

@@ -300,7 +300,7 @@ def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, mon
     (tmp_path / "file").touch()
     pixels = np.zeros((1, 1, 12, 10), np.uint8)
     line = refused(lambda: entry(trained).predict(pixels, tmp_path / "file"))
-    assert line == f"output: cannot make {tmp_path / 'file'}: File exists; name another folder"
+    assert line == f"output: {tmp_path / 'file'}: cannot be written: File exists; name another folder"
     line = refused(lambda: entry(trained).predict(tmp_path))
     assert line == f"predict: {tmp_path} is a folder; name its images, or a list of them"
     monkeypatch.setattr(np, "save", full)

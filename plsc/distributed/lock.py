@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, shown, writing
 
 _log = logging.getLogger("plsc")
 
@@ -38,12 +38,8 @@ def hold(
     warning.
     """
     folder = Path(folder)
-    try:
+    with writing(f"Global.output_dir: {folder}", remedy="name another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"Global.output_dir: cannot make {folder}: {error.strerror}; name another folder"
-        ) from error
     try:
         file = _open(folder / ".lock")
     except OSError as error:

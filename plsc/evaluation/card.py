@@ -21,7 +21,7 @@ import markupsafe
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.evaluation.calibration import cosine_with_interval
 from plsc.evaluation.intervals import percent, with_interval
 from plsc.utils.atomic_write import replace_file
@@ -95,14 +95,11 @@ def files_of(card: Card) -> dict[str, bytes]:
 def read_card(folder: Path) -> Card:
     """Read card.json in the folder of a run. Raises UserError if it is missing or damaged."""
     file = folder / JSON
+    missing = f"no such file; plsc card write {shown(folder)} evaluates the run and writes it"
+    with reading(file, missing=missing):
+        text = read_regular(file, _MOST_BYTES)
     try:
-        return Card.model_validate_json(read_regular(file, _MOST_BYTES))
-    except FileNotFoundError as error:
-        raise MissingFileError(
-            f"{file}: no such file; plsc card write {folder} evaluates the run and writes it"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+        return Card.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         key = shown(".".join(map(str, first["loc"])))

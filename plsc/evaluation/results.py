@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from plsc.data.dataset import PairSet, TemplatePairs
-from plsc.errors import MissingFileError, UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
 from plsc.evaluation.report.html import WorstPair, group_rows, tables_of, write_report
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.files import read_regular
 from plsc.utils.logging import say
 from plsc.utils.text import table as text_table
 from plsc.utils.version import __version__
@@ -152,14 +153,10 @@ def read_compared(path: str | os.PathLike, titles: Collection[str]) -> tuple[str
     sets.
     """
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
+    with reading(f"--compare: {file}", missing="no such file; name the folder of a finished run"):
+        text = read_regular(file)
     try:
-        content = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise MissingFileError(
-            f"--compare: {shown(file)}: no such file; name the folder of a finished run"
-        ) from error
-    except OSError as error:
-        raise UserError(f"--compare: {shown(file)}: cannot be read: {error.strerror}") from error
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"--compare: {shown(file)}: is not JSON; name the results.json of a run") from error
     sets = content.get("sets") if isinstance(content, dict) else None

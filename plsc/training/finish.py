@@ -11,7 +11,7 @@ from typing import Any
 from plsc.config import Config
 from plsc.config.schema import TrainDatasetCfg
 from plsc.distributed import environment
-from plsc.errors import UserError
+from plsc.errors import writing
 from plsc.utils.logging import say
 from plsc.utils.metrics import read_metrics
 from plsc.utils.version import __version__
@@ -51,7 +51,8 @@ def finish(
         "backbone": cfg.Model.name,
     }
     facts = {**facts, "main": evaluator.main, "flip": cfg.DataLoader.Eval.flip}
-    try:
+    remedy = "the checkpoints are whole, the report is not: make space there, and resume or use plsc eval"
+    with writing(folder, remedy=remedy):
         page = write_results(
             folder,
             evaluator.sets,
@@ -63,11 +64,6 @@ def finish(
             compared,
             write_card,
         )
-    except OSError as error:
-        raise UserError(
-            f"{folder}: the report cannot be written ({error}); the checkpoints are whole: "
-            "make space there, and resume or use plsc eval"
-        ) from error
     line = f"{result.headline} on {evaluator.main}" if result else "nothing evaluated"
     if "checkpoint" not in facts:
         line += f", newest checkpoint step {facts['step']}"

@@ -73,5 +73,7 @@ def test_a_lock_that_is_no_plain_file_is_refused_and_what_it_points_to_left(tmp_
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"^Global.output_dir: cannot make .*/file/out: Not a directory"):
+    with pytest.raises(
+        UserError, match=r"^Global.output_dir: .*/file/out: cannot be written: Not a directory"
+    ):
         hold(tmp_path / "file/out")
