@@ -28,11 +28,6 @@ def _running(before: float | paddle.Tensor, keep: float, observed: paddle.Tensor
     return keep * before + (1 - keep) * observed.item()
 
 
-def _where(ok: paddle.Tensor, after: float | paddle.Tensor, before: float | paddle.Tensor) -> paddle.Tensor:
-    """Choose a statistic by a bool scalar on the device, without reading it."""
-    return paddle.where(ok, _tensor(after), _tensor(before))
-
-
 def _tensor(statistic: float | paddle.Tensor) -> paddle.Tensor:
     """Make a number a float64 scalar on the device, if it is none."""
     return statistic if paddle.is_tensor(statistic) else paddle.full([], statistic, "float64")
@@ -60,10 +55,8 @@ class AdaFace(Margin):
         self.momentum = momentum
         self.mean = 20.0
         self.deviation = 100.0
-        self._before = self.mean, self.deviation
 
     def observe(self, norm_N):
-        self._before = self.mean, self.deviation
         norm_N = norm_N.clip(self.EDGE, 100.0)
         if len(norm_N) < 2:
             return  # one sample has no deviation
@@ -72,11 +65,6 @@ class AdaFace(Margin):
         deviation = ((off_N * off_N).sum() / (len(norm_N) - 1)).sqrt()  # Tensor.std would wait for the device
         self.mean = _running(self.mean, self.momentum, mean)
         self.deviation = _running(self.deviation, self.momentum, deviation)
-
-    def settle(self, ok):
-        mean, deviation = self._before
-        self.mean = _where(ok, self.mean, mean)
-        self.deviation = _where(ok, self.deviation, deviation)
 
     def __call__(self, cos_P, norm_P):
         mean = _factor(self.mean)
@@ -160,17 +148,12 @@ class CurricularFace(Margin):
         self.margin = margin
         self.momentum = momentum
         self.t = 0.0
-        self._before = self.t
 
     def __call__(self, cos_P, norm_P):
         return Target(*add_angle(cos_P, self.margin))
 
     def observe_targets(self, plain_N):
-        self._before = self.t
         self.t = _running(self.t, self.momentum, plain_N.mean())
-
-    def settle(self, ok):
-        self.t = _where(ok, self.t, self._before)
 
     def others(self, cos_Nb, plain_N1, target_N1):
         hard_Nb = cos_Nb > target_N1

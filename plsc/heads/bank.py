@@ -11,7 +11,6 @@ ranks starts from the same centres.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 
@@ -55,16 +54,6 @@ def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np
     for first, block in initial_blocks(seed, start, stop, width, std):
         rows[first : first + len(block)] = block
     return rows
-
-
-def copied_bytes(selected: int, width: int, arrays: int, sampled: bool) -> int:
-    """Compute the bytes of the rows that a DeviceBank copies for a masked update where the host does not wait.
-
-    Args:
-        selected: K rows of this width. arrays: the value and its moments. sampled: whether the rows were selected.
-    """
-    numbers = selected * width
-    return 4 * arrays * (numbers if sampled else min(numbers, _UPDATE_NUMBERS))
 
 
 class Bank(ABC):
@@ -160,7 +149,6 @@ class Bank(ABC):
         lr: float,
         step: int = 0,
         norms: tuple[float, float] | None = None,
-        ok: paddle.Tensor | None = None,
     ) -> None:
         """Update the selected rows by the gradients set since they were selected.
 
@@ -168,20 +156,14 @@ class Bank(ABC):
             step: the training step's number, from which a bank that rounds at random draws.
             norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
                 (see `squares`).
-            ok: bool scalar; where it is False no row changes, though the update is counted (see
-                `uncount_update`). A bank outside the device's memory reads it, and waits for the device.
         """
         assert self._grads or not self.selected, "update() before a backward pass"
         assert (norms is not None) == self.rule.needs_norms
         self.updates += 1
-        self._update(Update(lr, self.updates, norms), step, ok)
-
-    def uncount_update(self) -> None:
-        """Take back the count of an update whose `ok` was False."""
-        self.updates -= 1
+        self._update(Update(lr, self.updates, norms), step)
 
     @abstractmethod
-    def _update(self, update: Update, step: int, ok: paddle.Tensor | None) -> None: ...
+    def _update(self, update: Update, step: int) -> None: ...
 
     def squares(self) -> tuple[float, float] | paddle.Tensor:
         """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading them
@@ -277,8 +259,8 @@ def _square(rows: paddle.Tensor) -> float | paddle.Tensor:
 class DeviceBank(Bank):
     """Keeps the rows on the device that Paddle computes on; without sampling they are used in place.
 
-    Each array has one row more than the shard has classes, for numbers that nobody needs: where an update
-    must not change a row, decided by a value on the device, it is written there.
+    Each array has one row more than the shard has classes, for numbers that nobody needs: those of selected rows that
+    turn out not to be used (see `select_on_device`).
     """
 
     on_device = True
@@ -378,16 +360,7 @@ class DeviceBank(Bank):
 
     # -- updates ------------------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _beyond(self) -> paddle.Tensor:
-        """The rows' numbers less their count, int64 [S]."""
-        return paddle.arange(-self.shard.size, 0)
-
-    def _update(self, update, step, ok):
-        if ok is not None and not asynchronous():
-            if not ok.item():
-                return
-            ok = None
+    def _update(self, update, step):
         by_kernels = kernels.library() is not None and not on_gpu()
         for name, grad in self.gradients().items():
             names = [name, *self.moments_of(name)]
@@ -398,39 +371,21 @@ class DeviceBank(Bank):
             piece = max(1, _UPDATE_NUMBERS // self.width) if asynchronous() else _UPDATE_ROWS
             for start in range(0, self.selected, piece):
                 stop = min(start + piece, self.selected)
-                self._update_rows(name, names, start, stop, grad[start:stop], update, ok)
+                self._update_rows(names, start, stop, grad[start:stop], update)
         self._fetched = {}
 
     def _update_rows(
-        self,
-        name: str,
-        names: list[str],
-        start: int,
-        stop: int,
-        grad: paddle.Tensor,
-        update: Update,
-        ok: paddle.Tensor | None,
+        self, names: list[str], start: int, stop: int, grad: paddle.Tensor, update: Update
     ) -> None:
-        """Update selected rows [start, stop): in place where they have their address, or in copies that are written where they
-        belong."""
-        value, *moments = (self.rows(each, start, stop) for each in names)
-        if self._index_tensor is None and ok is None:
-            self.rule.update_device(name, value, moments, grad, update)
-            for each, updated in zip(names, (value, *moments)):
-                write_rows(self._tables[each], start, updated)
-            return
-        if self._index_tensor is None:
-            # As distances from the last row, the one that nobody needs.
-            beyond_k = self._beyond[start:stop]
-            value, *moments = (array.clone() for array in (value, *moments))
-        else:
-            beyond_k = self._index_tensor[start:stop] - self.shard.size
-        if ok is not None:
-            beyond_k = beyond_k * ok.astype("int64")
-        row_k = beyond_k + self.shard.size
-        self.rule.update_device(name, value, moments, grad, update)
-        for each, updated in zip(names, (value, *moments)):
-            paddle.scatter_(self._tables[each], row_k, updated)
+        """Update selected rows [start, stop) of a part and its moments: in place where they have their address, or in copies
+        that are written where they belong."""
+        value, *moments = (self.rows(name, start, stop) for name in names)
+        self.rule.update_device(names[0], value, moments, grad, update)
+        for name, updated in zip(names, (value, *moments)):
+            if self._index_tensor is None:
+                write_rows(self._tables[name], start, updated)
+            else:
+                paddle.scatter_(self._tables[name], self._index_tensor[start:stop], updated)
 
     def squares(self):
         if not asynchronous():
@@ -558,9 +513,8 @@ class HostBank(Bank):
     def host_rows(self, name):
         return self._arrays[name], self._index_K
 
-    def _update(self, update, step, ok):
-        if ok is None or ok.item():
-            self._rows.update(self.rule, self.gradients(), self.moments_of, update)
+    def _update(self, update, step):
+        self._rows.update(self.rule, self.gradients(), self.moments_of, update)
 
     def state(self):
         return dict(self._arrays)

@@ -61,10 +61,6 @@ class Margin(ABC):
     def observe_targets(self, plain_N: paddle.Tensor) -> None:  # noqa: B027
         """Note the plain target cosines of all ranks' samples, before `others` is called."""
 
-    def settle(self, ok: paddle.Tensor) -> None:  # noqa: B027
-        """Forget what `observe` and `observe_targets` have noted of the last step, where `ok` is False: a bool
-        scalar on the device, not to be read there."""
-
     def others(self, cos_Nb: paddle.Tensor, plain_N1: paddle.Tensor, target_N1: paddle.Tensor):
         """Change the cosines of a block with classes that are not the target -> new cosines [N, b], their
         slopes by the old ones.
@@ -186,7 +182,6 @@ class Wrapped(Margin):
         self.trains_norm = inner.trains_norm
         self.observe = inner.observe
         self.observe_targets = inner.observe_targets
-        self.settle = inner.settle
         self.others = inner.others
         self.penalty = inner.penalty
         self.state = inner.state

@@ -348,15 +348,12 @@ class OffloadedBank(Bank):
     def host_rows(self, name):
         return None if self._index_K is None else (self._selected.arrays[name], self._selected.index_K)
 
-    def _update(self, update, step, ok):
-        wanted = ok is None or bool(ok.item())
+    def _update(self, update, step):
         if self._index_K is None:
-            if wanted:
-                self._update_all(update, step)
+            self._update_all(update, step)
             return
-        if wanted:
-            self._selected.update(self.rule, self.gradients(), self.moments_of, update)
-            self._queue(self._store, self._index_K, self._buffer, self._selected.index_K, step)
+        self._selected.update(self.rule, self.gradients(), self.moments_of, update)
+        self._queue(self._store, self._index_K, self._buffer, self._selected.index_K, step)
         self._queue(self._read_updated, self._prefetched, self._next_buffer)
 
     def _update_all(self, update: Update, step: int) -> None:

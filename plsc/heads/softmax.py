@@ -22,7 +22,7 @@ never travel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -196,26 +196,19 @@ class SoftmaxHead:
             f"labels must be in [0, {self.shard.num_classes}); {len(outside)} such samples in the step"
         )
 
-    def step(self, lr: float, number: int = 0, ok: paddle.Tensor | None = None) -> None:
+    def step(self, lr: float, number: int = 0) -> None:
         """Update the centres by the gradients of the last backward. Every rank calls it.
 
-        Args:
-            number: of the training step, as in the call.
-            ok: bool scalar on the device; where it is False, centres, optimizer state and the margin's
-                statistics keep every byte that they had before the call of the step. None: update.
+        number: of the training step, as in the call.
 
-        The update counts (AdamW's t), even if `ok` turns out to be False: then call `uncount_update` before
-        the next one. Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule
-        needs norms (LARS).
+        Collectives: one all_reduce SUM of two numbers if the classes are spread and the rule needs norms (LARS).
         """
         with timer.part("head"):
-            self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None, ok)
-            if ok is not None and self.margin:
-                self.margin.settle(ok)
+            self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
 
-    def uncount_update(self) -> None:
-        """Take back the count of the last `step`, whose `ok` was False."""
-        self.bank.uncount_update()
+    def remember(self) -> Callable[[], None]:
+        """Return a call that restores what a call of the head changes, as it is now: the margin's statistics."""
+        return self.margin.remember() if self.margin else lambda: None
 
     def _norms(self) -> tuple[float, float] | tuple[paddle.Tensor, paddle.Tensor]:
         """Compute the norms of the selected centres of all ranks and of their gradient."""

@@ -106,7 +106,7 @@ def build_trainer(
         head=head,
         optimizer=optimizer,
         evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head, ema),
-        nonfinite=NonFiniteGuard(backbone, head, scaler, statistics),
+        nonfinite=NonFiniteGuard(backbone, head, scaler),
         dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
         scaler=scaler,
         signals=signals,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import paddle
@@ -23,9 +23,7 @@ from plsc.errors import UserError
 from plsc.heads.offloaded_bank import StoredRows
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.native.heads.rows import sum_of_squares
-from plsc.training.copies import Copies
-from plsc.training.flags import Flags, LateFlags, gather_later, gather_now, nonfinite
-from plsc.training.groups import statistics_of
+from plsc.training.flags import Flags, agree, nonfinite
 from plsc.training.loss_scaler import LossScaler
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.device import asynchronous
@@ -56,6 +54,11 @@ def finite(tensors: Iterable[paddle.Tensor]) -> bool:
     else:
         total = paddle.add_n([_C_ops.squared_l2_norm(tensor).astype("float32") for tensor in tensors]).item()
     return math.isfinite(total) or not any(map(kind_of, tensors))
+
+
+def _nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
+    """Say on the device whether a number is not finite, bool [1]; the host knows it first where it need not wait."""
+    return nonfinite(tensors) if asynchronous() else paddle.full([1], not finite(tensors), "bool")
 
 
 def _for_kernels(tensor: paddle.Tensor) -> bool:
@@ -97,7 +100,6 @@ class NonFiniteGuard:
     Args:
         backbone: the bare layer, not its data parallel wrapper.
         scaler: of the backbone's gradients; None: they are not scaled.
-        statistics: of the backbone, which a forward pass changes; None: all `statistics_of` it.
 
     Attributes: `skipped`, steps that diverged so far; `in_a_row`, those since the last good step;
         `since_good`, the same with the steps that overflowed.
@@ -108,7 +110,6 @@ class NonFiniteGuard:
         backbone: paddle.nn.Layer,
         head: SoftmaxHead,
         scaler: LossScaler | None = None,
-        statistics: Sequence[paddle.Tensor] | None = None,
     ):
         self.backbone = backbone
         self.head = head
@@ -116,7 +117,6 @@ class NonFiniteGuard:
         self.skipped = 0
         self.in_a_row = 0
         self.since_good = 0
-        self._statistics = statistics_of(backbone) if statistics is None else statistics
 
     def resume(self, skipped: int, in_a_row: int, since_good: int) -> None:
         """Restore the counts of a checkpoint."""
@@ -124,36 +124,18 @@ class NonFiniteGuard:
         self.in_a_row = in_a_row
         self.since_good = since_good
 
-    def remember(self) -> list[Callable[[], None]]:
-        """Copy what a forward pass of backbone and head changes; return calls that restore it. Call it before
-        each."""
-        undo = [Copies(self._statistics).restore]
-        if self.head.margin:
-            undo.append(self.head.margin.remember())
-        return undo
-
-    def examine(
-        self, out: HeadOutput, emb_BD: paddle.Tensor, signal: int, data: tuple[float, int]
-    ) -> LateFlags:
-        """Gather whether loss and gradients are finite, and loss and accuracy. Every rank calls it, after the
-        backward pass. Where the host would wait for the device, it reads nothing.
+    def examine(self, out: HeadOutput, emb_BD: paddle.Tensor, signal: int, data: tuple[float, int]) -> Flags:
+        """Find on all ranks whether loss and gradients are finite, and loss and accuracy. Every rank calls it, after the
+        backward pass.
 
         signal: that asks this rank to stop, or 0. data: seconds it has waited for batches, images replaced.
 
         Collectives: one all_gather of a few numbers.
         """
-        of_backbone = backbone_gradients(self.backbone).values()
-        of_head = head_gradients(self.head, emb_BD).values()
-        if asynchronous():
-            loss = out.loss.detach().clone().reshape([1])  # a copy: what is not finite may be overwritten
-            bad_head = nonfinite([*of_head, loss])
-            of_device = nonfinite(of_backbone), bad_head, out.stray, out.loss, out.accuracy
-            return gather_later(of_device, [signal, *data])
-        loss, accuracy = out.loss.item(), out.accuracy.item()
-        bad_head = not (math.isfinite(loss) and finite(of_head))
-        return gather_now(
-            Flags(not finite(of_backbone), bad_head, out.stray.item(), loss, accuracy, signal, *data)
-        )
+        loss = out.loss.detach().clone().reshape([1])  # a copy: what is not finite may be overwritten
+        bad_backbone = _nonfinite(backbone_gradients(self.backbone).values())
+        bad_head = _nonfinite([*head_gradients(self.head, emb_BD).values(), loss])
+        return agree([bad_backbone, bad_head, out.stray, out.loss, out.accuracy], [signal, *data])
 
     def count(self, flags: Flags) -> Outcome:
         """Find what a step came to, and count it. With a scaler, gradients of the backbone alone that are not

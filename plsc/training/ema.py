@@ -67,16 +67,6 @@ class Ema:
             else:
                 self._average[name] = tensor.clone()
 
-    def changing(self) -> list[paddle.Tensor]:
-        """List what the next `update` changes in place."""
-        return list(self._average.values()) if (self.steps + 1) % self._every == 0 else []
-
-    def undo(self) -> None:
-        """Take back the last `update`, after what it has changed is as it was."""
-        self.steps -= 1
-        if self.steps < self._every:
-            self._average = {}  # it was the first one
-
     def _floats(self) -> list[tuple[str, paddle.Tensor]]:
         return [item for item in self._backbone.state_dict().items() if item[1].is_floating_point()]
 

@@ -1,8 +1,4 @@
-"""Gather the few numbers by which all ranks decide about a step: one small tensor, one collective, one read.
-
-Where the host would wait for the device (`plsc.utils.device.asynchronous`), they are read only while the next step
-runs; `LateFlags.ok` says on the device, until then, whether the step counts.
-"""
+"""Let all ranks agree on a step by the few numbers that decide about it: one small tensor, one collective, one read."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import distributed
-from plsc.utils.device import LateRead, read_later, to_device
+from plsc.utils.device import to_device
 
 
 class Flags(NamedTuple):
@@ -36,54 +32,30 @@ class Flags(NamedTuple):
     replaced: int
 
 
-_BAD = slice(0, 3)  # the fields that are 0 in a step that counts
-
-
-class LateFlags:
-    """Holds the flags of a step for `get`.
-
-    rows_WF: a row of fields of each rank, float64. ok: bool scalar on the device, whether the step counts; None
-    where nothing waits for it.
-    """
-
-    def __init__(self, rows_WF: np.ndarray | LateRead, ok: paddle.Tensor | None = None):
-        self._rows_WF = rows_WF
-        self.ok = ok
-
-    def get(self) -> Flags:
-        """Return the flags; on a GPU wait until it has computed them."""
-        rows_WF = self._rows_WF if isinstance(self._rows_WF, np.ndarray) else self._rows_WF.get()
-        of_all = Flags(*rows_WF.max(axis=0).tolist())
-        first = Flags(*rows_WF[0].tolist())
-        return Flags(
-            bad_backbone=bool(of_all.bad_backbone),
-            bad_head=bool(of_all.bad_head),
-            stray=int(of_all.stray),
-            loss=first.loss,
-            accuracy=first.accuracy,
-            signal=int(of_all.signal),
-            waited=of_all.waited,
-            replaced=int(rows_WF[:, Flags._fields.index("replaced")].sum()),
-        )
-
-
-def gather_now(own: Flags) -> LateFlags:
-    """Gather each rank's flags. Every rank calls it. Collectives: one all_gather of a few numbers."""
-    row_1F = np.array([own], np.float64)
-    ranks = distributed.world_size()
-    if ranks == 1:
-        return LateFlags(row_1F)
-    return LateFlags(distributed.gather_rows(to_device(row_1F), [1] * ranks).numpy())
-
-
 @paddle.no_grad()
-def gather_later(of_device: Sequence[paddle.Tensor], of_host: Sequence[float]) -> LateFlags:
-    """Gather each rank's flags without waiting for the device: the first fields are scalars on it, the others
-    are known to the host. Every rank calls it. Collectives: one all_gather of a few numbers."""
+def agree(of_device: Sequence[paddle.Tensor], of_host: Sequence[float]) -> Flags:
+    """Gather each rank's own flags, and read those of all. Every rank calls it; the host waits for the device.
+
+    Args:
+        of_device: the first fields, scalars on the device. of_host: the others.
+
+    Collectives: one all_gather of a few numbers.
+    """
     numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in of_device]
     row_1F = paddle.concat([*numbers, to_device(np.array(of_host, np.float64))]).unsqueeze(0)
-    rows_WF = distributed.gather_rows(row_1F, [1] * distributed.world_size())
-    return LateFlags(read_later(rows_WF), ok=rows_WF[:, _BAD].max() == 0)
+    rows_WF = distributed.gather_rows(row_1F, [1] * distributed.world_size()).numpy()
+    most = Flags(*rows_WF.max(axis=0).tolist())
+    first = Flags(*rows_WF[0].tolist())
+    return Flags(
+        bad_backbone=bool(most.bad_backbone),
+        bad_head=bool(most.bad_head),
+        stray=int(most.stray),
+        loss=first.loss,
+        accuracy=first.accuracy,
+        signal=int(most.signal),
+        waited=most.waited,
+        replaced=int(rows_WF[:, Flags._fields.index("replaced")].sum()),
+    )
 
 
 @paddle.no_grad()

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import paddle
+from paddle import _C_ops
 
 from plsc import distributed
 from plsc.backbones.layers import Addresses
@@ -28,7 +29,6 @@ from plsc.config.schema import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
-from plsc.training.copies import Copies
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
 from plsc.training.loss_scaler import LossScaler
@@ -144,24 +144,25 @@ class Network:
         for parameter in self.backbone.parameters():
             parameter.clear_gradient(False)
         self._parts = self._cut(images, step)
-        statistics = Copies(self._statistics)
+        restore = self.remember()
         self._replay(self.backbone, grad_BD)
-        statistics.restore()
+        restore()
 
-    def drop(self) -> None:
-        """Forget the last forward pass, whose gradients nobody wants; the parameters keep those that they have.
-        Every rank calls it."""
-        out, self._out = self._out, None
-        if out is None or self._model is self.backbone:
-            return
-        # Data parallel's wrapper would take the next backward pass, whatever it is of, for the one of this pass.
-        parameters = self.backbone.parameters()
-        kept = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
-        self._backward(out, paddle.zeros_like(out), self._parts[0])
-        for parameter in parameters:
-            parameter.clear_gradient(False)
-        for parameter, grad in kept:
-            parameter.grad = grad
+    def remember(self) -> Callable[[], None]:
+        """Copy the backbone's statistics, which a forward pass changes; return a call that restores them."""
+        groups: dict[object, list[paddle.Tensor]] = {}
+        for tensor in self._statistics:
+            groups.setdefault(tensor.dtype, []).append(tensor)
+        copies = [(tensors, _joined(tensors)) for tensors in groups.values()]
+
+        @paddle.no_grad()
+        def restore() -> None:
+            for tensors, copy in copies:
+                parts = copy.split([tensor.size for tensor in tensors])
+                for tensor, part in zip(tensors, parts):
+                    paddle.assign(part.reshape(tensor.shape), output=tensor)
+
+        return restore
 
     @property
     def _model(self) -> paddle.nn.Layer:
@@ -226,9 +227,15 @@ class Network:
         if len(self._parts) == 1 and not self._recomputed:
             yield
             return
-        statistics = Copies(self._statistics)
+        restore = self.remember()
         yield
-        statistics.restore()
+        restore()
+
+
+@paddle.no_grad()
+def _joined(tensors: list[paddle.Tensor]) -> paddle.Tensor:
+    """Copy tensors of one dtype one after the other, by one launch."""
+    return paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in tensors])
 
 
 # The least compute capability of GPUs, below which Paddle's autocast does nothing but warn, and the first of them.

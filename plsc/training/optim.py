@@ -6,10 +6,9 @@ The class centres are updated by the head's bank at the same rate.
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +85,6 @@ class BackboneOptimizer:
     def __init__(self, name: str, parts: list[Part], clip_norm: float | None = None):
         self.name = name
         self._parts = parts
-        self._trained: list[str] = []  # names of the parameters that the last update was of
         self._clip = paddle.nn.ClipGradByGlobalNorm(clip_norm) if clip_norm else None
 
     @property
@@ -104,23 +102,8 @@ class BackboneOptimizer:
         for part in self._parts:
             part.optimizer.set_lr(rate * part.lr_scale)
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the same parameters have a gradient as in the last update, so that all their state is there."""
-        return bool(self._trained) and self._trained == self._names()
-
-    def _names(self) -> list[str]:
-        return [parameter.name for parameter in self.parameters if parameter.grad is not None]
-
-    def changing(self) -> list[paddle.Tensor]:
-        """List what an update that `is_repeated` changes: parameters and state."""
-        state = [_tensors(part.optimizer.state_dict()) for part in self._parts]
-        trained = [parameter for parameter in self.parameters if parameter.grad is not None]
-        return [*trained, *itertools.chain.from_iterable(state)]
-
     def step(self) -> None:
         """Update all parameters that have a gradient."""
-        self._trained = self._names()
         if self._clip:
             gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
             for parameter, gradient in self._clip(gradients):
@@ -146,15 +129,6 @@ class BackboneOptimizer:
         for part in self._parts:
             own = {parameter.name for parameter in part.parameters}
             part.optimizer.set_state_dict({key: state[key] for key, owner in owners.items() if owner in own})
-
-
-def _tensors(state: dict) -> Iterator[paddle.Tensor]:
-    """Yield the tensors of a state_dict; one with 16-bit parameters has a dict of float32 ones in it."""
-    for value in state.values():
-        if isinstance(value, paddle.Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from _tensors(value)
 
 
 def build_optimizer(

@@ -24,7 +24,7 @@ class PerSet:
 
     def __init__(self, data: Dataset):
         self._data = data if isinstance(data, Joined) else None
-        self._sums = self._before = self._zeros()
+        self._sums = self._zeros()
 
     def _zeros(self) -> paddle.Tensor:
         """Make the sums: loss, correct samples and samples of each set, float64 [sets, 3]."""
@@ -39,12 +39,7 @@ class PerSet:
         values_B3 = paddle.stack(
             [out.losses_B, out.correct_B.astype("float32"), paddle.ones_like(out.losses_B)], axis=1
         )
-        self._before = self._sums
         self._sums = self._sums + paddle.matmul(of_set_SB, values_B3.detach().astype("float64"))
-
-    def undo(self) -> None:
-        """Take back the last `add`."""
-        self._sums = self._before
 
     def take(self) -> dict[str, float]:
         """Return mean loss and accuracy of each set with samples since the last call, by "loss/title" and

@@ -14,10 +14,9 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -32,14 +31,13 @@ from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training import optim
-from plsc.training.copies import Copies
 from plsc.training.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
 from plsc.training.dump import DumpWriter, TakenStep, find_cause
 from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import refuse_last_step
-from plsc.training.flags import Flags, LateFlags
+from plsc.training.flags import Flags
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
 from plsc.training.per_set import PerSet
@@ -53,7 +51,7 @@ from plsc.training.resume import (
 )
 from plsc.training.rollback import FACTOR, go_back
 from plsc.utils.calibration import Calibration
-from plsc.utils.device import asynchronous, to_device
+from plsc.utils.device import to_device
 from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
@@ -63,14 +61,6 @@ from plsc.utils.timing import timer
 
 LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
 MOST_FAILED_SAVES = 3  # in a row; all steps since the last checkpoint are lost when the run ends
-
-
-class Unsettled(NamedTuple):
-    """A step whose flags nobody has looked at. undo: calls that undo it, in this order."""
-
-    taken: TakenStep
-    flags: LateFlags
-    undo: list[Callable[[], None]]
 
 
 class Trainer:
@@ -142,8 +132,6 @@ class Trainer:
         self.seconds = 0.0
         self.progress: Progress | None = None  # while training
         self._metrics: Metrics | None = None  # rank 0's, while training
-        self._unsettled: Unsettled | None = None  # the last step, before its flags are looked at
-        self._unlogged: tuple[TakenStep, Flags] | None = None  # the last step, after that
         self._signal = 0  # the largest number of a signal that any rank was asked by to stop
         self._data = (0.0, 0)  # longest wait of a rank for batches in seconds, images replaced in this epoch
         self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
@@ -236,7 +224,6 @@ class Trainer:
         self.signals.step_started(self.step)
         if not self._signal:
             return False
-        self.settle()
         name = signal.Signals(self._signal).name
         if self._saved != self.step:
             with self._pause():
@@ -256,95 +243,53 @@ class Trainer:
 
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too
         many in a row. Likewise gradients that overflow only by their scale, which is then halved.
-
-        Where the host would wait for the device to know this, it goes ahead, and looks after the next step's
-        forward pass. Most often the step counts; else it is undone from copies, and that pass repeated.
         """
-        undo, emb_BD = self._forward(images)
-        if not self.settle():
-            undo, emb_BD = self._forward(images)
+        with timer.part("check"):
+            undo = self.network.remember(), self.head.remember()
+        emb_BD = self.network.forward(images, self.step)
         counts = [stop - start for start, stop in self.loader.shares(self.step)]
-        label_B = to_device(labels)
-        out = self.head(emb_BD, label_B, self.step, counts=counts, check=not asynchronous())
+        out = self.head(emb_BD, to_device(labels), self.step, counts=counts, check=False)
         extra = {each.title: each(images, emb_BD, labels, self.step, counts) for each in self.extra_losses}
         sum(extra.values(), start=out.loss).backward()  # up to the embeddings
         self.network.backward(emb_BD.grad)
-        with timer.part("check"):
-            data = self.loader.wait_seconds, self.loader.replaced
-            flags = self.nonfinite.examine(out, emb_BD, self.signals.signal, data)
         taken = TakenStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out, extra)
-        self._unsettled = Unsettled(taken, flags, undo)
-        # The first update makes the optimizer's state, which nothing could be copied back to.
-        late = asynchronous() and self.optimizer.is_repeated and not timer.on
-        if late:
-            undo += self._prepare_undo()
-        if late or self._decide():
-            self._update(taken, flags.ok if late else None)
+        flags = self.agree(taken)
+        outcome = self.nonfinite.count(flags)
+        if outcome is Outcome.GOOD:
+            self._update(taken)
+        else:
+            for restore in undo:
+                restore()
+            self._report(outcome, taken)
+        self.optimizer.clear_grad()
         self.step += 1
-        if not late:
-            self.settle()
+        self._log(taken, flags)
         return out
 
-    def _forward(self, images: np.ndarray) -> tuple[list[Callable[[], None]], paddle.Tensor]:
-        """Compute the embeddings of this step; return first the calls that undo what a forward pass changes."""
+    def agree(self, taken: TakenStep) -> Flags:
+        """Let all ranks learn of a step what each of them must know to count it. Every rank calls it, after the backward pass:
+        the one place in a step where the host waits for the device. Collectives: one all_gather of a few numbers."""
+        data = self.loader.wait_seconds, self.loader.replaced
         with timer.part("check"):
-            undo = self.nonfinite.remember()
-        return undo, self.network.forward(images, self.step)
+            flags = self.nonfinite.examine(taken.out, taken.emb_BD, self.signals.signal, data)
+        self._signal = max(self._signal, flags.signal)
+        return flags
 
-    def _update(self, taken: TakenStep, ok: paddle.Tensor | None) -> None:
-        """Update all that a step changes; ok: see SoftmaxHead.step."""
+    def _update(self, taken: TakenStep) -> None:
+        """Update all that a step changes."""
         self.optimizer.set_lr(taken.learning_rate)
         with timer.part("optimizer"):
             self.optimizer.step()
-        self.head.step(taken.learning_rate * self.head_lr_scale, self.step, ok)
+        self.head.step(taken.learning_rate * self.head_lr_scale, self.step)
         if self.ema:
             with timer.part("optimizer"):
                 self.ema.update()
         self.per_set.add(taken.indices, taken.out)
-
-    def _prepare_undo(self) -> list[Callable[[], None]]:
-        """Copy what `_update` changes, but for the head, which does not change it in a bad step; return what
-        undoes the update."""
-        with timer.part("optimizer"):
-            copies = Copies([*self.optimizer.changing(), *(self.ema.changing() if self.ema else [])])
-        of_counts = [self.head.uncount_update, self.per_set.undo]
-        return [copies.restore, *of_counts, *([self.ema.undo] if self.ema else [])]
-
-    def settle(self) -> bool:
-        """Finish the last step: undo it if it does not count, and log it. Say whether it counts, or was settled
-        before. Every rank calls it.
-
-        Raises: DivergedError and UserError, as `train_step`.
-        """
-        counts = self._decide()
-        if self._unlogged:
-            self.optimizer.clear_grad()
-            self._log()
-        return counts
-
-    def _decide(self) -> bool:
-        """Look at the flags of the last step, and undo it if it does not count. Say whether it counts, or was
-        looked at before. Every rank calls it."""
-        last, self._unsettled = self._unsettled, None
-        if last is None:
-            return True
-        with timer.part("check"):
-            flags = last.flags.get()
-        outcome = self.nonfinite.count(flags)
-        if outcome is Outcome.GOOD:
-            if self.scaler:
-                self.scaler.grow()
-        else:
-            self.network.drop()
-            for undo in last.undo:
-                undo()
-            self._report(outcome, last.taken)
-        self._signal = max(self._signal, flags.signal)
-        self._unlogged = last.taken, flags
-        return outcome is Outcome.GOOD
+        if self.scaler:
+            self.scaler.grow()
 
     def _report(self, outcome: Outcome, taken: TakenStep) -> None:
-        """Say why a step, which is undone, does not count. Every rank calls it."""
+        """Say why a step, whose forward pass is undone, does not count. Every rank calls it."""
         if outcome is Outcome.STRAY:
             self.head.refuse_labels(to_device(taken.labels))
         elif outcome is Outcome.OVERFLOWED:
@@ -380,9 +325,8 @@ class Trainer:
                 step.number,
             )
 
-    def _log(self) -> None:
-        """Log the last step, if a line is due."""
-        (taken, flags), self._unlogged = self._unlogged, None
+    def _log(self, taken: TakenStep, flags: Flags) -> None:
+        """Log a step, if a line is due."""
         if self.progress is None:
             return
         step, epoch = taken.number, -(-taken.number // self.steps_per_epoch)
@@ -408,7 +352,7 @@ class Trainer:
         return distributed.gather_counts(0 if at_end else self.loader.replaced)
 
     def _after_step(self) -> None:
-        """Evaluate, and write a checkpoint, if they are due; the step is settled before."""
+        """Evaluate, and write a checkpoint, if they are due."""
         cfg, step = self.cfg, self.step
         epoch, end = -(-step // self.steps_per_epoch), step == self.total_steps
         end_of_epoch = step % self.steps_per_epoch == 0
@@ -417,8 +361,6 @@ class Trainer:
         evaluates = self.evaluator.sets and (of_epoch or end or (every and step % every == 0))
         every = cfg.Checkpoint.every_steps
         saves = end or end_of_epoch or (every and step % every == 0)
-        if evaluates or saves:
-            self.settle()
         if end:
             self._refuse_nothing_learned()
         best = self.best

@@ -1,13 +1,12 @@
-"""Move arrays between host and device without making the host wait.
+"""Move arrays to the device without making the host wait.
 
 A GPU works through a queue, behind the host. Whatever reads a value of it, or copies to it from pageable memory,
-waits until the queue is empty. Here both ways go through pinned memory, as a further entry of the queue: a value
-is asked for with `read_later`, and read when it has long arrived. On a CPU there is no queue, and no pinned memory.
+waits until the queue is empty. Here arrays go through pinned memory, as a further entry of the queue. On a CPU there
+is no queue, and no pinned memory.
 
 None of the branches for a GPU has been run on one. Try it:
 
-    late = read_later(paddle.arange(3))
-    late.get()  # numpy, int64 [3]
+    to_device(np.arange(3))
 """
 
 from __future__ import annotations
@@ -49,11 +48,10 @@ def to_device(array: np.ndarray) -> paddle.Tensor:
 class Sender:
     """Copies large arrays to the device, one a step, on a stream of its own beside the work of the step before.
 
-    Since the host is ahead of a GPU, that copy is done before the GPU comes to it. On the synchronous way, on CPUs,
-    an array is passed on as it is.
+    Where the host need not wait, on CPUs, an array is passed on as it is.
     """
 
-    BUFFERS = 3  # of one shape; a step may be looked after until the next one is queued
+    BUFFERS = 2  # of one shape: one is filled while the work of the step before uses the other
 
     def __init__(self):
         self._buffers: dict[tuple, deque[_Buffer]] = {}
@@ -61,10 +59,9 @@ class Sender:
         self._queued = None  # event of a GPU: what was queued when the last array was sent
 
     def send(self, array: np.ndarray) -> np.ndarray | paddle.Tensor:
-        """Return the numbers on the device, where they are overwritten by the third call after this one.
+        """Return the numbers on the device, where they are overwritten by the second call after this one.
 
-        The array itself may be changed at once. Work that uses the result has to be queued before the next call
-        but one.
+        The array itself may be changed at once. Work that uses the result has to be queued before the next call.
         """
         if not asynchronous():
             return array
@@ -103,33 +100,7 @@ class _Buffer:
             stream.wait_stream(paddle.device.current_stream())
 
     def fill(self, array: np.ndarray) -> None:
-        """Write the pinned memory, when the copy of three steps ago is done: by then it is."""
+        """Write the pinned memory, when the copy of two steps ago is done: by then it is."""
         if self.copied is not None:
             self.copied.synchronize()
         self.on_host.get_tensor().set(array, self._place)
-
-
-class LateRead:
-    """Holds the numbers that a tensor has now, for a later `get`; made by `read_later`."""
-
-    def __init__(self, tensor: paddle.Tensor):
-        if on_gpu():
-            self._copy = tensor.detach()._copy_to(paddle.CUDAPinnedPlace(), False)
-            self._event = paddle.device.cuda.Event()
-            self._event.record()
-        else:
-            self._copy = None
-            self._value = np.array(tensor.get_tensor())
-
-    def get(self) -> np.ndarray:
-        """Return the numbers; on a GPU wait until the queue has come to their copy."""
-        if self._copy is not None:
-            self._event.synchronize()
-            self._value = np.array(self._copy.get_tensor())
-            self._copy = None
-        return self._value
-
-
-def read_later(tensor: paddle.Tensor) -> LateRead:
-    """Ask for the numbers that a tensor has at this point of the queue."""
-    return LateRead(tensor)

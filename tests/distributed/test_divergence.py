@@ -7,7 +7,7 @@ import pytest
 from tests.launch import launch
 
 
-@pytest.mark.parametrize("kernels", ["1", "0"], ids=["at once", "one step late"])
+@pytest.mark.parametrize("kernels", ["1", "0"])
 def test_all_ranks_skip_what_one_cannot_use(tmp_path, kernels):
     """run_divergence.py holds the checks, which every rank makes for itself."""
     script = Path(__file__).with_name("run_divergence.py")

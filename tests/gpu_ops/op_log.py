@@ -10,7 +10,7 @@ launch several on a GPU (a reduction, a sort).
 Bytes: all inputs and outputs of an op, except that of a table from which rows are taken, or into which they are put,
 only as many bytes count as these rows have.
 Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose output's
-shape depends on values. Those by `plsc.utils.device` wait for nothing on a GPU, except what is asked for and got in one step.
+shape depends on values. Copies by `plsc.utils.device` wait for nothing on a GPU.
 
 Try it, in a process that was started with `environment()`:
 
@@ -131,7 +131,6 @@ class Recorder:
         from paddle import _C_ops
 
         from plsc.heads import blocks
-        from plsc.utils import device
 
         undo = []
 
@@ -146,8 +145,6 @@ class Recorder:
         patch(dense, "set", self._waiting)
         patch(dense, "__array__", self._waiting)
         patch(paddle, "to_tensor", self._waiting)
-        patch(device.LateRead, "__init__", _late)
-        patch(device.LateRead, "get", _late)
         patch(paddle.device, "synchronize", self._waiting)
         for name in dir(_C_ops):
             if callable(getattr(_C_ops, name)) and not name.startswith("_"):
@@ -206,17 +203,6 @@ def _trace(frame: FrameType, event: str, _: Any) -> Any:
     if event != "call":
         _write("line", f"{Path(frame.f_code.co_filename).relative_to(PACKAGE)}:{frame.f_lineno}")
     return _trace
-
-
-def _late(function: Any, name: str) -> Any:
-    """Wrap a method of LateRead: note which of them asks or gets."""
-
-    @functools.wraps(function)
-    def wrapped(late, *args):
-        _write("asked" if name == "__init__" else "got", id(late))
-        return function(late, *args)
-
-    return wrapped
 
 
 def _with_lists(function: Any, name: str) -> Any:
@@ -282,7 +268,6 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
     waits: list[Wait] = []
     part = line = ""
     pending: list[Op] = []  # kernels of the op that runs
-    asked: set[str] = set()  # values that have been asked for here, and not been got
     noted = 0  # ops before those that stand in for a GPU's
     dtype = ""
     in_place = False
@@ -306,11 +291,6 @@ def parse(log: str) -> tuple[list[Op], list[Wait]]:
                 of_gpu = (each.split(":") for each in value.split())
                 ops[noted:] = [Op(name, kind, part, line, int(size)) for name, kind, size in of_gpu]
                 pending = []
-            elif kind == "asked":
-                asked.add(value)
-            elif kind == "got" and value in asked:
-                waits.append(Wait("LateRead.get", part, line))
-                asked.discard(value)
             elif kind == "lists":
                 ops += pending  # of a message that was cut off before its outputs
                 pending = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc.utils.device import read_later, to_device
+from plsc.utils.device import to_device
 from tests.gpu_ops import op_log
 
 
@@ -32,8 +32,6 @@ def calls() -> dict:
     for parameter in many:
         parameter.sum().backward()
     merged.step()  # makes the momenta
-
-    earlier = read_later(rate)
 
     def backward():
         paddle.matmul(x, weight).sum().backward()
@@ -64,8 +62,6 @@ def calls() -> dict:
         "if": lambda: 1 if rate else 0,
         "to_tensor": lambda: paddle.to_tensor(np.zeros(3, np.float32)),
         "mask": lambda: x[x > weight[0, 0]],
-        "later": lambda: earlier.get(),
-        "at once": lambda: read_later(rate).get(),
         "upload": lambda: to_device(np.zeros(3)),
     }
 

@@ -1,7 +1,7 @@
-"""What a step asks of a GPU: at most so many kernels and bytes, and not one wait of the host.
+"""What a step asks of a GPU: at most so many kernels and bytes, and one wait of the host, after the backward pass.
 
 The budget is for N = 1024 samples, D = 512 and ArcFace on one process, beside InsightFace's PartialFC_V2 with its SGD: 110 kernels,
-ten waits and 35 GB for 125,000 classes; 120, twelve and 53 GB for a million at rate 0.1 (docs/performance.md).
+ten waits and 32.1 GB for 125,000 classes; 120, twelve and 49.3 GB for a million at rate 0.1 (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.launch import run_python
 N, D = 1024, 512
 # classes, most kernels, most bytes
 BUDGETS = {
-    "all classes": (125_000, 100, 0.5 * 35e9),
-    "all classes, bfloat16": (125_000, 103, 0.3 * 35e9),  # 99 kernels, and 102 with Paddle 2.6
-    "sampled": (1_000_000, 120, 0.4 * 53e9),
+    "all classes": (125_000, 100, 9.0e9),
+    "all classes, bfloat16": (125_000, 100, 10.2e9),
+    "sampled": (1_000_000, 120, 7.5e9),
 }
 
 
@@ -64,15 +64,15 @@ def extended(points: dict[int, float], x: int) -> float:
     )
 
 
-def test_a_whole_step_waits_for_nothing(found):
+def test_a_whole_step_waits_once(found):
     parts = found["IResNet50"]
     assert parts["forward"]["kernels"] > 150
-    assert {"backward", "check", "optimizer", *count.HEAD} <= parts.keys()
-    assert {name: part["waits"] for name, part in parts.items() if part["waits"]} == {}
+    assert {"backward", "optimizer", *count.HEAD} <= parts.keys()
+    assert {name: part["waits"] for name, part in parts.items() if part["waits"]} == {"check": 1}
 
 
-def test_two_ranks_wait_for_nothing(tmp_path):
+def test_two_ranks_wait_once(tmp_path):
     words = ["--name", "SmallResNet", "--size", "28", "--classes", "20", "--dim", "8", "--ranks", "2"]
     parts = count.run("4", words, 2, tmp_path)
     assert {"forward", "backward", *count.HEAD} <= parts.keys()
-    assert {name: part["waits"] for name, part in parts.items() if part["waits"]} == {}
+    assert {name: part["waits"] for name, part in parts.items() if part["waits"]} == {"check": 1}

@@ -1,4 +1,4 @@
-"""The way of GPUs, on a CPU: nothing is read, a masked update changes nothing, and the same classes take part."""
+"""The way of GPUs, on a CPU: nothing is read, and the same classes take part."""
 
 import numpy as np
 import paddle
@@ -15,7 +15,6 @@ from plsc.heads.sampling import DrawAhead, choose_classes, draw_classes, unite
 from plsc.utils.sharding import ClassShard
 
 C, D, N = 90, 16, 12
-OK = {name: paddle.to_tensor(value) for name, value in (("good", True), ("bad", False))}
 HEADS = {
     "arcface": {"margin": ArcFace},
     "sampled": {"margin": ArcFace, "sample_rate": 0.3},
@@ -44,52 +43,14 @@ def batch(number=0):
     return emb, paddle.to_tensor(rng.integers(0, C, N) % 40)
 
 
-def step(head, number, ok, emb=None):
-    given, label = batch(number)
-    out = head(given if emb is None else emb, label, number, counts=[N], check=False)
-    out.loss.backward()
-    head.step(0.05, number, ok)
-    return out
+def step(head, number):
+    emb, label = batch(number)
+    head(emb, label, number, counts=[N], check=False).loss.backward()
+    head.step(0.05, number)
 
 
 def bytes_of(head):
-    state = {name: np.array(rows[:]).tobytes() for name, rows in head.bank.state().items()}
-    return state, head.margin.state() if head.margin else {}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["arcface", "sampled", "bias"])
-def test_an_update_that_is_not_ok_changes_no_byte(name, optimizer, way):
-    rule, _ = OPTIMIZERS[optimizer]
-    _masked_update_changes_nothing(head_of(name, rule=rule))
-
-
-@pytest.mark.parametrize("name", ["adaface", "curricularface", "sub-centres", "little memory"])
-def test_nor_a_margins_statistics(name):
-    _masked_update_changes_nothing(head_of(name))
-
-
-@pytest.mark.parametrize("name", ["arcface", "sampled"])
-@pytest.mark.parametrize("bank", ["host", "disk"])
-def test_nor_rows_outside_the_devices_memory(name, bank, tmp_path):
-    dtype = "bfloat16" if bank == "disk" else "float32"
-    _masked_update_changes_nothing(head_of(name, bank=bank, bank_dtype=dtype, bank_folder=str(tmp_path)))
-
-
-def _masked_update_changes_nothing(head):
-    for number in range(2):
-        step(head, number, OK["good"])
-    before = bytes_of(head)
-    broken = paddle.full([N, D], float("nan"))
-    broken.stop_gradient = False
-    out = step(head, 2, OK["bad"], broken)
-    head.uncount_update()
-    assert np.isnan(out.loss.item())
-    assert bytes_of(head) == before and head.bank.updates == 2
-    step(head, 3, OK["good"])
-    after = bytes_of(head)
-    assert after != before and head.bank.updates == 3
-    assert all(np.isfinite(np.array(rows[:], np.float32)).all() for rows in head.bank.state().values())
+    return {name: np.array(rows[:]).tobytes() for name, rows in head.bank.state().items()}
 
 
 def test_updates_by_pieces_are_the_same(monkeypatch):
@@ -99,7 +60,7 @@ def test_updates_by_pieces_are_the_same(monkeypatch):
         monkeypatch.setattr(bank_module, "_UPDATE_NUMBERS", numbers)
         head = head_of("sampled")
         for number in range(3):
-            step(head, number, OK["good"] if number else None)
+            step(head, number)
         states.append(bytes_of(head))
     assert states[0] == states[1]
 
@@ -110,14 +71,14 @@ def test_nothing_is_read(name, optimizer, monkeypatch):
     """Each of these methods would wait for a GPU. One of 16-bit products: tests/cli counts all kinds of waits."""
     monkeypatch.setenv("PLSC_KERNELS", "0")
     head = head_of(name, rule=OPTIMIZERS[optimizer][0])
-    step(head, 0, None)
+    step(head, 0)
     given = batch(1)
     read = []
     for method in ("numpy", "item", "tolist", "__bool__", "__int__", "__float__", "__array__"):
         monkeypatch.setattr(paddle.Tensor, method, lambda *_, m=method, **__: read.append(m))
     out = head(*given, 1, counts=[N], check=False)
     out.loss.backward()
-    head.step(0.05, 1, OK["good"])
+    head.step(0.05, 1)
     assert read == []
 
 

@@ -13,9 +13,26 @@ from plsc.training.dump import DUMPS
 from plsc.utils.bfloat16 import nearest
 from plsc.utils.metrics import Metrics
 from tests.poison import everything, poisoned
-from tests.tiny_runs import checkpoints, rows, train
+from tests.tiny_runs import assert_same_arrays, checkpoint, checkpoints, make_trainer, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
+PEOPLE = {"name": "tests.tiny_runs:People", "people": [f"a{number}" for number in range(9)], "weight": 3}
+OTHERS = {**PEOPLE, "people": [f"b{number}" for number in range(11)], "weight": 1, "head": "own"}
+RUNS = {
+    "momentum": ["Head.name=dist_adaface", "Global.ema={decay: 0.9, every: 2}", "Optimizer.clip_norm=0.5"],
+    "adamw": [
+        "Optimizer.name=AdamW",
+        "Head.sample_rate=0.3",
+        "LRScheduler.learning_rate=0.001",
+        f"DataLoader.Train.dataset={json.dumps([PEOPLE, OTHERS])}",
+    ],
+    "micro-batches": [
+        "DataLoader.Train.batch_size=4",
+        "DataLoader.Train.accumulate=3",
+        "Head.name=dist_curricularface",
+    ],
+    "lars": ["Optimizer.name=LARS", "Head.name=softmax"],
+}
 
 
 def run(trainer, output):
@@ -23,7 +40,6 @@ def run(trainer, output):
     states, step = [], trainer.train_step
 
     def watched(*args):
-        trainer.settle()
         states.append(everything(trainer))
         return step(*args)
 
@@ -46,6 +62,51 @@ def test_a_bad_step_changes_nothing_and_training_goes_on(tmp_path, head, bad, va
     assert states[1] != states[2] and states[3] != states[4] != states[5]
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1, 1]
     assert trainer.step == 5 and (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row) == (1, 0)
+
+
+@pytest.mark.parametrize("kernels", ["1", "0"])
+@pytest.mark.parametrize("keys", RUNS.values(), ids=RUNS)
+def test_a_run_with_a_bad_step_is_one_that_leaves_it_out(tmp_path, monkeypatch, keys, kernels):
+    monkeypatch.setenv("PLSC_KERNELS", kernels)
+    keys = [*keys, NO_PAIRS, "Global.max_steps=6", "Checkpoint.every_steps=6"]
+    bad = 3
+    found = poisoned(tmp_path / "run", {bad: "gradient"}, *keys)
+    state = run(found, tmp_path / "run")[-1]
+    other = poisoned(tmp_path / "other", {}, *keys)
+    step = other.train_step
+
+    def leave_out(*batch):
+        if other.step == bad - 1:
+            other.step += 1
+        else:
+            step(*batch)
+
+    other.train_step = leave_out
+    assert run(other, tmp_path / "other")[-1] == state
+    assert found.nonfinite.skipped == 1 and found.head.bank.updates == other.head.bank.updates == 5
+    assert_same_arrays(checkpoint(tmp_path / "run", 6), checkpoint(tmp_path / "other", 6))
+    lines, expected = rows(tmp_path / "run"), rows(tmp_path / "other")
+    assert [row["loss"] for row in lines if row["step"] != bad] == [row["loss"] for row in expected]
+    assert [row.get("skipped", 0) for row in lines] == [int(step >= bad) for step in range(1, 7)]
+
+
+@pytest.mark.parametrize("kernels", ["1", "0"])
+def test_a_stray_label_is_refused_by_name_and_changes_nothing(tmp_path, monkeypatch, kernels):
+    monkeypatch.setenv("PLSC_KERNELS", kernels)
+    trainer = make_trainer(tmp_path, NO_PAIRS)
+    step, states = trainer.train_step, []
+
+    def strayed(images, labels, indices, rate):
+        states.append(everything(trainer))
+        if trainer.step == 3:
+            labels = np.where(np.arange(len(labels)) == 5, 23, labels)
+        return step(images, labels, indices, rate)
+
+    trainer.train_step = strayed
+    message = r"sample 5 of the 12 in this step has label 23, but labels must be in \[0, 23\); 1 such samples"
+    with pytest.raises(UserError, match=message):
+        trainer.train(None)
+    assert everything(trainer) == states[3]
 
 
 @pytest.mark.parametrize("bad", ["embedding", "gradient", "centres"])

@@ -17,7 +17,6 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.config.schema import head_dtype
 from plsc.heads.backends import by_kernels
-from plsc.heads.bank import copied_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
 from plsc.heads.config import HeadCfg, rows_bytes
 from plsc.heads.offloaded_bank import buffer_bytes
@@ -58,14 +57,13 @@ def memory(
     sampled = selected < classes
     in_memory = stored // arrays if cfg.bank != "disk" else 0
     offloaded = cfg.bank == "disk" or cfg.bank_dtype != "float32"
-    # What is sampled is copied to be compared, all else to be updated.
-    copies = asynchronous() and cfg.bank == "device" and (sampled or not second)
+    copied = sampled and asynchronous() and cfg.bank == "device"
     in_blocks = not by_kernels(dtype) or (offloaded and not sampled)
     return {
         "centres": in_memory,
         **dict.fromkeys(moments, in_memory),
         "gradient": 4 * selected * width,
-        **({"copies to update": copied_bytes(selected, width, arrays, sampled)} if copies else {}),
+        **({"copies of selected rows": 4 * arrays * selected * width} if copied else {}),
         **(buffer_bytes(arrays * width, itemsize(cfg), classes, selected) if offloaded else {}),
         "blocks": _blocks(
             cfg,

@@ -70,7 +70,7 @@ def _one_head_bytes(case: Case, rate: float, whole_budget: bool, second: bool = 
 
 def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; the teacher's; on a GPU
-    also the copies by which a step is undone, and the buffers that samples are sent to."""
+    also the buffers that samples are sent to."""
     from plsc.utils.device import Sender, asynchronous  # here: it imports Paddle
 
     if not measured["backbone"]:
@@ -88,7 +88,6 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
         if (held := _held_by_teacher(case, teacher["held"])) > spare:
             parts["activations of the teacher"] = held - spare
     if asynchronous():
-        parts["copies to undo a step"] = weights - 4 * (trained + frozen) + sum(average.values())
         of_samples = measured.get("sample_bytes", 0) * case.batch * case.accumulate
         parts["buffers of samples"] = Sender.BUFFERS * of_samples
     return parts
