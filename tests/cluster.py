@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from plsc.apps.supervise.job import newest_step
+from plsc.checkpoint.store import newest_step
 from tests.launch import ROOT
 from tests.tiny_runs import TINY, assert_equal_runs
 from tests.warm import Program, Warm
@@ -324,7 +324,7 @@ def run_trial(folder: Path, trial: Trial, expected: Path, machines: int, ranks: 
     with Cluster(folder, machines, ranks) as cluster:
         cluster.start_all(*trial.options)
         cluster.wait_for_step(22)
-        newest = newest_step(cluster.out)
+        newest = newest_step(cluster.out / "checkpoints")
         when = time.monotonic()
         trial.act(cluster)
         seconds = None

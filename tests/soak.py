@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from plsc.apps.supervise.job import newest_step
+from plsc.checkpoint.store import newest_step
 from plsc.training.trainer import Trainer
 from tests.launch import ROOT
 from tests.tiny_runs import TINY, assert_equal_runs, rows, steps, train
@@ -103,7 +103,7 @@ def kill_run(
         time.sleep(draw.uniform(0, 0.05))
         pids = {r: alive(folder, r)[0] for r in range(ranks)}
         os.kill(victim, signal.SIGKILL)
-        when, newest = time.monotonic(), newest_step(folder / "out") or 0
+        when, newest = time.monotonic(), newest_step(folder / "out/checkpoints") or 0
         killed.append({"rank": rank, "newest": newest, "pids": pids})
         wait_for(folder, rank, newest + 1, victim, lambda: process.poll() is None)
         killed[-1]["seconds"] = time.monotonic() - when
@@ -159,7 +159,7 @@ def stop_once(
     os.kill({"plsc run": process.pid, "launcher": launcher, "rank": pid}[whom], signal.SIGTERM)
     when = time.monotonic()
     code = process.wait(timeout=60)
-    seconds, step = time.monotonic() - when, newest_step(folder / "out")
+    seconds, step = time.monotonic() - when, newest_step(folder / "out/checkpoints")
     said = lines(folder)[-1]
     assert code == 128 + signal.SIGTERM and all_ended(folder, 0), said
     assert said == f"INFO stopped on SIGTERM at step {step}; resume with the same command", said
@@ -175,7 +175,7 @@ def stops(folder: Path, count: int, seed: int, say: Callable = print) -> None:
             expected[ranks] = whole(real, folder / f"whole-{ranks}", ranks, 0.3)
         here, now = folder / f"stops-{number}", min(4, count - at)
         for target, whom in zip(sorted(draw.sample(range(1, STEPS - 6), now)), WHOM):
-            done = newest_step(here / "out") or 0
+            done = newest_step(here / "out/checkpoints") or 0
             step, seconds = stop_once(real, here, ranks, max(target, done + 1), whom, draw)
             took.append(seconds)
             say(f"{ranks} ranks: SIGTERM to {whom}, saved step {step} after {seconds:.1f} s")
@@ -218,14 +218,14 @@ def kill_again_and_again(warm: Warm, folder: Path, count: int, draw: random.Rand
     command = [RUN, "--nproc_per_node", 1, "--max_failures", 9, *training(1, 0.3, *more)]
     program, samples, pid = warm.start([*command, "DataLoader.Eval.dataset=null"], folder), [], 0
     for _ in range(count):
-        pid = wait_for(folder, 0, (newest_step(folder / "out") or 0) + 1, pid, lambda: True)
+        pid = wait_for(folder, 0, (newest_step(folder / "out/checkpoints") or 0) + 1, pid, lambda: True)
         time.sleep(draw.uniform(0, 0.1))
         os.kill(pid, signal.SIGKILL)
         samples.append(sample(program.pid, folder))
-    pid = wait_for(folder, 0, newest_step(folder / "out") + 1, pid, lambda: True)
+    pid = wait_for(folder, 0, newest_step(folder / "out/checkpoints") + 1, pid, lambda: True)
     os.kill(program.pid, signal.SIGTERM)
     assert program.wait(60) == 128 + signal.SIGTERM and all_ended(folder, 0)
-    step = newest_step(folder / "out")
+    step = newest_step(folder / "out/checkpoints")
     assert steps(rows(folder / "out")) == list(range(1, step + 1)), "not every step once"
     assert len([line for line in lines(folder) if "was killed (signal 9)" in line]) == count
     return samples

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from plsc import cli
-from plsc.checkpoint.store import latest
+from plsc.checkpoint.store import find
 from tests.checkpoints import flip
 from tests.tiny_runs import TINY, assert_equal_runs, checkpoint, checkpoints, train
 
@@ -48,7 +48,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(whole, tmp
     shutil.copytree(whole / "out", tmp_path / "out")
     DAMAGE[damage](checkpoint(tmp_path / "out", 8))
     logging.getLogger("plsc").addHandler(caplog.handler)
-    found = latest(tmp_path / "out/checkpoints")
+    found = find(tmp_path / "out/checkpoints", rename=True)
     logging.getLogger("plsc").removeHandler(caplog.handler)
     assert found == checkpoint(tmp_path / "out", 4)
     (line,) = set(caplog.messages)

@@ -18,7 +18,7 @@ import numpy as np
 
 from plsc.checkpoint.manifest import head_config
 from plsc.checkpoint.saved import Checkpoint
-from plsc.checkpoint.store import latest
+from plsc.checkpoint.store import find_at
 from plsc.errors import MissingFileError, UserError, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar
@@ -223,13 +223,10 @@ def find_duplicates(
 
 
 def _checkpoint(run: str) -> Checkpoint:
-    root = Path(run, "checkpoints")
-    if not root.is_dir():
-        return Checkpoint.open(run)
-    newest = latest(root, rename=False)
-    if newest is None:
-        raise MissingFileError(f"{root}: no checkpoint there; train first")
-    return Checkpoint.open(newest, verify=False)
+    path = find_at(run)
+    if path is None:
+        raise MissingFileError(f"{run}/checkpoints: no checkpoint there; train first")
+    return Checkpoint.open(path, verify=False)
 
 
 def _write(output: str, rows: list[tuple[str, str, float]]) -> None:

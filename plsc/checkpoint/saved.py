@@ -115,7 +115,7 @@ class Checkpoint:
 
         Args:
             verify: read every file and compare its checksum. Without, only sizes, headers and ranges are
-                checked; right after `latest` has verified, that is enough.
+                checked; right after `store.find` has verified, that is enough.
 
         Raises: DamagedError (cut, altered, never completed, hostile), MissingFileError, UserError (another
         format, no permission).

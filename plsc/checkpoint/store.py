@@ -7,7 +7,7 @@
 A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
 and checksum. No pickle, no Paddle, no collective of its own.
 
-Try it: `Checkpoint.open(latest("output/checkpoints")).head(0, 10)["centres"]`.
+Try it: `Checkpoint.open(find("output/checkpoints")).head(0, 10)["centres"]`.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _publish(final: Path, first: bool, fields: dict) -> None:
     write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
     sync_folder(tmp)
     if final.exists():
-        final.rename(_beside(final, "old"))  # `latest` finds it there until the next line is done
+        final.rename(_beside(final, "old"))  # `find` finds it there until the next line is done
     tmp.rename(final)
     sync_folder(final.parent)
     _tidy(final.parent, ignore_errors=True)  # the replaced one; the next save tries again
@@ -244,22 +244,44 @@ def _entries(root: Path, pattern: str) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if re.fullmatch(pattern, path.name))
 
 
-def latest(root: str | os.PathLike, rename: bool = True, before: int | None = None) -> Path | None:
-    """Find the newest whole checkpoint in `root`, every checksum verified; None if none was ever completed.
+def find(
+    root: str | os.PathLike, which: str = "newest", rename: bool = False, before: int | None = None
+) -> Path | None:
+    """Find a checkpoint, every checksum verified; None if the newest is wanted and none was ever completed.
 
-    An unusable newer one gives a warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never
-    deleted). One rank calls it, with rename=True for a run that will write here, and sends the others the
-    path, which they open with verify=False. A checkpoint that a running training deletes meanwhile is
-    skipped.
+    One rank calls it and sends the others the path, which all open with verify=False. An unusable newer one gives a
+    warning and, with `rename`, is set aside as step-XXXXXXXX.bad (never deleted). A checkpoint that a running training
+    deletes meanwhile is skipped.
 
     Args:
-        before: only checkpoints of earlier steps than this; then None too if none of them is usable.
+        which: "newest" or "best" of those in `root`, or the folder of one, as Global.checkpoint names it.
+        rename: for a run that will write here.
+        before: the newest of earlier steps than this; then None too if none of them is usable.
 
-    Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a
-    damaged one; also for one of another format, or not readable now or by this user, which is not
-    damage.
+    Raises: UserError if there are checkpoints and none is usable, so that a run never starts anew over a damaged one;
+    if nothing has been evaluated, or the best is missing; also for one of another format, or not readable now or by
+    this user, which is not damage.
     """
     root = Path(root)
+    try:
+        if which == "newest":
+            return _newest(root, rename, before)
+        return _best(root) if which == "best" else Checkpoint.open(which).path
+    except OSError as error:
+        raise UserError(f"{root}: cannot be read now ({error}); try again") from error
+
+
+def find_at(path: str | os.PathLike) -> Path | None:
+    """Find the checkpoint that a path means, every checksum verified: the newest of the run there, or the one there.
+
+    Returns None for a run without one. Raises: as `find`, MissingFileError.
+    """
+    checkpoints = Path(path, "checkpoints")
+    return find(checkpoints) if checkpoints.is_dir() else Checkpoint.open(path).path
+
+
+def _newest(root: Path, rename: bool, before: int | None = None) -> Path | None:
+    """Find the newest whole checkpoint, see `find`."""
     complete = completed(root)
     for path in reversed(complete):
         if before is not None and step_of(path) >= before:
@@ -284,7 +306,7 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
         return path
     present = completed(root)
     if set(present) - set(complete):  # written since
-        return latest(root, rename, before)
+        return _newest(root, rename, before)
     bad = len(_entries(root, r"step-\d{8,}\.bad\d*")) or len(present)
     if bad and before is None:
         kept = "; they are kept as .bad" if rename else ""
@@ -293,6 +315,19 @@ def latest(root: str | os.PathLike, rename: bool = True, before: int | None = No
             "put a good copy back, or start anew with another Global.output_dir"
         )
     return None
+
+
+def _best(root: Path) -> Path:
+    """Find the best checkpoint by the main evaluation, which the newest one names."""
+    newest = _newest(root, rename=False)
+    if newest is None:
+        raise MissingFileError(f"{root}: no checkpoint there; train first")
+    known = Checkpoint.open(newest, verify=False).state.best
+    if not known:
+        raise UserError(
+            f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
+        )
+    return Checkpoint.open(root / f"step-{known.step:08d}").path
 
 
 def step_of(path: Path) -> int:
@@ -306,45 +341,17 @@ def completed(root: Path) -> list[Path]:
     return sorted(folders, key=lambda path: (step_of(path), not path.suffix))
 
 
+def newest_step(root: Path) -> int | None:
+    """Return the step of the newest completed checkpoint in `root`; no checksum is verified."""
+    present = completed(root)
+    return step_of(present[-1]) if present else None
+
+
 def _may_be_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:  # a lost disk: opening the checkpoint reports it
         return True
-
-
-def best(root: str | os.PathLike) -> Path:
-    """Find the best checkpoint in `root` by the main evaluation, every checksum verified.
-
-    The newest whole checkpoint records which it is. Raises UserError if nothing has been evaluated or the
-    best is missing, and what `latest` and `Checkpoint.open` raise.
-    """
-    newest = latest(root, rename=False)
-    if newest is None:
-        raise MissingFileError(f"{root}: no checkpoint there; train first")
-    known = Checkpoint.open(newest, verify=False).state.best
-    if not known:
-        raise UserError(
-            f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"
-        )
-    return Checkpoint.open(Path(root) / f"step-{known.step:08d}").path
-
-
-def find(root: str | os.PathLike, which: str = "newest", rename: bool = False) -> Path | None:
-    """Find the checkpoint that Global.checkpoint names, every checksum verified.
-
-    Args:
-        which: "newest" or "best" of those in `root`, or the folder of one.
-        rename: set damaged newer ones aside, see `latest`.
-
-    Returns None if the newest is asked for and there is none. Raises UserError, also where it cannot be read now.
-    """
-    try:
-        if which == "newest":
-            return latest(root, rename)
-        return best(root) if which == "best" else Checkpoint.open(which).path
-    except OSError as error:
-        raise UserError(f"{root}: cannot be read now ({error}); try again") from error
 
 
 def set_aside(path: Path) -> Path:
@@ -379,7 +386,7 @@ def prune(
     for path in sorted(_entries(Path(root), r"step-\d{8,}"), key=step_of):
         try:
             Checkpoint.open(path, verify=False)
-        except UserError:  # `latest` reports what is wrong with it
+        except UserError:  # `find` reports what is wrong with it
             continue
         whole.append(path)
     earlier = [step_of(path) for path in whole if way_back is not None and step_of(path) < way_back]

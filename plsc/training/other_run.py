@@ -18,7 +18,7 @@ from plsc import distributed
 from plsc.checkpoint.class_names import match_names, refuse_duplicates
 from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.saved import Checkpoint
-from plsc.checkpoint.store import find
+from plsc.checkpoint.store import find_at
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError
@@ -107,15 +107,12 @@ class OtherRun:
 
 def _find(path: str, where: str) -> Path:
     """Find the checkpoint that `path` means, every checksum verified."""
-    folder = Path(path)
-    if not (folder / "checkpoints").is_dir():
-        try:
-            return Checkpoint.open(folder).path
-        except MissingFileError as error:
-            raise MissingFileError(
-                f"{where}: there is no run, and no checkpoint; name the folder of one"
-            ) from error
-    found = find(folder / "checkpoints")
+    try:
+        found = find_at(path)
+    except MissingFileError as error:
+        raise MissingFileError(
+            f"{where}: there is no run, and no checkpoint; name the folder of one"
+        ) from error
     if found is None:
         raise MissingFileError(
             f"{where}: there is no checkpoint; name the folder of a run, or of one of its checkpoints"

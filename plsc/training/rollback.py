@@ -26,7 +26,7 @@ def go_back(root: Path, last_good: int) -> Path | None:
 
     def find() -> Path | None:
         try:
-            path = store.latest(root, before=last_good)
+            path = store.find(root, rename=True, before=last_good)
             if path:
                 store.set_aside_after(path)
         except (UserError, OSError) as error:

@@ -12,7 +12,7 @@ import pytest
 
 import plsc.checkpoint.manifest
 from plsc.checkpoint.manifest import DamagedError, config_sections, read_manifest, seal, tiles
-from plsc.checkpoint.store import Checkpoint, latest
+from plsc.checkpoint.store import Checkpoint, find
 from plsc.checkpoint.train_state import TrainState
 from plsc.errors import MissingFileError, UserError
 from tests.checkpoints import content, reseal, save_one, save_ranks
@@ -283,9 +283,9 @@ def test_an_error_of_reading_that_may_pass_is_not_called_damage(tmp_path, monkey
             with pytest.raises(
                 UserError, match="cannot be read now .*; nothing was changed: .* try again"
             ) as error:
-                latest(tmp_path)
+                find(tmp_path, rename=True)
         assert not isinstance(error.value, DamagedError)
-    assert latest(tmp_path) == path
+    assert find(tmp_path, rename=True) == path
 
 
 def test_no_permission_is_not_called_damage(tmp_path, monkeypatch):
@@ -296,5 +296,5 @@ def test_no_permission_is_not_called_damage(tmp_path, monkeypatch):
 
     monkeypatch.setattr(plsc.checkpoint.manifest, "crc32_of", refuse)
     with pytest.raises(UserError, match="Permission denied; give this user the right to read it") as error:
-        latest(tmp_path)
+        find(tmp_path, rename=True)
     assert not isinstance(error.value, DamagedError) and path.exists()

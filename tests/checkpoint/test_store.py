@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import plsc.checkpoint.store
-from plsc.checkpoint.store import Checkpoint, SaveError, best, latest, prune, save, set_aside_after
+from plsc.checkpoint.store import Checkpoint, SaveError, find, prune, save, set_aside_after
 from plsc.checkpoint.train_state import Best, TrainState
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.sharding import split
@@ -109,17 +109,17 @@ def test_the_safetensors_package_reads_the_files(tmp_path):
 def test_latest_is_the_newest_whole_one_and_bad_ones_are_kept_aside(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "plsc")
     logging.getLogger("plsc").addHandler(caplog.handler)
-    assert latest(tmp_path / "nothing") is None
+    assert find(tmp_path / "nothing", rename=True) is None
     paths = [save_one(tmp_path, step, content(step)) for step in (10, 9, 120, 100_000_000)]
     (tmp_path / "step-00000200.tmp").mkdir()
     (tmp_path / "step-notes").mkdir()
-    assert latest(tmp_path) == paths[3] == tmp_path / "step-100000000"
+    assert find(tmp_path, rename=True) == paths[3] == tmp_path / "step-100000000"
     flip(paths[3] / "backbone.safetensors")
     (paths[2] / "head-00000-of-00001.safetensors").unlink()
-    assert latest(tmp_path, rename=False) == paths[0]
+    assert find(tmp_path) == paths[0]
     assert paths[3].exists() and paths[2].exists()
     caplog.clear()
-    assert latest(tmp_path) == paths[0]
+    assert find(tmp_path, rename=True) == paths[0]
     logging.getLogger("plsc").removeHandler(caplog.handler)
     messages = list(dict.fromkeys(caplog.messages))
     assert messages[0].startswith("checkpoint step-100000000 is unusable (")
@@ -149,7 +149,7 @@ def test_one_that_reads_beside_a_run_passes_over_what_the_run_deletes(tmp_path, 
 
     read = plsc.checkpoint.manifest.read_manifest
     monkeypatch.setattr(plsc.checkpoint.manifest, "read_manifest", deleted_meanwhile)
-    assert latest(tmp_path, rename=False) == tmp_path / "step-00000003"
+    assert find(tmp_path) == tmp_path / "step-00000003"
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
@@ -157,7 +157,7 @@ def test_a_bad_name_that_is_taken_is_numbered(tmp_path):
     save_one(tmp_path, 1, content(1))
     for name in ("bad", "bad2", "bad3"):
         flip(save_one(tmp_path, 2, content(2)) / "manifest.json")
-        latest(tmp_path)
+        find(tmp_path, rename=True)
         assert (tmp_path / f"step-00000002.{name}").exists()
 
 
@@ -168,22 +168,22 @@ def test_all_bad_is_never_a_fresh_start(tmp_path):
         with pytest.raises(
             UserError, match="none of the 2 checkpoints is usable .*: put a good copy back, or start anew"
         ):
-            latest(tmp_path, rename=rename)
+            find(tmp_path, rename=rename)
 
 
 def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
     paths = {step: save_one(tmp_path, step, content(0)) for step in (2, 4, 6, 8)}
-    assert [latest(tmp_path, before=step) for step in (9, 8, 7, 3, 2)] == [
+    assert [find(tmp_path, rename=True, before=step) for step in (9, 8, 7, 3, 2)] == [
         paths[8], paths[6], paths[6], paths[2], None
     ]  # fmt: skip
     flip(paths[4] / "manifest.json")
-    assert latest(tmp_path, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
+    assert find(tmp_path, rename=True, before=6) == paths[2] and (tmp_path / "step-00000004.bad").exists()
     set_aside_after(paths[6])
     set_aside_after(paths[2])
     names = [f"step-0000000{step}.bad" for step in (4, 6, 8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", *names]
     flip(paths[2] / "manifest.json")
-    assert latest(tmp_path, before=9) is None
+    assert find(tmp_path, rename=True, before=9) is None
 
 
 def test_another_format_stops_latest_and_stays(tmp_path):
@@ -191,7 +191,7 @@ def test_another_format_stops_latest_and_stays(tmp_path):
     path = save_one(tmp_path, 2, content(2))
     reseal(path, lambda fields: fields.update(format=4))
     with pytest.raises(UserError, match="has format 4, this plsc reads format 5 only"):
-        latest(tmp_path)
+        find(tmp_path, rename=True)
     assert path.exists()
 
 
@@ -247,7 +247,7 @@ def test_a_kill_at_any_point_of_a_save_costs_no_whole_checkpoint(tmp_path, step)
                 save_one(root, step, new)
             except Killed:
                 passed = at + 1
-        found = latest(root)
+        found = find(root, rename=True)
         done = Checkpoint.open(found).epoch == new["epoch"]
         assert found.name == ("step-00000001" if not done else f"step-{step:08d}")
         assert_holds(found, new if done else old)
@@ -271,7 +271,7 @@ def test_a_kill_at_any_point_of_a_prune_leaves_no_half_checkpoint(tmp_path):
                 passed = at + 1
         for path in root.glob("step-????????"):
             assert_holds(path, content(int(path.name[5:])))
-        assert latest(root).name == "step-00000003"
+        assert find(root, rename=True).name == "step-00000003"
         at += 1
     assert at > 6
 
@@ -302,7 +302,7 @@ for left in SYNCS:
 """
     run_python("-c", code, cwd=tmp_path)
     for syncs in SYNCS:
-        found = latest(tmp_path / str(syncs))
+        found = find(tmp_path / str(syncs), rename=True)
         done = syncs == SYNCS[-1]
         assert found.name == (f"step-{step:08d}" if done else "step-00000001")
         assert_holds(found, content(2 if done else 1))
@@ -331,9 +331,9 @@ def test_a_full_disk_on_one_rank_is_told_on_every_rank_and_costs_nothing(tmp_pat
             result
         )
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert_holds(latest(tmp_path), content(1))
+    assert_holds(find(tmp_path, rename=True), content(1))
     save_ranks(tmp_path, step, content(2), 2)
-    assert_holds(latest(tmp_path), content(2))
+    assert_holds(find(tmp_path, rename=True), content(2))
 
 
 def test_a_rename_that_fails_brings_the_replaced_one_back(tmp_path, monkeypatch):
@@ -367,7 +367,7 @@ def test_prune_keeps_the_newest_whole_ones_and_the_protected(tmp_path):
     assert prune(tmp_path, 2, protect=[3]) == [paths[step] for step in (1, 2, 4)]
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "5", "6", "7"]
     assert prune(tmp_path, 2, protect=[3]) == []
-    assert_holds(latest(tmp_path), content(6))
+    assert_holds(find(tmp_path, rename=True), content(6))
 
 
 def test_prune_keeps_the_newest_before_a_step(tmp_path):
@@ -388,7 +388,7 @@ def test_what_is_no_folder_neither_ends_a_save_nor_counts(tmp_path, suffix):
     for step in (1, 2, 3):
         save_one(root, step, content(step))
         prune(root, 1)
-    assert latest(root, rename=False) == root / "step-00000003"
+    assert find(root) == root / "step-00000003"
     assert (target / "letters").read_text() == "precious"
 
 
@@ -398,17 +398,17 @@ def test_the_best_is_the_one_that_the_newest_names(tmp_path):
         save_one(tmp_path, step, {**content(step), "state": TrainState(best=known)})
         if step == 1:
             with pytest.raises(UserError) as raised:
-                best(tmp_path)
+                find(tmp_path, "best")
             assert str(raised.value) == (
                 f"{tmp_path}/step-00000001: no evaluation has been made up to this checkpoint, so none is the best; take the "
                 "newest"
             )
-    assert best(tmp_path) == tmp_path / "step-00000002"
+    assert find(tmp_path, "best") == tmp_path / "step-00000002"
     shutil.rmtree(tmp_path / "step-00000002")
     with pytest.raises(UserError, match="step-00000002: there is no such checkpoint folder"):
-        best(tmp_path)
+        find(tmp_path, "best")
     with pytest.raises(MissingFileError, match="none: no checkpoint there; train first"):
-        best(tmp_path / "none")
+        find(tmp_path / "none", "best")
 
 
 def test_check_matches(tmp_path):

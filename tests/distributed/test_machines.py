@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 
-from plsc.apps.supervise.job import newest_step
+from plsc.checkpoint.store import newest_step
 from tests.bounds import assert_within
 from tests.cluster import EVERY, STEPS, Cluster
 from tests.launch import ROOT, launch
@@ -64,7 +64,7 @@ def test_kills_of_a_rank_and_of_both_supervisors_change_nothing(two, whole):
 def test_a_signal_to_one_machine_saves_and_stops_all(two, whole):
     two.signal(1, "supervisor", signal.SIGTERM)
     assert two.wait() == [143, 143] and not two.left()
-    step = newest_step(two.out)
+    step = newest_step(two.out / "checkpoints")
     line = f"INFO stopped on SIGTERM at step {step}; resume with the same command"
     assert [two.said(n)[-1] for n in (0, 1)] == [line, line]
     two.start_all(overrides=SAMPLED)

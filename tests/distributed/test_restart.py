@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from plsc.apps.supervise.job import newest_step
+from plsc.checkpoint.store import newest_step
 from tests import soak
 from tests.faults import CGROUP, LATE
 from tests.launch import ROOT, launch
@@ -80,7 +80,7 @@ def test_kill_and_ctrl_c_by_real_starts(slow, warm, whole, tmp_path):
     assert re.fullmatch(
         r"WARNING rank 1 was killed \(signal 9\) at step 3; restart 1 from the beginning", killed
     )
-    step = newest_step(tmp_path / "out")
+    step = newest_step(tmp_path / "out/checkpoints")
     assert stopped == f"INFO stopped on SIGINT at step {step}; resume with the same command" and step < 12
     assert warm.start(command(tmp_path, *plan), tmp_path).wait(120) == 0
     assert lines(tmp_path) == [f"INFO resuming the unfinished run from step {step}"]
@@ -147,7 +147,7 @@ def test_a_stop_saves_its_step_and_the_same_command_goes_on(whole, run, tmp_path
     before = 0
     for item, where in STOPS.items():
         code, said = run(*STOPS)
-        step, name = newest_step(tmp_path / "out"), re.search("SIG[A-Z]+", item)[0]
+        step, name = newest_step(tmp_path / "out/checkpoints"), re.search("SIG[A-Z]+", item)[0]
         resuming = [f"INFO resuming the unfinished run from step {before}"] if before else []
         stopped = f"stopped on {name} at step {step}; resume with the same command"
         assert (code, said) == (128 + signal.Signals[name], [*resuming, f"INFO {stopped}"]), where
@@ -277,7 +277,8 @@ def test_one_process_stops_on_a_signal_and_resumes(warm, tmp_path):
     words = training(tmp_path, "0:7:SIGTERM")
     assert warm.start(words, tmp_path).wait(60) == 128 + signal.SIGTERM
     stopped = "stopped on SIGTERM at step 7; resume with the same command and -o Global.resume=true\n"
-    assert (tmp_path / "out/train.log").read_text().endswith(stopped) and newest_step(tmp_path / "out") == 7
+    assert (tmp_path / "out/train.log").read_text().endswith(stopped)
+    assert newest_step(tmp_path / "out/checkpoints") == 7
     assert warm.start([*words, "Global.resume=true"], tmp_path).wait(60) == 0
     assert steps(rows(tmp_path / "out")) == list(range(1, 13))
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from plsc import config
 from plsc.apps.supervise import secret
 from plsc.apps.supervise.options import Options
 from plsc.apps.supervise.postmortem import Failure, Watch, send
+from plsc.checkpoint import store
 from plsc.distributed import environment, guard, launcher, paddle_launch
 from plsc.errors import UserError, shown
 from plsc.utils import disk
@@ -102,7 +102,7 @@ class Job:
 
     def newest_step(self) -> int | None:
         """Return the step of the run's newest completed checkpoint; no checksum is verified."""
-        return newest_step(self.folder)
+        return store.newest_step(self.folder / "checkpoints")
 
     def is_unfinished(self, newest: int | None) -> bool:
         """Say whether a run that has not written its results left the newest checkpoint, of this step.
@@ -229,13 +229,6 @@ class Start:
             send(pid, wanted if first else signal.SIGINT)
         if not first or not pids:
             send(self._process.pid, signal.SIGTERM)
-
-
-def newest_step(folder: Path) -> int | None:
-    """Return the step of the newest completed checkpoint in an output_dir, without verifying checksums."""
-    manifests = (folder / "checkpoints").glob("step-*/manifest.json")
-    steps = [re.fullmatch(r"step-(\d{8,})", path.parent.name) for path in manifests]
-    return max((int(step[1]) for step in steps if step), default=None)
 
 
 def resuming() -> list[str]:

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from plsc.apps.supervise.job import newest_step
 from plsc.apps.supervise.options import read_options, split_command
 from plsc.apps.supervise.postmortem import Watch
 from plsc.apps.supervise.supervisor import Supervisor, main
+from plsc.checkpoint.store import newest_step
 from plsc.distributed import launcher
 from plsc.distributed.lock import hold
 from plsc.errors import UserError
@@ -42,7 +42,7 @@ def starts(folder, rank=0):
 def test_a_run_that_ends_well_is_left_alone(folder):
     process = supervise(folder)
     assert ended(process) == (0, []) and len(starts(folder)) == len(starts(folder, 1)) == 1
-    assert "Global.resume" not in starts(folder)[0] and newest_step(folder / "out") == 6
+    assert "Global.resume" not in starts(folder)[0] and newest_step(folder / "out/checkpoints") == 6
     assert not list((folder / "out/errors").glob("*.alive"))
     logs = sorted(path.name for path in (folder / "out/log").iterdir())
     assert logs == ["launcher.log", "workerlog.0"]  # no file a start
@@ -134,11 +134,11 @@ def test_it_gives_up_after_failures_without_a_new_checkpoint(folder):
 def test_a_signal_is_passed_on_and_the_same_command_resumes(folder, rank):
     code, (said,) = ended(supervise(folder, FAULT=f"{rank}:3:supervisor"))
     assert code == 128 + signal.SIGTERM
-    step = newest_step(folder / "out")
+    step = newest_step(folder / "out/checkpoints")
     assert step < 6 and said == f"INFO stopped on SIGTERM at step {step}; resume with the same command"
     code, (said,) = ended(supervise(folder))
     assert code == 0 and said == f"INFO resuming the unfinished run from step {step}"
-    assert newest_step(folder / "out") == 6
+    assert newest_step(folder / "out/checkpoints") == 6
 
 
 def test_a_finished_run_is_not_resumed_nor_is_one_against_the_users_word(folder):
@@ -173,7 +173,7 @@ def test_a_signal_that_was_ignored_stays_ignored(folder):
     while not (folder / "starts").exists():
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGHUP)
-    assert ended(process) == (0, []) and newest_step(folder / "out") == 6
+    assert ended(process) == (0, []) and newest_step(folder / "out/checkpoints") == 6
 
 
 def test_the_launcher_imports_nothing_from_the_working_folder_and_its_words_go_to_its_log(folder):
