@@ -19,9 +19,9 @@ import cv2
 import numpy as np
 
 from plsc.data.dataset import Dataset
-from plsc.data.images import EncodedImages, decode_picture
+from plsc.data.images import EncodedImages, decode_pixels
 from plsc.data.loader import Loader
-from plsc.data.transforms import generator
+from plsc.data.transforms import generator, resize
 from plsc.utils.measure import alternate
 from plsc.utils.registry import DATASETS
 from plsc.utils.text import table
@@ -51,9 +51,8 @@ class PerChannel(Normalised):
         self.deviations = np.full(3, 1 / source.scale, np.float32)
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        picture = decode_picture(
-            self.source.encoded(index), self.source.preprocessing, lambda: self.source.name(index)
-        )
+        pixels = decode_pixels(self.source.encoded(index), False, lambda: self.source.name(index))
+        picture = resize(pixels, *self.source.preprocessing.size)
         floats = (picture[:, :, ::-1].astype(np.float32) - self.means) / self.deviations
         return np.ascontiguousarray(floats.transpose(2, 0, 1))
 

@@ -1,8 +1,8 @@
 """Decode pictures by OpenCV, resize them for the network, and augment them in training.
 
 `EncodedImages` is what all formats of labelled image files share, `EncodedPairs` the same for verification: a
-format only says where the bytes of an image are. `load_image` serves prediction, so that a picture is
-prepared there exactly as it was in training.
+format only says where the bytes of an image are. Prediction, galleries and the service make their samples by
+`read_sample` or `to_sample`, too, so that a picture is prepared there exactly as it was in training.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, Union
 
 import cv2
@@ -57,29 +58,45 @@ def decode_pixels(data: np.ndarray, grey: bool, name: Callable[[], str]) -> np.n
     return picture
 
 
-def decode_picture(data: np.ndarray, preprocessing: Preprocessing, name: Callable[[], str]) -> np.ndarray:
-    """Decode a picture as decode_pixels does, to the preprocessing's channels and size; the ratio of its sides is not kept."""
-    return resize(decode_pixels(data, preprocessing.channels == "grey", name), *preprocessing.size)
+def read_sample(
+    picture: str | np.ndarray,
+    preprocessing: Preprocessing,
+    name: Callable[[], str] | None = None,
+    augment: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Read a picture for the network: uint8 [C, H, W] of the preprocessing's size and channels.
+
+    Args:
+        picture: the path of a file, or its bytes, uint8 [n].
+        name: of the picture, for messages; None: the path. augment: as in `to_sample`.
+
+    Raises what read_file and decode_pixels raise.
+    """
+    data = read_file(picture) if isinstance(picture, str) else picture
+    pixels = decode_pixels(data, preprocessing.channels == "grey", name or (lambda: picture))
+    return to_sample(pixels, preprocessing, augment)
 
 
-def planes(picture: np.ndarray, channels: str) -> np.ndarray:
-    """Turn a picture in OpenCV's order, uint8 [H, W, 3] or grey [H, W], into uint8 [C, H, W] in these `channels`."""
-    if picture.ndim == 2:
-        return picture[np.newaxis]
-    image = np.empty((3, *picture.shape[:2]), np.uint8)
+def to_sample(
+    pixels: np.ndarray,
+    preprocessing: Preprocessing,
+    augment: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Turn pixels as decode_pixels gives them into a sample; the ratio of their sides is not kept.
+
+    augment: changes them once they have their size.
+    """
+    if preprocessing.channels == "grey" and pixels.ndim == 3:
+        pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
+    pixels = resize(pixels, *preprocessing.size)
+    if augment:
+        pixels = augment(pixels)
+    if pixels.ndim == 2:
+        return pixels[np.newaxis]
+    sample = np.empty((3, *pixels.shape[:2]), np.uint8)
     # OpenCV splits in one pass, several times faster than NumPy copies a transposed view.
-    cv2.split(picture, list(image[::-1] if channels == "RGB" else image))
-    return image
-
-
-def decode(data: np.ndarray, preprocessing: Preprocessing, name: str) -> np.ndarray:
-    """Decode an image, uint8 [n], as the preprocessing wants it: uint8 [C, H, W]. See decode_picture."""
-    return planes(decode_picture(data, preprocessing, lambda: name), preprocessing.channels)
-
-
-def load_image(path: str, preprocessing: Preprocessing) -> np.ndarray:
-    """Load an image file as the preprocessing wants it, see `decode`. Raises MissingFileError, UserError."""
-    return decode(read_file(path), preprocessing, path)
+    cv2.split(pixels, list(sample[::-1] if preprocessing.channels == "RGB" else sample))
+    return sample
 
 
 def sides(size: int | Sequence[int]) -> tuple[int, int]:
@@ -176,10 +193,10 @@ class EncodedImages(_Encoded, Dataset):
             )
 
     def sample(self, index: int, epoch: int) -> np.ndarray:
-        picture = decode_picture(self.encoded(index), self.preprocessing, lambda: self.name(index))
+        augment = None
         if self.augment:
-            picture = self.augment(picture, generator(self.seed, epoch, index))
-        return planes(picture, self.channels)
+            augment = partial(self.augment, rng=generator(self.seed, epoch, index))
+        return read_sample(self.encoded(index), self.preprocessing, lambda: self.name(index), augment)
 
 
 class EncodedPairs(_Encoded, PairSet):
@@ -189,11 +206,11 @@ class EncodedPairs(_Encoded, PairSet):
     """
 
     def image(self, index: int) -> np.ndarray:
-        return decode(self.encoded(index), self.preprocessing, self.image_name(index))
+        return read_sample(self.encoded(index), self.preprocessing, lambda: self.image_name(index))
 
 
 class EncodedSearch(_Encoded, IdentificationSet):
     """Gallery and probes of images that are decoded when they are needed; `size`, ... as in EncodedPairs."""
 
     def image(self, index: int) -> np.ndarray:
-        return decode(self.encoded(index), self.preprocessing, self.image_name(index))
+        return read_sample(self.encoded(index), self.preprocessing, lambda: self.image_name(index))

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from plsc.data.image_list import read_list
-from plsc.data.images import CHANNELS, load_image
+from plsc.data.images import CHANNELS, read_sample
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, reading, shown
 
@@ -38,7 +38,7 @@ def samples_to_predict(
         )
     names = _image_files(given)
     return (
-        lambda start, stop: np.stack([load_image(path, preprocessing) for path in names[start:stop]])
+        lambda start, stop: np.stack([read_sample(path, preprocessing) for path in names[start:stop]])
     ), names
 
 

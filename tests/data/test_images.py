@@ -9,7 +9,7 @@ import pytest
 from plsc.config import ConfigError, load
 from plsc.data.image_list import ImageList
 from plsc.data.image_size import MOST_PIXELS, promised_pixels
-from plsc.data.images import load_image
+from plsc.data.images import read_sample
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, MissingFileError, UserError
 from tests.datasets import dataset_of
@@ -36,7 +36,7 @@ def write(folder, text):
 
 def test_a_missing_image_is_named(folder):
     with pytest.raises(MissingFileError, match=r"x.png: no such image$"):
-        load_image(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
 
 
 def test_an_image_that_cannot_be_decoded_is_named(folder):
@@ -45,9 +45,9 @@ def test_an_image_that_cannot_be_decoded_is_named(folder):
         with pytest.raises(
             CorruptImageError, match=rf"{name}: not an image that OpenCV can decode \({size} bytes\)"
         ):
-            load_image(str(folder / name), Preprocessing.of_images((3, 8, 8)))
+            read_sample(str(folder / name), Preprocessing.of_images((3, 8, 8)))
     with pytest.raises(UserError, match="is a folder; name the pictures in it"):
-        load_image(str(folder), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder), Preprocessing.of_images((3, 8, 8)))
 
 
 @pytest.mark.parametrize("kind", [".png", ".jpg", ".bmp", ".webp", ".pgm", ".tiff"])
@@ -73,7 +73,7 @@ def test_an_image_that_promises_a_billion_pixels_is_corrupt(folder, kind):
         data = data.replace(struct.pack("<HHII", 257, 3, 1, 12), struct.pack("<HHII", 257, 4, 1, many))
     (folder / f"bomb{kind}").write_bytes(data)
     with pytest.raises(CorruptImageError, match=rf"bomb{kind}: (its header promises|not an image)"):
-        load_image(str(folder / f"bomb{kind}"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / f"bomb{kind}"), Preprocessing.of_images((3, 8, 8)))
     if kind not in (".pgm", ".tiff"):
         assert promised_pixels(bytes(data)) > MOST_PIXELS
 
@@ -90,7 +90,7 @@ def test_a_picture_of_one_bit_a_pixel_is_not_decoded(folder):
     )
     (folder / "bits.png").write_bytes(b"\x89PNG\r\n\x1a\n" + text)
     with pytest.raises(CorruptImageError, match=r"bits.png: its header promises 900,000,000 pixels"):
-        load_image(str(folder / "bits.png"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / "bits.png"), Preprocessing.of_images((3, 8, 8)))
 
 
 def png_chunk(kind, body, length=None):
@@ -112,7 +112,7 @@ def test_a_png_whose_chunk_reaches_beyond_its_end_is_not_decoded(folder, monkeyp
     for start in (PNG_START, PNG_START + png_chunk(b"IDAT", PNG_ROWS)):
         (folder / "bomb.png").write_bytes(start + png_chunk(kind, bytes(16), length))
         with pytest.raises(CorruptImageError, match=r"bomb\.png: not an image .*; cut off, or not an image"):
-            load_image(str(folder / "bomb.png"), Preprocessing.of_images((3, 8, 8)))
+            read_sample(str(folder / "bomb.png"), Preprocessing.of_images((3, 8, 8)))
     assert not decoded
 
 
@@ -126,7 +126,7 @@ def test_a_whole_png_is_decoded_whatever_follows_its_end(folder):
     text = png_chunk(b"tEXt", b"Title\0a") + rows
     for content in (rows + end, text + end, animated + end, rows + end + b"\x7f\xff\xff\xffIDAT and more"):
         (folder / "whole.png").write_bytes(PNG_START + content)
-        assert load_image(str(folder / "whole.png"), Preprocessing.of_images((3, 8, 8))).shape == (3, 8, 8)
+        assert read_sample(str(folder / "whole.png"), Preprocessing.of_images((3, 8, 8))).shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,21 @@ def test_the_size_in_a_header_is_found(kind, options):
 def test_a_pipe_among_the_images_is_refused(folder):
     os.mkfifo(folder / "x.png")
     with pytest.raises(UserError, match=r"x\.png: is a pipe, no regular file"):
-        load_image(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
+        read_sample(str(folder / "x.png"), Preprocessing.of_images((3, 8, 8)))
     with pytest.raises(UserError, match=r"a\\x00b: is not a path"):
-        load_image("a\0b", Preprocessing.of_images((3, 8, 8)))
+        read_sample("a\0b", Preprocessing.of_images((3, 8, 8)))
 
 
 def test_an_image_follows_the_preprocessing(folder):
     path = str(folder / "ä.png")
-    whole = load_image(path, Preprocessing.of_images((3, 12, 16)))
+    whole = read_sample(path, Preprocessing.of_images((3, 12, 16)))
     assert whole.shape == (3, 12, 16) and whole.dtype == np.uint8 and whole.flags.c_contiguous
     assert whole[:, 0, 0].tolist() == [255, 0, 0] and whole[:, 0, 15].tolist() == [0, 255, 0]
-    half = load_image(path, Preprocessing.of_images((3, 6, 8)))
+    half = read_sample(path, Preprocessing.of_images((3, 6, 8)))
     assert np.array_equal(half, whole[:, ::2, ::2])
-    grey = load_image(path, Preprocessing.of_images((1, 24, 32)))
+    grey = read_sample(path, Preprocessing.of_images((1, 24, 32)))
     assert grey.shape == (1, 24, 32) and grey[0, 0, 0] == 76  # 0.299 of 255
-    blue_first = load_image(path, Preprocessing.of_images((3, 12, 16), channels="BGR"))
+    blue_first = read_sample(path, Preprocessing.of_images((3, 12, 16), channels="BGR"))
     assert np.array_equal(blue_first, whole[::-1])
 
 
@@ -169,7 +169,7 @@ def test_mean_and_scale_are_in_the_preprocessing(folder):
 
 def test_flip_mirrors_about_half_anew_each_epoch(folder):
     data = ImageList(write(folder, "a.png\t0\n" * 40), size=(12, 16), flip=True)
-    plain = load_image(str(folder / "a.png"), data.preprocessing)
+    plain = read_sample(str(folder / "a.png"), data.preprocessing)
     mirrored = [
         [np.array_equal(data.sample(i, epoch), plain[:, :, ::-1]) for i in range(40)] for epoch in (0, 1)
     ]

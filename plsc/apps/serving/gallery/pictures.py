@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from plsc.data.folder import nested_hint, read_folder
-from plsc.data.images import CHANNELS, decode_pixels, planes, read_file
+from plsc.data.images import CHANNELS, decode_pixels, read_file, to_sample
 from plsc.data.preprocessing import Preprocessing, check_sample
-from plsc.data.transforms import resize
 from plsc.errors import UserError, shown
 from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
@@ -103,7 +102,7 @@ def _read(picture: Picture, preprocessing: Preprocessing) -> tuple[np.ndarray | 
     ratio = pixels.shape[1] * height / (pixels.shape[0] * width)
     much = max(ratio, 1 / ratio) > _STRETCHED
     note = f"{shown(picture)} ({pixels.shape[1]} x {pixels.shape[0]})" if much else ""
-    return planes(resize(pixels, height, width), preprocessing.channels), note
+    return to_sample(pixels, preprocessing), note
 
 
 def _no_embedding(picture: Picture) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
@@ -16,9 +15,8 @@ from plsc.apps.curate.alignment import align
 from plsc.apps.curate.detector import Detector
 from plsc.apps.serving.service.refusal import Refusal
 from plsc.data.image_size import has_many_chunks, promised_pixels
-from plsc.data.images import decode_pixels, planes
+from plsc.data.images import decode_pixels, to_sample
 from plsc.data.preprocessing import Preprocessing
-from plsc.data.transforms import resize
 from plsc.errors import CorruptImageError, UserError, shown
 
 # Markers of JPEG, before each scan and at the end; within a scan's data no such bytes occur.
@@ -72,13 +70,11 @@ def prepare(
     detector: finds the faces, of which the largest is aligned first; None: the whole picture is taken.
     Raises Refusal for a picture that is too large, damaged, of an unknown format, or without a face.
     """
-    grey = preprocessing.channels == "grey"
     if detector is None:
-        picture, faces = _decode(data, grey, most_pixels), None
-    else:
-        picture, faces = _largest_face(_decode(data, False, most_pixels), max(preprocessing.size), detector)
-        picture = cv2.cvtColor(picture, cv2.COLOR_BGR2GRAY) if grey else picture
-    return Prepared(planes(resize(picture, *preprocessing.size), preprocessing.channels), faces)
+        picture = _decode(data, preprocessing.channels == "grey", most_pixels)
+        return Prepared(to_sample(picture, preprocessing), None)
+    picture, faces = _largest_face(_decode(data, False, most_pixels), max(preprocessing.size), detector)
+    return Prepared(to_sample(picture, preprocessing), faces)
 
 
 def _refuse_none(most: int) -> list[bytes]:
