@@ -17,6 +17,9 @@ from plsc.apps.serving.embedder import Embedder
 from plsc.data.preprocessing import Preprocessing
 from tests.bounds import perturbed
 
+# Seconds that a service gives a request where a test is not of its deadline: a machine may be busy.
+PATIENT = 60.0
+
 
 class Pixels(Embedder):
     """Takes the pixels less their mean for the embedding, and keeps the sizes of its batches."""

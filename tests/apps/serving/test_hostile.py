@@ -23,7 +23,7 @@ from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.connections import protocol
 from plsc.apps.serving.service.options import Options
 from plsc.utils.measure import resident_bytes
-from tests.apps.serving.running import Pixels, form, picture, running
+from tests.apps.serving.running import PATIENT, Pixels, form, picture, running
 
 TOKEN = "a-token-of-the-tests"
 BEARER = f"Bearer {TOKEN}"
@@ -45,7 +45,7 @@ def client(folder):
         max_bytes=LIMIT,
         max_pixels=1_000_000,
         max_pictures=3,
-        deadline=30.0,
+        deadline=PATIENT,
         token=TOKEN,
         writable=True,
         hosts=HOSTS,
@@ -233,7 +233,7 @@ def test_a_header_that_does_not_come_is_given_up():
     """Also after a request that was answered; and a request that takes longer is not cut off."""
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     embedder = Pixels()
-    app = create_app(embedder)
+    app = create_app(embedder, options=Options(deadline=PATIENT))
     with running(app, http=protocol(0.3, 100), timeout_keep_alive=60) as client:
         for before in (b"", whole):
             with socket.create_connection(("127.0.0.1", client.port), 20) as slow:
@@ -257,7 +257,7 @@ def answers_within(client, seconds):
 
 def test_a_client_that_does_not_take_its_answers_is_given_up():
     """Also one whose request is answered as a whole; one that reads slowly, but does, gets all of it."""
-    app = create_app(Pixels())
+    app = create_app(Pixels(), options=Options(deadline=PATIENT))
     app.add_api_route("/large", lambda: Response(bytes(8 << 20)))
     with running(app, http=protocol(0.5, 1), timeout_keep_alive=60) as client:
         for path, times in (("/openapi.json", 4000), ("/large", 1)):
@@ -293,7 +293,9 @@ def test_clients_beyond_the_queue_get_an_answer():
     embedder = Pixels()
     embedder.may_go_on.clear()
     body = picture(0) + bytes(300_000)
-    with running(create_app(embedder, options=Options(queue=2)), http=protocol(30, 50)) as client:
+    with running(
+        create_app(embedder, options=Options(deadline=PATIENT, queue=2)), http=protocol(30, 50)
+    ) as client:
         with concurrent.futures.ThreadPoolExecutor(40) as pool:
             asked = [pool.submit(client.ask, "POST", "/embed", body) for _ in range(40)]
             done = concurrent.futures.as_completed(asked)
@@ -372,14 +374,16 @@ def test_without_the_token_nothing_changes(client, given):
 
 def test_a_service_that_is_not_writable_changes_nothing(folder):
     gallery = Gallery.open(folder / "gallery")
-    with running(create_app(Pixels(), gallery, Options(token=TOKEN))) as client:
+    with running(create_app(Pixels(), gallery, Options(deadline=PATIENT, token=TOKEN))) as client:
         refuses(client.ask("DELETE", "/people?name=Ann", Authorization=BEARER), 403, "--writable")
         refuses(client.ask("POST", "/people?name=x", picture(0), Authorization=BEARER), 403, "--writable")
 
 
 def test_a_private_service_asks_for_the_token_to_read(folder):
     gallery = Gallery.open(folder / "gallery")
-    with running(create_app(Pixels(), gallery, Options(token=TOKEN, private=True))) as client:
+    with running(
+        create_app(Pixels(), gallery, Options(deadline=PATIENT, token=TOKEN, private=True))
+    ) as client:
         for method, path in (("GET", "/people"), ("GET", "/about"), ("GET", "/metrics"), ("POST", "/search")):
             refuses(client.ask(method, path), 401, "Authorization")
         assert client.ask("GET", "/people", Authorization=BEARER)[1]["names"] == ["Ann"]

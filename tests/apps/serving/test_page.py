@@ -9,7 +9,7 @@ from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.options import Options
 from plsc.utils.calibration import Calibration
 from tests.apps.serving.browser import MISSING, Browser
-from tests.apps.serving.running import Pixels, picture, running, samples
+from tests.apps.serving.running import PATIENT, Pixels, picture, running, samples
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -32,7 +32,7 @@ def gallery(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(gallery):
-    options = Options(max_bytes=1 << 20)
+    options = Options(deadline=PATIENT, max_bytes=1 << 20)
     with running(create_app(Pixels(calibration=CALIBRATION), gallery, options)) as client:
         yield client
 
@@ -153,7 +153,7 @@ def test_the_api_is_described(page):
 
 
 def test_a_token_is_asked_for_where_reading_needs_one(chromium, gallery, file):
-    options = Options(token=TOKEN, private=True)
+    options = Options(deadline=PATIENT, token=TOKEN, private=True)
     with running(create_app(Pixels(calibration=CALIBRATION), gallery, options)) as client:
         chromium.open(f"http://127.0.0.1:{client.port}/")
         chromium.until("#token-form", "asks for a token")

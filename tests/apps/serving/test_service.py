@@ -16,7 +16,7 @@ from plsc.apps.serving.service.app import create_app
 from plsc.apps.serving.service.options import Options
 from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
-from tests.apps.serving.running import Pixels, expected, picture, running, samples
+from tests.apps.serving.running import PATIENT, Pixels, expected, picture, running, samples
 from tests.bounds import assert_within
 
 TOKEN = "a-token-of-the-tests"
@@ -43,7 +43,7 @@ def gallery(tmp_path):
 
 @pytest.fixture
 def client(gallery):
-    options = Options(token=TOKEN, writable=True)
+    options = Options(deadline=PATIENT, token=TOKEN, writable=True)
     with running(create_app(Pixels(calibration=CALIBRATION), gallery, options)) as client:
         yield client
 
@@ -108,7 +108,7 @@ def test_a_search_has_the_nearest_names_and_a_verdict(client):
 def test_without_a_threshold_nothing_is_decided(tmp_path):
     plain = Pixels(threshold=None)
     gallery = Gallery.build(tmp_path / "gallery", plain, {"Ann": [samples(picture(1))]})
-    with running(create_app(plain, gallery)) as client:
+    with running(create_app(plain, gallery, options=Options(deadline=PATIENT))) as client:
         _, answer = client.send("/search", picture(1))
         assert answer["verdict"] == "undecided" and answer["matches"][0]["accepted"] is None
         assert client.send("/verify", picture(1), picture(1))[1]["same"] is None
@@ -118,7 +118,7 @@ def test_without_a_threshold_nothing_is_decided(tmp_path):
 
 
 def test_a_service_without_a_gallery_compares_pictures():
-    with running(create_app(Pixels())) as client:
+    with running(create_app(Pixels(), options=Options(deadline=PATIENT))) as client:
         assert client.send("/verify", picture(1), picture(1))[1]["same"] is True
         assert client.ask("GET", "/about")[1]["people"] is None
         for method, path in (("POST", "/search"), ("POST", "/verify?name=Ann"), ("GET", "/people")):
@@ -172,7 +172,7 @@ def test_a_gallery_that_is_damaged_meanwhile_is_the_services_fault(client, galle
 
 def test_requests_of_many_clients_are_embedded_together():
     embedder = Pixels()
-    with running(create_app(embedder, options=Options(batch=8))) as client:
+    with running(create_app(embedder, options=Options(deadline=PATIENT, batch=8))) as client:
         embedder.may_go_on.clear()
         with concurrent.futures.ThreadPoolExecutor(9) as pool:
             answers = [pool.submit(client.send, "/embed", picture(0))]
@@ -187,7 +187,7 @@ def test_requests_of_many_clients_are_embedded_together():
 
 def test_what_is_too_much_is_refused_and_may_come_again():
     embedder = Pixels()
-    with running(create_app(embedder, options=Options(queue=2))) as client:
+    with running(create_app(embedder, options=Options(deadline=PATIENT, queue=2))) as client:
         embedder.may_go_on.clear()
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             answers = [pool.submit(client.send, "/embed", picture(0)) for _ in range(2)]
@@ -218,7 +218,7 @@ def test_a_defect_is_answered_in_one_line_and_the_service_lives(caplog):
                 raise RuntimeError("secret path /root/x")
             return super()._embed(samples)
 
-    with running(create_app(Broken())) as client:
+    with running(create_app(Broken(), options=Options(deadline=PATIENT))) as client:
         white = cv2.imencode(".png", np.full((8, 8), 255, np.uint8))[1].tobytes()
         status, answer = client.send("/embed", white)
         assert (status, answer) == (500, {"error": "a defect of the service; its log has the traceback"})

@@ -13,7 +13,8 @@ from plsc.apps.curate import detector
 from plsc.apps.curate.alignment import TEMPLATE, align
 from plsc.apps.curate.detector import Face
 from plsc.apps.serving.service.app import create_app
-from tests.apps.serving.running import Pixels, expected, picture, running
+from plsc.apps.serving.service.options import Options
+from tests.apps.serving.running import PATIENT, Pixels, expected, picture, running
 from tests.bounds import assert_within
 
 SIZE = 16
@@ -46,7 +47,7 @@ def serve(monkeypatch):
         finder = Finder(count)
         monkeypatch.setattr(detector, "installed", lambda: True)
         monkeypatch.setattr(detector, "Detector", lambda: finder)
-        return running(create_app(Pixels(SIZE, channels))), finder
+        return running(create_app(Pixels(SIZE, channels), options=Options(deadline=PATIENT))), finder
 
     return with_faces
 
@@ -92,7 +93,7 @@ def test_the_first_picture_without_a_face_is_named(serve, photo, monkeypatch):
 
 def test_a_service_without_a_detector_says_so(monkeypatch):
     monkeypatch.setattr(detector, "installed", lambda: False)
-    with running(create_app(Pixels())) as client:
+    with running(create_app(Pixels(), options=Options(deadline=PATIENT))) as client:
         status, answer = client.send("/embed?align=true", picture(0))
         assert (status, answer["error"]) == (
             422,
@@ -105,6 +106,6 @@ def test_a_service_without_a_detector_says_so(monkeypatch):
 def test_the_faces_of_a_photo():
     data = pytest.importorskip("skimage.data", reason="scikit-image, which ships the photo, is not installed")
     photo = cv2.imencode(".png", data.astronaut()[..., ::-1])[1].tobytes()
-    with running(create_app(Pixels(112, "RGB"))) as client:
+    with running(create_app(Pixels(112, "RGB"), options=Options(deadline=PATIENT))) as client:
         assert client.send("/embed?align=true", photo)[1]["faces"] == [1]
         assert client.send("/embed?align=true", picture(0, (100, 100, 3)))[0] == 422
