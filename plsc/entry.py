@@ -334,13 +334,13 @@ class Entry(Setters):
 
         return distributed.run_on_rank_0(write)
 
-    def dry_run(self) -> str:
+    def dry_run(self, ranks: int | None = None) -> str:
         """Return the resolved config with the source of each value, and the plan of the run.
 
-        Trains nothing, starts no group, makes no head. It is for the ranks of this launch; without one, for those that
-        DataLoader.Train.global_batch takes. The checkpoint Global.init_from is read and compared as by a start.
+        Trains nothing, starts no group, makes no head. `ranks`: for so many; None: for those of this launch, without one for
+        those that DataLoader.Train.global_batch takes. The checkpoint Global.init_from is read and compared as by a start.
         """
-        ranks = environment.world_size_from_env(default=self.config.DataLoader.Train.planned_ranks)
+        ranks = ranks or environment.world_size_from_env(default=self.config.DataLoader.Train.planned_ranks)
         self.config.check_ranks(ranks)
         check_data(self.config)
         check_packages(self.config.Global.loggers)

@@ -28,11 +28,17 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "train": Verb("plsc.cli.train", "train, verify, and write the report", "start here"),
+    "train": Verb(
+        "plsc.cli.train", "train, verify, and write the report; --ranks N on several processes", "start here"
+    ),
     "doctor": Verb("plsc.apps.curate.doctor", "what is wrong with a set of images", "data"),
     "align": Verb("plsc.apps.curate.align", "cut the faces out of photos, aligned", "data"),
     "convert": Verb("plsc.apps.curate.convert", "a set of images to another format", "data"),
-    "run": Verb("plsc.apps.supervise.supervisor", "train on several ranks, and restart what died", "train"),
+    "run": Verb(
+        "plsc.apps.supervise.supervisor",
+        "train on several machines, or by a script of yours; restart what died",
+        "train",
+    ),
     "eval": Verb("plsc.cli.evaluate", "evaluate a checkpoint on the sets of DataLoader.Eval", "train"),
     "plan": Verb("plsc.apps.plan.plan", "what a run will take: memory, time, how many classes fit", "train"),
     "import": Verb(

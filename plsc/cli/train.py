@@ -1,4 +1,10 @@
-"""Train by a config: `plsc train`."""
+"""Train by a config: `plsc train`.
+
+    plsc train -c configs/              in this process
+    plsc train -c configs/ --ranks 2    on two processes, by the supervisor of `plsc run`
+
+Paddle's launcher starts tools/train.py on its ranks; that is the first of these, once on each.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,7 @@ from plsc import config
 from plsc.cli.arguments import make_parser, parse
 from plsc.cli.mistakes import ignore_the_launcher
 from plsc.distributed import environment, guard
+from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
 from plsc.utils.logging import get_logger, warn
 
@@ -24,19 +31,47 @@ def main(argv: Sequence[str]) -> int:
     what = "train, verify, and write the report"
     parser = make_parser("train", what, "-c configs/ -o Global.epochs=2 Global.output_dir=first")
     parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="train on N processes of this machine, restart what dies, and go on with a run that is not at its end "
+        "(default: in this process, without restarts)",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved config and the plan, train nothing"
     )
     parser.add_argument("--stand-in", action="store_true", help=config.STAND_IN)
     args = parse(parser, argv)
+    if args.ranks is not None and args.ranks < 1:
+        parser.error(f"--ranks must be at least 1 (got {args.ranks})")
+    if args.ranks and not args.dry_run:
+        return _supervise(args)
     from plsc.entry import Entry
 
     entry = Entry(_stood_in(args)) if args.stand_in else Entry(args.config, args.override)
     if args.dry_run:
-        print(entry.dry_run())
+        print(entry.dry_run(args.ranks))
         return 0
     if args.config is None:
         _say_defaults()
     return _exit_code((entry.train() or {}).get("stopped"))
+
+
+def _supervise(args: argparse.Namespace) -> int:
+    """Train on several ranks of this machine, which run this verb without --ranks."""
+    from plsc.apps.supervise.options import Options
+    from plsc.apps.supervise.supervisor import Supervisor
+
+    program = [str(MAIN), "train"]
+    if args.config is not None:
+        program += ["-c", args.config]
+    if args.override:
+        program += ["-o", *args.override]
+    if args.stand_in:
+        program.append("--stand-in")
+    if args.debug:
+        program.append("--debug")
+    return Supervisor(Options(program, args.ranks)).run()
 
 
 def _stood_in(args: argparse.Namespace) -> Config:

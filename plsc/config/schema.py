@@ -130,7 +130,7 @@ class GlobalCfg(Section):
     """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
     hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
     """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
-    restarted (`plsc run`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
+    restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
     max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
     the first (docs/resume.md)."""

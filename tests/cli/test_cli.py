@@ -13,8 +13,10 @@ import pytest
 
 import plsc
 from plsc import cli
+from plsc.apps.supervise.options import Options
 from plsc.cli.mistakes import without_traceback
 from plsc.distributed import guard
+from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
 from tests.launch import ROOT, run_python
 from tests.tiny_runs import TINY
@@ -140,6 +142,8 @@ def test_noise_stands_in_for_absent_data(tmp_path, capsys, monkeypatch):
         in said
     )
     assert "plan: steps    40, 4 an epoch" in said
+    assert cli.main(["train", "--dry-run", "--ranks", "3", *asked]) == 2
+    assert "start 2 ranks" in capsys.readouterr().err
     assert cli.main(["train", "--dry-run", *asked[1:]]) == 2
     assert "file 'nowhere.rec' does not exist" in capsys.readouterr().err
     assert cli.main(["train", *asked, "Global.resume=true"]) == 2  # of a run on the data
@@ -195,6 +199,32 @@ def test_a_verb_is_a_call_of_entry(monkeypatch, verb, arguments, made, called):
     monkeypatch.setattr("plsc.entry.Entry", Recorder)
     assert cli.main([verb, *arguments]) == 0
     assert Recorder.calls == [made, called]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], []),
+        (["-c", "a", "-o", "A.b=1", "C.d=2", "-o", "E.f=3"], ["-c", "a", "-o", "A.b=1", "C.d=2", "E.f=3"]),
+        (["--stand-in", "--debug"], ["--stand-in", "--debug"]),
+    ],
+)
+def test_several_ranks_are_supervised(monkeypatch, arguments, words):
+    class Supervisor:
+        def __init__(self, options):
+            assert options == Options([str(MAIN), "train", *words], ranks=3)
+
+        def run(self):
+            return 143
+
+    monkeypatch.setattr("plsc.apps.supervise.supervisor.Supervisor", Supervisor)
+    assert cli.main(["train", *arguments, "--ranks", "3"]) == 143
+
+
+def test_no_rank_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["train", "--ranks", "0"])
+    assert "--ranks must be at least 1 (got 0)" in capsys.readouterr().err
 
 
 def test_a_mistake_about_a_long_name_is_a_short_line_for_a_terminal(monkeypatch, capsys):

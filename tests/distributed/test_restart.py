@@ -74,15 +74,16 @@ def run(warm, tmp_path):
 @pytest.mark.slow
 def test_kill_and_ctrl_c_by_real_starts(slow, warm, whole, tmp_path):
     """As a user starts them, with one signal to all processes of the terminal; the end is as by any other start."""
-    plan = ["1:3:SIGKILL", "0:4:terminal SIGINT"]
-    assert soak.real(command(tmp_path, *plan), tmp_path).wait(timeout=120) == 128 + signal.SIGINT
+    train = [ROOT / "plsc/__main__.py", "train", "--ranks", "2"]
+    started = [*train, *training(tmp_path, "1:3:SIGKILL", "0:4:terminal SIGINT")[1:]]
+    assert soak.real(started, tmp_path).wait(timeout=120) == 128 + signal.SIGINT
     killed, stopped = lines(tmp_path)
     assert re.fullmatch(
         r"WARNING rank 1 was killed \(signal 9\) at step 3; restart 1 from the beginning", killed
     )
     step = newest_step(tmp_path / "out/checkpoints")
     assert stopped == f"INFO stopped on SIGINT at step {step}; resume with the same command" and step < 12
-    assert warm.start(command(tmp_path, *plan), tmp_path).wait(120) == 0
+    assert warm.start(started, tmp_path).wait(120) == 0
     assert lines(tmp_path) == [f"INFO resuming the unfinished run from step {step}"]
     assert_equal_runs(tmp_path / "out", whole)
 

@@ -51,7 +51,8 @@ class Job:
         )  # as for the script: it may define classes
         given, _ = _config_parser().parse_known_args(self._arguments)
         self.cfg = config.load(given.config, given.override)
-        self.cfg.check_data()  # before the ranks start: the first of them to end may not be the one with the reason
+        if "--stand-in" not in self._arguments:
+            self.cfg.check_data()  # before the ranks start: the first of them to end may not be the one with the reason
         self.folder = Path(self.cfg.Global.output_dir)
         self.chosen = any(override.startswith("Global.resume=") for override in given.override)
         self.ranks = options.ranks or 1

@@ -288,6 +288,11 @@ def test_a_wrong_config_and_missing_data_are_refused_before_anything_starts(over
         main(["--nproc_per_node", "2", "train", "-o", override])
 
 
+def test_noise_needs_no_data():
+    missing = "DataLoader.Train.dataset={name: ImageList, list: no.txt}"
+    Supervisor(read_options(["train", "--stand-in", "-o", missing]))
+
+
 def test_the_command_is_split_at_the_program():
     options = ["--nproc_per_node", "2", "--log_dir=a", "--devices", "0,1"]
     values = {"--nproc_per_node": "2", "--log_dir": "a", "--devices": "0,1"}
