@@ -14,7 +14,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plsc.apps.migrate.import_config.translation import Translation
+from plsc.apps.migrate.import_config.translation import (
+    NO_SUCH_NETWORK,
+    Outcome,
+    Rule,
+    Theirs,
+    Translation,
+    count,
+    lost,
+    named,
+    one_of,
+    only,
+    same,
+    to,
+    when,
+)
 from plsc.errors import UserError
 
 DEFAULTS = {
@@ -41,17 +55,6 @@ DEFAULTS = {
     "num_workers": 2,
     "using_wandb": False,
 }
-# Not in DEFAULTS, since nothing here depends on them: the other keys of wandb.
-_WANDB = (
-    "wandb_key",
-    "wandb_entity",
-    "wandb_project",
-    "wandb_log_all",
-    "wandb_resume",
-    "suffix_run_name",
-    "save_artifacts",
-    "notes",
-)
 NETWORKS = {
     "r18": {"name": "IResNet18"},
     "r34": {"name": "IResNet34"},
@@ -72,24 +75,8 @@ NETWORKS = {
         "recompute": True,
     },
 }
-# What train_v2.py, losses.py and dataset.py do whatever the config says.
-_FIXED = {
-    "Head.scale": 64.0,
-    "Optimizer.clip_norm": 5.0,
-    "LRScheduler.name": "poly",
-    "LRScheduler.power": 1.0,
-}
-# Types of the values that are computed with below; plsc's own check sees to the others.
-_KINDS = {
-    "margin_list": list,
-    "network": str,
-    "optimizer": str,
-    "warmup_epoch": (int, float),
-    "rec": str,
-    "val_targets": list,
-    "batch_size": int,
-    "gradient_acc": int,
-}
+# No attribute of a config has these names: the code itself, and the folder that it writes to unless the file names one.
+_CODE, _RUN = "its code", "its folder"
 _LONGEST = 1000  # characters of a text, items of a list
 _OPERATORS = {
     ast.Add: operator.add,
@@ -185,148 +172,137 @@ def _one_value(node: ast.expr, known: Mapping[str, Any]) -> Any:
     raise ValueError(ast.dump(node))
 
 
+def _margin(theirs: Theirs, key: str) -> Outcome:
+    margins = theirs[key]
+    if len(margins) != 3 or not all(isinstance(margin, (int, float)) for margin in margins):
+        return lost("must be three numbers")
+    m1, m2, m3 = margins
+    if m1 == 1 and m3 == 0:
+        return to({"Head.name": "dist_arcface", "Head.margin": m2, "Head.gradient": "straight_through"})
+    if m3 > 0:
+        why = "" if (m1, m2) == (1, 0) else "its code takes the third margin alone where that is above 0"
+        return to({"Head.name": "dist_cosface", "Head.margin": m3}, why)
+    return lost("its code refuses it, too")
+
+
+def _momentum(theirs: Theirs, key: str) -> Outcome:
+    if theirs["optimizer"] == "adamw":
+        return lost("has no meaning with adamw, there and here")
+    why = "" if theirs[key] == 0.9 else "its code takes 0.9 whatever the file says"
+    return to({"Optimizer.momentum": 0.9}, why)
+
+
+def _warmup(theirs: Theirs, key: str) -> Outcome:
+    epochs = theirs[key]
+    return to({"LRScheduler.warmup_epochs": max(0, epochs)}, "below 0 there is none" if epochs < 0 else "")
+
+
+def _images(theirs: Theirs, key: str) -> Outcome:
+    folder = theirs[key]
+    if folder == "synthetic":
+        noise = {
+            "name": "Synthetic",
+            "image_shape": [3, 112, 112],
+            "num_classes": theirs.get("num_classes"),
+            "num_samples": theirs.get("num_image"),
+        }
+        return to({"DataLoader.Train.dataset": noise})
+    data = {"name": "RecImages", "path": os.path.join(folder, "train.rec"), "flip": True}
+    otherwise = "a folder of images without train.rec is name: ImageFolder, folder: ..."
+    return to({"DataLoader.Train.dataset": data}, otherwise)
+
+
+def _packs(theirs: Theirs, key: str) -> Outcome:
+    folder = theirs.get("rec", "")
+    packs = {
+        name: {"name": "BinPairs", "path": os.path.join(folder, f"{name}.bin")}
+        for name in map(str, theirs[key])
+    }
+    if not packs:
+        return to({"DataLoader.Eval.dataset": None})
+    main, *others = packs
+    changes = {"DataLoader.Eval.dataset": packs[main], "DataLoader.Eval.flip": True}
+    more = {"DataLoader.Eval.more": {name: packs[name] for name in others}} if others else {}
+    return to({**changes, **more})
+
+
+NOTHING = (None, False, 0)
+_OF_WANDB = when(
+    lambda theirs: theirs["using_wandb"],
+    lost("wandb reads its own settings, such as WANDB_API_KEY and WANDB_PROJECT"),
+    same(),
+)
+
+TABLE: dict[str, Rule] = {
+    # What train_v2.py, losses.py and dataset.py do whatever the config says.
+    _CODE: to(
+        {
+            "Head.scale": 64.0,
+            "Optimizer.clip_norm": 5.0,
+            "LRScheduler.name": "poly",
+            "LRScheduler.power": 1.0,
+        }
+    ),
+    "network": named("Model", NETWORKS, NO_SUCH_NETWORK),
+    "embedding_size": "Model.embedding_size",
+    "margin_list": _margin,
+    "sample_rate": one_of(
+        NOTHING,
+        to(
+            {"Head.sample_rate": 1e-6},
+            "0 is the classes of the batch alone; next to nothing more is drawn here",
+        ),
+        "Head.sample_rate",
+    ),
+    "interclass_filtering_threshold": one_of(NOTHING, same(), "Head.filter_above"),
+    "optimizer": named(
+        "Optimizer", {"sgd": {"name": "Momentum"}, "adamw": {"name": "AdamW"}}, "its code refuses it, too"
+    ),
+    "momentum": _momentum,
+    "weight_decay": "Optimizer.weight_decay",
+    "lr": "LRScheduler.learning_rate",
+    "warmup_epoch": _warmup,
+    "num_epoch": "Global.epochs",
+    "rec": _images,
+    "num_classes": "DataLoader.Train.num_classes",
+    "num_image": "DataLoader.Train.num_samples",
+    "batch_size": count("DataLoader.Train.batch_size"),
+    # Their schedule counts single batches, of which so many make one step here: the same curve.
+    "gradient_acc": one_of((1,), same(), count("DataLoader.Train.accumulate")),
+    "num_workers": "DataLoader.Train.num_workers",
+    "dali": only(False, "data workers decode the images here: DataLoader.Train.num_workers"),
+    "dali_aug": only(False, "docs/augmentation.md has what can be done to images here"),
+    "val_targets": _packs,
+    "verbose": when(
+        lambda theirs: theirs["val_targets"],
+        lambda theirs, key: to({"Global.eval_every": 0, "Global.eval_every_steps": theirs[key]}),
+        lost("has no meaning without val_targets, there and here"),
+    ),
+    "fp16": one_of(NOTHING, same(), to({"Global.amp": {"dtype": "float16", "level": "O1"}})),
+    "seed": lambda theirs, key: to({"Global.seed": theirs[key]}, "the same seed draws other numbers here"),
+    "resume": "Global.resume",
+    "frequent": "Global.log_every",
+    "save_all_states": same("every checkpoint here has all that resuming takes"),
+    "using_wandb": one_of(NOTHING, same(), to({"Global.loggers": ["visualdl", "wandb"]})),
+    "wandb_*": _OF_WANDB,
+    "suffix_run_name": _OF_WANDB,
+    "save_artifacts": _OF_WANDB,
+    "notes": _OF_WANDB,
+    "output": lambda theirs, key: to({"Global.output_dir": theirs[key] or theirs[_RUN]}),
+}
+
+
 def translate(text: str, path: str) -> Translation:
     """Translate the text of a config file; `path` is for messages, and its name is that of the run."""
     values, unread = read(text, path)
-    for key, kinds in _KINDS.items():
-        if key in values and (not isinstance(values[key], kinds) or values[key] is None):
-            unread[key] = repr(values.pop(key))
     if "wandb_key" in values:
         values["wandb_key"] = "(not copied)"  # it is a password
-    made = Translation(values, DEFAULTS, unread)
+    left_out = {"warmup_epoch": 0, "val_targets": [], _CODE: None, _RUN: f"work_dirs/{Path(path).stem}"}
+    made = Translation(values, unread, {**DEFAULTS, **left_out}, TABLE)
     absent = [f"{key} {value}" for key, value in DEFAULTS.items() if key not in values]
     made.facts = [
         "Not in the file, from arcface_torch's configs/base.py: " + ", ".join(absent) if absent else "",
         "Not in the file, from arcface_torch's code: s 64, clipping at 5, a schedule to 0 along a line, mirrored images. Its weight",
         "decay falls on biases, norms and slopes, too; here they have none.",
     ]
-    made.changes.update(_FIXED)
-    for section in (_model, _head, _optimizer, _schedule, _data, _evaluation, _run):
-        section(made)
-    output = made.get("output") or f"work_dirs/{Path(path).stem}"
-    made.to("output", {"Global.output_dir": output})
     return made
-
-
-def _model(made: Translation) -> None:
-    name = made.get("network")
-    known = NETWORKS.get(name, {"name": str(name)})
-    made.to(
-        "network",
-        {f"Model.{key}": value for key, value in known.items()},
-        "" if name in NETWORKS else "plsc has no such network: name one, or your own as package.module:Class",
-    )
-    made.to("embedding_size", {"Model.embedding_size": made.get("embedding_size")})
-
-
-def _head(made: Translation) -> None:
-    margins = made.get("margin_list")
-    if len(margins) != 3 or not all(isinstance(margin, (int, float)) for margin in margins):
-        made.lost("margin_list", "must be three numbers")
-    else:
-        m1, m2, m3 = margins
-        if m1 == 1 and m3 == 0:
-            arcface = {"Head.name": "dist_arcface", "Head.margin": m2, "Head.gradient": "straight_through"}
-            made.to("margin_list", arcface)
-        elif m3 > 0:
-            why = "" if (m1, m2) == (1, 0) else "its code takes the third margin alone where that is above 0"
-            made.to("margin_list", {"Head.name": "dist_cosface", "Head.margin": m3}, why)
-        else:
-            made.lost("margin_list", "its code refuses it, too")
-    rate = made.get("sample_rate")
-    why = "" if rate else "0 is the classes of the batch alone; next to nothing more is drawn here"
-    made.to("sample_rate", {"Head.sample_rate": rate or 1e-6}, why)
-    threshold = made.get("interclass_filtering_threshold")
-    if threshold:
-        made.to("interclass_filtering_threshold", {"Head.filter_above": threshold})
-    else:
-        made.same("interclass_filtering_threshold")
-
-
-def _optimizer(made: Translation) -> None:
-    names = {"sgd": "Momentum", "adamw": "AdamW"}
-    name = made.get("optimizer")
-    made.to(
-        "optimizer",
-        {"Optimizer.name": names.get(name, str(name))},
-        "" if name in names else "its code refuses it, too",
-    )
-    if name == "adamw":
-        made.lost("momentum", "has no meaning with adamw, there and here")
-    else:
-        why = "" if made.get("momentum") == 0.9 else "its code takes 0.9 whatever the file says"
-        made.to("momentum", {"Optimizer.momentum": 0.9}, why)
-    made.to("weight_decay", {"Optimizer.weight_decay": made.get("weight_decay")})
-
-
-def _schedule(made: Translation) -> None:
-    made.to("lr", {"LRScheduler.learning_rate": made.get("lr")})
-    warmup = made.get("warmup_epoch", 0)
-    below = "below 0 there is none" if warmup < 0 else ""
-    made.to("warmup_epoch", {"LRScheduler.warmup_epochs": max(0, warmup)}, below)
-    if made.get("num_epoch") is not None:
-        made.to("num_epoch", {"Global.epochs": made.get("num_epoch")})
-
-
-def _data(made: Translation) -> None:
-    folder, classes, images = (made.get(key) for key in ("rec", "num_classes", "num_image"))
-    if folder == "synthetic":
-        noise = {
-            "name": "Synthetic",
-            "image_shape": [3, 112, 112],
-            "num_classes": classes,
-            "num_samples": images,
-        }
-        made.to("rec", {"DataLoader.Train.dataset": noise})
-    elif folder is not None:
-        data = {"name": "RecImages", "path": os.path.join(folder, "train.rec"), "flip": True}
-        otherwise = "a folder of images without train.rec is name: ImageFolder, folder: ..."
-        made.to("rec", {"DataLoader.Train.dataset": data}, otherwise)
-    for key, ours, value in (("num_classes", "num_classes", classes), ("num_image", "num_samples", images)):
-        if value is not None:
-            made.to(key, {f"DataLoader.Train.{ours}": value})
-    made.to("batch_size", {"DataLoader.Train.batch_size": made.get("batch_size")})
-    # Their schedule counts single batches, of which so many make one step here: the same curve.
-    pieces = made.get("gradient_acc")
-    made.to("gradient_acc", {"DataLoader.Train.accumulate": pieces} if pieces != 1 else {})
-    made.to("num_workers", {"DataLoader.Train.num_workers": made.get("num_workers")})
-    made.same_if("dali", False, "data workers decode the images here: DataLoader.Train.num_workers")
-    made.same_if("dali_aug", False, "docs/augmentation.md has what can be done to images here")
-
-
-def _evaluation(made: Translation) -> None:
-    targets, folder = made.get("val_targets", []), made.get("rec", "")
-    packs = {
-        name: {"name": "BinPairs", "path": os.path.join(folder, f"{name}.bin")} for name in map(str, targets)
-    }
-    if not packs:
-        made.to("val_targets", {"DataLoader.Eval.dataset": None})
-        made.lost("verbose", "has no meaning without val_targets, there and here")
-        return
-    main, *others = packs
-    changes = {"DataLoader.Eval.dataset": packs[main], "DataLoader.Eval.flip": True}
-    if others:
-        changes["DataLoader.Eval.more"] = {name: packs[name] for name in others}
-    made.to("val_targets", changes)
-    made.to("verbose", {"Global.eval_every": 0, "Global.eval_every_steps": made.get("verbose")})
-
-
-def _run(made: Translation) -> None:
-    if made.get("fp16"):
-        made.to("fp16", {"Global.amp": {"dtype": "float16", "level": "O1"}})
-    else:
-        made.same("fp16")
-    made.to("seed", {"Global.seed": made.get("seed")}, "the same seed draws other numbers here")
-    made.to("resume", {"Global.resume": made.get("resume")})
-    made.to("frequent", {"Global.log_every": made.get("frequent")})
-    made.same("save_all_states", "every checkpoint here has all that resuming takes")
-    logs = made.get("using_wandb")
-    if logs:
-        made.to("using_wandb", {"Global.loggers": ["visualdl", "wandb"]})
-    else:
-        made.same("using_wandb")
-    for key in _WANDB:
-        if logs:
-            made.lost(key, "wandb reads its own settings, such as WANDB_API_KEY and WANDB_PROJECT")
-        else:
-            made.same(key)

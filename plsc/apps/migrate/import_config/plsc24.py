@@ -6,10 +6,26 @@ What a file leaves out is as in its code: read at its tag v2.4.0.
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterator
 from typing import Any
 
-from plsc.apps.migrate.import_config.translation import Translation
+from plsc.apps.migrate.import_config.translation import (
+    NO_SUCH_NETWORK,
+    UNKNOWN,
+    Outcome,
+    Rule,
+    Theirs,
+    Translation,
+    count,
+    lost,
+    named,
+    one_of,
+    only,
+    same,
+    to,
+    when,
+)
 from plsc.errors import UserError
 from plsc.utils.yaml_lines import parse
 
@@ -19,7 +35,8 @@ NETWORKS = {
     "MobileFaceNet_large": {"name": "MobileFaceNet", "scale": 4, "blocks": [2, 8, 12, 4]},
     **{f"FaceViT_{size}_patch9_112": {"name": f"FaceViT_{size}"} for size in ("tiny", "small", "base")},
 }
-_TRAIN, _EVAL = "DataLoader.Train.", "DataLoader.Eval."
+_TRAIN, _EVAL = "DataLoader.Train", "DataLoader.Eval"
+_PFC, _LOSS = "Model.pfc_config", "Loss.Train.MarginLoss"
 _OPS = ("transform_ops", "transform", "batch_transform_ops", "batch_transform")
 _LISTS = {
     "FaceIdentificationDataset": "ImageList",
@@ -69,337 +86,129 @@ def _literal(value: Any) -> Any:
         return value
 
 
-def translate(text: str, path: str) -> Translation:
-    """Translate the text of a config file; `path` is for messages."""
-    made = Translation(read(text, path))
-    made.facts = [
-        "The number of images is not in the file: state it as DataLoader.Train.num_samples, for --stand-in.",
-    ]
-    for section in (_global, _precision, _model, _head, _schedule, _optimizer, _train, _eval, _export):
-        section(made)
-    return made
+# What its code takes for keys that a file leaves out: always, and where the file has anything of a section.
+DEFAULTS = """
+Global:
+  {output_dir: ./output/, device: gpu, max_num_latest_checkpoint: 0, print_batch_step: 10, eval_interval: 1, eval_unit: epoch,
+   eval_during_train: true, accum_steps: 1}
+Model: {name: "", num_features: 512, drop_path_rate: 0.0, mask_ratio: 0.1, pfc_config: {model_parallel: false}}
+LRScheduler: {name: "", eta_min: 0.0, decay_unit: epoch, warmup_epoch: 0}
+Optimizer: {name: ""}
+DataLoader:
+  Train: {dataset: {name: ""}, sampler: {batch_size: 1}, loader: {num_workers: 0}}
+  Eval: {dataset: {name: ""}}
+"""
+OF_A_SECTION = {
+    "FP16": {"FP16.level": "O2"},
+    _LOSS: {f"{_LOSS}.m1": 1.0, f"{_LOSS}.m2": 0.5, f"{_LOSS}.m3": 0.0, f"{_LOSS}.s": 64.0},
+    f"{_EVAL}.dataset.name": {f"{_EVAL}.sampler.batch_size": 256},
+}
 
 
-def _number(made: Translation, key: str, default: float | None = None) -> float | None:
-    """Return a key's number, or `default` where the file has none there."""
-    value = made.get(key)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+def _has(theirs: Theirs, section: str) -> bool:
+    return any(key.startswith(section) for key in theirs)
 
 
-def _text(made: Translation, key: str, default: str = "") -> str:
-    """Return a key's text, or `default` where the file has none there."""
-    value = made.get(key)
-    return value if isinstance(value, str) else default
+def _eval_interval(theirs: Theirs, key: str) -> Outcome:
+    every = theirs["Global.eval_interval"]
+    if theirs["Global.eval_unit"] == "step":
+        return to({"Global.eval_every": 0, "Global.eval_every_steps": every})
+    return to({"Global.eval_every": every})
 
 
-def _global(made: Translation) -> None:
-    made.same_if(
-        "Global.task_type",
-        "recognition",
-        "classification with plsc is a head of softmax, and nothing else differs",
-    )
-    made.same_if("Global.train_epoch_func", "default_train_one_epoch", "training has one loop here")
-    for key in ("eval_func", "use_visualdl"):
-        made.same(f"Global.{key}")
-    weights = "plsc import FILE makes a checkpoint of its weights, for Global.init_from"
-    for key in ("checkpoint", "pretrained_model"):
-        made.same_if(f"Global.{key}", None, weights)
-    made.same_if("Global.finetune", False, weights)
-    made.to("Global.output_dir", {"Global.output_dir": made.get("Global.output_dir", "./output/")})
-    device = made.get("Global.device", "gpu")
-    if device in ("cpu", "gpu"):
-        made.to("Global.device", {"Global.device": device})
-    else:
-        made.lost("Global.device", "plsc runs on CPUs and GPUs")
-    made.same_if(
-        "Global.save_interval",
-        1,
-        "checkpoints are written at the end of each epoch, and each Checkpoint.every_steps",
-    )
-    kept = _number(made, "Global.max_num_latest_checkpoint", 0)
-    made.to("Global.max_num_latest_checkpoint", {"Checkpoint.keep": max(1, kept)})
-    steps = made.get("Global.max_train_step")
-    epochs = {} if made.get("Global.epochs") is None else {"Global.epochs": made.get("Global.epochs")}
-    if steps is not None:
-        made.to("Global.max_train_step", {"Global.max_steps": steps})
-        made.lost("Global.epochs", "max_train_step ends the run here")
-    else:
-        made.to("Global.epochs", epochs)
-    made.to("Global.print_batch_step", {"Global.log_every": made.get("Global.print_batch_step", 10)})
-    seed = made.get("Global.seed")
-    made.to(
-        "Global.seed", {} if seed is None else {"Global.seed": seed}, "the same seed draws other numbers here"
-    )
-    every = made.get("Global.eval_interval", 1)
-    in_steps = made.get("Global.eval_unit", "epoch") == "step"
-    keys = (
-        {"Global.eval_every": 0, "Global.eval_every_steps": every}
-        if in_steps
-        else {"Global.eval_every": every}
-    )
-    made.to("Global.eval_interval", keys)
-    made.to("Global.eval_unit", keys)
+def _is_vit(theirs: Theirs) -> bool:
+    return theirs["Model.name"].startswith("FaceViT")
 
 
-def _precision(made: Translation) -> None:
-    level = made.get("FP16.level", "O2")
-    if not any(key.startswith("FP16") for key in made.values) or level == "O0":
-        made.same("FP16.level")
-    else:
-        why = "" if level == "O1" else "the weights stay float32 here, as with O1"
-        made.to("FP16.level", {"Global.amp": {"dtype": "float16", "level": "O1"}}, why)
-    made.lost("FP16.GradScaler.init_loss_scaling", "the scaler here finds its scale by itself")
-    made.same_if("DistributedStrategy.data_parallel", True, "all ranks train the whole backbone here")
-    if any(key.startswith("DistributedStrategy.recompute") for key in made.values):
-        keys = [key for key in made.values if key.startswith("DistributedStrategy.recompute")]
-        for key in keys:
-            made.to(key, {"Model.recompute": True}, "every block is computed again")
+def _is_spread(theirs: Theirs) -> bool:
+    return theirs[f"{_PFC}.model_parallel"] is True
 
 
-def _model(made: Translation) -> None:
-    name = _text(made, "Model.name")
-    known = NETWORKS.get(name, {"name": name})
-    made.to(
-        "Model.name",
-        {f"Model.{key}": value for key, value in known.items()},
-        "" if name in NETWORKS else "plsc has no such network: name one, or your own as package.module:Class",
-    )
-    made.to("Model.num_features", {"Model.embedding_size": made.get("Model.num_features", 512)})
-    made.same_if("Model.data_format", "NCHW", "images and weights are NCHW here, the weights alike for both")
-    if name.startswith("FaceViT"):
-        made.to("Model.drop_path_rate", {"Model.drop_path": made.get("Model.drop_path_rate", 0.0)})
-        made.to("Model.mask_ratio", {"Model.mask_ratio": made.get("Model.mask_ratio", 0.1)})
-    for key in ("dropout", "drop_rate"):
-        if f"Model.{key}" in made.values and name in NETWORKS:
-            made.to(f"Model.{key}", {"Model.dropout": made.get(f"Model.{key}")})
-    for key in ("class_num", "num_classes"):
-        if f"Model.{key}" in made.values:
-            made.to(f"Model.{key}", {f"{_TRAIN}num_classes": made.get(f"Model.{key}")})
-
-
-def _head(made: Translation) -> None:
-    pfc, loss = "Model.pfc_config.", "Loss.Train.MarginLoss."
-    spread = made.get(f"{pfc}model_parallel", False) is True
-    if any(key.startswith(loss) for key in made.values):
-        kind = _margin(made, loss, "dist_" if spread else "")
-    else:
-        kind = {"Head.name": "dist_softmax" if spread else "softmax", "Head.bias": True}
-    made.changes.update(kind)
-    for key in (f"{pfc}model_parallel", f"{loss}model_parallel"):
-        made.to(key, {"Head.name": kind["Head.name"]})
-    if f"{pfc}sample_ratio" in made.values:
-        made.to(f"{pfc}sample_ratio", {"Head.sample_rate": made.get(f"{pfc}sample_ratio")} if spread else {})
-    made.same(f"{pfc}sparse_update", "only sampled centres are updated here")
-    for key in [key for key in made.values if key.startswith("Loss.") and key.endswith(".weight")]:
-        made.same_if(key, 1.0, "there is one loss, of weight 1")
-    for name in ("CELoss", "ViTCELoss"):
-        if f"Loss.Train.{name}.epsilon" in made.values:
-            made.lost(f"Loss.Train.{name}.epsilon", "labels are not smoothed here")
-    for key in [key for key in made.values if key.startswith("Loss.Eval.CELoss")]:
-        made.same(key)
-
-
-def _margin(made: Translation, loss: str, prefix: str) -> dict[str, Any]:
-    m1, m2, m3 = (
-        _number(made, f"{loss}{key}", default) for key, default in (("m1", 1.0), ("m2", 0.5), ("m3", 0.0))
-    )
+def _margin(theirs: Theirs, key: str) -> Outcome:
+    m1, m2, m3 = (theirs[f"{_LOSS}.{name}"] for name in ("m1", "m2", "m3"))
+    prefix = "dist_" if _is_spread(theirs) else ""
     if (m1, m3) == (1, 0):
-        margin = {"Head.name": f"{prefix}arcface", "Head.margin": m2}
-    elif (m1, m2) == (1, 0):
-        margin = {"Head.name": f"{prefix}cosface", "Head.margin": m3}
-    else:
-        options = {"margin1": m1, "margin2": m2, "margin3": m3}
-        margin = {"Head.name": f"{prefix}combined", "Head.options": options}
-    for key in ("m1", "m2", "m3"):
-        made.to(f"{loss}{key}", margin)
-    made.to(f"{loss}s", {"Head.scale": made.get(f"{loss}s", 64.0)})
-    return margin
+        return to({"Head.name": f"{prefix}arcface", "Head.margin": m2})
+    if (m1, m2) == (1, 0):
+        return to({"Head.name": f"{prefix}cosface", "Head.margin": m3})
+    options = {"margin1": m1, "margin2": m2, "margin3": m3}
+    return to({"Head.name": f"{prefix}combined", "Head.options": options})
 
 
-def _schedule(made: Translation) -> None:
-    section = "LRScheduler."
-    name = _text(made, f"{section}name")
-    rate = _number(made, f"{section}learning_rate")
-    shapes = {"Poly": "poly", "TimmCosine": "cosine", "ViTLRScheduler": "cosine", "Step": "step"}
-    changes: dict[str, Any] = {"LRScheduler.name": shapes.get(name, name)}
-    if name == "Poly":
-        changes["LRScheduler.power"] = 2.0
-    if name == "ViTLRScheduler":
-        end = _number(made, f"{section}linear_end", 1e-5)
-        if made.get(f"{section}decay_type", "cosine") == "linear":
-            changes = {"LRScheduler.name": "poly", "LRScheduler.power": 1.0}
-            changes["LRScheduler.min_factor"] = end / rate if rate else 0.0
-        made.to(f"{section}decay_type", changes)
-        made.to(f"{section}linear_end", changes)
-    if name == "TimmCosine":
-        lowest = _number(made, f"{section}eta_min", 0.0)
-        changes["LRScheduler.min_factor"] = lowest / rate if rate else 0.0
-        made.to(f"{section}eta_min", {"LRScheduler.min_factor": changes["LRScheduler.min_factor"]})
-    made.to(f"{section}name", changes, "" if name in shapes else "plsc has constant, step, poly and cosine")
-    if rate is not None:
-        made.to(f"{section}learning_rate", {"LRScheduler.learning_rate": rate})
-    by_step = made.get(f"{section}decay_unit", "epoch") == "step"
-    made.same(f"{section}decay_unit", "" if by_step else "the rate changes at every step here")
-    _warmup(made, section, rate)
-    if name == "Step":
-        _steps(made, section)
+def _spread(theirs: Theirs, key: str) -> Outcome:
+    if _has(theirs, _LOSS):
+        return to({"Head.name": _margin(theirs, key).changes["Head.name"]})
+    return to({"Head.name": "dist_softmax" if _is_spread(theirs) else "softmax", "Head.bias": True})
 
 
-def _warmup(made: Translation, section: str, rate: float | None) -> None:
-    steps = _number(made, f"{section}warmup_steps", 0)
-    epochs = _number(made, f"{section}warmup_epochs", _number(made, f"{section}warmup_epoch", 0))
-    changes = {"LRScheduler.warmup_steps": steps} if steps else {"LRScheduler.warmup_epochs": epochs}
-    for key in ("warmup_steps", "warmup_epochs", "warmup_epoch"):
-        made.to(f"{section}{key}", changes)
-    made.same_if(f"{section}warmup_start_lr", 0.0, "the warm-up begins just above 0 here")
-    made.same_if(f"{section}warmup_end_lr", rate, "the warm-up ends at the learning rate here")
+def _min_factor(theirs: Theirs, key: str) -> Outcome:
+    rate = theirs.get("LRScheduler.learning_rate")
+    return to({"LRScheduler.min_factor": theirs[key] / rate if rate else 0.0})
 
 
-def _steps(made: Translation, section: str) -> None:
-    values, places = made.get(f"{section}values"), made.get(f"{section}boundaries")
-    numbers = isinstance(values, list) and all(
-        isinstance(value, (int, float)) and value > 0 for value in values
-    )
-    factors = {round(later / value, 6) for value, later in zip(values, values[1:])} if numbers else set()
-    if len(factors) != 1 or not isinstance(places, list):
-        for key in ("values", "boundaries"):
-            made.lost(
-                f"{section}{key}", "the rates must fall by the same factor each time here, LRScheduler.gamma"
-            )
-        return
-    in_steps = made.get(f"{section}decay_unit", "epoch") == "step"
-    made.to(f"{section}values", {"LRScheduler.learning_rate": values[0], "LRScheduler.gamma": factors.pop()})
-    made.to(f"{section}boundaries", {f"LRScheduler.{'boundaries' if in_steps else 'milestones'}": places})
+def _warmup(theirs: Theirs, key: str) -> Outcome:
+    if steps := theirs.get("LRScheduler.warmup_steps", 0):
+        return to({"LRScheduler.warmup_steps": steps})
+    epochs = theirs.get("LRScheduler.warmup_epochs", theirs["LRScheduler.warmup_epoch"])
+    return to({"LRScheduler.warmup_epochs": epochs})
 
 
-def _optimizer(made: Translation) -> None:
-    section = "Optimizer."
-    names = {"Momentum": "Momentum", "AdamW": "AdamW", "MomentumLARS": "LARS"}
-    name = _text(made, f"{section}name")
-    why = "" if name in names else "the class centres have Momentum, AdamW or LARS"
-    made.to(f"{section}name", {"Optimizer.name": names.get(name, name)}, why)
-    for key, ours in (
-        ("momentum", "momentum"),
-        ("weight_decay", "weight_decay"),
-        ("epsilon", "epsilon"),
-        ("eps", "epsilon"),
-    ):
-        if f"{section}{key}" in made.values:
-            made.to(f"{section}{key}", {f"Optimizer.{ours}": made.get(f"{section}{key}")})
-    betas = made.get(f"{section}betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        made.to(f"{section}betas", {"Optimizer.beta1": betas[0], "Optimizer.beta2": betas[1]})
-    for key in ("use_master_param", "exp_avg_force_fp32"):
-        made.same(f"{section}{key}", "weights and moments are float32 here")
-    names_without = made.get(f"{section}no_weight_decay_name")
-    if isinstance(names_without, list) and all(each in ("norm", "bias") for each in names_without):
-        made.same(f"{section}no_weight_decay_name")
-    else:
-        made.lost(
-            f"{section}no_weight_decay_name",
-            "biases and norms have no decay here, others by Optimizer.groups",
-        )
-    clip = f"{section}grad_clip."
-    made.same_if(f"{clip}name", "ClipGradByGlobalNorm", "gradients are clipped by their global norm here")
-    if f"{clip}clip_norm" in made.values:
-        made.to(f"{clip}clip_norm", {"Optimizer.clip_norm": made.get(f"{clip}clip_norm")})
-    made.same_if(f"{clip}no_clip_list", ["dist"], "the backbone is clipped here, as a whole")
-    made.same_if(
-        f"{clip}always_clip", False, "a gradient below the norm is left as it is here, not enlarged to it"
-    )
+def _betas(theirs: Theirs, key: str) -> Outcome:
+    if len(theirs[key]) != 2:
+        return UNKNOWN
+    return to({"Optimizer.beta1": theirs[key][0], "Optimizer.beta2": theirs[key][1]})
 
 
-def _train(made: Translation) -> None:
-    section = _TRAIN
-    made.to(f"{section}dataset.name", {f"{section}dataset": _dataset(made, section)})
-    pieces = _number(made, "Global.accum_steps", 1)
-    size = _number(made, f"{section}sampler.batch_size", 1)
-    made.to("Global.accum_steps", {f"{section}accumulate": pieces} if pieces != 1 else {})
-    made.to(
-        f"{section}sampler.batch_size",
-        {f"{section}batch_size": size // pieces if isinstance(pieces, int) and pieces > 0 else size},
-    )
-    _loader(made, section)
-    made.same_if(f"{section}sampler.shuffle", True, "training shuffles here")
-    made.same_if(f"{section}sampler.drop_last", False, "the last, smaller batch of an epoch is trained, too")
-    made.to(
-        f"{section}loader.num_workers", {f"{section}num_workers": made.get(f"{section}loader.num_workers", 0)}
-    )
+def _without_decay(theirs: Theirs, key: str) -> Outcome:
+    names = theirs[key]
+    if isinstance(names, list) and all(name in ("norm", "bias") for name in names):
+        return same()
+    return lost("biases and norms have no decay here, others by Optimizer.groups")
 
 
-def _loader(made: Translation, section: str) -> None:
-    samplers = ("DistributedBatchSampler", "BatchSampler")
-    key = f"{section}sampler.name"
-    if made.get(key) in samplers:
-        made.same(key)
-    else:
-        made.lost(key, "DataLoader.Train.sampler has shuffle, balanced and pk")
-    made.same(f"{section}loader.use_shared_memory")
+def _batch_size(theirs: Theirs, key: str) -> Outcome:
+    whole, pieces = operator.index(theirs[key]), operator.index(theirs["Global.accum_steps"])
+    return to({f"{_TRAIN}.batch_size": whole // max(1, pieces)})
 
 
-def _eval(made: Translation) -> None:
-    section = _EVAL
-    evaluated = made.get("Global.eval_during_train", True) and f"{section}dataset.name" in made.values
-    data = _dataset(made, section)
-    made.to(f"{section}dataset.name", {f"{section}dataset": data if evaluated else None})
-    made.to("Global.eval_during_train", {f"{section}dataset": data if evaluated else None})
-    _loader(made, section)
-    if evaluated:
-        made.to(
-            f"{section}sampler.batch_size",
-            {f"{section}batch_size": made.get(f"{section}sampler.batch_size", 256)},
-        )
-    made.same_if(f"{section}sampler.shuffle", False, "evaluation keeps the order here")
-    made.same_if(f"{section}sampler.drop_last", False, "all images are evaluated here")
-    made.same(f"{section}loader.num_workers", "a thread reads the images to evaluate")
-    flip = "Metric.Eval.LFWAcc.flip_test"
-    if evaluated and flip in made.values:
-        made.to(flip, {f"{section}flip": made.get(flip)})
-    for key in ("Metric.Train.TopkAcc.topk", "Metric.Eval.TopkAcc.topk"):
-        made.same_if(key, [1], "the report has the accuracy of the first class")
+def _is_evaluated(theirs: Theirs) -> bool:
+    return bool(theirs["Global.eval_during_train"] and theirs[f"{_EVAL}.dataset.name"])
 
 
-def _dataset(made: Translation, section: str) -> dict[str, Any]:
+def _evaluation(theirs: Theirs, key: str) -> Outcome:
+    data = _dataset(theirs, _EVAL) if _is_evaluated(theirs) else None
+    return to({f"{_EVAL}.dataset": data})
+
+
+def _dataset(theirs: Theirs, section: str) -> dict[str, Any]:
     """Translate a data set with its transforms to one of plsc."""
-    path = f"{section}dataset."
-    name = _text(made, f"{path}name")
+    name = theirs[f"{section}.dataset.name"]
     data: dict[str, Any] = {"name": _LISTS.get(name, name)}
     keys = {"list": "cls_label_path", "root": "image_root"} if name in _LISTS else {"folder": "root"}
     for ours, key in keys.items():
-        if f"{path}{key}" in made.values:
-            data[ours] = made.get(f"{path}{key}")
-            made.to(f"{path}{key}", {f"{section}dataset": data})
-    made.same_if(f"{path}delimiter", "\t", "a TAB or the last space separates path and label here")
+        if f"{section}.dataset.{key}" in theirs:
+            data[ours] = theirs[f"{section}.dataset.{key}"]
     for ops in _OPS:
-        of_ops = [key for key in made.values if key.startswith(f"{path}{ops}.")]
-        _transforms(made, f"{path}{ops}.", of_ops, section, data)
+        for key in theirs:
+            if key.startswith(f"{section}.dataset.{ops}."):
+                data.update(_transform(theirs, key) or {})
     return data
 
 
-def _transforms(made: Translation, path: str, keys: list[str], section: str, data: dict[str, Any]) -> None:
-    """Translate the operations on an image, and set their keys in `data`."""
-    target = {f"{section}dataset": data}
-    for key in keys:
-        operation, _, argument = key[len(path) :].partition(".")
-        value = made.get(key)
-        if operation == "ToCHWImage" or (operation, argument) == ("DecodeImage", "channel_first"):
-            made.same(key)
-        elif (operation, argument) == ("DecodeImage", "to_rgb"):
-            data["channels"] = "RGB" if value else "BGR"
-            made.to(key, target)
-        elif (
-            (operation, argument) == ("RandFlipImage", "flip_code")
-            and value == 1
-            or operation == "RandomHorizontalFlip"
-            and value is None
-        ):
-            data["flip"] = True
-            made.to(key, target)
-        elif operation == "NormalizeImage" and _is_usual(argument, value):
-            made.same(key)
-        else:
-            why = "mean and scale of a data set are one number each" if operation == "NormalizeImage" else ""
-            made.lost(key, why or "docs/augmentation.md has what can be done to images here")
+def _transform(theirs: Theirs, key: str) -> dict[str, Any] | None:
+    """Return the keys of a data set here that an argument of an operation on images becomes; None if it has no counterpart."""
+    operation, _, argument = key.split(".", 4)[4].partition(".")
+    value = theirs[key]
+    if operation == "ToCHWImage" or (operation, argument) == ("DecodeImage", "channel_first"):
+        return {}
+    if operation == "NormalizeImage" and _is_usual(argument, value):
+        return {}
+    if (operation, argument) == ("DecodeImage", "to_rgb"):
+        return {"channels": "RGB" if value else "BGR"}
+    mirrors = (operation, argument, value) == ("RandFlipImage", "flip_code", 1)
+    if mirrors or (operation == "RandomHorizontalFlip" and value is None):
+        return {"flip": True}
+    return None
 
 
 _USUAL = {"scale": ("1.0/255.0", 1 / 255), "order": ("",), "mean": (0.5,), "std": (0.5,)}
@@ -411,8 +220,167 @@ def _is_usual(argument: str, value: Any) -> bool:
     return all(each in _USUAL.get(argument, ()) for each in values)
 
 
-def _export(made: Translation) -> None:
-    formats = made.get("Export.export_type")
-    if formats in ("onnx", "paddle"):
-        made.to("Export.export_type", {"Export.formats": [formats]})
-    made.same("Export.input_shape", "comes from the data")
+def _operation(theirs: Theirs, key: str) -> Outcome:
+    ours = _transform(theirs, key)
+    if ours is None:
+        normalises = ".NormalizeImage." in key
+        one = "mean and scale of a data set are one number each"
+        return lost(one if normalises else "docs/augmentation.md has what can be done to images here")
+    return _images(theirs, key) if ours else same()
+
+
+def _images(theirs: Theirs, key: str) -> Outcome:
+    section = _TRAIN if key.startswith(_TRAIN) else _EVAL
+    return to({f"{section}.dataset": _dataset(theirs, section)})
+
+
+_AMP = {"Global.amp": {"dtype": "float16", "level": "O1"}}
+_WEIGHTS = "plsc import FILE makes a checkpoint of its weights, for Global.init_from"
+_CLIP = "Optimizer.grad_clip"
+
+
+def _of_both(section: str) -> dict[str, Rule]:
+    """Return the rules that training and evaluation data have in common."""
+
+    def has_list(theirs: Theirs) -> bool:
+        return theirs[f"{section}.dataset.name"] in _LISTS
+
+    return {
+        f"{section}.dataset.cls_label_path": when(has_list, _images),
+        f"{section}.dataset.image_root": when(has_list, _images),
+        f"{section}.dataset.root": when(lambda theirs: not has_list(theirs), _images),
+        **{f"{section}.dataset.{ops}.*": _operation for ops in _OPS},
+        f"{section}.sampler.name": one_of(
+            ("DistributedBatchSampler", "BatchSampler"),
+            same(),
+            lost("DataLoader.Train.sampler has shuffle, balanced and pk"),
+        ),
+        f"{section}.loader.use_shared_memory": same(),
+    }
+
+
+TABLE: dict[str, Rule] = {
+    "Global.task_type": only(
+        "recognition", "classification with plsc is a head of softmax, and nothing else differs"
+    ),
+    "Global.train_epoch_func": only("default_train_one_epoch", "training has one loop here"),
+    "Global.eval_func": same(),
+    "Global.use_visualdl": same(),
+    "Global.checkpoint": only(None, _WEIGHTS),
+    "Global.pretrained_model": only(None, _WEIGHTS),
+    "Global.finetune": only(False, _WEIGHTS),
+    "Global.output_dir": "Global.output_dir",
+    "Global.device": one_of(("cpu", "gpu"), "Global.device", lost("plsc runs on CPUs and GPUs")),
+    "Global.save_interval": only(
+        1, "checkpoints are written at the end of each epoch, and each Checkpoint.every_steps"
+    ),
+    "Global.max_num_latest_checkpoint": lambda theirs, key: to({"Checkpoint.keep": max(1, theirs[key])}),
+    "Global.max_train_step": "Global.max_steps",
+    "Global.epochs": when(
+        lambda theirs: theirs.get("Global.max_train_step") is None,
+        "Global.epochs",
+        lost("max_train_step ends the run here"),
+    ),
+    "Global.print_batch_step": "Global.log_every",
+    "Global.seed": lambda theirs, key: to(
+        {} if theirs[key] is None else {"Global.seed": theirs[key]}, "the same seed draws other numbers here"
+    ),
+    "Global.eval_interval": _eval_interval,
+    "Global.eval_unit": _eval_interval,
+    "FP16.level": one_of(
+        ("O0",), same(), one_of(("O1",), to(_AMP), to(_AMP, "the weights stay float32 here, as with O1"))
+    ),
+    "FP16.GradScaler.init_loss_scaling": lost("the scaler here finds its scale by itself"),
+    "DistributedStrategy.data_parallel": only(True, "all ranks train the whole backbone here"),
+    "DistributedStrategy.recompute*": to({"Model.recompute": True}, "every block is computed again"),
+    "Model.name": named("Model", NETWORKS, NO_SUCH_NETWORK),
+    "Model.num_features": "Model.embedding_size",
+    "Model.data_format": only("NCHW", "images and weights are NCHW here, the weights alike for both"),
+    "Model.drop_path_rate": when(_is_vit, "Model.drop_path"),
+    "Model.mask_ratio": when(_is_vit, "Model.mask_ratio"),
+    "Model.class_num": f"{_TRAIN}.num_classes",
+    "Model.num_classes": f"{_TRAIN}.num_classes",
+    **{f"{_LOSS}.{key}": _margin for key in ("m1", "m2", "m3")},
+    f"{_LOSS}.s": "Head.scale",
+    f"{_PFC}.model_parallel": _spread,
+    f"{_LOSS}.model_parallel": _spread,
+    f"{_PFC}.sample_ratio": when(_is_spread, "Head.sample_rate", same()),
+    f"{_PFC}.sparse_update": same("only sampled centres are updated here"),
+    "Loss.*.weight": only(1.0, "there is one loss, of weight 1"),
+    "Loss.Train.ViTCELoss.epsilon": lost("labels are not smoothed here"),
+    "Loss.Eval.CELoss*": same(),
+    "LRScheduler.name": named(
+        "LRScheduler",
+        {
+            "Poly": {"name": "poly", "power": 2.0},
+            "TimmCosine": {"name": "cosine"},
+            "ViTLRScheduler": {"name": "cosine"},
+        },
+        "plsc has constant, step, poly and cosine",
+    ),
+    "LRScheduler.decay_type": only("cosine", "poly here has a power of 1 for a line: LRScheduler.power"),
+    "LRScheduler.eta_min": when(lambda theirs: theirs["LRScheduler.name"] == "TimmCosine", _min_factor),
+    "LRScheduler.learning_rate": "LRScheduler.learning_rate",
+    "LRScheduler.decay_unit": one_of(("step",), same(), same("the rate changes at every step here")),
+    **{f"LRScheduler.{key}": _warmup for key in ("warmup_steps", "warmup_epochs", "warmup_epoch")},
+    "LRScheduler.warmup_start_lr": only(0.0, "the warm-up begins just above 0 here"),
+    "LRScheduler.warmup_end_lr": when(
+        lambda theirs: theirs["LRScheduler.warmup_end_lr"] == theirs.get("LRScheduler.learning_rate"),
+        same(),
+        lost("the warm-up ends at the learning rate here"),
+    ),
+    "Optimizer.name": named(
+        "Optimizer",
+        {"Momentum": {"name": "Momentum"}, "AdamW": {"name": "AdamW"}, "MomentumLARS": {"name": "LARS"}},
+        "the class centres have Momentum, AdamW or LARS",
+    ),
+    "Optimizer.momentum": "Optimizer.momentum",
+    "Optimizer.weight_decay": "Optimizer.weight_decay",
+    "Optimizer.epsilon": "Optimizer.epsilon",
+    "Optimizer.eps": "Optimizer.epsilon",
+    "Optimizer.betas": _betas,
+    "Optimizer.use_master_param": same("weights and moments are float32 here"),
+    "Optimizer.exp_avg_force_fp32": same("weights and moments are float32 here"),
+    "Optimizer.no_weight_decay_name": _without_decay,
+    f"{_CLIP}.name": only("ClipGradByGlobalNorm", "gradients are clipped by their global norm here"),
+    f"{_CLIP}.clip_norm": "Optimizer.clip_norm",
+    f"{_CLIP}.no_clip_list": only(["dist"], "the backbone is clipped here, as a whole"),
+    f"{_CLIP}.always_clip": only(
+        False, "a gradient below the norm is left as it is here, not enlarged to it"
+    ),
+    f"{_TRAIN}.dataset.name": _images,
+    **_of_both(_TRAIN),
+    "Global.accum_steps": one_of((1,), same(), count(f"{_TRAIN}.accumulate")),
+    f"{_TRAIN}.sampler.batch_size": _batch_size,
+    f"{_TRAIN}.sampler.shuffle": only(True, "training shuffles here"),
+    f"{_TRAIN}.sampler.drop_last": only(False, "the last, smaller batch of an epoch is trained, too"),
+    f"{_TRAIN}.loader.num_workers": f"{_TRAIN}.num_workers",
+    **_of_both(_EVAL),
+    f"{_EVAL}.dataset.name": _evaluation,
+    "Global.eval_during_train": _evaluation,
+    f"{_EVAL}.sampler.batch_size": when(_is_evaluated, f"{_EVAL}.batch_size"),
+    f"{_EVAL}.sampler.shuffle": only(False, "evaluation keeps the order here"),
+    f"{_EVAL}.sampler.drop_last": only(False, "all images are evaluated here"),
+    f"{_EVAL}.loader.num_workers": same("a thread reads the images to evaluate"),
+    "Metric.Eval.LFWAcc.flip_test": when(_is_evaluated, f"{_EVAL}.flip"),
+    "Metric.Train.TopkAcc.topk": only([1], "the report has the accuracy of the first class"),
+    "Metric.Eval.TopkAcc.topk": only([1], "the report has the accuracy of the first class"),
+    "Export.export_type": one_of(
+        ("onnx", "paddle"), lambda theirs, key: to({"Export.formats": [theirs[key]]}), UNKNOWN
+    ),
+    "Export.input_shape": same("comes from the data"),
+}
+
+
+def translate(text: str, path: str) -> Translation:
+    """Translate the text of a config file; `path` is for messages."""
+    values = read(text, path)
+    defaults = read(DEFAULTS, "")
+    for section, of_section in OF_A_SECTION.items():
+        if _has(values, section):
+            defaults.update(of_section)
+    made = Translation(values, {}, defaults, TABLE)
+    made.facts = [
+        "The number of images is not in the file: state it as DataLoader.Train.num_samples, for --stand-in.",
+    ]
+    return made

@@ -1,9 +1,21 @@
-"""Collect what becomes of each key of another program's config, and write the result as YAML."""
+"""Translate another program's config by a table, key by key, and write the result as YAML.
+
+A table has a rule for each key of the other program that is known: the key here that takes the value as it is, what becomes of it
+whatever its value is, or a function of all values. What has no rule has no counterpart.
+
+    TABLE = {
+        "seed": "Global.seed",
+        "dali": only(False, "data workers decode the images here"),
+        "warmup_epoch": lambda theirs, key: to({"LRScheduler.warmup_epochs": max(0, theirs[key])}),
+    }
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import fnmatch
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Union
 
 from plsc.config import load
 from plsc.errors import UserError, shown
@@ -23,65 +35,124 @@ class Row(NamedTuple):
     note: str
 
 
+class Outcome(NamedTuple):
+    """What becomes of a key: "Section.key" -> value here, none where plsc does the same without; `lost`: it has no counterpart."""
+
+    changes: Mapping[str, Any]
+    note: str = ""
+    lost: bool = False
+
+
+Theirs = Mapping[
+    str, Any
+]  # their keys and values, with what their program takes for a key that the file leaves out
+Rule = Union[str, Outcome, Callable[[Theirs, str], Outcome]]
+
+
+def to(changes: Mapping[str, Any], note: str = "") -> Outcome:
+    """Translate to keys here."""
+    return Outcome(changes, note)
+
+
+def same(note: str = "") -> Outcome:
+    """Note that plsc does what the key says without one."""
+    return Outcome({}, note)
+
+
+def lost(why: str) -> Outcome:
+    """Note that the key has no counterpart."""
+    return Outcome({}, why, lost=True)
+
+
+def one_of(values: Collection[Any], rule: Rule, other: Rule) -> Rule:
+    """Follow a rule where the key has one of these values, else another."""
+    return lambda theirs, key: _apply(rule if theirs[key] in values else other, theirs, key)
+
+
+def only(value: Any, why: str) -> Rule:
+    """Note that the key does nothing else than plsc at this value; at another it has no counterpart."""
+    return one_of((value,), same(), lost(why))
+
+
+def count(ours: str) -> Rule:
+    """Translate a whole number to a key here."""
+    return lambda theirs, key: to({ours: operator.index(theirs[key])})
+
+
+NO_SUCH_NETWORK = "plsc has no such network: name one, or your own as package.module:Class"
+
+
+def named(section: str, names: Mapping[str, Mapping[str, Any]], why: str) -> Rule:
+    """Translate a name to keys of a section by a table; one that is not in it stays, for plsc to refuse, with a note."""
+
+    def rule(theirs: Theirs, key: str) -> Outcome:
+        name = theirs[key]
+        changes = names.get(name, {"name": name})
+        note = "" if name in names else why
+        return to({f"{section}.{ours}": value for ours, value in changes.items()}, note)
+
+    return rule
+
+
+UNKNOWN = lost("no counterpart is known")
+
+
+def when(holds: Callable[[Theirs], Any], rule: Rule, other: Rule = UNKNOWN) -> Rule:
+    """Follow a rule where something holds of the file, else another."""
+    return lambda theirs, key: _apply(rule if holds(theirs) else other, theirs, key)
+
+
+_UNREAD = "is no plain value that is known here; nothing of the file is run"
+_WRONG = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+)  # what a rule may raise for a value of another type
+
+
 class Translation:
-    """Translates the keys of one file, each once; what is left has no counterpart.
+    """What a table makes of one file.
 
     Args:
         values: "key" or "Section.key" -> plain value, as in the file.
-        defaults: what the other program takes for a key that the file leaves out.
         unread: the text of what in the file is no plain value.
+        defaults: what the other program takes for a key that the file leaves out.
+        table: key, or pattern of keys with *, -> rule. A later rule of a key counts.
     """
 
     def __init__(
         self,
         values: Mapping[str, Any],
-        defaults: Mapping[str, Any] | None = None,
-        unread: Mapping[str, str] | None = None,
+        unread: Mapping[str, str],
+        defaults: Mapping[str, Any],
+        table: Mapping[str, Rule],
     ):
-        self.values = dict(values)
-        self.defaults = dict(defaults or {})
-        self.unread = dict(unread or {})
-        self.changes: dict[str, Any] = {}
         self.facts: list[str] = []
-        self._rows: dict[str, Row] = {}
+        self.changes: dict[str, Any] = {}
+        theirs = {**defaults, **values}
+        outcomes: dict[str, Outcome] = {}
+        for pattern, rule in table.items():
+            for key in fnmatch.filter(theirs, pattern):
+                try:
+                    outcome = _apply(rule, theirs, key)
+                except _WRONG:
+                    outcome = lost("is of no type that is known here")
+                self.changes.update(outcome.changes)
+                outcomes[key] = outcome
+        self.rows = [_row(key, value, outcomes.get(key, UNKNOWN)) for key, value in values.items()]
+        self.rows += [_row(key, text, lost(_UNREAD)) for key, text in unread.items()]
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key in the file, else of the other program's defaults, else `default`."""
-        return self.values.get(key, self.defaults.get(key, default))
 
-    def to(self, key: str, changes: Mapping[str, Any], note: str = "") -> None:
-        """Translate a key to "Section.key" -> value here; none where plsc does the same without."""
-        self.changes.update(changes)
-        self._note(key, ", ".join(changes) or "as here", note)
+def _apply(rule: Rule, theirs: Theirs, key: str) -> Outcome:
+    if isinstance(rule, str):
+        return to({rule: theirs[key]})
+    return rule if isinstance(rule, Outcome) else rule(theirs, key)
 
-    def same(self, key: str, note: str = "") -> None:
-        """Note that plsc does what the key says without one."""
-        self._note(key, "as here", note)
 
-    def lost(self, key: str, why: str) -> None:
-        """Note that the key has no counterpart."""
-        self._note(key, "", why)
-
-    def same_if(self, key: str, value: Any, why: str, note: str = "") -> None:
-        """Note that the key does nothing else than plsc at this value; at another it has no counterpart."""
-        if self.get(key, value) == value:
-            self.same(key, note)
-        else:
-            self.lost(key, why)
-
-    def _note(self, key: str, to: str, note: str) -> None:
-        if key in self.values:
-            self._rows[key] = Row(key, _short(self.values[key]), to, note)
-
-    @property
-    def rows(self) -> list[Row]:
-        """A row for each key of the file, in its order."""
-        unknown = "no counterpart is known"
-        rows = [
-            self._rows.get(key, Row(key, _short(value), "", unknown)) for key, value in self.values.items()
-        ]
-        unread = "is no plain value that is known here; nothing of the file is run"
-        return rows + [Row(key, _short(text), "", unread) for key, text in self.unread.items()]
+def _row(key: str, value: Any, outcome: Outcome) -> Row:
+    here = "" if outcome.lost else ", ".join(outcome.changes) or "as here"
+    return Row(key, _short(value), here, outcome.note)
 
 
 def _short(value: Any) -> str:
