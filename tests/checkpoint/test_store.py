@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import plsc.checkpoint.store
-from plsc.checkpoint.store import Checkpoint, SaveError, find, prune, save, set_aside_after
+from plsc.checkpoint.store import Checkpoint, SaveError, find, newest_step, prune, save, set_aside_after
 from plsc.checkpoint.train_state import Best, TrainState
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.sharding import split
@@ -103,7 +103,7 @@ def test_the_safetensors_package_reads_the_files(tmp_path):
     assert_same(safetensors.numpy.load_file(path / "head-00000-of-00001.safetensors"), everything["head"])
 
 
-# --- latest -------------------------------------------------------------------------------------------------
+# --- find ---------------------------------------------------------------------------------------------------
 
 
 def test_latest_is_the_newest_whole_one_and_bad_ones_are_kept_aside(tmp_path, caplog):
@@ -186,7 +186,16 @@ def test_the_newest_before_a_step_and_the_later_ones_set_aside(tmp_path):
     assert find(tmp_path, rename=True, before=9) is None
 
 
-def test_another_format_stops_latest_and_stays(tmp_path):
+def test_the_newest_step_is_told_without_reading_anything(tmp_path):
+    assert newest_step(tmp_path / "nothing") is None
+    paths = {step: save_one(tmp_path, step, content(0)) for step in (2, 4, 6)}
+    flip(paths[4] / "manifest.json")
+    paths[6].rename(tmp_path / "step-00000006.bad")
+    (tmp_path / "step-00000008.tmp").mkdir()
+    assert newest_step(tmp_path) == 4
+
+
+def test_another_format_stops_the_search_and_stays(tmp_path):
     save_one(tmp_path, 1, content(1))
     path = save_one(tmp_path, 2, content(2))
     reseal(path, lambda fields: fields.update(format=4))

@@ -220,7 +220,7 @@ def remove_others(folder: Path, header: Header) -> None:
 
 
 def read_header(folder: Path) -> Header:
-    """Read gallery.json. Raises MissingFileError, DamagedError, UserError (a newer format, not readable)."""
+    """Read gallery.json. Raises MissingFileError, DamagedError, UserError (another format, not readable)."""
     file = folder / HEADER
     missing = f"is no gallery, it has no {HEADER}; make one with plsc gallery build"
     with reading(folder, missing=missing):
