@@ -328,7 +328,7 @@ def test_an_absent_file_is_missing(tmp_path):
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_bytes(b"\x80\xff")
-    with pytest.raises(UserError, match="a.yaml: is no training config"):
+    with pytest.raises(UserError, match="a.yaml: is no UTF-8 text"):
         import_config(str(tmp_path / "a.yaml"))
 
 
