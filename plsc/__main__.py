@@ -1,4 +1,4 @@
-"""Run `python -m plsc train -c configs/`: commands without installed scripts, and the ranks of Entry.launch."""
+"""Run `python -m plsc train -c configs/`: commands without installed scripts, and ranks that plsc starts."""
 
 import sys
 from pathlib import Path

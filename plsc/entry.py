@@ -1,8 +1,7 @@
 """Train, evaluate, predict and export by a config.
 
     from plsc import Entry
-    Entry("configs/default.yaml", ["Global.epochs=1"]).train()      # on this process
-    Entry("configs/").launch(ranks=2)                               # the same on two, also from a notebook
+    Entry("configs/default.yaml", ["Global.epochs=1"]).train()
 
 An Entry holds a Config, and each verb is a method that calls the modules below. The verbs import Paddle, not this
 module, so that a wrong config is refused at once. The historic `set_*` calls are edits of the config.
@@ -22,7 +21,7 @@ from plsc.apps.migrate.setters import Setters
 from plsc.config import Config, load
 from plsc.config.advice import advice
 from plsc.data.preprocessing import Preprocessing
-from plsc.distributed import environment, guard, launcher
+from plsc.distributed import environment, guard
 from plsc.errors import UserError, names_text, shown, writing
 from plsc.heads.config import format_rows
 from plsc.training.finish import finish
@@ -31,7 +30,7 @@ from plsc.training.start import find_checkpoint, open_checkpoint, start
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.loggers import check_packages
 from plsc.utils.logging import get_logger, setup, warn
-from plsc.utils.metrics import Metrics, read_metrics
+from plsc.utils.metrics import Metrics
 from plsc.utils.sharding import split
 from plsc.utils.text import duration
 from plsc.utils.vectors import unit_rows
@@ -392,40 +391,6 @@ class Entry(Setters):
             total_steps = self.config.Global.total_steps(loader.steps_per_epoch)
             plan.append(f"plan: start    {check_start(self.config, backbone, dataset, total_steps)}")
         return "\n".join([self.config.to_yaml(sources=True), *plan])
-
-    def launch(self, ranks: int, verb: str = "train") -> dict[str, Any]:
-        """Run a verb ("train", "evaluate" or "export") of this config on `ranks` new processes of this machine.
-
-        They are started by paddle.distributed.launch, from a plain process or a notebook. The output of rank 0 is
-        printed; the ranks can import what this process can.
-
-        Returns the main set's last row of metrics.jsonl after "train"; {} if there is none, and after the other verbs; {"stopped", ...}
-        where SIGTERM or SIGINT has stopped it, with a checkpoint.
-        Raises UserError when a rank failed; the logs are in output_dir/log.
-        """
-        if self._model is not None or self._make_optimizer is not None:
-            raise UserError(
-                "launch: set_model and set_optimizer hold objects of this process, which new processes cannot have; name a "
-                "class in Model.name as package.module:Class, or start your script with paddle.distributed.launch"
-            )
-        programs = {"train": "train", "evaluate": "eval", "test": "eval", "export": "export"}
-        if verb not in programs:
-            raise UserError(f"launch: verb must be one of {', '.join(programs)} (got {verb!r})")
-        if not isinstance(ranks, int) or ranks < 1:
-            raise UserError(f"launch: ranks must be an integer >= 1 (got {ranks!r})")
-        _make_folder(self.output_dir, "Global.output_dir")
-        config = self.output_dir / "launch.yaml"
-        replace_file(config, self.config.to_yaml().encode())
-        logs, command = self.output_dir / "log", [programs[verb], "-c", str(config)]
-        device = self.config.Global.device
-        code = launcher.launch(command, ranks, logs, say=lambda line: print(line, end=""), device=device)
-        if stopped := guard.stopped_on(code):
-            return {"stopped": stopped, "output_dir": str(self.output_dir)}
-        if code != 0:
-            raise UserError(f"launch: {verb} on {ranks} ranks ended with exit code {code}; see {logs}")
-        metrics = self.output_dir / "metrics.jsonl"
-        rows = read_metrics(metrics) if verb == "train" and metrics.is_file() else []
-        return next((row for row in reversed(rows) if "eval" in row), {})
 
     # -- the parts of a verb --------------------------------------------------------------------------------------------------
 

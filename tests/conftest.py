@@ -16,7 +16,7 @@ from tests.warm import do_not_sync
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_")  # of the environment, which launches hand on
-LEFTOVERS = {"output", "log", "launch.yaml", *RUN_FILES}  # of a run with relative paths
+LEFTOVERS = {"output", "log", *RUN_FILES}  # of a run with relative paths
 
 
 def settings():

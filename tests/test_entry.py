@@ -21,7 +21,6 @@ from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
-from plsc.distributed import environment, launcher
 from plsc.entry import RUN_FILES, Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads import bank
@@ -402,45 +401,6 @@ def test_names_that_are_no_text_do_not_end_a_prediction(trained, tmp_path, pictu
     entry(trained).predict([os.fsdecode(path) for path in odd], tmp_path / "out")
     names = (tmp_path / "out/names.txt").read_bytes().splitlines()
     assert names == [os.fsencode(tmp_path) + name for name in (b"/J\xf6rg.png", b"/two\\nlines.png")]
-
-
-def test_a_launch_that_a_signal_has_stopped_is_no_mistake(tmp_path, monkeypatch):
-    monkeypatch.setattr("plsc.distributed.launcher.subprocess.Popen", Started)
-    monkeypatch.setattr(Started, "returncode", 143)
-    assert entry(tmp_path).launch(ranks=2) == {"stopped": "SIGTERM", "output_dir": str(tmp_path)}
-
-
-class Started:
-    """Stands for a process that prints one line and ends well."""
-
-    stdout, returncode = ("hello\n",), 0
-
-    def __init__(self, command, env, **_):
-        Started.command, Started.env = command, env
-
-    def wait(self):
-        return self.returncode
-
-
-@pytest.mark.parametrize(
-    "verb, program", [("train", "train"), ("evaluate", "eval"), ("test", "eval"), ("export", "export")]
-)
-def test_a_launch_starts_the_verb_as_the_command_line_calls_it(tmp_path, monkeypatch, capsys, verb, program):
-    monkeypatch.setattr("plsc.distributed.launcher.subprocess.Popen", Started)
-    assert entry(tmp_path).launch(ranks=3, verb=verb) == {} and capsys.readouterr().out == "hello\n"
-    assert Started.command[1:4] == [str(launcher.STARTER), "--nproc_per_node", "3"]
-    assert Started.command[-3:] == [program, "-c", f"{tmp_path}/launch.yaml"] and program in cli.VERBS
-    assert load(tmp_path / "launch.yaml") == entry(tmp_path).config
-    assert Started.env[environment.COMMAND] == environment.command_line()
-
-
-def test_a_launch_cannot_take_objects_along(tmp_path):
-    for user in (entry(tmp_path).set_model(Linear()), entry(tmp_path).set_optimizer(lambda net: None)):
-        with pytest.raises(
-            UserError, match="^launch: set_model and set_optimizer hold objects of this process"
-        ):
-            user.launch(ranks=2)
-    assert not list(tmp_path.iterdir())
 
 
 # ---- the plan

@@ -278,21 +278,6 @@ def test_a_learning_rate_that_is_not_used_is_said(tmp_path, capsys):
     assert "is not used" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "ranks, verb, line",
-    [
-        (0, "train", "launch: ranks must be an integer >= 1 (got 0)"),
-        ("2", "train", "launch: ranks must be an integer >= 1 (got '2')"),
-        (2, "predict", "launch: verb must be one of train, evaluate, test, export (got 'predict')"),
-    ],
-)
-def test_a_launch_of_nothing(tmp_path, ranks, verb, line):
-    assert (
-        refused(lambda: entry(tmp_path / "out").launch(ranks, verb)) == line
-        and not (tmp_path / "out").exists()
-    )
-
-
 def test_predict_into_what_is_no_folder_and_from_a_folder(trained, tmp_path, monkeypatch):
     def full(*_):
         raise OSError("8 requested and 0 written")  # NumPy's own, on a full disk

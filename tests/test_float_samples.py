@@ -22,6 +22,7 @@ from plsc.training.embed import embed
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.bounds import assert_within, rounded
 from tests.float_samples import SHAPE, RecordingPairs, Whole
+from tests.launch import ROOT, launch
 from tests.pictures import drawn
 from tests.tiny_runs import TINY, assert_same_arrays, checkpoint
 
@@ -80,11 +81,12 @@ def test_workers_and_the_thread_make_the_same_run(trained, tmp_path):
     assert_same_arrays(checkpoint(tmp_path), checkpoint(trained[0]))
 
 
-@pytest.mark.usefixtures("launches_are_forked")
 def test_two_ranks_train_with_workers(tmp_path):
     linear = ['Model={name: "tests.tiny_runs:Linear", embedding_size: 8}', "Global.max_steps=4"]
-    found = entry(tmp_path / "two", *linear, "DataLoader.Train.batch_size=6").launch(2)
-    assert found["eval"] == "recordings"
+    cfg = entry(tmp_path / "two", *linear, "DataLoader.Train.batch_size=6").config
+    (tmp_path / "two.yaml").write_text(cfg.to_yaml())
+    launch(ROOT / "tools/train.py", 2, tmp_path, "-c", "two.yaml")
+    assert read_metrics(tmp_path / "two/metrics.jsonl")[-1]["eval"] == "recordings"
 
     def losses(run):
         return np.array(

@@ -1,7 +1,6 @@
 """Start `python -m plsc ...` on several ranks of this machine, through paddle.distributed.launch.
 
-For Entry.launch and plsc selftest, which start from one process or a notebook. A user's own launch does not
-need it.
+For plsc selftest and what is measured, whose output this process reads. A training has its supervisor, plsc/apps/supervise.
 
     launch(["train", "-c", "configs/"], 2, Path("output/log"), print)
 """

@@ -1,4 +1,4 @@
-"""Real launches: through tools/train.py and Entry.launch, resumed, on other numbers of ranks, and ended by a mistake."""
+"""Real launches: through tools/train.py and `plsc train --ranks`, resumed, on other numbers of ranks, and ended by a mistake."""
 
 import re
 from pathlib import Path
@@ -36,11 +36,10 @@ TRAIN = ROOT / "tools/train.py"
 HALF = "DataLoader.Train.batch_size=6"  # on two ranks, the global batch of one
 IN_A_PROCESS_WITH_PADDLE = """
 import os, sys, paddle
-from plsc import Entry
+from plsc.cli import main
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # so that a rank has one thread on every machine
-print("returned", Entry(sys.argv[1], sys.argv[2:]).launch(ranks=2)["step"])
+sys.exit(main(["train", "--ranks", "2", "-c", sys.argv[1], "-o", *sys.argv[2:]]))
 """
-LAUNCHING = "import sys\nfrom plsc import Entry\nEntry(sys.argv[1], sys.argv[2:]).launch(ranks=2)\n"
 
 
 def said_by(folder, rank=0):
@@ -79,11 +78,11 @@ def test_a_launch_ends_with_report_rows_and_a_last_line(whole):
     assert "12 or 11 classes per rank" in said
 
 
-def test_entry_launches_from_a_process_that_has_imported_paddle(stopped):
+def test_ranks_are_started_from_a_process_that_has_imported_paddle(stopped):
     """Which has put OMP_NUM_THREADS=1 into its environment."""
     folder, said = stopped
     assert re.search(r"1 CPU thread per rank \(\d processors? for 2 ranks\)", said)
-    assert "\ndone: accuracy " in said and said.endswith("returned 8\n")
+    assert "\ndone: accuracy " in said
     assert "step 8/8 loss" in said_by(folder / "out")
 
 
@@ -171,13 +170,12 @@ def test_plain_processes_and_a_launch_without_a_number_of_ranks(tmp_path):
 
 
 def test_a_diverging_run_ends_every_rank(tmp_path):
-    (tmp_path / "run.py").write_text(LAUNCHING)
     diverging = ["Global.output_dir=out", "LRScheduler.learning_rate=1e30", "Global.max_skipped=2"]
-    done = run_forked("run.py", TINY, HALF, *diverging, cwd=tmp_path, check=False)
-    assert done.stderr.endswith("UserError: launch: train on 2 ranks ended with exit code 2; see out/log\n")
+    done = launch(TRAIN, 2, tmp_path, "-c", TINY, "-o", HALF, *diverging, check=False)
+    assert done.returncode == 2
     for rank in (0, 1):
         line = r"^ERROR .* at step \d+ \(learning rate 1e\+30\), step 2 in a row that had to be skipped; "
-        assert re.search(line, said_by(tmp_path / "out", rank), re.MULTILINE)
+        assert re.search(line, said_by(tmp_path, rank), re.MULTILINE)
 
 
 def test_the_trouble_of_one_rank_ends_all_of_them(tmp_path):
