@@ -162,14 +162,6 @@ def parse_sealed(data: bytes, where: str, model: type[Model], number: int, remed
         raise DamagedError(f"{where}: {shown(key)}: {what}{remedy}") from error
 
 
-def read_json(path: Path) -> Any:
-    """Read the value in a JSON file. Raises DamagedError if it is not JSON; OSError."""
-    try:
-        return json.loads(read_regular(path))
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path}: is not JSON") from error
-
-
 def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest in the file.
 

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder, read_json
+from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
 from plsc.checkpoint.train_state import COMPATIBLE, TrainState
 from plsc.errors import UserError, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.calibration import Calibration
+from plsc.utils.files import read_json
 
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
@@ -63,8 +64,8 @@ def _read_threshold(path: Path) -> dict[str, Any]:
         return {}
     kinds = {"threshold": float, "threshold_set": str, "threshold_step": int, "flip": bool}
     try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError, OSError):
+        content = read_json(file)
+    except UserError:
         content = None
     right = isinstance(content, dict) and all(type(content.get(key)) is kind for key, kind in kinds.items())
     if not right or not -1 <= content["threshold"] <= 1:
@@ -78,8 +79,8 @@ def _read_calibration(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError, OSError):
+        content = read_json(file)
+    except UserError:
         content = None
     return {"calibration": Calibration.from_json(content, str(file))}
 

@@ -19,7 +19,7 @@ from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
 from plsc.evaluation.report.html import WorstPair, group_rows, tables_of, write_report
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.files import read_regular
+from plsc.utils.files import parse_json, read_regular
 from plsc.utils.logging import say
 from plsc.utils.text import table as text_table
 from plsc.utils.version import __version__
@@ -155,10 +155,7 @@ def read_compared(path: str | os.PathLike, titles: Collection[str]) -> tuple[str
     file = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
     with reading(f"--compare: {file}", missing="no such file; name the folder of a finished run"):
         text = read_regular(file)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--compare: {shown(file)}: is not JSON; name the results.json of a run") from error
+    content = parse_json(text, f"--compare: {file}", "name the results.json of a run")
     sets = content.get("sets") if isinstance(content, dict) else None
     if not isinstance(sets, dict):
         raise UserError(f"--compare: {shown(file)}: has no 'sets'; name the results.json of a run")

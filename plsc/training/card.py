@@ -31,7 +31,7 @@ from plsc.training.build import build_training_set
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
 from plsc.training.finish import date
 from plsc.utils.device import on_gpu
-from plsc.utils.files import sha256_of
+from plsc.utils.files import read_json, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.measure import commit, processor
 from plsc.utils.version import __version__
@@ -139,8 +139,8 @@ def files_for_export(folder: Path, saved: Checkpoint) -> dict[str, bytes]:
 def _step_of_report(folder: Path) -> int | None:
     """Return the step that the pictures in the folder of a run are of; None if that is not known."""
     try:
-        return json.loads((folder / "results.json").read_bytes())["step"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return read_json(folder / "results.json")["step"]
+    except (UserError, KeyError, TypeError):
         return None
 
 

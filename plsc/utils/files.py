@@ -1,4 +1,4 @@
-"""Open regular files only: reading a pipe may block for ever, and a device has no end.
+"""Read regular files only: a pipe may block for ever, and a device has no end.
 
 with open_regular("faces/ann.png") as file: ...
 """
@@ -6,13 +6,14 @@ with open_regular("faces/ann.png") as file: ...
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, reading, shown
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -86,3 +87,18 @@ def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
                 f"{shown(path)}: has {size:,} bytes, must have at most {most:,}; it is something else"
             )
         return file.read()
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Read the value in a JSON file. Raises MissingFileError, UserError."""
+    with reading(path):
+        text = read_regular(path)
+    return parse_json(text, path)
+
+
+def parse_json(text: str | bytes, where: str | os.PathLike, remedy: str = "") -> Any:
+    """Read the value in JSON text. UserError, which begins with `where`, for other text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{shown(where)}: is not JSON{'; ' if remedy else ''}{remedy}") from error

@@ -16,6 +16,7 @@ from typing import Any
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.appended_file import AppendedFile
 from plsc.utils.atomic_write import remove, replace_file
+from plsc.utils.files import read_json
 from plsc.utils.loggers import LOGGERS, Logger
 from plsc.utils.logging import get_logger
 
@@ -58,8 +59,8 @@ class Metrics:
 
     def _read_reached(self) -> dict[str, int]:
         try:
-            reached = json.loads(self._reached_file.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            reached = read_json(self._reached_file)
+        except UserError:
             return {}
         valid = isinstance(reached, dict) and all(type(step) is int for step in reached.values())
         return reached if valid else {}

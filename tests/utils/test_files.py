@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from plsc.errors import UserError
-from plsc.utils.files import open_regular, read_array, read_regular, sha256_of
+from plsc.errors import MissingFileError, UserError
+from plsc.utils.files import open_regular, parse_json, read_array, read_json, read_regular, sha256_of
 
 
 def test_a_regular_file_is_read_and_its_size_bounded(tmp_path):
@@ -47,3 +47,19 @@ def test_an_array_holds_the_bytes_of_the_file(tmp_path):
         read_array("/dev/null")
     with pytest.raises(UserError, match="is not a path"):
         read_array("a\0b")
+
+
+def test_json_is_read_or_refused_in_one_line(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('\ufeff{"a": [1]}', "utf-8")  # some editors put a mark in front
+    assert read_json(path) == {"a": [1]}
+    for text in (b"{", b"\xff", b"[" * 100_000, b"1" * 5000):
+        path.write_bytes(text)
+        with pytest.raises(UserError, match=r"a\.json: is not JSON$"):
+            read_json(path)
+    with pytest.raises(MissingFileError, match="none: no such file$"):
+        read_json(tmp_path / "none")
+    with pytest.raises(UserError, match="no regular file"):
+        read_json("/dev/null")
+    with pytest.raises(UserError, match="^--compare: a: is not JSON; name another$"):
+        parse_json("{", "--compare: a", "name another")

@@ -27,9 +27,10 @@ from plsc.apps.curate.detector import Detector
 from plsc.apps.curate.landmarks import photo_key, read_landmarks
 from plsc.apps.curate.photo import HEADER, OTHER, UNREADABLE, WRITTEN, Options, Row, align_photo
 from plsc.data.folder import ALIGNMENT, EXTENSIONS, check_folder
-from plsc.errors import UserError, shown, writing
+from plsc.errors import UserError, reading, shown, writing
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar
+from plsc.utils.files import read_json
 from plsc.utils.text import table
 
 TABLE, OPTIONS = ALIGNMENT
@@ -208,10 +209,10 @@ def _start(target: Path, settings: dict[str, Any], resume: bool) -> list[list[st
 
 def _earlier_rows(target: Path, settings: dict[str, Any]) -> list[list[str]]:
     try:
-        before = json.loads((target / OPTIONS).read_text(encoding="utf-8"))
-        with open(target / TABLE, newline="", encoding="utf-8") as file:
+        before = read_json(target / OPTIONS)
+        with reading(target / TABLE), open(target / TABLE, newline="", encoding="utf-8") as file:
             rows = [fields for fields in csv.reader(file) if len(fields) == len(HEADER)][1:]
-    except (OSError, ValueError, csv.Error) as error:
+    except (UserError, csv.Error) as error:
         raise UserError(f"--resume: {shown(target)}: its table cannot be read ({shown(error)})") from None
     for key, value in settings.items():
         if not isinstance(before, dict) or before.get(key) != value:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from plsc.errors import UserError, reading, shown
-from plsc.utils.files import read_regular
+from plsc.utils.files import parse_json, read_regular
 
 POINTS = ("left_eye", "right_eye", "nose", "mouth_left", "mouth_right")
 COLUMNS = tuple(f"{point}_{axis}" for point in POINTS for axis in "xy")
@@ -89,10 +88,7 @@ def _rows(lines: Any, path: str) -> Iterator[list[str]]:
 
 
 def _from_json(text: str, path: str) -> dict[str, list[np.ndarray]]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UserError(f"--landmarks: {shown(path)}: is not JSON") from None
+    content = parse_json(text, f"--landmarks: {path}")
     if not isinstance(content, dict):
         raise UserError(f"--landmarks: {shown(path)}: must be an object {{name: [[x, y], ...]}}")
     faces: dict[str, list[np.ndarray]] = {}

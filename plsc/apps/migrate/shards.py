@@ -24,10 +24,10 @@ import numpy as np
 
 from plsc.apps.migrate.paddle_file import load_tensor
 from plsc.apps.migrate.torch_file import load_torch
-from plsc.checkpoint.manifest import read_json
 from plsc.checkpoint.reshard import Head, RowArray
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.bfloat16 import float32_of
+from plsc.utils.files import read_json
 from plsc.utils.safe_pickle import load_pickle
 from plsc.utils.sharding import split
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from plsc.checkpoint import store
 from plsc.distributed import environment, guard, launcher, paddle_launch
 from plsc.errors import UserError, shown
 from plsc.utils import disk
+from plsc.utils.files import read_json
 from plsc.utils.registry import did_you_mean
 
 _FULL = 1 << 20  # a disk with fewer free bytes counts as full
@@ -113,8 +113,8 @@ class Job:
         if newest is None:
             return False
         try:
-            results = json.loads((self.folder / "results.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+            results = read_json(self.folder / "results.json")
+        except UserError:
             return True
         return not (isinstance(results, dict) and results.get("step") == newest)
 

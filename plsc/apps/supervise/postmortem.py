@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ from typing import Any
 from plsc.distributed import calls
 from plsc.distributed.environment import machine_name
 from plsc.errors import UserError
-from plsc.utils.files import read_regular
+from plsc.utils.files import read_json
 
 _LOST_PEER = re.compile(
     r"gloo|nccl|tcp_utils|TCP (send|receive)|only \d+ of \d+ ranks|TCPStore|connection (reset|closed) by peer",
@@ -98,8 +97,8 @@ class Watch:
         for path in self._folder.glob(f"rank*.{kind}"):
             rank = re.fullmatch(r"rank(\d{1,9})", path.stem, re.ASCII)
             try:
-                written, record = path.stat().st_mtime, json.loads(read_regular(path))
-            except (OSError, UserError, ValueError, RecursionError):
+                written, record = path.stat().st_mtime, read_json(path)
+            except (OSError, UserError):
                 continue
             if rank and _is_record(kind, record) and record["host"] == self._machine:
                 records[int(rank[1])] = {**record, "since": written}
