@@ -195,7 +195,7 @@ class Entry(Setters):
         """
         self._start_on_data()
         from plsc import distributed
-        from plsc.evaluation.groups import group_pairs, read_groups
+        from plsc.evaluation.groups import read_groups
         from plsc.evaluation.results import read_compared
         from plsc.training.evaluator import (
             build_saved_evaluator,
@@ -216,7 +216,7 @@ class Entry(Setters):
         if calibrate and not set_threshold:
             # A stored threshold may lie on rank 0's machine alone.
             distributed.run_on_rank_0(partial(refuse_other_flip, saved, self.config.DataLoader.Eval.flip))
-        grouping = group_pairs(read_groups(groups), main_pairs(sets, "--groups")) if groups else None
+        grouping = main_pairs(sets, "--groups").group(read_groups(groups)) if groups else None
         evaluator = build_saved_evaluator(self.config, saved, sets, self._model, grouping)
         evaluator.evaluate(saved.step)
         if distributed.rank() == 0:

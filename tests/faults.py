@@ -22,6 +22,7 @@ import plsc.checkpoint.store
 import plsc.training.evaluator
 from plsc import distributed
 from plsc.backbones.small_resnet import SmallResNet
+from plsc.evaluation.sets import VerificationSet
 
 # Where a place is: "before NAME [word in the first argument]", "after NAME ...".
 PLACES = {
@@ -29,7 +30,7 @@ PLACES = {
     "sync_folder": plsc.checkpoint.store,
     "rename": Path,  # a checkpoint to its name, or an old one away
     "rmtree": shutil,
-    "score": plsc.training.evaluator,  # rank 0's part of an evaluation
+    "score": VerificationSet,  # rank 0's part of an evaluation
     "embed": plsc.training.evaluator,
 }
 CGROUP = "PLSC_TEST_CGROUP"  # in the environment: a memory cgroup with a limit

@@ -184,29 +184,12 @@ class RetrievalSet(IdentificationSet):
     cameras: np.ndarray | None = None  # int64 [num_images]; None: not known
 
 
-def check_arrays(data: Dataset | _Images) -> None:
-    """Refuse a set whose arrays are not as its base class declares them; UserError names the attribute."""
-    if isinstance(data, Dataset):
-        _check_array(data, "labels", "int64 [N]", None)
-    elif isinstance(data, IdentificationSet):
-        _check_array(data, "gallery", "int64 [G]", data.num_images)
-        _check_array(data, "probe", "int64 [Q]", data.num_images)
-        _check_array(data, "identities", "int64 [num_images]", None, data.num_images)
-        if isinstance(data, RetrievalSet) and data.cameras is not None:
-            _check_array(data, "cameras", "int64 [num_images]", None, data.num_images)
-    else:
-        count = data.num_images
-        if isinstance(data, TemplatePairs):
-            _check_array(data, "template", "int64 [num_images]", None, data.num_images)
-            _check_array(data, "media", "int64 [num_images]", None, data.num_images)
-            count = int(data.template.max(initial=-1)) + 1
-        _check_array(data, "pairs", "int64 [P, 2]", count)
-        _check_array(data, "same", "bool [P]", None, len(data.pairs))
-        if data.identity_of is not None:
-            _check_identities(data, count)
+def check_labels(data: Dataset) -> None:
+    """Refuse labels that are not as Dataset declares them; UserError."""
+    check_array(data, "labels", "int64 [N]", None)
 
 
-def _check_identities(data: PairSet, count: int) -> None:
+def check_identities(data: PairSet, count: int) -> None:
     """Refuse `identity_of` that has not one for each image, or contradicts `same`."""
     what = f"{type(data).__name__}.identity_of"
     if data.identity_of.shape != (count,):
@@ -223,7 +206,7 @@ def _check_identities(data: PairSet, count: int) -> None:
         )
 
 
-def _check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
+def check_array(data: object, name: str, wanted: str, below: int | None, length: int | None = None) -> None:
     """Refuse an array without the dtype and shape `wanted`, with indices not below `below`, or without `length` rows."""
     array, what = getattr(data, name), f"{type(data).__name__}.{name}"
     if not isinstance(array, np.ndarray):
@@ -237,12 +220,11 @@ def _check_array(data: object, name: str, wanted: str, below: int | None, length
         raise UserError(f"{what}: must be in [0, {below:,}), has {array.min()} to {array.max()}")
 
 
-def shared_identities(trained: np.ndarray | None, data: Dataset | _Images) -> np.ndarray | None:
+def shared_identities(trained: np.ndarray | None, others: np.ndarray | None) -> np.ndarray | None:
     """Return the identities in `trained` that another set has too, which verification must not share.
 
     None if that is not known: numbers and names are not comparable.
     """
-    others = data.names if isinstance(data, IdentificationSet) else getattr(data, "identities", None)
     if trained is None or others is None or trained.dtype.kind != others.dtype.kind:
         return None
     return np.intersect1d(same_form(trained), same_form(others))

@@ -10,16 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from plsc.data.dataset import Dataset, SampleSet, class_names
 
 _AT_ONCE = 4096  # samples
-# The arrays that the base classes of plsc/data/dataset.py declare.
-_ARRAYS = ("labels", "pairs", "same", "identities", "identity_of", "template", "media", "gallery", "probe")
-_ARRAYS += ("names", "cameras")
 
 
 def names_and_labels(data: Dataset) -> str:
@@ -34,21 +31,17 @@ def names_and_labels(data: Dataset) -> str:
     return digest.hexdigest()
 
 
-def content(data: SampleSet) -> str:
-    """Hash an evaluation set: its arrays (pairs, labels, ...), its preprocessing and every sample, which are all read.
+def content(data: SampleSet, count: int, arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash an evaluation set: its arrays (pairs, labels, ...), its preprocessing and every one of `count` samples, which are all read.
 
     Of encoded images the bytes as they are stored, so that another version of the decoder gives the same.
     """
     digest = hashlib.sha256(_encode(data.preprocessing.to_json()))
-    for name in _ARRAYS:
-        array = getattr(data, name, None)
-        if not isinstance(array, np.ndarray):  # None, or of a user's own class and something else
-            continue
+    for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             array = np.array([_file_name(str(text)) for text in array.tolist()])
         digest.update(_encode([name, array.dtype.str, array.shape]))
         digest.update(np.ascontiguousarray(array))
-    count = len(data) if isinstance(data, Dataset) else data.num_images
     encoded = getattr(data, "encoded", None)
     for start, stop in _blocks(count):
         for index in range(start, stop):

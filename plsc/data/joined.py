@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from plsc.data.dataset import Dataset, check_arrays, same_form
+from plsc.data.dataset import Dataset, check_labels, same_form
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.utils.logging import get_logger, warn
@@ -43,7 +43,7 @@ class Joined(Dataset):
         self.parts = list(parts.values())
         self.own = list(own)
         for key, part, apart in zip(keys, self.parts, own):
-            check_arrays(part)
+            check_labels(part)
             _check_preprocessing(key, part.preprocessing, keys[0], self.parts[0].preprocessing)
             if apart and part.num_classes < 2:
                 raise UserError(f"{key}: has 1 class, and nothing to tell it from with head: own")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plsc.data.dataset import PairSet, TemplatePairs
+from plsc.data.dataset import PairSet
 from plsc.data.pairs import open_text
 from plsc.errors import UserError, shown
 from plsc.evaluation.calibration import thresholds
@@ -96,12 +96,8 @@ class Grouping:
 def group_pairs(groups: Mapping[str, str], data: PairSet) -> Grouping:
     """Find the group of each pair: that of both images, by their own names, else by their identities.
 
-    UserError for templates, too many groups, and if no name of `groups` is in the set.
+    UserError for too many groups, and if no name of `groups` is in the set.
     """
-    if isinstance(data, TemplatePairs):
-        raise UserError(
-            f"--groups: '{data.title}' has templates, groups are of identities or images; name other pairs"
-        )
     identities = (
         [None] * data.num_images if data.identity_of is None else data.identity_of.astype(str).tolist()
     )

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from plsc.data.dataset import PairSet, TemplatePairs
 from plsc.errors import UserError, reading, shown
 from plsc.evaluation import Verification, worst_pairs
 from plsc.evaluation.intervals import percent
 from plsc.evaluation.report.html import WorstPair, group_rows, tables_of, write_report
+from plsc.evaluation.sets import EvalSet, VerificationSet
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import parse_json, read_regular
 from plsc.utils.logging import say
@@ -29,7 +29,7 @@ WORST_PAIRS, OF_FURTHER_SETS = 6, 3  # of each kind in the report: of the main s
 
 def write_results(
     folder: Path,
-    sets: Mapping[str, Any],
+    sets: Mapping[str, EvalSet],
     results: Mapping[str, Any],
     rows: list[dict],
     config_yaml: str,
@@ -55,7 +55,7 @@ def write_results(
     worst = {
         title: worst_of(result, sets[title], OF_FURTHER_SETS if place else WORST_PAIRS)
         for place, (title, result) in enumerate(results.items())
-        if isinstance(result, Verification)
+        if result.kind == "verification"
     }
     main = next(iter(results), None)
     page = write_report(
@@ -177,7 +177,7 @@ def _is_table(table: Any) -> bool:
     return isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
 
 
-def worst_of(result: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> list[WorstPair]:
+def worst_of(result: Verification, pairs: VerificationSet, count: int = WORST_PAIRS) -> list[WorstPair]:
     """Collect the worst errors, `count` of each kind, with their pictures; of a template its first image."""
     indices = worst_pairs(result.similarity, result.same, result.threshold, count)
     return [
@@ -189,13 +189,9 @@ def worst_of(result: Verification, pairs: PairSet, count: int = WORST_PAIRS) -> 
     ]
 
 
-def _shown(pairs: PairSet, index: int) -> tuple[Any, str]:
+def _shown(pairs: VerificationSet, index: int) -> tuple[Any, str]:
     """Return a picture of one side of a pair, uint8 [C, H, W] or None, and its name."""
     preprocessing = pairs.preprocessing
     drawable = preprocessing.is_image and preprocessing.shape[0] in (1, 3)
-    if not isinstance(pairs, TemplatePairs):
-        return pairs.image(index) if drawable else None, pairs.image_name(index)
-    images = (pairs.template == index).nonzero()[0]
-    first = int(images[0])
-    picture = pairs.image(first) if drawable else None
-    return picture, f"template {index} ({len(images)} images): {pairs.image_name(first)}"
+    image, name = pairs.side(index)
+    return pairs.data.image(image) if drawable else None, name

@@ -14,7 +14,7 @@ import paddle
 from plsc import distributed
 from plsc.config import Config
 from plsc.data.build import build_dataset
-from plsc.data.dataset import Dataset, check_arrays, class_names
+from plsc.data.dataset import Dataset, check_labels, class_names
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
@@ -22,13 +22,14 @@ from plsc.distributed.guard import Guard
 from plsc.distributed.shared_folder import check_shared
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
+from plsc.evaluation.sets import EvalSet
 from plsc.training import optim
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.compatible import build_compatible
 from plsc.training.divergence import NonFiniteGuard
 from plsc.training.dump import DumpWriter
 from plsc.training.ema import Ema
-from plsc.training.evaluator import EvalSet, Evaluator, build_sets
+from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
 from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
@@ -119,7 +120,7 @@ def build_training_set(cfg: Config) -> Dataset:
     """Build the data set to train on; UserError if it contradicts the config or has fewer than two
     classes."""
     dataset = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place)
-    check_arrays(dataset)
+    check_labels(dataset)
     train = cfg.DataLoader.Train
     for key, has in (("num_classes", dataset.num_classes), ("num_samples", len(dataset))):
         wanted = getattr(train, key)

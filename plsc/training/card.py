@@ -21,11 +21,12 @@ from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data import fingerprint
-from plsc.data.dataset import Dataset, IdentificationSet, shared_identities
+from plsc.data.dataset import Dataset, shared_identities
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.evaluation.card import JSON, MARKDOWN, Card, files_of, read_card, write_card
 from plsc.evaluation.results import numbers_of
+from plsc.evaluation.sets import EvalSet
 from plsc.native import library
 from plsc.training.build import build_training_set
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
@@ -55,7 +56,7 @@ TRAINED_ON_IS_NOT_KNOWN = "whether its identities were trained on is not known, 
 
 
 def write_of_training(
-    cfg: Config, step: int, dataset: Dataset, sets: Mapping[str, Any], results: Mapping[str, Any]
+    cfg: Config, step: int, dataset: Dataset, sets: Mapping[str, EvalSet], results: Mapping[str, Any]
 ) -> None:
     """Write the card of a training that has ended with `step`, beside its report. Rank 0 calls it."""
     folder = Path(cfg.Global.output_dir)
@@ -67,7 +68,7 @@ def make_card(
     cfg: Config,
     saved: Checkpoint,
     dataset: Dataset | None,
-    sets: Mapping[str, Any],
+    sets: Mapping[str, EvalSet],
     results: Mapping[str, Any],
     pictures: Mapping[str, str],
 ) -> Card:
@@ -175,10 +176,10 @@ def machine_of(cfg: Config) -> dict[str, Any]:
 
 
 def _facts(
-    cfg: Config, saved: Checkpoint, dataset: Dataset | None, sets: Mapping[str, Any]
+    cfg: Config, saved: Checkpoint, dataset: Dataset | None, sets: Mapping[str, EvalSet]
 ) -> dict[str, str]:
     best = saved.state.best
-    evaluated = [f"{title}: {_describe(data)}" for title, data in sets.items()]
+    evaluated = [f"{title}: {data.describe()}" for title, data in sets.items()]
     facts = {
         "network": f"{cfg.Model.name}, embeddings of {saved.embedding_size}",
         "head": cfg.Head.name,
@@ -197,16 +198,8 @@ def _facts(
     return facts
 
 
-def _describe(data: Any) -> str:
-    if isinstance(data, Dataset):
-        return f"{len(data):,} samples of {data.num_classes:,} classes"
-    if isinstance(data, IdentificationSet):
-        return f"{len(data.probe):,} searches among {len(data.gallery):,} of {data.num_images:,} images"
-    return f"{len(data.pairs):,} pairs of {data.num_images:,} images"
-
-
 def _limits(
-    saved: Checkpoint, dataset: Dataset | None, sets: Mapping[str, Any], results: Mapping[str, Any]
+    saved: Checkpoint, dataset: Dataset | None, sets: Mapping[str, EvalSet], results: Mapping[str, Any]
 ) -> Iterator[str]:
     """Say what the numbers do not tell."""
     if not sets:
@@ -221,7 +214,7 @@ def _limits(
         if unknown:
             yield f"{title}: too few pairs for a false accept rate of {max(unknown):g} and below."
     for title, data in sets.items() if dataset is not None else ():
-        if not isinstance(data, Dataset) and shared_identities(dataset.identities, data) is None:
+        if data.labels is None and shared_identities(dataset.identities, data.identities) is None:
             yield f"{title}: {TRAINED_ON_IS_NOT_KNOWN}"
     best = saved.state.best
     if best and best.step == saved.step:
@@ -248,11 +241,13 @@ def hash_files(cfg: Config, saved: Checkpoint) -> dict[str, str]:
     return hashes
 
 
-def hash_data(dataset: Dataset | None, sets: Mapping[str, Any]) -> dict[str, str]:
+def hash_data(dataset: Dataset | None, sets: Mapping[str, EvalSet]) -> dict[str, str]:
     """Hash the training set, unless it is None, and the evaluation sets."""
     hashes = {}
     if dataset is not None:
         hashes[TRAINING_DATA] = fingerprint.names_and_labels(dataset)
     for title, data in sets.items():
-        hashes[f"{title}: all samples, and what is compared"] = fingerprint.content(data)
+        hashes[f"{title}: all samples, and what is compared"] = fingerprint.content(
+            data.data, data.count, data.arrays()
+        )
     return hashes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import paddle
@@ -19,30 +19,10 @@ from plsc.checkpoint.saved import Checkpoint, set_calibration, set_threshold
 from plsc.config import Config
 from plsc.config.schema import EvalCfg
 from plsc.data.build import build_dataset
-from plsc.data.dataset import (
-    Dataset,
-    IdentificationSet,
-    PairSet,
-    RetrievalSet,
-    TemplatePairs,
-    check_arrays,
-    misnumbered_class,
-    shared_identities,
-)
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.evaluation import (
-    Classification,
-    Identification,
-    Retrieval,
-    Verification,
-    classify,
-    identify,
-    retrieve,
-    template_features,
-    verify_pairs,
-)
 from plsc.evaluation.groups import Grouping
+from plsc.evaluation.sets import EvalSet, Result, VerificationSet, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.ema import Ema
 from plsc.training.embed import embed
@@ -51,9 +31,6 @@ from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
-
-EvalSet = Union[Dataset, PairSet, IdentificationSet]
-Result = Union[Classification, Identification, Retrieval, Verification]
 
 
 def build_sets(
@@ -79,13 +56,10 @@ def build_sets(
     for key, (title, section) in given.items():
         if section is None:
             continue
-        data = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key)
-        check_arrays(data)
+        data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key))
+        data.check()
         _check_preprocessing(key, data.preprocessing, preprocessing)
-        if isinstance(data, Dataset):
-            _check_classes(key, data, num_classes, names)
-        else:
-            _check_unseen(key, data, seen)
+        data.check_trained(key, num_classes, names, seen)
         title = title or data.title
         if title in sets:
             raise UserError(f"{key}: the main set has the title '{title}' too, give this one another")
@@ -103,13 +77,13 @@ def refuse_flip(section: EvalCfg, preprocessing: Preprocessing) -> None:
 
 def needs_head(sets: Mapping[str, EvalSet]) -> bool:
     """Say whether a set is of labelled images, whose classes a head predicts."""
-    return any(isinstance(data, Dataset) for data in sets.values())
+    return any(data.labels is not None for data in sets.values())
 
 
-def main_pairs(sets: Mapping[str, EvalSet], option: str) -> PairSet:
+def main_pairs(sets: Mapping[str, EvalSet], option: str) -> VerificationSet:
     """Return the main set; UserError, which names `option`, if it is not of pairs, whose verification finds a threshold."""
     title, data = next(iter(sets.items()))
-    if not isinstance(data, PairSet):
+    if data.pairs is None:
         raise UserError(
             f"{option}: the main set, '{title}', is not of pairs and gives no threshold; name pairs in DataLoader.Eval.dataset"
         )
@@ -181,7 +155,7 @@ class Evaluator:
     @property
     def metric(self) -> str:
         """Return the key of `row` that decides which checkpoint is the best."""
-        return _result_class(self.sets[self.main]).metric
+        return self.sets[self.main].result.metric
 
     @property
     def row(self) -> dict[str, Any] | None:
@@ -216,15 +190,17 @@ class Evaluator:
     ) -> tuple[dict[str, Any], Calibration | None]:
         """Compute, log and keep the result of one set; return its row, and of the main pairs the calibration. Rank 0 calls it."""
         try:
-            result = score(self.sets[title], embeddings, predicted, self.num_classes)
+            result = self.sets[title].score(embeddings, predicted, self.num_classes)
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
-        is_main = title == self.main and isinstance(result, Verification)
+        is_main = title == self.main
         if is_main and self._grouping:
             result = result.with_groups(self._grouping)
         self.results[title] = result
         self._log(title, result)
-        return result.row(), result.calibration(title, step, self._section.flip) if is_main else None
+        if not is_main:
+            return result.row(), None
+        return result.row(), self.sets[title].calibration(result, title, step, self._section.flip)
 
     def store_threshold(self, saved: Checkpoint) -> None:
         """Store the main set's threshold with the checkpoint that was evaluated. Rank 0 calls it after `evaluate`."""
@@ -255,12 +231,13 @@ class Evaluator:
 
     def _embed(self, data: EvalSet) -> np.ndarray:
         section = self._section
-        count = len(data) if isinstance(data, Dataset) else data.num_images
-        return embed(self._backbone, data.images, count, data.preprocessing, section.batch_size, section.flip)
+        return embed(
+            self._backbone, data.images, data.count, data.preprocessing, section.batch_size, section.flip
+        )
 
     def _predict(self, data: EvalSet, embeddings: np.ndarray) -> np.ndarray | None:
         """Predict the class of each image by the head, int64 [n]; None for a set without labels. All ranks together."""
-        if not isinstance(data, Dataset):
+        if data.labels is None:
             return None
         batch = self._section.batch_size
         parts = [embeddings[start : start + batch] for start in range(0, len(embeddings), batch)]
@@ -268,15 +245,7 @@ class Evaluator:
 
     def _log(self, title: str, result: Result) -> None:
         data = self.sets[title]
-        if isinstance(data, Dataset):
-            what, of = "validation", f"{len(data):,} images of"
-        elif isinstance(data, RetrievalSet):
-            what, of = "retrieval", f"{len(data.probe):,} queries of"
-        elif isinstance(data, IdentificationSet):
-            what, of = "identification", f"{len(data.probe):,} probes of"
-        else:
-            what, of = "verification", f"{len(data.same):,}"
-        get_logger().info(f"{what}: {result.headline} on {of} {title}")
+        get_logger().info(f"{data.task}: {result.headline} on {data.size()} {title}")
 
 
 def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:
@@ -301,59 +270,9 @@ def build_saved_evaluator(
     return Evaluator(cfg.DataLoader.Eval, sets, backbone, saved.num_classes, head, grouping=grouping)
 
 
-def score(
-    data: EvalSet, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
-) -> Result:
-    """Compute the result of one set from the embeddings [n, D] of its images.
-
-    Of labelled images, from the predicted classes [n], int64 below `num_classes`.
-    """
-    if isinstance(data, Dataset):
-        return classify(data.labels, predicted, num_classes)
-    if isinstance(data, RetrievalSet):
-        return retrieve(embeddings, data.gallery, data.probe, data.identities, data.cameras)
-    if isinstance(data, IdentificationSet):
-        return identify(embeddings, data.gallery, data.probe, data.identities)
-    if isinstance(data, TemplatePairs):
-        embeddings = template_features(embeddings, data.template, data.media)
-    return verify_pairs(embeddings, data.pairs, data.same, identity_of=data.identity_of)
-
-
-def _result_class(data: EvalSet) -> type[Result]:
-    """Return the class of the result that `score` gives."""
-    if isinstance(data, Dataset):
-        return Classification
-    if isinstance(data, RetrievalSet):
-        return Retrieval
-    return Identification if isinstance(data, IdentificationSet) else Verification
-
-
 def _check_preprocessing(key: str, theirs: Preprocessing, trained: Preprocessing) -> None:
     differences = [f"{what} {value} (trained on {ours})" for what, value, ours in theirs.differences(trained)]
     if differences:
         raise UserError(
             f"{key}: its samples have {', '.join(differences)}; the network needs what it was trained on"
-        )
-
-
-def _check_classes(key: str, data: Dataset, num_classes: int, trained: list[str] | None) -> None:
-    if data.num_classes > num_classes:
-        raise UserError(
-            f"{key}: its images are of {data.num_classes} classes, but the head has learned {num_classes}; give images of "
-            "the classes that are trained on, or pairs to verify"
-        )
-    wrong = misnumbered_class(trained, data)
-    if wrong:
-        raise UserError(
-            f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are trained on, all of them, in "
-            "the same order"
-        )
-
-
-def _check_unseen(key: str, data: EvalSet, seen: np.ndarray | None) -> None:
-    shared = shared_identities(seen, data)
-    if shared is not None and len(shared):
-        raise UserError(
-            f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
-            "would be of classes seen before; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)"
         )

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from plsc.config import Config
 from plsc.config.optimizer import moments_of
 from plsc.config.schema import TrainCfg
-from plsc.data.dataset import PairSet
 from plsc.data.hold_out import few_identities
 from plsc.data.joined import Joined
 from plsc.errors import shown
+from plsc.evaluation.sets import EvalSet
 from plsc.heads.config import format_rows
 from plsc.training.build_head import build_rule, logits_budget
-from plsc.training.evaluator import EvalSet
 from plsc.training.groups import describe, settings_of
 from plsc.training.optim import build_schedule, warmup_steps
 from plsc.utils.sharding import split
@@ -35,7 +34,7 @@ def weak_lines(cfg: Config, steps_per_epoch: int, sets: Mapping[str, EvalSet]) -
             f"{steps:,} steps are few for a network that starts anew: a few hundred at least, Global.max_steps={_ENOUGH_STEPS} in place of "
             "Global.epochs"
         )
-    few = {title: few_identities(data) for title, data in sets.items() if isinstance(data, PairSet)}
+    few = {title: few_identities(data.data) for title, data in sets.items() if data.pairs is not None}
     return [*lines, *(f"{shown(title)}: {text}" for title, text in few.items() if text)]
 
 

@@ -1,6 +1,5 @@
 import unicodedata
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from plsc.data.dataset import (
     IdentificationSet,
     PairSet,
     TemplatePairs,
-    check_arrays,
     class_names,
     misnumbered_class,
     shared_identities,
@@ -19,6 +17,7 @@ from plsc.data.dataset import (
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.synthetic import Synthetic
 from plsc.errors import UserError
+from plsc.evaluation.sets import eval_set
 
 
 class Ramp(Dataset):
@@ -90,7 +89,7 @@ def test_preprocessing_maps_bytes_to_minus_one_and_one():
 
 def test_shared_identities_are_found_where_both_sets_know_theirs():
     def of(base, **known):
-        return type("Known", (base,), {**dict.fromkeys(("sample", "image")), **known})()
+        return eval_set(type("Known", (base,), {**dict.fromkeys(("sample", "image")), **known})()).identities
 
     people, numbers = np.array(["Ann", "Bob"]), np.array([0, 1])
     assert shared_identities(people, of(PairSet, identities=np.array(["Bob", "Cy"]))).tolist() == ["Bob"]
@@ -136,7 +135,7 @@ def made(base, **attributes):
 
 @pytest.mark.parametrize("base", [Dataset, PairSet, TemplatePairs, IdentificationSet])
 def test_arrays_as_the_base_class_says_are_taken(base):
-    check_arrays(made(base))
+    eval_set(made(base)).check()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_arrays_as_the_base_class_says_are_taken(base):
 )
 def test_other_arrays_are_refused(base, attributes, line):
     with pytest.raises(UserError) as raised:
-        check_arrays(made(base, **attributes))
+        eval_set(made(base, **attributes)).check()
     assert str(raised.value) == f"Mine.{line}"
 
 
@@ -188,5 +187,4 @@ def test_a_class_with_another_number_than_in_training_is_found():
 
 def test_a_name_is_the_same_in_either_unicode_form():
     trained, others = (np.array(["Ann", unicodedata.normalize(form, "Jörg")]) for form in ("NFC", "NFD"))
-    others = SimpleNamespace(identities=others)
     assert shared_identities(trained, others).tolist() == ["Ann", trained[1]]

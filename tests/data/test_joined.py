@@ -67,7 +67,7 @@ def test_a_set_of_its_own_has_a_range_and_names_that_differ():
     same = joined(People("a", ["Ann", "Bob"]), People("a", ["Ann", "Bob"]), own=[True, True])
     assert class_names(same) == ["Ann", "Bob", "a 2/Ann", "a 2/Bob"]
     # What verification must not share is compared by the identities, not by the names in checkpoints.
-    assert shared_identities(data.identities, People("v", ["Cy", "Zed"])).tolist() == ["Cy"]
+    assert shared_identities(data.identities, People("v", ["Cy", "Zed"]).identities).tolist() == ["Cy"]
     # Another order of the sets is found by the names.
     other = joined(second, first, third, own=[True, False, False])
     assert "class 1" in misnumbered_class(class_names(data), other, strangers=True)
@@ -79,7 +79,7 @@ def test_sets_without_names():
     )
     assert class_names(data)[::4] == ["Synthetic/0", "Bob"]
     assert class_names(data)[-1] == "Synthetic 2/1"
-    assert shared_identities(data.identities, People("v", ["Bob", "0"])).tolist() == ["Bob"]
+    assert shared_identities(data.identities, People("v", ["Bob", "0"]).identities).tolist() == ["Bob"]
     unknown = joined(Synthetic(3, 2), Synthetic(2, 2), own=[False, True])
     assert unknown.identities is None and len(class_names(unknown)) == 5
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from plsc.data.dataset import check_arrays
 from plsc.data.glyphs import GlyphPairs
 from plsc.data.pairs import ImagePairs, PairList, is_pair_list, open_text
 from plsc.errors import MissingFileError, UserError
+from plsc.evaluation.sets import eval_set
 from tests.image_files import png, write_folder, write_rec
 
 
@@ -184,7 +184,7 @@ def test_every_set_of_pairs_knows_whom_its_images_show(folder):
     lfw = "1\t1\nAnn\t1\t2\nAnn\t1\tBob\t3\n"
     sets = [PairList(write(folder, lfw)), ImagePairs(str(folder), num_pairs=4), GlyphPairs(num_pairs=20)]
     for pairs in sets:
-        check_arrays(pairs)  # they do not contradict the flags
+        eval_set(pairs).check()  # they do not contradict the flags
         assert len(pairs.identity_of) == pairs.num_images
     assert set(sets[0].identity_of) == {"Ann", "Bob"} and set(sets[1].identity_of) <= {"Ann", "Bob", "Cy"}
 
@@ -195,12 +195,12 @@ def test_identities_that_contradict_the_flags_are_refused(folder):
     with pytest.raises(
         UserError, match="PairList.identity_of: pair 0 is of the same identity, its images are of Ann and Bob"
     ):
-        check_arrays(pairs)
+        eval_set(pairs).check()
     pairs.identity_of = pairs.identity_of[:2]
     with pytest.raises(
         UserError, match=r"identity_of: must have one identity for each of 3 images, got \[2\]"
     ):
-        check_arrays(pairs)
+        eval_set(pairs).check()
 
 
 def test_digits_that_are_no_numbers_and_fields_without_end_are_named(folder):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from plsc.data.bin_packs import write_pack
-from plsc.data.dataset import Dataset, IdentificationSet, PairSet, check_arrays
+from plsc.data.dataset import Dataset, IdentificationSet, PairSet
+from plsc.evaluation.sets import eval_set
 from plsc.utils.registry import DATASETS
 from tests.idx_files import write_idx
 from tests.image_files import png, write_folder, write_rec
@@ -47,7 +48,7 @@ def examples(tmp_path):
 def test_a_registered_data_set_is_built_and_keeps_its_promises(name, examples):
     assert name in examples, f"give {name} its arguments in the fixture 'examples'"
     first, second = (DATASETS.build(name, **examples[name]) for _ in range(2))
-    check_arrays(first)
+    eval_set(first).check()
     assert first.preprocessing.is_image and first.preprocessing.shape == first.image_shape
     if isinstance(first, IdentificationSet):
         assert {*first.gallery.tolist(), *first.probe.tolist()} <= {*range(first.num_images)}

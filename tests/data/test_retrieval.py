@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from plsc.data.dataset import check_arrays
 from plsc.data.retrieval import QueryGallery
 from plsc.errors import MissingFileError, UserError
+from plsc.evaluation.sets import eval_set
 from tests.image_files import png, write_folder
 
 
@@ -21,7 +21,7 @@ def lists(tmp_path):
 
 def test_lists_with_identities_and_cameras(lists):
     data = QueryGallery(**lists, size=(12, 10))
-    check_arrays(data)
+    eval_set(data).check()
     assert data.gallery.tolist() == [0, 1, 2, 3] and data.probe.tolist() == [4, 5] and data.num_images == 6
     assert data.names[data.identities].tolist() == ["30", "7", "30", "shoe", "30", "7"]
     assert data.cameras.tolist() == [0, 1, 1, 0, 1, 1]
@@ -32,7 +32,7 @@ def test_lists_with_identities_and_cameras(lists):
 def test_without_queries_every_image_is_one(lists, tmp_path):
     (tmp_path / "products.txt").write_text("0 a.png\t4\n1 a.png\t4\n2 a.png\t12\n")
     data = QueryGallery(str(tmp_path / "products.txt"))
-    check_arrays(data)
+    eval_set(data).check()
     assert data.probe.tolist() == data.gallery.tolist() == [0, 1, 2] and data.cameras is None
     assert data.identities[0] == data.identities[1] != data.identities[2]
     assert data.names is None  # numbers mean something in this list only
@@ -41,7 +41,7 @@ def test_without_queries_every_image_is_one(lists, tmp_path):
 def test_a_query_that_is_in_the_gallery_is_one_image(lists, tmp_path):
     (tmp_path / "query.txt").write_text("5 a.png\t7\tc2\n./2 a.png\t30\tc2\n4 a.png\t30\tc2\n")
     data = QueryGallery(**lists)
-    check_arrays(data)
+    eval_set(data).check()
     assert data.probe.tolist() == [4, 2, 5] and data.num_images == 6
     assert [data.image_name(index)[-7:] for index in data.probe] == ["5 a.png", "2 a.png", "4 a.png"]
     assert data.names[data.identities[data.probe]].tolist() == ["7", "30", "30"]
@@ -93,4 +93,4 @@ def test_cameras_must_be_whole_numbers_of_each_image(lists):
     data = QueryGallery(**lists)
     data.cameras = np.array(["a"] * 6)
     with pytest.raises(UserError, match="QueryGallery.cameras: must be int64"):
-        check_arrays(data)
+        eval_set(data).check()

@@ -16,7 +16,7 @@ from plsc.errors import UserError
 from plsc.heads.config import head_names
 from plsc.training.divergence import DivergedError
 from plsc.training.embed import embed, to_input
-from plsc.training.evaluator import Evaluator, build_sets, score
+from plsc.training.evaluator import Evaluator, build_sets
 from tests.bounds import assert_within, rounded
 from tests.tiny_runs import (
     TINY,
@@ -102,9 +102,9 @@ def row_of(data):
     """The numbers of a set by this rank alone."""
     both = sum(
         net(to_input(np.ascontiguousarray(x), preprocessing))
-        for x in (data.images(), data.images()[..., ::-1])
+        for x in (data.data.images(), data.data.images()[..., ::-1])
     )
-    return score(data, both.numpy()).row()
+    return data.score(both.numpy()).row()
 
 
 for title, data in evaluator.sets.items():

@@ -9,6 +9,7 @@ from plsc.data.dataset import PairSet, TemplatePairs
 from plsc.errors import UserError
 from plsc.evaluation import verify_pairs
 from plsc.evaluation.groups import group_pairs, read_groups
+from plsc.evaluation.sets import eval_set
 
 PEOPLE = np.array([f"person {number}" for number in range(30)])
 
@@ -124,4 +125,4 @@ def test_templates_have_no_groups():
         pass
 
     with pytest.raises(UserError, match="'people' has templates"):
-        group_pairs({"person 0": "a"}, Templates())
+        eval_set(Templates()).group({"person 0": "a"})

@@ -12,6 +12,7 @@ from plsc.evaluation import classify, identify, verify, verify_distances
 from plsc.evaluation.groups import Grouping
 from plsc.evaluation.report.html import tables_of
 from plsc.evaluation.results import headlines, overfitting, read_compared, worst_of, write_results
+from plsc.evaluation.sets import eval_set
 from tests.pictures import drawn, identification, retrieval, verification
 from tests.tiny_runs import NoisePairs
 from tests.training.test_evaluator import NoiseTemplates
@@ -31,7 +32,7 @@ def written(tmp_path_factory):
         "pairs": found,
         "clothes": classify(label, label // 2, 3),
     }
-    sets = {"pairs": pairs, "people": None, "shoes": None, "clothes": None}
+    sets = {"pairs": eval_set(pairs), "people": None, "shoes": None, "clothes": None}
     facts = {"checkpoint": "step-7", "main": "pairs", "flip": True}
     folder = tmp_path_factory.mktemp("written") / "test"
     with contextlib.redirect_stdout(io.StringIO()) as said, drawn():
@@ -75,14 +76,14 @@ def test_groups_are_printed(tmp_path, capsys):
     everybody = Grouping(["all\x1b"], np.zeros(40, int), [])
     result = verify_distances(np.linspace(0.1, 1.9, 40), pairs.same).with_groups(everybody)
     with drawn():
-        write_results(tmp_path, {"pairs": pairs}, {"pairs": result}, [], "", {}, {})
+        write_results(tmp_path, {"pairs": eval_set(pairs)}, {"pairs": result}, [], "", {}, {})
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("all\\x1b")]
     assert "20 same, 20 different  at most 0.1" in line and f"{result.thresholds[0].cosine:.4f} (" in line
 
 
 def test_worst_pairs_have_their_pictures_and_names(written):
     pairs, found = NoisePairs(), written[1]["pairs"]
-    worst = worst_of(found, pairs)
+    worst = worst_of(found, eval_set(pairs))
     assert {pair.kind for pair in worst} == {"false reject", "false accept"}
     for pair in worst:
         (index,) = np.flatnonzero(found.similarity == pair.similarity)
@@ -99,7 +100,7 @@ def test_of_a_template_its_first_image_is_shown():
     found = verify(
         np.eye(len(same)), np.where(same[:, None], np.roll(np.eye(len(same)), 1, 0), np.eye(len(same))), same
     )
-    worst = worst_of(found, pairs)
+    worst = worst_of(found, eval_set(pairs))
     assert worst
     for pair in worst:
         number = int(pair.names[0].split()[1])

@@ -8,6 +8,7 @@ from plsc.config import load
 from plsc.data.dataset import IdentificationSet, RetrievalSet, TemplatePairs
 from plsc.errors import UserError
 from plsc.evaluation import template_features, verify_pairs
+from plsc.evaluation.sets import eval_set
 from plsc.training import evaluator
 from plsc.training.embed import embed
 from plsc.utils.metrics import Metrics
@@ -102,10 +103,10 @@ def test_a_set_is_scored_by_its_kind():
     pairs, rng = NoiseTemplates(), np.random.default_rng(0)
     embeddings = rng.normal(size=(pairs.num_images, 4))
     features = template_features(embeddings, pairs.template, pairs.media)
-    assert evaluator.score(pairs, embeddings).row() == verify_pairs(features, pairs.pairs, pairs.same).row()
-    people = evaluator.score(NoiseGallery(), rng.normal(size=(60, 4)))
+    assert eval_set(pairs).score(embeddings).row() == verify_pairs(features, pairs.pairs, pairs.same).row()
+    people = eval_set(NoiseGallery()).score(rng.normal(size=(60, 4)))
     assert (people.probes, people.strangers, people.gallery) == (25, 5, 25)
-    products = evaluator.score(NoiseQueries(), rng.normal(size=(60, 4)))
+    products = eval_set(NoiseQueries()).score(rng.normal(size=(60, 4)))
     assert (len(products.rank), products.left_out, products.gallery) == (25, 5, 30)
 
 

@@ -1,6 +1,6 @@
 """Say whether the pictures of a set are faces, and whether these are aligned, by a detector and a sample of the pictures.
 
-`look_for_faces(open_images("faces/"), Detector())`
+`look_for_faces(eval_set(open_images("faces/")), Detector())`
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from plsc.apps.curate.alignment import SIZE, TEMPLATE
 from plsc.apps.curate.detector import Detector
 from plsc.data.images import decode_pixels
-from plsc.data.scan import AnySet, count_of, name_of
 from plsc.errors import UserError
+from plsc.evaluation.sets import EvalSet
 
 SAMPLE = 48  # pictures, evenly spaced
 _FEWEST = 0.8  # share of the pictures that must have a face; in sets of other things faces are an exception
@@ -33,15 +33,15 @@ class Faces(NamedTuple):
     offset: float  # how far they lie from ArcFace's places
 
 
-def look_for_faces(images: AnySet, detector: Detector) -> Faces | None:
+def look_for_faces(images: EvalSet, detector: Detector) -> Faces | None:
     """Find the largest face in each of a sample of encoded pictures; None: most pictures are no faces, or are not encoded."""
-    if not hasattr(images, "encoded") or not count_of(images):
+    if not hasattr(images.data, "encoded") or not images.count:
         return None
-    sample = np.unique(np.linspace(0, count_of(images) - 1, SAMPLE).astype(np.int64))
+    sample = np.unique(np.linspace(0, images.count - 1, SAMPLE).astype(np.int64))
     places = []
     for done, index in enumerate(np.random.default_rng(0).permutation(sample).tolist(), start=1):
         try:
-            picture = decode_pixels(images.encoded(index), False, lambda: name_of(images, index))  # noqa: B023
+            picture = decode_pixels(images.data.encoded(index), False, lambda: images.name_of(index))  # noqa: B023
         except UserError:
             continue  # reported by the scan
         faces = detector.detect(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))

@@ -23,6 +23,7 @@ import numpy as np
 from plsc.apps.curate import detector
 from plsc.apps.curate.aligned_faces import MOST_OFFSET, MOST_SPREAD, look_for_faces
 from plsc.apps.curate.detector import Detector
+from plsc.apps.curate.scan import Scan, same_content, scan
 from plsc.config import add_overrides, load
 from plsc.data.autodetect import open_any
 from plsc.data.build import build_dataset, keys_of_sets
@@ -31,9 +32,9 @@ from plsc.data.folder import collected_problems
 from plsc.data.hold_out import few_identities
 from plsc.data.pair_sampling import one_sided_folds
 from plsc.data.pairs import PairList, is_pair_list
-from plsc.data.scan import AnySet, Scan, count_of, name_of, same_content, scan
 from plsc.errors import UserError, shown, shown_lines
 from plsc.evaluation.report.style import COLOURS, new_figure, png_of, styled
+from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.text import table
 
@@ -91,7 +92,7 @@ def _shown(value: Any) -> Any:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def examine(images: AnySet, name: str, findings: Findings) -> Scan:
+def examine(images: EvalSet, name: str, findings: Findings) -> Scan:
     """Examine one set, and add the findings under its name."""
     began = time.perf_counter()
     seen = scan(images)
@@ -101,28 +102,28 @@ def examine(images: AnySet, name: str, findings: Findings) -> Scan:
     kinds, counts = np.unique(decoded, axis=0, return_counts=True)
     usual = kinds[np.argmax(counts)].tolist() if len(kinds) else [0, 0]
     findings.sets[name] = numbers = {
-        "images": count_of(images),
+        "images": images.count,
         "size": f"{usual[0]} x {usual[1]}" + (f" ({len(kinds)} sizes)" if len(kinds) > 1 else "")
         if preprocessing.is_image
         else preprocessing.samples,
         "mean": round(seen.mean, 2),
         "std": round(seen.std, 2),
-        "images_per_second": round(count_of(images) / max(seconds, 1e-9)),
+        "images_per_second": round(images.count / max(seconds, 1e-9)),
     }
     if seen.faults:
         findings.add("error", name, f"{len(seen.faults):,} images cannot be read", seen.faults.values())
     other = np.flatnonzero((seen.sizes != usual).any(axis=1) & (seen.sizes[:, 0] > 0))
     if len(other):
-        examples = (f"{name_of(images, i)}: {seen.sizes[i, 0]} x {seen.sizes[i, 1]}" for i in other.tolist())
+        examples = (f"{images.name_of(i)}: {seen.sizes[i, 0]} x {seen.sizes[i, 1]}" for i in other.tolist())
         findings.add(
             "warning", name, f"{len(other):,} images are not {usual[0]} x {usual[1]} as most are", examples
         )
     if preprocessing.is_image:
         _examine_sizes(decoded, usual, [*preprocessing.size], name, findings)
         _examine_faces(images, name, numbers, findings)
-    if isinstance(images, Dataset):
+    if images.labels is not None:
         _examine_classes(images, name, numbers, findings)
-    elif hasattr(images, "same"):
+    elif images.pairs is not None:
         _examine_pairs(images, name, numbers, findings)
     _examine_duplicates(images, seen, name, findings)
     return seen
@@ -149,7 +150,7 @@ def _examine_sizes(
         findings.add("note", name, text)
 
 
-def _examine_faces(images: AnySet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
+def _examine_faces(images: EvalSet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
     """Warn of faces that are not aligned, where the detector is installed and a sample of the pictures has faces."""
     faces = look_for_faces(images, Detector()) if detector.installed() else None
     if faces is None:
@@ -169,7 +170,7 @@ def _examine_faces(images: AnySet, name: str, numbers: dict[str, Any], findings:
         findings.add("note", name, text)
 
 
-def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findings: Findings) -> None:
+def _examine_classes(images: EvalSet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
     counts = np.bincount(images.labels, minlength=images.num_classes)
     findings.spreads[name] = spread(images.labels, images.num_classes)
     single = findings.spreads[name]["1"]
@@ -178,7 +179,7 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findin
         classes=images.num_classes,
         images_per_class=f"{counts.min()} to {counts.max()}, median {np.median(counts):g}",
     )
-    hint = getattr(images, "nested_hint", "")
+    hint = getattr(images.data, "nested_hint", "")
     if images.num_classes < 2:
         text = "has 1 class, and nothing to tell it from; training needs at least 2"
         findings.add("error", name, text + f"; {hint}" * bool(hint))
@@ -196,9 +197,9 @@ def _examine_classes(images: Dataset, name: str, numbers: dict[str, Any], findin
         findings.add("note", name, f"{share}: nothing shows how the images of such a class vary")
 
 
-def _examine_pairs(images: PairSet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
-    same = images.same
-    if few := few_identities(images):
+def _examine_pairs(images: EvalSet, name: str, numbers: dict[str, Any], findings: Findings) -> None:
+    same = images.data.same
+    if few := few_identities(images.data):
         findings.add("warning", name, few)
     positive = int(same.sum())
     numbers.update(pairs=len(same), positive_pairs=positive)
@@ -212,9 +213,9 @@ def _examine_pairs(images: PairSet, name: str, numbers: dict[str, Any], findings
         findings.add("warning", name, text)
 
 
-def _examine_duplicates(images: AnySet, seen: Scan, name: str, findings: Findings) -> None:
+def _examine_duplicates(images: EvalSet, seen: Scan, name: str, findings: Findings) -> None:
     groups = same_content(seen.digests)
-    labels = images.labels if isinstance(images, Dataset) else None
+    labels = images.labels
     two = [labels is not None and len(np.unique(labels[group])) > 1 for group in groups]
     across = [group for group, differ in zip(groups, two) if differ]
     within = [group for group, differ in zip(groups, two) if not differ]
@@ -232,13 +233,13 @@ def _examine_duplicates(images: AnySet, seen: Scan, name: str, findings: Finding
         )
 
 
-def _named(images: AnySet, groups: Iterable[np.ndarray]) -> Iterable[str]:
-    return (" = ".join(name_of(images, index) for index in group.tolist()) for group in groups)
+def _named(images: EvalSet, groups: Iterable[np.ndarray]) -> Iterable[str]:
+    return (" = ".join(images.name_of(index) for index in group.tolist()) for group in groups)
 
 
 def compare(
-    train: tuple[str, AnySet, Scan],
-    other: tuple[str, AnySet, Scan],
+    train: tuple[str, EvalSet, Scan],
+    other: tuple[str, EvalSet, Scan],
     findings: Findings,
     same_classes: bool = False,
 ) -> None:
@@ -249,7 +250,7 @@ def compare(
     """
     (name, images, _), (other_name, other_images, _) = train, other
     about = f"{name} and {other_name}"
-    both = shared_identities(getattr(images, "identities", None), other_images)
+    both = shared_identities(images.identities, other_images.identities)
     if same_classes:
         pass  # they share the identities, see check_classes
     elif both is None:
@@ -263,12 +264,12 @@ def compare(
 
 
 def compare_trained(
-    one: tuple[str, Dataset, Scan], other: tuple[str, Dataset, Scan], findings: Findings
+    one: tuple[str, EvalSet, Scan], other: tuple[str, EvalSet, Scan], findings: Findings
 ) -> None:
     """Find what two sets that are trained on together have in common."""
     (name, images, _), (other_name, other_images, _) = one, other
     about = f"{name} and {other_name}"
-    both = shared_identities(images.identities, other_images)
+    both = shared_identities(images.identities, other_images.identities)
     if both is None:
         findings.add("note", about, "who is in both is not known by name")
     else:
@@ -277,7 +278,7 @@ def compare_trained(
         findings.add("warning", about, f"{len(shared):,} images are in both, byte for byte", shared)
 
 
-def check_classes(make: Callable[[], Dataset], others: dict[str, AnySet], findings: Findings) -> None:
+def check_classes(make: Callable[[], Dataset], others: dict[str, EvalSet], findings: Findings) -> None:
     """Find whether the sets to train on go together, and the labelled sets of a config that number their classes
     otherwise."""
     try:
@@ -287,18 +288,17 @@ def check_classes(make: Callable[[], Dataset], others: dict[str, AnySet], findin
         findings.add("error", "DataLoader.Train.dataset", str(error))
         return
     for name, images in others.items():
-        wrong = misnumbered_class(names, images) if isinstance(images, Dataset) else None
-        if wrong:
+        if images.labels is not None and (wrong := misnumbered_class(names, images.data)):
             findings.add("error", name, wrong)
 
 
-def _shared_images(one: tuple[str, AnySet, Scan], other: tuple[str, AnySet, Scan]) -> list[str]:
+def _shared_images(one: tuple[str, EvalSet, Scan], other: tuple[str, EvalSet, Scan]) -> list[str]:
     """List the images that two sets have in common, byte for byte: "name = name" each."""
     (_, images, seen), (_, other_images, other_seen) = one, other
     joined = np.concatenate([seen.digests, other_seen.digests])
     shared = [group for group in same_content(joined) if group[0] < len(seen.digests) <= group[-1]]
     pairs = ((int(group[0]), int(group[-1]) - len(seen.digests)) for group in shared)
-    return [f"{name_of(images, first)} = {name_of(other_images, second)}" for first, second in pairs]
+    return [f"{images.name_of(first)} = {other_images.name_of(second)}" for first, second in pairs]
 
 
 def spread(labels: np.ndarray, num_classes: int) -> dict[str, int]:
@@ -341,7 +341,7 @@ def doctor(
     for name, make in sets.items():
         with collected_problems() as problems:
             try:
-                opened.append((name, make()))
+                opened.append((name, eval_set(make())))
             except UserError as error:
                 findings.add("error", name, str(error))
         for problem in problems:
@@ -354,9 +354,9 @@ def doctor(
     for one, other in itertools.combinations(of_training, 2):
         compare_trained(one, other, findings)
     for one, other in itertools.product(of_training, others):
-        compare(one, other, findings, join is not None and isinstance(other[1], Dataset))
+        compare(one, other, findings, join is not None and other[1].labels is not None)
     if join and len(of_training) == trained:
-        whole = join if trained > 1 else lambda: of_training[0][1]
+        whole = join if trained > 1 else lambda: of_training[0][1].data
         check_classes(whole, {name: images for name, images, _ in others}, findings)
     if training in findings.spreads:
         replace_file(output / "images_per_class.png", draw_spread(findings.spreads[training], training))
@@ -374,7 +374,7 @@ def doctor(
     return findings
 
 
-def _open(path: str) -> AnySet:
+def _open(path: str) -> Dataset | PairSet:
     return PairList(path) if is_pair_list(path) else open_any(path)
 
 

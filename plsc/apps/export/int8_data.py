@@ -16,10 +16,10 @@ from plsc.data.dataset import EVALUATION, Dataset, class_names
 from plsc.data.preprocessing import Preprocessing
 from plsc.data.transforms import CALIBRATION, generator
 from plsc.errors import MissingFileError, UserError
-from plsc.evaluation import Verification
+from plsc.evaluation.sets import EvalSet
 from plsc.training.build import build_training_set
 from plsc.training.embed import ahead
-from plsc.training.evaluator import EvalSet, build_sets, score
+from plsc.training.evaluator import build_sets
 from plsc.training.resume import build_saved_head
 
 
@@ -64,8 +64,7 @@ def _draw(dataset: Dataset, count: int, seed: int) -> np.ndarray:
 
 def _judge(cfg: Config, saved: Checkpoint, title: str, data: EvalSet) -> Callable[[Embed], Judged]:
     section, head = cfg.DataLoader.Eval, None
-    count = len(data) if isinstance(data, Dataset) else data.num_images
-    if isinstance(data, Dataset):
+    if data.labels is not None:
         if distributed.world_size() > 1:
             raise UserError(
                 "Export.formats: onnx_int8 is judged on labelled images here, whose classes are on all ranks; export on one rank"
@@ -75,18 +74,17 @@ def _judge(cfg: Config, saved: Checkpoint, title: str, data: EvalSet) -> Callabl
     def judge(embed: Embed) -> Judged:
         parts = [
             embed(samples) + (embed(np.ascontiguousarray(samples[..., ::-1])) if section.flip else 0)
-            for samples in ahead(data.images, 0, count, section.batch_size)
+            for samples in ahead(data.images, 0, data.count, section.batch_size)
         ]
         predicted = None
         if head is not None:
             predicted = np.concatenate([head.classify(paddle.to_tensor(part)).numpy() for part in parts])
-        result = score(data, np.concatenate(parts), predicted, saved.num_classes)
+        result = data.score(np.concatenate(parts), predicted, saved.num_classes)
         row = result.row()
         accuracy = row[result.metric]
         if accuracy is None:
             raise UserError(f"Export.formats: onnx_int8 cannot be judged on {title}: {result.headline}")
-        is_pairs = isinstance(result, Verification)
-        calibration = result.calibration(title, saved.step, section.flip) if is_pairs else None
+        calibration = data.calibration(result, title, saved.step, section.flip)
         return Judged(accuracy, row.get("threshold"), calibration)
 
     return judge

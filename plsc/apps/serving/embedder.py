@@ -176,14 +176,13 @@ class _OfRun(Embedder):
         return frozenset(map(last_part, self._saved.classes() or ()))
 
     def held_out(self, most: int) -> tuple[np.ndarray, list[str]]:
-        from plsc.data.dataset import IdentificationSet, PairSet
         from plsc.training.evaluator import build_saved_sets
 
         if self._config.DataLoader.Eval.dataset is None:
             return super().held_out(most)
         try:
             data = next(iter(build_saved_sets(self._config, self._saved).values()))
-            people = data.people() if isinstance(data, (PairSet, IdentificationSet)) else np.empty(0, str)
+            people = data.people()
             chosen = one_of_everybody_first(people, most)
             parts = [chosen[start : start + _BATCH] for start in range(0, len(chosen), _BATCH)]
             embeddings = [

@@ -29,9 +29,8 @@ from plsc import native as kernels
 from plsc.config import Config
 from plsc.config.optimizer import moments_of
 from plsc.data.build import build_dataset, keys_of_sets
-from plsc.data.dataset import Dataset
-from plsc.data.scan import AnySet, count_of, name_of
 from plsc.errors import UserError, shown
+from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.heads.config import rows_bytes
 from plsc.utils.disk import free_bytes
 from plsc.utils.memory import available_bytes
@@ -69,10 +68,6 @@ _OF_MACHINE = (
 )
 # Folders that a machine may have elsewhere: the last part of the path counts.
 _FOLDERS = ("Global.init_from", "Global.compatible_with", "Teacher.checkpoint", "Global.checkpoint")
-
-# What sets for verification and search have in the place of labels.
-_ARRAYS = ("pairs", "same", "template", "media", "gallery", "probe", "identities")
-
 
 # -- this machine -------------------------------------------------------------------------------------------------------------
 
@@ -165,11 +160,11 @@ def _data_facts(cfg: Config, key: str, say: Callable[[str], object]) -> dict[str
     slow.daemon = True
     slow.start()
     try:
-        data = build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key)
+        data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key))
         return {
-            "samples": int(count_of(data)),
-            "classes": int(data.num_classes) if isinstance(data, Dataset) else None,
-            "labels": _checksum(_arrays(data)),
+            "samples": int(data.count),
+            "classes": None if data.num_classes is None else int(data.num_classes),
+            "labels": _checksum([array for array in data.arrays().values() if array.dtype.kind in "bi"]),
             "names": _checksum([np.array(_some_names(data))]),
         }
     except UserError as error:
@@ -181,19 +176,10 @@ def _data_facts(cfg: Config, key: str, say: Callable[[str], object]) -> dict[str
         slow.cancel()
 
 
-def _arrays(data: AnySet) -> list[np.ndarray]:
-    """Return the labels of a data set, or what a set for verification or search has in their place."""
-    if isinstance(data, Dataset):
-        return [data.labels]
-    arrays = [getattr(data, name, None) for name in _ARRAYS]
-    return [array for array in arrays if isinstance(array, np.ndarray) and array.dtype.kind in "bi"]
-
-
-def _some_names(data: AnySet) -> list[str]:
+def _some_names(data: EvalSet) -> list[str]:
     """Return names of samples, at most _NAMES, without what all have in front: a machine may have the data elsewhere."""
-    count = count_of(data)
-    chosen = np.linspace(0, count - 1, min(count, _NAMES)).astype(np.int64)
-    names = [name_of(data, index) for index in chosen.tolist()]
+    chosen = np.linspace(0, data.count - 1, min(data.count, _NAMES)).astype(np.int64)
+    names = [data.name_of(index) for index in chosen.tolist()]
     shared = len(os.path.commonprefix(names))
     return [name[shared:] for name in names]
 

@@ -4,11 +4,12 @@ import cv2
 import numpy as np
 import pytest
 
+from plsc.apps.curate.scan import same_content, scan
 from plsc.data.bin_packs import BinPairs, write_pack
 from plsc.data.folder import ImageFolder
 from plsc.data.glyphs import GlyphPairs
-from plsc.data.scan import count_of, name_of, same_content, scan
 from plsc.data.synthetic import Synthetic
+from plsc.evaluation.sets import eval_set
 from tests.image_files import png, write_folder
 
 
@@ -23,7 +24,7 @@ def test_every_image_is_looked_at(channels, threads, tmp_path):
     (folder / "Ann" / "Ann_0002.png").write_bytes(b"broken")
     (folder / "Ann" / "Ann_0003.png").unlink()
     (folder / "Ann" / "Ann_0004.png").write_bytes(b"")
-    found = scan(data, threads)
+    found = scan(eval_set(data), threads)
     assert [*found.faults] == [1, 2, 3]
     assert (
         found.faults[1]
@@ -45,19 +46,18 @@ def test_every_image_is_looked_at(channels, threads, tmp_path):
 
 def test_one_huge_image_does_not_sway_the_mean(tmp_path):
     folder = write_folder(tmp_path / "faces", {"Ann": 99, "Bob": 1})
-    before = scan(ImageFolder(str(folder)))
+    before = scan(eval_set(ImageFolder(str(folder))))
     black = np.zeros((1200, 1200, 3), np.uint8)
     (folder / "Bob" / "Bob_0001.png").write_bytes(cv2.imencode(".png", black)[1].tobytes())
-    after = scan(ImageFolder(str(folder)))
+    after = scan(eval_set(ImageFolder(str(folder))))
     assert abs(after.mean - before.mean) < 3 and abs(after.std - before.std) < 3
 
 
 def test_sets_without_files_and_pairs_are_looked_at_too(tmp_path):
     write_pack(str(tmp_path / "a.bin"), [png(0), png(1)] * 2, [True, False])
     for images in (Synthetic(num_classes=3), GlyphPairs(num_pairs=5), BinPairs(str(tmp_path / "a.bin"))):
-        found = scan(images)
-        assert len(found.digests) == count_of(images) and not found.faults and found.std > 0
-        assert name_of(images, 1)
+        found = scan(eval_set(images))
+        assert len(found.digests) == eval_set(images).count and not found.faults and found.std > 0
     assert [group.tolist() for group in same_content(found.digests)] == [[0, 2], [1, 3]]
 
 

@@ -1,7 +1,7 @@
 """Examine every image of a set once: whether it can be decoded, its size, its pixels, and copies of it.
 
 Threads are enough: reading, hashing and OpenCV's decoding all release Python's lock. Try it:
-`scan(open_images("faces/"))`.
+`scan(eval_set(open_images("faces/")))`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from plsc.data.dataset import Dataset, IdentificationSet, PairSet
 from plsc.data.images import decode_pixels
 from plsc.errors import UserError, shown
+from plsc.evaluation.sets import EvalSet
 from plsc.utils.bar import Bar
 
-AnySet = Union[Dataset, PairSet, IdentificationSet]
 _PART = 128  # images that a thread takes at once
 
 
@@ -33,17 +32,9 @@ class Scan(NamedTuple):
     std: float
 
 
-def count_of(images: AnySet) -> int:
-    return len(images) if isinstance(images, Dataset) else images.num_images
-
-
-def name_of(images: AnySet, index: int) -> str:
-    return images.name(index) if isinstance(images, Dataset) else images.image_name(index)
-
-
-def scan(images: AnySet, threads: int | None = None) -> Scan:
+def scan(images: EvalSet, threads: int | None = None) -> Scan:
     """Examine all images, with as many threads as processors."""
-    count = count_of(images)
+    count = images.count
     digests, sizes = np.zeros((count, 2), np.uint64), np.zeros((count, 2), np.int32)
     moments = np.zeros((count, 2))
     faults: dict[int, str] = {}
@@ -73,16 +64,16 @@ def scan(images: AnySet, threads: int | None = None) -> Scan:
     )
 
 
-def _examine(images: AnySet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:
+def _examine(images: EvalSet, index: int) -> tuple[np.ndarray, tuple[int, int], tuple[float, float]]:
     """Compute the digest, the size, and the means of the pixels and of their squares. Raises UserError for a
     bad image."""
-    if not hasattr(images, "encoded"):
+    if not hasattr(images.data, "encoded"):
         pixels = images.images(index, index + 1)[0]
         if not images.preprocessing.is_image:
-            return _digest(pixels.tobytes()), (1, 1), _sample_moments(pixels, name_of(images, index))
+            return _digest(pixels.tobytes()), (1, 1), _sample_moments(pixels, images.name_of(index))
         return _digest(pixels.tobytes()), pixels.shape[1:], _moments(pixels.reshape(len(pixels), -1).T)
-    data = images.encoded(index)
-    pixels = decode_pixels(data, images.channels == "grey", lambda: name_of(images, index))
+    data = images.data.encoded(index)
+    pixels = decode_pixels(data, images.data.channels == "grey", lambda: images.name_of(index))
     return _digest(data), pixels.shape[:2], _moments(pixels)
 
 

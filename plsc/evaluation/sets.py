@@ -1,0 +1,327 @@
+"""Define the kinds of sets: what each knows of its samples, what is compared, and how embeddings are scored.
+
+    data = eval_set(PairList("pairs.csv"))
+    data.count, data.arrays()
+    data.score(embeddings).headline
+
+`eval_set` alone asks which base class of plsc/data/dataset.py a set derives from. A new kind is a class here and a line in `_KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Union
+
+import numpy as np
+
+from plsc.data.dataset import (
+    Dataset,
+    IdentificationSet,
+    PairSet,
+    RetrievalSet,
+    TemplatePairs,
+    check_array,
+    check_identities,
+    check_labels,
+    misnumbered_class,
+    shared_identities,
+)
+from plsc.data.preprocessing import Preprocessing
+from plsc.errors import UserError
+from plsc.evaluation.classification import Classification, classify
+from plsc.evaluation.groups import Grouping, group_pairs
+from plsc.evaluation.identification import Identification, identify
+from plsc.evaluation.retrieval import Retrieval, retrieve
+from plsc.evaluation.templates import template_features
+from plsc.evaluation.verification import Verification, verify_pairs
+from plsc.utils.calibration import Calibration
+
+# The arrays that the base classes declare.
+_ARRAYS = ("labels", "pairs", "same", "identities", "identity_of", "template", "media", "gallery", "probe")
+_ARRAYS += ("names", "cameras")
+Result = Union[Classification, Identification, Retrieval, Verification]
+
+
+class EvalSet:
+    """A set and what its kind knows. `data` is the object that a config names, maybe of a user's own class.
+
+    Attributes: task: the word for its evaluation. result: the class that `score` gives. labels: int64 [count], None but for labelled
+    samples, whose classes a head predicts. num_classes: None but for these. pairs: int64 [P, 2], None but for verification, which
+    finds a threshold.
+    """
+
+    task: str
+    result: type[Result]
+    labels: np.ndarray | None = None
+    num_classes: int | None = None
+    pairs: np.ndarray | None = None
+
+    def __init__(self, data: Any):
+        self.data = data
+
+    @property
+    def title(self) -> str:
+        """Return the set's name for logs and reports."""
+        return self.data.title
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Describe the samples, and how they become the network's input."""
+        return self.data.preprocessing
+
+    @property
+    def count(self) -> int:
+        """Count the samples."""
+        return self.data.num_images
+
+    @property
+    def identities(self) -> np.ndarray | None:
+        """Return what the classes are, as a training set's `identities` name them; None: not known."""
+        return getattr(self.data, "identities", None)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return labels, pairs, identities and the like: of the arrays that the base classes declare those that the set has."""
+        found = {name: getattr(self.data, name, None) for name in _ARRAYS}
+        # Where it is no array it is not known, or something else in a user's own class.
+        return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
+
+    def images(self, start: int, stop: int) -> np.ndarray:
+        """Make samples [start, stop) as one array [n, *shape]."""
+        return self.data.images(start, stop)
+
+    def name_of(self, index: int) -> str:
+        """Return a sample's name for messages."""
+        return self.data.image_name(index)
+
+    def people(self) -> np.ndarray:
+        """Return whom each sample shows, text or numbers; empty where these people are trained on."""
+        return self.data.people()
+
+    def check(self) -> None:
+        """Refuse by UserError, which names the attribute, arrays that are not as the base class declares them."""
+        raise NotImplementedError
+
+    def check_trained(
+        self, key: str, num_classes: int, names: list[str] | None, seen: np.ndarray | None
+    ) -> None:
+        """Refuse a set that does not fit the classes trained on; UserError, which begins with `key`.
+
+        Args:
+            names: of these classes, in the order of their numbers; None: not known.
+            seen: the training set's `identities`; None: not known.
+        """
+        shared = shared_identities(seen, self.identities)
+        if shared is not None and len(shared):
+            raise UserError(
+                f"{key}: {len(shared)} of its classes are trained on (the first is {shared[0]}), so the accuracy "
+                "would be of classes seen before; leave them out of one of the two: give both the same hold_out (Glyphs: held_out)"
+            )
+
+    def size(self) -> str:
+        """Say in the log how much is judged: "6,000"."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Say in a model card what is in the set."""
+        raise NotImplementedError
+
+    def score(
+        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+    ) -> Result:
+        """Compute the result from the embeddings [count, D].
+
+        Of labelled samples, from the predicted classes [count], int64 below `num_classes`.
+        """
+        raise NotImplementedError
+
+    def calibration(self, result: Result, title: str, step: int, flip: bool) -> Calibration | None:
+        """Return what the cosines of a result mean; None where nothing says so."""
+        return None
+
+
+class LabelledSet(EvalSet):
+    """Labelled samples of the classes trained on: which class is it?"""
+
+    task = "validation"
+    result = Classification
+
+    @property
+    def count(self) -> int:
+        return len(self.data)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.data.labels
+
+    @property
+    def num_classes(self) -> int:
+        return self.data.num_classes
+
+    def name_of(self, index: int) -> str:
+        return self.data.name(index)
+
+    def people(self) -> np.ndarray:
+        return np.empty(0, str)
+
+    def check(self) -> None:
+        check_labels(self.data)
+
+    def check_trained(
+        self, key: str, num_classes: int, names: list[str] | None, seen: np.ndarray | None
+    ) -> None:
+        if self.num_classes > num_classes:
+            raise UserError(
+                f"{key}: its images are of {self.num_classes} classes, but the head has learned {num_classes}; give images of "
+                "the classes that are trained on, or pairs to verify"
+            )
+        if wrong := misnumbered_class(names, self.data):
+            raise UserError(
+                f"{key}: {wrong}, so right predictions would count as wrong; give it the classes that are trained on, all of them, in "
+                "the same order"
+            )
+
+    def size(self) -> str:
+        return f"{self.count:,} images of"
+
+    def describe(self) -> str:
+        return f"{self.count:,} samples of {self.num_classes:,} classes"
+
+    def score(
+        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+    ) -> Classification:
+        return classify(self.labels, predicted, num_classes)
+
+
+class VerificationSet(EvalSet):
+    """Pairs of images: are both of one class?"""
+
+    task = "verification"
+    result = Verification
+
+    @property
+    def pairs(self) -> np.ndarray:
+        return self.data.pairs
+
+    def check(self) -> None:
+        self._check_pairs(self.count)
+
+    def _check_pairs(self, sides: int) -> None:
+        """Refuse pairs that do not index `sides` images or templates."""
+        check_array(self.data, "pairs", "int64 [P, 2]", sides)
+        check_array(self.data, "same", "bool [P]", None, len(self.pairs))
+        if self.data.identity_of is not None:
+            check_identities(self.data, sides)
+
+    def size(self) -> str:
+        return f"{len(self.data.same):,}"
+
+    def describe(self) -> str:
+        return f"{len(self.pairs):,} pairs of {self.count:,} images"
+
+    def score(
+        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+    ) -> Verification:
+        return verify_pairs(embeddings, self.pairs, self.data.same, identity_of=self.data.identity_of)
+
+    def calibration(self, result: Verification, title: str, step: int, flip: bool) -> Calibration | None:
+        return result.calibration(title, step, flip)
+
+    def group(self, groups: Mapping[str, str]) -> Grouping:
+        """Find the group of each pair, see plsc.evaluation.groups. Raises UserError."""
+        return group_pairs(groups, self.data)
+
+    def side(self, index: int) -> tuple[int, str]:
+        """Return the image that stands for one side of a pair in a report, and the side's name."""
+        return index, self.name_of(index)
+
+
+class TemplateSet(VerificationSet):
+    """Pairs of templates, sets of images of one identity each."""
+
+    def check(self) -> None:
+        check_array(self.data, "template", "int64 [num_images]", None, self.count)
+        check_array(self.data, "media", "int64 [num_images]", None, self.count)
+        self._check_pairs(int(self.data.template.max(initial=-1)) + 1)
+
+    def score(
+        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+    ) -> Verification:
+        return super().score(template_features(embeddings, self.data.template, self.data.media))
+
+    def group(self, groups: Mapping[str, str]) -> Grouping:
+        raise UserError(
+            f"--groups: '{self.title}' has templates, groups are of identities or images; name other pairs"
+        )
+
+    def side(self, index: int) -> tuple[int, str]:
+        images = np.flatnonzero(self.data.template == index)
+        first = int(images[0])
+        return first, f"template {index} ({len(images)} images): {self.name_of(first)}"
+
+
+class SearchSet(EvalSet):
+    """Probes that are looked for in a gallery: who is it, if anybody?"""
+
+    task = "identification"
+    result = Identification
+
+    @property
+    def identities(self) -> np.ndarray | None:
+        return self.data.names
+
+    def check(self) -> None:
+        check_array(self.data, "gallery", "int64 [G]", self.count)
+        check_array(self.data, "probe", "int64 [Q]", self.count)
+        check_array(self.data, "identities", "int64 [num_images]", None, self.count)
+
+    def size(self) -> str:
+        return f"{len(self.data.probe):,} probes of"
+
+    def describe(self) -> str:
+        return f"{len(self.data.probe):,} searches among {len(self.data.gallery):,} of {self.count:,} images"
+
+    def score(
+        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+    ) -> Identification:
+        return identify(embeddings, self.data.gallery, self.data.probe, self.data.identities)
+
+
+class RankingSet(SearchSet):
+    """Queries whose whole ranking of a gallery counts: what is most similar, in order?"""
+
+    task = "retrieval"
+    result = Retrieval
+
+    def check(self) -> None:
+        super().check()
+        if self.data.cameras is not None:
+            check_array(self.data, "cameras", "int64 [num_images]", None, self.count)
+
+    def size(self) -> str:
+        return f"{len(self.data.probe):,} queries of"
+
+    def score(
+        self, embeddings: np.ndarray, predicted: np.ndarray | None = None, num_classes: int = 0
+    ) -> Retrieval:
+        data = self.data
+        return retrieve(embeddings, data.gallery, data.probe, data.identities, data.cameras)
+
+
+# The first base class of a set counts: a RetrievalSet is an IdentificationSet too, a TemplatePairs a PairSet.
+_KINDS: dict[type, type[EvalSet]] = {
+    Dataset: LabelledSet,
+    RetrievalSet: RankingSet,
+    IdentificationSet: SearchSet,
+    TemplatePairs: TemplateSet,
+    PairSet: VerificationSet,
+}
+
+
+def eval_set(data: Dataset | PairSet | IdentificationSet) -> EvalSet:
+    """Return the set with what its kind knows."""
+    for base, kind in _KINDS.items():
+        if isinstance(data, base):
+            return kind(data)
+    raise UserError(
+        f"{type(data).__name__}: must derive from {', '.join(base.__name__ for base in _KINDS)} of plsc.data.dataset"
+    )

@@ -1,0 +1,53 @@
+"""What the kinds of sets know, and that a user's own class gets the kind of its base class."""
+
+import numpy as np
+import pytest
+
+from plsc.data.synthetic import Synthetic
+from plsc.errors import UserError
+from plsc.evaluation.sets import eval_set
+from tests.tiny_runs import NoisePairs
+from tests.training.test_evaluator import NoiseGallery, NoiseQueries, NoiseTemplates
+
+KINDS = {
+    "classification": (Synthetic(3, 2, (1, 4, 4)), 6, "6 samples of 3 classes"),
+    "verification": (NoisePairs(), 80, "40 pairs of 80 images"),
+    "identification": (NoiseGallery(), 60, "30 searches among 25 of 60 images"),
+    "retrieval": (NoiseQueries(), 60, "30 searches among 30 of 60 images"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_set_describes_and_scores_itself(kind):
+    data, count, described = KINDS[kind]
+    known = eval_set(data)
+    assert known.data is data and (known.count, known.describe(), known.title) == (
+        count,
+        described,
+        data.title,
+    )
+    assert known.preprocessing == data.preprocessing
+    assert np.array_equal(known.images(2, 4), data.images(2, 4)) and known.name_of(3).endswith("3")
+    known.check()
+    predicted = np.zeros(count, np.int64)
+    result = known.score(np.random.default_rng(0).normal(size=(count, 4)), predicted, 3)
+    assert isinstance(result, known.result) and result.kind == kind
+    assert (known.labels is not None) == (kind == "classification")
+    assert (known.pairs is not None) == (kind == "verification")
+    assert (known.calibration(result, "a", 1, False) is not None) == (kind == "verification")
+    assert len(known.people()) == (0 if kind == "classification" else count)
+
+
+def test_a_side_of_a_template_is_shown_by_its_first_image():
+    assert eval_set(NoisePairs()).side(7) == (7, "image 7")
+    assert eval_set(NoiseTemplates()).side(7) == (21, "template 7 (3 images): image 21")
+
+
+def test_arrays_are_those_that_are_known():
+    assert [*eval_set(NoiseTemplates()).arrays()] == ["pairs", "same", "template", "media"]
+    assert [*eval_set(Synthetic(3)).arrays()] == ["labels"]
+
+
+def test_what_derives_from_no_base_class_is_refused():
+    with pytest.raises(UserError, match=r"^list: must derive from Dataset, .* of plsc.data.dataset$"):
+        eval_set([])
