@@ -25,8 +25,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import Rows, layout
 from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
-from plsc.heads.bank import BANKS, Bank
-from plsc.heads.offloaded_bank import build_bank
+from plsc.heads.banks import BANKS, Bank, build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.training.divergence import finite_arrays
 from plsc.utils.bfloat16 import float32_of

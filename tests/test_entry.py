@@ -23,7 +23,7 @@ from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.entry import RUN_FILES, Entry
 from plsc.errors import MissingFileError, UserError
-from plsc.heads import bank
+from plsc.heads.banks import device
 from plsc.training.embed import embed
 from plsc.training.start import find_checkpoint
 from plsc.training.trained import load_network
@@ -359,7 +359,7 @@ def test_a_mistake_is_one_line(tmp_path, verb, overrides, line):
 
 
 def test_a_machine_that_computes_the_head_wrongly_trains_no_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(bank, "rows_in_place", lambda rows, start, stop: rows[start:stop].clone())
+    monkeypatch.setattr(device, "rows_in_place", lambda rows, start, stop: rows[start:stop].clone())
     with pytest.raises(UserError, match="^this machine computes the head wrongly: updated centres of"):
         entry(tmp_path).train()
     assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 def test_the_cheapest_tests_pass_without_views():
     """In a process of its own, since Paddle reads the flag when it is imported."""
     ranges = "tests/heads/test_step.py::test_each_range_has_a_softmax_of_its_own[kernels-7-arcface-more0]"
-    tests = ["tests/heads/test_bank.py", "tests/heads/test_self_check.py", ranges]
+    tests = ["tests/heads/banks/test_bank.py", "tests/heads/test_self_check.py", ranges]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests],
         cwd=Path(__file__).parents[1],

@@ -17,7 +17,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
-from plsc.heads.bank import Bank
+from plsc.heads.banks.bank import Bank
 from plsc.native.heads import rows as row_kernels
 from plsc.utils.device import asynchronous, on_gpu, to_device
 from plsc.utils.tensors import tensor_of

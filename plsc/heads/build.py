@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from plsc import distributed
+from plsc.heads.banks import build_bank
 from plsc.heads.margins import Margin
-from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.utils.sharding import ClassShard

@@ -18,7 +18,7 @@ from plsc import distributed
 from plsc import native as kernels
 from plsc.errors import UserError
 from plsc.heads import make_head, reference
-from plsc.heads.bank import initial_rows
+from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes

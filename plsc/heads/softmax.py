@@ -33,7 +33,7 @@ from paddle.autograd import PyLayer
 from plsc import distributed
 from plsc.errors import UserError
 from plsc.heads.backends import Workspace, multiplies_slowly
-from plsc.heads.bank import Bank
+from plsc.heads.banks.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.sampling import DrawAhead

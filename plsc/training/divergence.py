@@ -20,7 +20,7 @@ from paddle import _C_ops
 from plsc import native as kernels
 from plsc.config.advice import usual_rate
 from plsc.errors import UserError
-from plsc.heads.offloaded_bank import StoredRows
+from plsc.heads.banks.offloaded import StoredRows
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.native.heads.rows import sum_of_squares
 from plsc.training.flags import Flags, agree, nonfinite

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 import paddle
+from paddle.utils import dlpack
 
 
 def tensor_of(array: np.ndarray, place: object = None) -> paddle.Tensor:
@@ -43,3 +44,24 @@ def write_rows(tensor: paddle.Tensor, start: int, rows: paddle.Tensor) -> None:
     before = math.prod(tensor.shape[1:]) * start
     if len(rows) and rows.data_ptr() != tensor.data_ptr() + before * tensor.element_size():
         paddle.scatter_(tensor, paddle.arange(start, start + len(rows)), rows)
+
+
+class _Exporter:
+    """Lends a CPU tensor's memory by the array interchange protocol; on Paddle 2.6 Tensor itself cannot."""
+
+    def __init__(self, tensor: paddle.Tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, **_):
+        return dlpack.to_dlpack(self._tensor)
+
+    def __dlpack_device__(self):
+        return 1, 0  # the CPU
+
+
+def host_view(tensor: paddle.Tensor) -> np.ndarray:
+    """View a CPU tensor's memory as numpy; copy any other tensor. Kernels may write into the view; with numpy
+    1 Python may not."""
+    return (
+        np.from_dlpack(_Exporter(tensor)) if tensor.size and tensor.place.is_cpu_place() else tensor.numpy()
+    )

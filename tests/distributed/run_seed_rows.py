@@ -12,7 +12,7 @@ import paddle.distributed as dist
 from plsc import distributed
 from plsc.heads import make_head, reference
 from plsc.heads.backends import LOWEST
-from plsc.heads.bank import initial_rows
+from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.step import Step
 from tests.bounds import EPS, assert_within, perturbed

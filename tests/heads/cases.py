@@ -10,7 +10,7 @@ import paddle
 from plsc import distributed
 from plsc.cli.selftest.parts import MARGINS, OPTIMIZERS, D, labels_for
 from plsc.heads import reference
-from plsc.heads.bank import initial_rows
+from plsc.heads.banks.bank import initial_rows
 from plsc.heads.sampling import choose_classes
 from plsc.utils.sharding import ClassShard
 from tests.bounds import EPS, perturbed, roundings

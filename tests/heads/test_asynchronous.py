@@ -6,10 +6,10 @@ import pytest
 
 from plsc.cli.selftest.parts import OPTIMIZERS
 from plsc.errors import UserError
-from plsc.heads import bank as bank_module
 from plsc.heads import make_head
 from plsc.heads.adaptive import AdaFace, CurricularFace, InterClassFilter, MagFace
-from plsc.heads.bank import DeviceRows
+from plsc.heads.banks import device as device_bank
+from plsc.heads.banks.device import DeviceRows
 from plsc.heads.margins import ArcFace
 from plsc.heads.sampling import DrawAhead, choose_classes, draw_classes, unite
 from plsc.utils.sharding import ClassShard
@@ -57,7 +57,7 @@ def test_updates_by_pieces_are_the_same(monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", "0")
     states = []
     for numbers in (1 << 28, 7 * D):
-        monkeypatch.setattr(bank_module, "_UPDATE_NUMBERS", numbers)
+        monkeypatch.setattr(device_bank, "_UPDATE_NUMBERS", numbers)
         head = head_of("sampled")
         for number in range(3):
             step(head, number)

@@ -11,7 +11,7 @@ from plsc.cli.selftest.parts import MARGINS, relative
 from plsc.heads import make_head
 from plsc.heads.adaptive import CurricularFace, MagFace
 from plsc.heads.backends import KernelBackend, PaddleBackend, Workspace
-from plsc.heads.bank import initial_rows
+from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.step import Step

@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from plsc.cli.selftest.parts import OPTIMIZERS, head_errors
-from plsc.heads.bank import DeviceBank
+from plsc.heads.banks.device import DeviceBank
 from plsc.heads.optimizer import LARS, Update
 from plsc.utils.sharding import ClassShard
 from tests.bounds import EPS, assert_within, perturbed

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from plsc.heads import make_head, sampling
-from plsc.heads.bank import initial_rows
+from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes, draw_classes

@@ -5,7 +5,8 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads import bank, self_check
+from plsc.heads import self_check
+from plsc.heads.banks import device
 from plsc.heads.self_check import Difference, head_differences, refuse_a_wrong_head
 from plsc.heads.step import Step
 
@@ -30,8 +31,8 @@ def test_random_numbers_are_not_touched():
 
 
 def writes_are_lost(monkeypatch):
-    monkeypatch.setattr(bank, "rows_in_place", lambda rows, start, stop: rows[start:stop].clone())
-    monkeypatch.setattr(bank, "write_rows", lambda rows, start, written: None)
+    monkeypatch.setattr(device, "rows_in_place", lambda rows, start, stop: rows[start:stop].clone())
+    monkeypatch.setattr(device, "write_rows", lambda rows, start, written: None)
 
 
 def gradients_are_too_long(monkeypatch):

@@ -9,8 +9,8 @@ from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, _keys, load
 from plsc.errors import UserError
 from plsc.heads import make_head
+from plsc.heads.banks import build_bank
 from plsc.heads.margins import ArcFace
-from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import AdamW
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.resume import (

@@ -17,9 +17,9 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.config.schema import head_dtype
 from plsc.heads.backends import by_kernels
+from plsc.heads.banks.offloaded import buffer_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
 from plsc.heads.config import HeadCfg, rows_bytes
-from plsc.heads.offloaded_bank import buffer_bytes
 from plsc.heads.optimizer import Frozen, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.native.heads import softmax

@@ -20,7 +20,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.train_state import TrainState
 from plsc.distributed import environment
 from plsc.heads import make_head, reference
-from plsc.heads.bank import initial_rows
+from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes

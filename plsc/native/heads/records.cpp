@@ -1,4 +1,4 @@
-// Read, write, pack and unpack the stored rows (records) of a bank in a file or as bfloat16 (plsc/heads/offloaded_bank.py). In one
+// Read, write, pack and unpack the stored rows (records) of a bank in a file or as bfloat16 (plsc/heads/banks/offloaded.py). In one
 // thread: the backbone's matrix products have the others. The numpy versions are in records.py.
 #include "plsc/native/native.h"
 

@@ -9,10 +9,9 @@ from plsc.checkpoint.store import Checkpoint, Content, save
 from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
 from plsc.heads import make_head
-from plsc.heads import offloaded_bank as window_module
-from plsc.heads.bank import BANKS
+from plsc.heads.banks import BANKS, build_bank
+from plsc.heads.banks import offloaded as window_module
 from plsc.heads.margins import ArcFace
-from plsc.heads.offloaded_bank import build_bank
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.utils import bfloat16
 from plsc.utils.logging import setup

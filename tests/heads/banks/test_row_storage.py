@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plsc.errors import UserError
-from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
+from plsc.heads.banks.row_storage import FileRowStorage, MemoryRowStorage
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -23,9 +23,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import paddle
 
-from plsc.heads.bank import BANKS, Bank, HostRows, initial_rows
+from plsc.heads.banks.bank import Bank, initial_rows
+from plsc.heads.banks.host import HostRows
+from plsc.heads.banks.row_storage import FileRowStorage, MemoryRowStorage
 from plsc.heads.optimizer import Rule, Update, moment_name
-from plsc.heads.row_storage import FileRowStorage, MemoryRowStorage
 from plsc.native.heads.records import pack, unpack
 from plsc.utils import bfloat16
 from plsc.utils.logging import get_logger
@@ -36,38 +37,6 @@ _ROWS_AT_ONCE = 8192  # rows between storage and float32: no second copy of a bu
 _THREADS = min(4, os.cpu_count() or 1)
 _LOGGED_BYTES = 1 << 30  # from so many bytes on writing takes long enough to be logged
 _SPARE = 65_536  # rows of a buffer beyond the draw, for positives that were not drawn; memory only where they are used
-
-
-def build_bank(
-    kind: str,
-    dtype: str,
-    folder: str | os.PathLike,
-    shard: ClassShard,
-    width: int,
-    *,
-    bias: bool,
-    rule: Rule,
-    std: float,
-    seed: int,
-) -> Bank:
-    """Build the bank that the config's keys of Head ask for.
-
-    Args:
-        kind: "device", "host", "disk". dtype: "float32" or, not on the device, "bfloat16".
-        folder: where a bank on disk has its file.
-        shard, width, bias, rule: as of `Bank`.
-        std, seed: of the initial centres.
-    """
-    options = {"bias": bias, "rule": rule, "std": std, "seed": seed}
-    if kind != "disk" and dtype == "float32":
-        return BANKS[kind](shard, width, **options)
-    assert kind != "device", "on the device the rows are used in place, as float32"
-    layout = RowLayout(width, bias, rule, np.dtype(np.float32 if dtype == "float32" else np.uint16))
-    if kind == "disk":
-        storage = FileRowStorage(folder, shard.size, layout.numbers, layout.dtype)
-    else:
-        storage = MemoryRowStorage(shard.size, layout.numbers, layout.dtype)
-    return OffloadedBank(storage, layout, shard, width, **options)
 
 
 def buffer_bytes(row_numbers: int, itemsize: int, classes: int, selected: int) -> dict[str, int]:

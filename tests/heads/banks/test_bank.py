@@ -7,8 +7,9 @@ import paddle
 import pytest
 
 from plsc.cli.selftest.parts import OPTIMIZERS
-from plsc.heads import bank as bank_module
-from plsc.heads.bank import BANKS, initial_rows
+from plsc.heads.banks import BANKS
+from plsc.heads.banks import bank as bank_module
+from plsc.heads.banks.bank import initial_rows
 from plsc.heads.optimizer import Frozen, Momentum
 from plsc.utils.sharding import ClassShard, split
 from tests.bounds import EPS, assert_within, growth, perturbed
@@ -25,7 +26,7 @@ def make(request):
 
 @pytest.mark.parametrize("parts", [1, 3, 4, 16])
 def test_initial_rows_do_not_depend_on_the_split(parts, monkeypatch):
-    monkeypatch.setattr(bank_module, "_INIT_ROWS", 4)
+    monkeypatch.setattr(bank_module, "INIT_ROWS", 4)
     whole = initial_rows(7, 0, 11, 5, 0.01)
     cut = [initial_rows(7, start, stop, 5, 0.01) for start, stop in split(11, parts)]
     assert np.concatenate(cut).tobytes() == whole.tobytes()
@@ -40,11 +41,11 @@ def test_initial_rows_have_the_asked_deviation():
 @pytest.mark.parametrize("kind,most", [("device", 3), ("host", 11 + 3)])
 def test_initial_rows_are_drawn_where_they_stay(kind, most):
     """Beside the bank's own arrays, which for a host bank are NumPy's too, there are the rows of a block or two."""
-    block = 64 * 4 * bank_module._INIT_ROWS
+    block = 64 * 4 * bank_module.INIT_ROWS
     tracemalloc.start()
     try:
         options = {"bias": False, "std": 0.5, "seed": 1, "rule": Frozen()}
-        BANKS[kind](ClassShard.whole(11 * bank_module._INIT_ROWS), 64, **options)
+        BANKS[kind](ClassShard.whole(11 * bank_module.INIT_ROWS), 64, **options)
         assert tracemalloc.get_traced_memory()[1] < most * block
     finally:
         tracemalloc.stop()
@@ -79,7 +80,7 @@ def test_update_is_the_rule_and_the_bias_is_not_decayed(make, optimizer):
 
 
 def test_squares_are_of_the_selected_rows(make, monkeypatch):
-    monkeypatch.setattr(bank_module, "_UPDATE_ROWS", 2)
+    monkeypatch.setattr(bank_module, "UPDATE_ROWS", 2)
     bank = make()
     bank.select(np.array([0, 4, 5, 9, 10]))
     bank.set_gradient("centres", 0, 5, paddle.full([5, 4], 0.5))

@@ -1,0 +1,58 @@
+"""Hold a shard's class centres with their optimizer state, and update them.
+
+    S classes in this rank's shard   K of them selected for the step (all: K = S)   D embedding size   b rows of a class block
+
+A step selects rows, addresses them by their numbers 0..K-1, and updates only these, by one rule
+(plsc/heads/optimizer.py). `DeviceBank` keeps the rows on the device that computes, `HostBank` in host memory, where more
+of them fit, `OffloadedBank` (offloaded.py) on the disk or as bfloat16; the selected rows are then copied
+to the device, and their gradients back. A row's initial value depends on (seed, row) alone, so any number of
+ranks starts from the same centres.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from plsc.heads.banks.bank import Bank
+from plsc.heads.banks.device import DeviceBank
+from plsc.heads.banks.host import HostBank
+from plsc.heads.banks.offloaded import OffloadedBank, RowLayout
+from plsc.heads.banks.row_storage import FileRowStorage, MemoryRowStorage
+from plsc.heads.optimizer import Rule
+from plsc.utils.sharding import ClassShard
+
+BANKS = {"device": DeviceBank, "host": HostBank}
+
+
+def build_bank(
+    kind: str,
+    dtype: str,
+    folder: str | os.PathLike,
+    shard: ClassShard,
+    width: int,
+    *,
+    bias: bool,
+    rule: Rule,
+    std: float,
+    seed: int,
+) -> Bank:
+    """Build the bank that the config's keys of Head ask for.
+
+    Args:
+        kind: "device", "host", "disk". dtype: "float32" or, not on the device, "bfloat16".
+        folder: where a bank on disk has its file.
+        shard, width, bias, rule: as of `Bank`.
+        std, seed: of the initial centres.
+    """
+    options = {"bias": bias, "rule": rule, "std": std, "seed": seed}
+    if kind != "disk" and dtype == "float32":
+        return BANKS[kind](shard, width, **options)
+    assert kind != "device", "on the device the rows are used in place, as float32"
+    layout = RowLayout(width, bias, rule, np.dtype(np.float32 if dtype == "float32" else np.uint16))
+    if kind == "disk":
+        storage = FileRowStorage(folder, shard.size, layout.numbers, layout.dtype)
+    else:
+        storage = MemoryRowStorage(shard.size, layout.numbers, layout.dtype)
+    return OffloadedBank(storage, layout, shard, width, **options)

@@ -1,0 +1,230 @@
+"""Define what a bank of class centres is, and draw the initial ones. Symbols: plsc/heads/banks/__init__.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import paddle
+from paddle import _C_ops
+
+from plsc import native as kernels
+from plsc.heads.optimizer import Rule, Update, moment_name
+from plsc.native.heads import rows as row_kernels
+from plsc.utils.sharding import ClassShard
+from plsc.utils.tensors import rows_in_place, tensor_of, write_rows
+
+INIT_ROWS = 4096  # rows that share one random stream; changing it changes every run's initial centres
+UPDATE_ROWS = 4096  # selected rows that a CPU fetches, updates and writes back at a time
+
+
+def initial_blocks(
+    seed: int, start: int, stop: int, width: int, std: float
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Draw rows [start, stop) of the class matrix, N(0, std), block by block -> the number of a block's first row, counted
+    from `start`, and its rows, float32 [., width]. A row is the same for any split of the classes."""
+    for first in range(start - start % INIT_ROWS, stop, INIT_ROWS):
+        rng = np.random.Generator(np.random.PCG64([seed, first // INIT_ROWS]))
+        drawn = rng.standard_normal((INIT_ROWS, width), np.float32)
+        drawn *= np.float32(std)
+        low, high = max(first, start), min(first + INIT_ROWS, stop)
+        yield low - start, drawn[low - first : high - first]
+
+
+def initial_rows(seed: int, start: int, stop: int, width: int, std: float) -> np.ndarray:
+    """Draw the rows of `initial_blocks` into one array [stop - start, width]."""
+    rows = np.empty((stop - start, width), np.float32)
+    for first, block in initial_blocks(seed, start, stop, width, std):
+        rows[first : first + len(block)] = block
+    return rows
+
+
+class Bank(ABC):
+    """Holds centres [S, width], optionally a bias [S], their optimizer state, and the gradient of the
+    selected rows.
+
+    Memory: values and moments, S * (width + bias) float32 each, where the kind of bank keeps them; the
+    gradient, K of these rows, on the device.
+
+    Args:
+        shard: the classes of this rank. width: numbers of a row. bias: whether each class has one more, its
+            bias.
+        rule: updates the rows.
+
+    Attributes:
+        updates: how often the rows have been updated since their initial values.
+    """
+
+    itemsize = 4  # bytes of a stored number, also in a checkpoint
+    on_device = False  # whether rows can be selected by a tensor, with `select_on_device`
+    has_zeros = True  # whether centres of length 0 may be among the rows
+
+    def __init__(self, shard: ClassShard, width: int, *, bias: bool, rule: Rule):
+        self.shard = shard
+        self.width = width
+        self.bias = bias
+        self.rule = rule
+        self.updates = 0
+        self._grads: dict[str, paddle.Tensor] = {}
+        self._index_K: np.ndarray | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The parts of a row: "centres", and "bias" where there is one."""
+        return ["centres", "bias"] if self.bias else ["centres"]
+
+    def moments_of(self, name: str) -> list[str]:
+        """Name the arrays of the optimizer state of one part: ["momentum"] of "centres"."""
+        return [moment_name(name, moment) for moment in self.rule.moments]
+
+    # -- the rows of a step -------------------------------------------------------------------------------------------------
+
+    @property
+    def selected(self) -> int:
+        """K, the number of rows that take part in the step."""
+        return self.shard.size if self._index_K is None else len(self._index_K)
+
+    @property
+    def index(self) -> np.ndarray:
+        """The selected rows, int64 [K], rising."""
+        return np.arange(self.shard.size) if self._index_K is None else self._index_K
+
+    @property
+    def index_tensor(self) -> paddle.Tensor:
+        """The selected rows on the device, int64 [K]; the shard's size for one that is not used."""
+        return tensor_of(self.index)
+
+    @property
+    def certain(self) -> int:
+        """How many of the K selected rows, the first ones, are used for certain; see `unused`."""
+        return self.selected
+
+    @property
+    def unused(self) -> paddle.Tensor:
+        """1 of the selected rows from `certain` on that are not used, else 0: float32 on the device."""
+        return paddle.zeros([0])
+
+    def select(self, index_K: np.ndarray | None) -> None:
+        """Let these rows of the shard (int64 [K], rising) take part until the next call; None: all of
+        them."""
+        self._index_K = index_K
+
+    def prefetch(self, draw: Callable[[], np.ndarray]) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Fetch the rows that the next step will select, as far as `draw` knows them, while this step runs.
+        Called after `select`; only an offloaded bank calls `draw`."""
+
+    @abstractmethod
+    def rows(self, name: str, start: int, stop: int) -> paddle.Tensor:
+        """Read selected rows [start, stop) of "centres" or "bias" on the device: a view where that is
+        possible."""
+
+    @abstractmethod
+    def gather(self, name: str, number_P: paddle.Tensor) -> paddle.Tensor:
+        """Copy the selected rows with these numbers (int64 [P]) of "centres" or "bias" to the device."""
+
+    @abstractmethod
+    def host_rows(self, name: str) -> tuple[np.ndarray | paddle.Tensor, np.ndarray | None] | None:
+        """Return the rows in host memory, for a kernel to read, and which of them are selected, int64 [K]
+        (None: all). None where there are no such rows."""
+
+    def update(
+        self,
+        lr: float,
+        step: int = 0,
+        norms: tuple[float, float] | None = None,
+    ) -> None:
+        """Update the selected rows by the gradients set since they were selected.
+
+        Args:
+            step: the training step's number, from which a bank that rounds at random draws.
+            norms: of the selected centres and their gradient on all ranks together, if the rule `needs_norms`
+                (see `squares`).
+        """
+        assert self._grads or not self.selected, "update() before a backward pass"
+        assert (norms is not None) == self.rule.needs_norms
+        self.updates += 1
+        self._update(Update(lr, self.updates, norms), step)
+
+    @abstractmethod
+    def _update(self, update: Update, step: int) -> None: ...
+
+    def squares(self) -> tuple[float, float] | paddle.Tensor:
+        """Sum the squares of the selected centres, and of their gradient; both on this rank. Where reading them
+        would wait, they are a tensor [2]."""
+        centres = gradient = 0.0
+        for start in range(0, self.selected, UPDATE_ROWS):
+            stop = min(start + UPDATE_ROWS, self.selected)
+            centres += _square(self.rows("centres", start, stop))
+            gradient += _square(self._grads["centres"][start:stop])
+        return float(centres), float(gradient)
+
+    def finish(self) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Wait for the reads and writes that an offloaded bank does beside a step, as the next step does."""
+
+    # -- gradients ----------------------------------------------------------------------------------------------------------
+
+    def set_gradient(self, name: str, start: int, stop: int, grad: paddle.Tensor) -> None:
+        """Keep the gradient of selected rows [start, stop) for the next `update`. Every selected row must be
+        set before it. That of all rows is kept as it is given."""
+        if stop - start == self.selected:
+            self._grads[name] = grad
+        else:
+            write_rows(self._gradient_memory(name), start, grad)
+
+    def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
+        """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]."""
+        _C_ops.index_add_(self._grads[name], number_N, part_N, 0)
+
+    def gradient(self, name: str) -> paddle.Tensor:
+        """Return the memory for the gradient of the selected rows, [K, width] or [K], for a kernel that writes it
+        in place."""
+        return rows_in_place(self._gradient_memory(name), 0, self.selected)
+
+    def _gradient_memory(self, name: str) -> paddle.Tensor:
+        """Return that memory with its spare rows."""
+        memory = self._grads.get(name)
+        needed = self.selected
+        if memory is None or len(memory) < needed:
+            # Sampling takes a few more or less each step: some spare rows, so that no later step needs new memory.
+            count = needed + (0 if self._index_K is None else needed // 16)
+            memory = paddle.empty([count, self.width] if name == "centres" else [count])
+            self._grads[name] = memory
+        return memory
+
+    def gradients(self) -> dict[str, paddle.Tensor]:
+        """Return the gradients of the selected rows by name, [K, width] and [K]; empty before the first
+        backward."""
+        return {name: rows_in_place(memory, 0, self.selected) for name, memory in self._grads.items()}
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a class in a checkpoint: values and moments."""
+        return (self.width + self.bias) * (1 + len(self.rule.moments))
+
+    def resume(self, updates: int) -> None:
+        """Go on counting updates from those of a checkpoint."""
+        self.updates = updates
+
+    def write_initial_rows(self) -> None:  # noqa: B027 (most banks have nothing to do)
+        """Write the initial rows that no checkpoint has brought, which would delay the first step. Only an
+        offloaded bank has to."""
+
+    @abstractmethod
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the arrays of a checkpoint by name, first axis the shard's classes. In host memory these are
+        views, not copies: they change with the next update."""
+
+    @abstractmethod
+    def load_rows(self, start: int, rows: dict[str, np.ndarray]) -> None:
+        """Overwrite the rows [start, start + len) by `rows`, cut from the `state()` of any kind of bank on
+        any split of the classes."""
+
+
+def _square(rows: paddle.Tensor) -> float | paddle.Tensor:
+    """Sum the squares; on a device the sum stays there."""
+    if kernels.library() and rows.place.is_cpu_place():
+        return row_kernels.sum_of_squares(rows)
+    return _C_ops.squared_l2_norm(rows).astype("float64").sum()
