@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from plsc.config import Config
-from plsc.data.build import TRAIN_SET, build_dataset
+from plsc.data.build import TRAIN, build_dataset
 
 
-def dataset_of(cfg: Config, key: str = TRAIN_SET) -> Any:
+def dataset_of(cfg: Config, key: str = TRAIN) -> Any:
     """Build the data set of a key."""
     return build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key)

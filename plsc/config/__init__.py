@@ -1,6 +1,7 @@
 """Load a config from YAML and `-o Section.key=value`, check it, and return an immutable `Config`.
 
-The keys and their defaults are in schema.py; tools/config_page.py prints them as the page docs/config.md.
+The keys and their defaults are in the sections: run.py, optimizer.py, and config.py of data, backbones and heads;
+tools/config_page.py prints them as the page docs/config.md.
 All errors are reported at once, one line each with file and line. Nothing here imports Paddle: a wrong config
 stops within a second, before any process group starts.
 
@@ -20,22 +21,11 @@ from typing import Any
 from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import to_jsonable_python
 
+from plsc.backbones.config import ModelCfg
 from plsc.config.layers import DEFAULT, Layers, Source
 from plsc.config.optimizer import OptimizerCfg
-from plsc.config.schema import (
-    DEFAULT_EPOCHS,
-    EVAL_SET,
-    MORE_SETS,
-    TRAIN_SET,
-    CheckpointCfg,
-    DataLoaderCfg,
-    ExportCfg,
-    GlobalCfg,
-    LRSchedulerCfg,
-    ModelCfg,
-    TeacherCfg,
-    TrainDatasetCfg,
-)
+from plsc.config.run import DEFAULT_EPOCHS, CheckpointCfg, ExportCfg, GlobalCfg, LRSchedulerCfg, TeacherCfg
+from plsc.data.config import EVAL_SET, MORE_SETS, TRAIN_SET, DataLoaderCfg, TrainDatasetCfg
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import HeadCfg, takes_options
 from plsc.utils.messages import (

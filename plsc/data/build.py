@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from plsc.data.config import TRAIN_SET, DataLoaderCfg, DatasetCfg
 from plsc.data.corrections import Corrected
 from plsc.data.dataset import Dataset
 from plsc.data.joined import Joined
@@ -20,25 +21,25 @@ from plsc.utils.messages import takes
 from plsc.utils.registry import DATASETS
 from plsc.utils.yaml_lines import KeyPath
 
-TRAIN_SET = "DataLoader.Train.dataset"
+TRAIN = ".".join(TRAIN_SET)
 
 Place = Callable[[KeyPath], str]  # where the value at a path is written: Config.place
 
 
-def keys_of_sets(loader: Any) -> list[str]:
+def keys_of_sets(loader: DataLoaderCfg) -> list[str]:
     """List the keys of the data sets, for `build_dataset`: those to train on first."""
     return [_name(path) for path in loader.sets()]
 
 
-def build_dataset(loader: Any, seed: int, place: Place, key: str = TRAIN_SET) -> Any:
+def build_dataset(loader: DataLoaderCfg, seed: int, place: Place, key: str = TRAIN) -> Any:
     """Build the data set of a key of the section DataLoader. Raises UserError.
 
     The one to train on joins those of a list, and has the corrections, and the classes, that Train says.
     """
     sections = {_name(path): (path, section) for path, section in loader.sets().items()}
-    if key != TRAIN_SET:
+    if key != TRAIN:
         return _build_one(*sections[key], seed, place)
-    trained = {name: found for name, found in sections.items() if name.startswith(TRAIN_SET)}
+    trained = {name: found for name, found in sections.items() if name.startswith(TRAIN)}
     parts = {name: _build_one(path, section, seed, place) for name, (path, section) in trained.items()}
     if len(parts) > 1:
         own = [section.head == "own" for _, section in trained.values()]
@@ -53,7 +54,7 @@ def _name(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def _build_one(path: KeyPath, section: Any, seed: int, place: Place) -> Any:
+def _build_one(path: KeyPath, section: DatasetCfg, seed: int, place: Place) -> Any:
     # Sets of a list must not draw the same random numbers for their samples of the same number.
     number = path[-1] if isinstance(path[-1], int) else 0
     try:
@@ -74,7 +75,7 @@ def _join(parts: dict[str, Dataset], own: Sequence[bool], place: Place) -> Datas
         return Joined(parts, own)
     except UserError as error:
         key = str(error).partition(": ")[0]
-        path = tuple(TRAIN_SET.split("."))
+        path: KeyPath = TRAIN_SET
         if key in parts:
             path = (*path, int(key.rpartition(".")[2]))
         raise UserError(_line(place(path), error)) from error

@@ -17,8 +17,8 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint, set_calibration, set_threshold
 from plsc.config import Config
-from plsc.config.schema import EvalCfg
 from plsc.data.build import build_dataset
+from plsc.data.config import EvalCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.evaluation.groups import Grouping

@@ -28,7 +28,7 @@ from plsc.checkpoint.manifest import EMA, head_config
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
-from plsc.config.schema import GlobalCfg
+from plsc.config.run import GlobalCfg
 from plsc.data.dataset import Dataset, class_names
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, UserError

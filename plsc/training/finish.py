@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plsc.config import Config
-from plsc.config.schema import TrainDatasetCfg
+from plsc.data.config import TrainDatasetCfg
 from plsc.distributed import environment
 from plsc.errors import writing
 from plsc.utils.logging import say

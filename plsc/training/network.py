@@ -25,7 +25,7 @@ from paddle import _C_ops
 
 from plsc import distributed
 from plsc.backbones.layers import Addresses
-from plsc.config.schema import AmpCfg
+from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError

@@ -17,7 +17,7 @@ from paddle.incubate.optimizer import LarsMomentumOptimizer
 
 from plsc.config import Config
 from plsc.config.optimizer import DECAYS, OptimizerCfg, class_of, moments_of
-from plsc.config.schema import LRSchedulerCfg
+from plsc.config.run import LRSchedulerCfg
 from plsc.errors import UserError
 from plsc.training.groups import Settings
 from plsc.utils.logging import warn

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from plsc.config import Config
 from plsc.config.optimizer import moments_of
-from plsc.config.schema import TrainCfg
+from plsc.data.config import TrainCfg
 from plsc.data.hold_out import few_identities
 from plsc.data.joined import Joined
 from plsc.errors import shown

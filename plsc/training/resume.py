@@ -18,7 +18,7 @@ from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
 from plsc.config.optimizer import RULES, OptimizerCfg, RuleCfg
-from plsc.config.schema import AmpCfg, head_dtype
+from plsc.config.run import AmpCfg, head_dtype
 from plsc.data.dataset import Dataset, misnumbered_class
 from plsc.errors import UserError, shown
 from plsc.heads.config import HeadCfg

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from plsc.config import STAND_IN, Config
-from plsc.config.schema import DatasetCfg
+from plsc.data.config import DatasetCfg
 from plsc.data.images import CHANNELS, EncodedImages, sides
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.messages import arguments_of

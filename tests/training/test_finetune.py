@@ -12,7 +12,7 @@ import pytest
 from plsc.checkpoint.identities import edit_identities
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
-from plsc.config.schema import GlobalCfg
+from plsc.config.run import GlobalCfg
 from plsc.data.dataset import EVALUATION
 from plsc.entry import Entry
 from plsc.errors import UserError

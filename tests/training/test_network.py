@@ -12,7 +12,7 @@ from plsc.backbones.iresnet import IResNet
 from plsc.backbones.layers import Dropout
 from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.small_resnet import SmallResNet
-from plsc.config.schema import AmpCfg
+from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.loss_scaler import LossScaler

@@ -8,7 +8,7 @@ import pytest
 from paddle import nn
 
 from plsc.config.optimizer import OptimizerCfg
-from plsc.config.schema import LRSchedulerCfg
+from plsc.config.run import LRSchedulerCfg
 from plsc.training.groups import settings_of
 from plsc.training.optim import build_optimizer, build_schedule
 from tests.bounds import EPS, assert_within

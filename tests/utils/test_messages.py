@@ -8,7 +8,8 @@ from typing import Any, Literal, Union
 import pytest
 from pydantic import Field
 
-from plsc.config.schema import ModelCfg, TrainDatasetCfg
+from plsc.backbones.config import ModelCfg
+from plsc.data.config import TrainDatasetCfg
 from plsc.errors import UserError
 from plsc.utils.messages import ConfigError, check_keywords, describe, shown, takes
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import paddle
 
+from plsc.backbones.config import ModelCfg
 from plsc.backbones.count import count
 from plsc.config import Config
-from plsc.config.schema import ModelCfg
 from plsc.distributed.recompute import recomputing
 from plsc.distributed.sync_batch_norm import synchronise
 from plsc.training.groups import freeze, parameters_of, settings_of

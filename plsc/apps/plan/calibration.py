@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from plsc.backbones.config import ModelCfg
 from plsc.config import Config, load
-from plsc.config.schema import ModelCfg
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError
 from plsc.utils import measure

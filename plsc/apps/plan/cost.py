@@ -15,7 +15,7 @@ import paddle
 
 from plsc import distributed
 from plsc.config import Config
-from plsc.config.schema import head_dtype
+from plsc.config.run import head_dtype
 from plsc.heads.backends import by_kernels
 from plsc.heads.banks.offloaded import buffer_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks

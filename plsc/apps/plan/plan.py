@@ -40,8 +40,8 @@ from plsc.apps.plan.sizes import (
     most,
     on_this_machine,
 )
+from plsc.backbones.config import ModelCfg
 from plsc.config import STAND_IN, Config, add_arguments, load
-from plsc.config.schema import ModelCfg
 from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset
 from plsc.distributed import environment

@@ -28,7 +28,7 @@ from plsc.apps.plan.sizes import (
     of_old_classes,
 )
 from plsc.config import Config
-from plsc.config.schema import head_dtype
+from plsc.config.run import head_dtype
 from plsc.errors import UserError
 from plsc.utils.text import duration, table
 

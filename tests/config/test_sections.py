@@ -5,7 +5,8 @@ import os
 import pytest
 
 from plsc.config import Config, ConfigError, load
-from plsc.config.schema import EvalCfg, TrainCfg, head_dtype
+from plsc.config.run import head_dtype
+from plsc.data.config import EvalCfg, TrainCfg
 from plsc.heads.config import format_rows
 from plsc.utils.section import Section
 

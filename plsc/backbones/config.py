@@ -1,0 +1,35 @@
+"""Define the section Model."""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+from typing import Union
+
+from pydantic import Field
+
+from plsc.utils.registry import BACKBONES
+from plsc.utils.section import NOT_TRAINING, Plug
+
+
+class ModelCfg(Plug):
+    """The backbone: images in, embeddings out. Further keys are keyword arguments of its class; its docstring
+    explains them."""
+
+    registry = BACKBONES
+    supplied = {"embedding_size": "Model.embedding_size", "image_shape": "the data"}
+
+    name: str = "SmallResNet"
+    """`SmallResNet`, a residual network for small pictures; `LeNet`; for faces `MobileFaceNet`, `IResNet18`,
+    `IResNet34`, `IResNet50`, `IResNet100`, `IResNet200`, `FaceViT_tiny`, `FaceViT_small`, `FaceViT_base`, and
+    PLSC 0.x's `ResNet50`, `ResNet100`, `ResNet101`, `ResNet152` (docs/backbones.md compares them); a name that
+    you registered; or your own class as `package.module:Class`."""
+    embedding_size: int = Field(128, ge=1, le=2**16)
+    """Length D of the embedding. Memory of the head grows with D x classes; 512 is usual for millions of
+    classes."""
+    sync_batchnorm: bool = False
+    """In training, batch normalisation takes mean and variance over the samples of all ranks, not of each rank alone.
+    Try it when a rank has few samples, 32 or less (docs/training.md)."""
+    recompute: Union[bool, list[str]] = Field(False, json_schema_extra=NOT_TRAINING)
+    """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that the
+    backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1, layer2]`. The
+    same results in less memory and about a third more time (docs/large.md)."""

@@ -1,0 +1,275 @@
+"""Define the sections of a run: Global, Teacher, LRScheduler, Checkpoint, Export.
+
+They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
+"""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+from typing import Annotated, Literal, Optional, Union
+
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
+
+from plsc.heads.config import HeadCfg
+from plsc.utils.section import NOT_TRAINING, Section, few_for_this_machine
+
+DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
+
+
+class AmpCfg(Section):
+    """Mixed precision: which 16-bit numbers a training computes with."""
+
+    dtype: Literal["bfloat16", "float16"] = Field(...)
+    """bfloat16 has float32's range, and needs an A100 or a later GPU; float16 has more digits, and its gradients
+    are scaled."""
+    level: str = "O1"
+    """O1, Paddle's name for: convolutions and matrix products in 16 bits, weights and sums in float32."""
+
+    @field_validator("level")
+    @classmethod
+    def _only_o1(cls, value: str) -> str:
+        if value != "O1":
+            raise ValueError(
+                "must be O1, which keeps the weights in float32; O2 would round them to 16 bits, and then checkpoints, "
+                "optimizers and the evaluation"
+            )
+        return value
+
+
+class EmaCfg(Section):
+    """A running average of the backbone's weights."""
+
+    decay: float = Field(0.9999, ge=0, lt=1)
+    """Share of the average that an optimizer step keeps: 0.9999 averages about the last 10,000 steps; take 0.999 for
+    runs of fewer than 50,000. A ramp keeps it lower at the start."""
+    every: int = Field(1, ge=1)
+    """Optimizer steps between two updates, with the decay of as many steps."""
+
+
+class GlobalCfg(Section):
+    """Length of the run, seed, device, and where the results go."""
+
+    exclusive = (("epochs", "max_steps"),)
+
+    epochs: Optional[int] = Field(None, ge=1)
+    """Passes over the training set.
+
+    Give this or `max_steps`; with `-o` one replaces the other of the file.
+    """
+    max_steps: Optional[int] = Field(None, ge=1)
+    """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Seed of everything random. With the same machine and number of ranks the same seed gives the same run; on GPUs
+    with `deterministic`."""
+    output_dir: str = Field("output", min_length=1, json_schema_extra=NOT_TRAINING)
+    """Folder for config, `metrics.jsonl`, checkpoints, exported models and `report.html`.
+
+    Give each run its own.
+    """
+    resume: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Continue from the newest whole checkpoint in `output_dir`.
+
+    The number of ranks may differ from before.
+    """
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", json_schema_extra=NOT_TRAINING)
+    """`auto` takes the GPUs when Paddle was built for them and every rank has one, the CPU when none has; all ranks
+    decide alike (docs/gpu.md)."""
+    tf32: bool = True
+    """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point and
+    float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""
+    deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed, machine,
+    software and number of ranks then give the same run (docs/gpu.md). A CPU always does."""
+    checkpoint: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
+    """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
+    `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
+    init_from: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
+    """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the centres
+    of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
+    keep_centres: Optional[Literal["name", "number", "none"]] = Field(None, json_schema_extra=NOT_TRAINING)
+    """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
+    without names to which classes were only appended; or none. null is `name`, which is to be written where numbered folders
+    were moved or copied (docs/finetune.md)."""
+    new_centres: Optional[Literal["mean", "random"]] = Field(None, json_schema_extra=NOT_TRAINING)
+    """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
+    numbers. null is `mean` where other centres are kept, else `random`."""
+    keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
+    (docs/finetune.md)."""
+    compatible_with: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns embeddings that can
+    be compared with the old one's, so that its galleries stay in use (docs/gallery.md). null: no other network's."""
+    log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
+    """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
+    eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
+    """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
+    eval_every_steps: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
+    loggers: list[Literal["visualdl", "tensorboard", "wandb", "mlflow"]] = Field(
+        ["visualdl"], json_schema_extra=NOT_TRAINING
+    )
+    """Programs for which the numbers of `metrics.jsonl`, which is always written, are copied to `output_dir`
+    (docs/training.md). tensorboard, wandb and mlflow need the extra `loggers`; the last two work offline."""
+    profile: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Measure what the time of a step goes into, for `metrics.jsonl` and the report (docs/performance.md)."""
+    hang_seconds: int = Field(600, ge=0, le=31_536_000, json_schema_extra=NOT_TRAINING)
+    """In a launch: a rank whose step takes longer writes where it is stuck and ends, so that the run ends or is
+    restarted (`plsc train --ranks`); evaluations and checkpoints may take six times as long. 0 waits for ever."""
+    max_skipped: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
+    """Steps in a row whose loss or gradients are NaN or infinite, and that are skipped, before the run ends. 1 ends it at
+    the first (docs/resume.md)."""
+    rollbacks: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
+    """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
+    from before them, and on with half the learning rate it had (docs/resume.md)."""
+    amp: Optional[AmpCfg] = None
+    """Mixed precision in training, `{dtype: bfloat16, level: O1}` or `float16` (docs/mixed_precision.md): about half
+    the memory of the activations on a GPU; a CPU computes in float32 all the same. null: float32."""
+    ema: Optional[EmaCfg] = None
+    """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the average is what
+    is evaluated, exported and predicted with (docs/training.md). null: no average."""
+    data_licence: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    """Licence or terms of use of the training data, for the model card (docs/verification.md)."""
+    threads: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
+
+    @field_validator("threads")
+    @classmethod
+    def _few(cls, value: Optional[int]) -> Optional[int]:
+        return few_for_this_machine(value)
+
+    @field_validator("loggers")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("must name each program once")
+        return value
+
+    @field_validator("keep_centres", "new_centres", "keep_step")
+    @classmethod
+    def _starts_somewhere(cls, value: Union[str, bool, None], info: ValidationInfo) -> Union[str, bool, None]:
+        if value and info.data.get("init_from") is None:
+            raise ValueError("has no meaning without Global.init_from")
+        return value
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the step that a run ends at."""
+        return self.max_steps or self.epochs * steps_per_epoch
+
+
+def head_dtype(head: HeadCfg, amp: Optional[AmpCfg]) -> str:
+    """Return what a training's head rounds its matrix products' inputs to."""
+    return head.compute_dtype or (amp.dtype if amp else "float32")
+
+
+class TeacherCfg(Section):
+    """Distillation: a trained network, the teacher, shows this run's which embeddings to give (docs/training.md)."""
+
+    checkpoint: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
+    embedding size must be those of this run. A resumed run must have the same teacher."""
+    weight: float = Field(10.0, ge=0, le=10_000)
+    """Factor on 1 - cosine between the embedding and the teacher's of the same sample, which is added to the head's loss.
+    0: only the centres are the teacher's, which costs no forward pass of its network."""
+    centres: bool = True
+    """Take the teacher's class centres, by name, and leave them as they are. A class that it does not know has the mean
+    of the teacher's embeddings of its images. false: centres of the run's own."""
+
+    @field_validator("weight", "centres")
+    @classmethod
+    def _has_a_teacher(cls, value: Union[float, bool], info: ValidationInfo) -> Union[float, bool]:
+        if info.data.get("checkpoint", "") is None:
+            raise ValueError("has no meaning without Teacher.checkpoint")
+        return value
+
+    @field_validator("centres")
+    @classmethod
+    def _takes_something(cls, value: bool, info: ValidationInfo) -> bool:
+        if not value and info.data.get("weight") == 0:
+            raise ValueError("must be true where Teacher.weight is 0, or nothing is taken from the teacher")
+        return value
+
+    @property
+    def freezes_centres(self) -> bool:
+        """Whether the class centres are the teacher's and stay so."""
+        return self.checkpoint is not None and self.centres
+
+    def applies(self, key: str) -> bool:
+        return key == "checkpoint" or self.checkpoint is not None
+
+
+class LRSchedulerCfg(Section):
+    """The learning rate over the run: a linear warm-up, then the named schedule down to the last step."""
+
+    only_with = {
+        "milestones": ("step",),
+        "boundaries": ("step",),
+        "gamma": ("step",),
+        "power": ("poly",),
+        "min_factor": ("poly", "cosine"),
+    }
+    exclusive = (("warmup_epochs", "warmup_steps"), ("milestones", "boundaries"))
+
+    name: Literal["constant", "step", "poly", "cosine"] = "cosine"
+    """constant; step: times `gamma` at each milestone; poly: `(1 - progress) ** power`; cosine: half a
+    cosine."""
+    learning_rate: float = Field(0.1, gt=0)
+    """The rate at the end of the warm-up. Change it in proportion to the global batch, batch_size x
+    ranks."""
+    warmup_epochs: float = Field(0.0, ge=0, le=10**9)
+    """Epochs, fractions too, in which the rate rises linearly from 0. Give this or `warmup_steps`."""
+    warmup_steps: Optional[int] = Field(None, ge=0)
+    """The same in steps."""
+    milestones: list[Annotated[float, Field(gt=0, le=10**9)]] = []
+    """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
+    boundaries: list[PositiveInt] = []
+    """The same in steps."""
+    gamma: float = Field(0.1, gt=0, le=1)
+    """Factor on the rate at each milestone."""
+    power: float = Field(2.0, gt=0, le=100)
+    """Exponent of poly: 1 is a straight line, 2 falls faster at first."""
+    min_factor: float = Field(0.0, ge=0, le=1)
+    """Lowest rate as a fraction of `learning_rate`."""
+
+    @field_validator("milestones", "boundaries")
+    @classmethod
+    def _rising(cls, value: list[float]) -> list[float]:
+        if any(later <= earlier for earlier, later in zip(value, value[1:])):
+            raise ValueError("must be in rising order")
+        return value
+
+    @model_validator(mode="after")
+    def _steps_somewhere(self) -> "LRSchedulerCfg":
+        if self.name == "step" and not (self.milestones or self.boundaries):
+            raise ValueError("step needs milestones, for example [10, 16, 18], or boundaries")
+        return self
+
+
+class CheckpointCfg(Section):
+    """Checkpoints are folders under `output_dir`/checkpoints, each whole or absent."""
+
+    every_steps: Optional[int] = Field(None, ge=1)
+    """Steps between two checkpoints, besides those at the end of the epochs and of the run. Set it when an
+    epoch takes hours. null writes at the ends only."""
+    keep: int = Field(3, ge=1)
+    """Newest checkpoints to keep; older ones are deleted, but for the best one of the main evaluation."""
+
+
+class ExportCfg(Section):
+    """The backbone as a file for other programs; every export is compared with the trained network."""
+
+    formats: list[Literal["paddle", "onnx", "onnx_int8", "insightface", "paddlex"]] = Field(
+        ["paddle", "onnx"], min_length=1
+    )
+    """paddle: for Paddle Inference; onnx: for ONNX Runtime and others; onnx_int8: the same in 8 bits; insightface, paddlex: for
+    these packages (docs/export.md). All but paddle and paddlex need the extra `export`."""
+    opset: int = Field(17, ge=7, le=21)
+    """Version of the ONNX operators. Lower it for an old runtime."""
+    int8_pictures: int = Field(512, ge=1)
+    """Pictures of the training set from which onnx_int8 takes the ranges of its numbers."""
+
+    @field_validator("formats")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError("must name each format once")
+        return value

@@ -1,0 +1,282 @@
+"""Define the section DataLoader: the data sets, their order, and how many samples are taken at a time."""
+
+# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
+# ruff: noqa: FA100
+
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+
+from plsc.utils.messages import UNION_TAGS, arguments_of
+from plsc.utils.registry import DATASETS
+from plsc.utils.section import NOT_TRAINING, Plug, Section, few_for_this_machine
+from plsc.utils.sharding import count_micro_batches, split
+from plsc.utils.yaml_lines import KeyPath
+
+TRAIN_SET = ("DataLoader", "Train", "dataset")
+EVAL_SET = ("DataLoader", "Eval", "dataset")
+MORE_SETS = ("DataLoader", "Eval", "more")
+
+
+class DatasetCfg(Plug):
+    """A class of the registry of data sets."""
+
+    registry = DATASETS
+
+    @classmethod
+    def hint(cls, name: str, key: str, text: str) -> str:
+        """Name the data sets that have the key that the class `name` lacks."""
+        if not text.startswith("unknown key"):
+            return ""
+        owners = [
+            other
+            for other in DATASETS.builtin
+            if cls.may_name(other) and key in arguments_of(DATASETS.get(other))[0]
+        ]
+        if not owners:
+            return ""
+        return f"; these are the keys of {name}; give name: {' or '.join(owners)} for '{key}'"
+
+    @classmethod
+    def may_name(cls, name: str) -> bool:
+        """Say whether a data set may be named here."""
+        return True
+
+
+class TrainDatasetCfg(DatasetCfg):
+    """The images to train on. Further keys are keyword arguments of the class; its docstring explains
+    them. A list of such mappings trains on several sets together (docs/data.md)."""
+
+    # The seed of an Eval set is a key of its own: runs with different seeds must have comparable results.
+    supplied = {"seed": "Global.seed"}
+
+    @classmethod
+    def hint(cls, name: str, key: str, text: str) -> str:
+        if key in JoinedDatasetCfg.model_fields and cls is TrainDatasetCfg:
+            return "; weight and head are keys of the items of a list of data sets"
+        return super().hint(name, key, text)
+
+    @classmethod
+    def may_name(cls, name: str) -> bool:
+        return hasattr(DATASETS.get(name), "sample")  # labelled images; pairs have image()
+
+    name: str = "Glyphs"
+    """`Glyphs`, characters drawn at run time; your images in a list file (`ImageList`), in a folder for each
+    identity (`ImageFolder`) or in a .rec file (`RecImages`); `IdxImages`, the
+    files of MNIST and Fashion-MNIST; `Synthetic`, noise for measuring speed; a name that you registered; or
+    your own class as `package.module:Class`. The number of classes is read from the data; docs/data.md has
+    examples."""
+
+
+class JoinedDatasetCfg(TrainDatasetCfg):
+    """Each of the mappings of a list of data sets to train on has the keys of a single one, and these."""
+
+    weight: Optional[float] = Field(None, gt=0, le=10**9)
+    """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null: the
+    number of its samples, so that an epoch has every sample once."""
+    head: Literal["merge", "own"] = "merge"
+    """merge: identities of the same name are one class in all sets that are merged. own: the set
+    has a softmax of its own, over its own classes only, since the same person may have another class in another set."""
+
+
+def _one_or_several(value: Any) -> Optional[str]:
+    """Say which alternative of TrainCfg.dataset a value is to be checked by."""
+    return UNION_TAGS[isinstance(value, list)] if isinstance(value, (dict, list, Section)) else None
+
+
+class EvalDatasetCfg(DatasetCfg):
+    """What to evaluate on: pairs of images to verify, or labelled images of the trained classes, whose classes
+    the head predicts. Further keys are keyword arguments of the class; its docstring explains them.
+    `dataset: null` evaluates nothing."""
+
+    name: str = "GlyphPairs"
+    """`GlyphPairs`, pairs of characters that training never sees; pairs named in a file (`PairList`), in a .bin
+    pack (`BinPairs`) or drawn from labelled images (`ImagePairs`); IJB's templates (`IjbPairs`); a search in a
+    gallery (`GalleryProbe`); the ranking of a gallery for queries (`QueryGallery`); any data set that `Train.dataset` may name; a name that you registered; or your own
+    class as `package.module:Class`. Where it is not written and training has other images than `Glyphs`, nothing is
+    evaluated."""
+
+
+class SamplerCfg(Section):
+    """Which samples an epoch has, and in which order; the same on any number of ranks (docs/data.md)."""
+
+    only_with = {"per_class": ("balanced",), "samples": ("pk",)}
+
+    name: Literal["shuffle", "balanced", "pk"] = "shuffle"
+    """shuffle: every sample once. balanced: every class equally often, however many images it has. pk: in every
+    step a number of images of each of a number of classes."""
+    per_class: Optional[int] = Field(None, ge=1)
+    """Samples of each class in an epoch. null: the mean number of a class, rounded, so that the epoch is about as long
+    as the set."""
+    samples: int = Field(4, ge=1)
+    """K of P x K: samples of each class in a step. The global batch is a multiple of it; P is the quotient."""
+
+
+class TrainCfg(Section):
+    """Training data. One step takes `batch_size` x `accumulate` x ranks samples, the global batch."""
+
+    dataset: Annotated[
+        Union[
+            Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])],
+            Annotated[list[JoinedDatasetCfg], Tag(UNION_TAGS[1])],
+        ],
+        Discriminator(_one_or_several),
+    ] = TrainDatasetCfg()
+    without: list[str] = []
+    """Names of classes whose images are left out (docs/finetune.md). A name that no class has is refused."""
+    corrections: list[str] = []
+    """Lists of wrong labels in `dataset`, as `plsc doctor --trained` writes them, each of the data that the one before leaves:
+    `[corrections.tsv]` (docs/data.md)."""
+    sampler: SamplerCfg = SamplerCfg()
+    batch_size: int = Field(128, ge=1)
+    """Samples per rank that go through the backbone at once. Lower it when memory runs out, and raise `accumulate`, or
+    lower the learning rate with it."""
+    accumulate: int = Field(1, ge=1)
+    """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about a third
+    more time (docs/large.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
+    `batch_size` samples."""
+    num_classes: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in` makes
+    noise of so many classes."""
+    num_samples: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """A check only: refuse data with another number of samples. null takes what the data has. `--stand-in` makes so
+    many."""
+    global_batch: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
+    `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of samples.
+    `--dry-run` and `plsc plan` plan for the ranks that it takes."""
+    keep_global_batch: bool = Field(False, json_schema_extra=NOT_TRAINING)
+    """Take `global_batch` samples in a step on any number of ranks: they are shared out evenly, and each rank's share
+    goes through the backbone in as few micro-batches of `batch_size` samples as it needs (docs/resume.md)."""
+    num_workers: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
+    """Processes per rank that prepare batches; 0 uses a thread. Raise it when the images per second are bound
+    by the data; the batches stay the same."""
+    max_corrupt: float = Field(0.01, ge=0, lt=1, json_schema_extra=NOT_TRAINING)
+    """Share of a rank's images of an epoch that may be replaced by others because they cannot be decoded; each is
+    named in the log. More than that ends the run, if possible before its first step. 0 ends it at the first one."""
+
+    @property
+    def sets(self) -> list[TrainDatasetCfg]:
+        """The data sets to train on: one, or those of the list."""
+        return self.dataset if isinstance(self.dataset, list) else [self.dataset]
+
+    @property
+    def weights(self) -> Optional[list[float]]:
+        """The weights of the sets of a list; None where they have none."""
+        weights = [section.weight for section in self.sets if isinstance(section, JoinedDatasetCfg)]
+        return weights if len(weights) > 1 and None not in weights else None
+
+    @field_validator("dataset")
+    @classmethod
+    def _all_or_none_weighted(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        if not value:
+            raise ValueError("must name at least one data set")
+        without = [number for number, section in enumerate(value) if section.weight is None]
+        if 0 < len(without) < len(value):
+            raise ValueError(
+                f"item {without[0]} has no weight, others have one; give all of them one, or none"
+            )
+        return value
+
+    @field_validator("sampler")
+    @classmethod
+    def _one_order(cls, value: SamplerCfg, info: ValidationInfo) -> SamplerCfg:
+        sets = info.data.get("dataset")
+        weighted = isinstance(sets, list) and len(sets) > 1 and sets[0].weight is not None
+        if weighted and value.name != "shuffle":
+            raise ValueError(
+                f"{value.name} draws by class, from all sets alike: leave out the weights of the data sets, or set shuffle"
+            )
+        return value
+
+    @field_validator("accumulate")
+    @classmethod
+    def _two_samples_at_once(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("batch_size", 2) < 2:
+            raise ValueError("needs a batch_size of at least 2, which BatchNorm takes")
+        return value
+
+    @field_validator("global_batch")
+    @classmethod
+    def _whole_ranks(cls, value: Optional[int], info: ValidationInfo) -> Optional[int]:
+        of_rank = info.data.get("batch_size", 1) * info.data.get("accumulate", 1)
+        if value is not None and value % of_rank:
+            raise ValueError(
+                f"must be a multiple of what a rank takes in a step, batch_size x accumulate = {of_rank}"
+            )
+        return value
+
+    @field_validator("keep_global_batch")
+    @classmethod
+    def _of_a_global_batch(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("global_batch", 1) is None:
+            raise ValueError("needs the number of samples to keep; state global_batch")
+        return value
+
+    @field_validator("num_workers")
+    @classmethod
+    def _few(cls, value: int) -> int:
+        return few_for_this_machine(value)
+
+    @property
+    def planned_ranks(self) -> int:
+        """The number of ranks that `global_batch` takes; 1 without it."""
+        of_rank = self.batch_size * self.accumulate
+        return (self.global_batch or of_rank) // of_rank
+
+    def global_batch_on(self, ranks: int) -> int:
+        """Return the samples of all of so many ranks in one step."""
+        return self.global_batch if self.keep_global_batch else self.batch_size * self.accumulate * ranks
+
+    def micro_batches_on(self, ranks: int) -> list[list[int]]:
+        """Return the samples of each micro-batch of a step, by rank: as many of them on each, the largest first."""
+        shares = [stop - start for start, stop in split(self.global_batch_on(ranks), ranks)]
+        count = count_micro_batches(shares, self.batch_size)
+        return [[stop - start for start, stop in split(share, count)] for share in shares]
+
+
+class EvalCfg(Section):
+    """Evaluation data.
+
+    `dataset` is the main set: it decides which checkpoint is the best, and the threshold.
+    """
+
+    dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
+    more: dict[str, EvalDatasetCfg] = {}
+    """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
+    `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""
+    batch_size: int = Field(256, ge=1)
+    """Images per rank in one forward pass. No result depends on it."""
+    flip: bool = False
+    """Embed each image and its mirror image, and take both together, as InsightFace's evaluation does: a little
+    more accurate, twice the time. The threshold is for embeddings made in the same way; `predict` makes them so
+    too."""
+
+    @model_validator(mode="after")
+    def _main_first(self) -> "EvalCfg":
+        if self.more and self.dataset is None:
+            raise ValueError(
+                "more needs a main set in dataset, which is null; name one there, or set more to {}"
+            )
+        return self
+
+
+class DataLoaderCfg(Section):
+    """Where images come from, and how many at a time."""
+
+    Train: TrainCfg = TrainCfg()
+    Eval: EvalCfg = Field(EvalCfg(), json_schema_extra=NOT_TRAINING)
+
+    def sets(self) -> dict[KeyPath, DatasetCfg]:
+        """Return the data sets by their paths in a config, those to train on first."""
+        sets: dict[KeyPath, DatasetCfg] = {}
+        if isinstance(self.Train.dataset, list):
+            sets.update({(*TRAIN_SET, number): section for number, section in enumerate(self.Train.dataset)})
+        else:
+            sets[TRAIN_SET] = self.Train.dataset
+        if self.Eval.dataset:
+            sets[EVAL_SET] = self.Eval.dataset
+        sets.update({(*MORE_SETS, title): section for title, section in self.Eval.more.items()})
+        return sets
