@@ -120,8 +120,8 @@ def save(
     mine = _files_of_rank_0(content) if first else {}
     together = partial(_together, what, ranks)
     try:
-        begun = together(_begin, final, first, (content.shard.start, content.shard.stop), fields)
-        shards = _distinct([shard for shard, _ in begun], num_classes)
+        shard = int(content.shard.start), int(content.shard.stop)
+        shards = _distinct(together(_begin, final, first, shard), num_classes)
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
         replicated = len(names) < ranks.world_size
         if first or not replicated:
@@ -129,7 +129,7 @@ def save(
         written = together(_write, final, mine)
         files = {name: info for of_rank in written for name, info in of_rank.items()}
         heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
-        together(_publish, final, first, {**begun[0][1], "heads": heads, "files": files})
+        together(_publish, final, first, {**fields, "heads": heads, "files": files})
     except SaveError:
         if first:
             _tidy(root, ignore_errors=True)  # the disk may be full or gone; the next save tries again
@@ -180,12 +180,13 @@ def _together(what: str, ranks: Ranks, work: Callable, *args: Any) -> list:
     return [result for result, _ in answers]
 
 
-def _begin(final: Path, first: bool, shard: tuple[int, int], fields: dict) -> tuple[tuple[int, int], dict]:
+def _begin(final: Path, first: bool, shard: tuple[int, int]) -> tuple[int, int]:
+    """Make the folder beside `final`; return the shard, of which all ranks learn by that."""
     if first:
         final.parent.mkdir(parents=True, exist_ok=True)
         _tidy(final.parent)
         _beside(final, "tmp").mkdir()
-    return (int(shard[0]), int(shard[1])), fields
+    return shard
 
 
 def _distinct(shards: list[tuple[int, int]], num_classes: int) -> list[tuple[int, int]]:
