@@ -168,16 +168,18 @@ def load_pickle(path: str) -> object:
 @contextlib.contextmanager
 def user_errors(path: str, what: str) -> Iterator[None]:
     """Turn errors of reading `path`, which should be a `what`, into a UserError of one line."""
-    try:
-        with reading(path):
+    with reading(path):
+        try:
             yield
-    except Refused as error:
-        raise UserError(f"{shown(path)}: refused: the file asks for {error}; nothing of it was run") from None
-    except (*_DAMAGE, *_EXHAUSTION) as error:
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"{shown(path)}: is no {what}, or is damaged or cut off ({_quoted(detail)}); fetch it again"
-        ) from error
+        except Refused as error:
+            raise UserError(
+                f"{shown(path)}: refused: the file asks for {error}; nothing of it was run"
+            ) from None
+        except (*_DAMAGE, *_EXHAUSTION) as error:
+            detail = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(
+                f"{shown(path)}: is no {what}, or is damaged or cut off ({_quoted(detail)}); fetch it again"
+            ) from error
 
 
 class _Bounded:

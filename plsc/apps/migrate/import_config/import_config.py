@@ -10,10 +10,9 @@ import os
 
 from plsc.apps.migrate.import_config import arcface_torch, plsc24
 from plsc.apps.migrate.import_config.translation import Translation, format_config, problems_of
-from plsc.errors import UserError
+from plsc.errors import UserError, reading
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.files import read_regular
-from plsc.utils.safe_pickle import user_errors
 from plsc.utils.text import table
 
 _MOST_BYTES = 2**16  # of a config file; real ones have up to 20,000
@@ -47,7 +46,7 @@ def import_config(path: str, ranks: int | None = None) -> tuple[str, Translation
 
 
 def _read(path: str) -> str:
-    with user_errors(path, "training config"):
+    with reading(path):
         return read_regular(path, _MOST_BYTES).decode("utf-8-sig")
 
 
