@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 from plsc.distributed import collectives
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, shown, writing
 
 
 def check_shared(folder: str | os.PathLike) -> None:
@@ -26,13 +26,9 @@ def check_shared(folder: str | os.PathLike) -> None:
     token = folder / f".shared-{uuid.uuid4().hex}"
 
     def write() -> tuple[str, str]:
-        try:
+        with writing(f"Global.output_dir: {folder} on host {host}", remedy="name another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             token.touch(exist_ok=False)
-        except OSError as error:
-            raise UserError(
-                f"Global.output_dir: cannot write to {folder} on host {host}: {error.strerror}; name another folder"
-            ) from error
         return token.name, host
 
     name, first = collectives.run_on_rank_0(write)

@@ -23,7 +23,7 @@ from pathlib import Path
 from plsc.backbones.config import ModelCfg
 from plsc.config import Config, load
 from plsc.distributed import environment, launcher
-from plsc.errors import UserError
+from plsc.errors import UserError, writing
 from plsc.utils import measure
 from plsc.utils.disk import nearest_folder
 from plsc.utils.sharding import split
@@ -136,12 +136,8 @@ def _with_bank_folder(cfg: Config) -> Iterator[Config]:
         yield cfg
         return
     place = nearest_folder(cfg.Head.bank_folder or cfg.Global.output_dir)
-    try:
+    with writing(f"Head.bank_folder: {place}", remedy="name another folder"):
         folder = tempfile.TemporaryDirectory(prefix="plsc-plan-", dir=place)
-    except OSError as error:
-        raise UserError(
-            f"Head.bank_folder: {place}: cannot hold the class centres: {error.strerror}; name another folder"
-        ) from error
     with folder as name:
         yield _with(cfg, Head={"bank_folder": name})
 

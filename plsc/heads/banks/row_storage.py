@@ -18,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from plsc.errors import UserError
+from plsc.errors import UserError, reading, writing
 from plsc.native.heads.records import read_records, write_records
 from plsc.utils.disk import need_and_free
+
+_RESUME = "resume from the newest checkpoint, perhaps with another Head.bank_folder"
 
 
 class MemoryRowStorage:
@@ -52,17 +54,16 @@ class FileRowStorage:
         fits, numbers = need_and_free(Path(folder), count * self._bytes)
         if not fits:
             raise UserError(self._no_space(numbers))
-        try:
-            os.makedirs(folder, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
-            if count:
-                os.posix_fallocate(self._file.fileno(), 0, count * self._bytes)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
+        with writing(f"Head.bank_folder: {folder}", remedy="name another folder"):
+            try:
+                os.makedirs(folder, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (as long as the bank)
+                if count:
+                    os.posix_fallocate(self._file.fileno(), 0, count * self._bytes)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
                 raise UserError(self._no_space(numbers)) from error
-            raise UserError(
-                f"Head.bank_folder: {folder}: cannot hold the class centres: {error.strerror}; name another folder"
-            ) from error
 
     def _no_space(self, numbers: str) -> str:
         return (
@@ -74,16 +75,15 @@ class FileRowStorage:
         whole = isinstance(rows, slice)
         stored = np.empty((rows.stop - rows.start if whole else len(rows), self._width), self._dtype)
         try:
-            if whole:
-                self._read_range(rows.start, stored)
-            else:
-                read_records(self._file.fileno(), rows, stored)
+            with reading(f"{self._folder}: class centres", remedy=_RESUME):
+                if whole:
+                    self._read_range(rows.start, stored)
+                else:
+                    read_records(self._file.fileno(), rows, stored)
         except EOFError as error:
             raise UserError(
                 f"{self._folder}: the file with the class centres became shorter than it was made; resume from the newest checkpoint"
             ) from error
-        except OSError as error:
-            raise UserError(self._failed("read", error)) from error
         return stored
 
     def _read_range(self, start: int, stored: np.ndarray) -> None:
@@ -99,13 +99,11 @@ class FileRowStorage:
 
     def write(self, rows: np.ndarray | slice, stored: np.ndarray) -> None:
         stored = np.ascontiguousarray(stored, self._dtype)
-        try:
+        with writing(f"{self._folder}: class centres", remedy=_RESUME):
             if isinstance(rows, slice):
                 self._write_range(rows.start, stored)
             else:
                 write_records(self._file.fileno(), rows, stored)
-        except OSError as error:
-            raise UserError(self._failed("written", error)) from error
 
     def _write_range(self, start: int, stored: np.ndarray) -> None:
         file = self._file.fileno()
@@ -124,12 +122,6 @@ class FileRowStorage:
         if drop:
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return seconds
-
-    def _failed(self, what: str, error: OSError) -> str:
-        return (
-            f"{self._folder}: class centres cannot be {what}: {error.strerror}; resume from the newest checkpoint, perhaps with another "
-            "Head.bank_folder"
-        )
 
 
 def _bytes_of(stored: np.ndarray) -> memoryview:

@@ -393,7 +393,7 @@ def test_the_command_plans_a_bank_on_disk_and_leaves_nothing_there(tmp_path, cap
 def test_a_folder_that_can_hold_no_bank_is_told():
     asked = ["-c", str(TINY), "--bank", "disk", "-o", "Head.bank_folder=/proc/nowhere"]
     with pytest.raises(
-        UserError, match=r"^Head\.bank_folder: /proc: cannot hold the class centres: .*; name another folder$"
+        UserError, match=r"^Head\.bank_folder: /proc: cannot be written: .*; name another folder$"
     ):
         plan.main(asked)
 

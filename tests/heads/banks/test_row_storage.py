@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         UserError,
-        match=r"^Head.bank_folder: .*/file/sub: cannot hold the class centres: Not a directory; name another",
+        match=r"^Head.bank_folder: .*/file/sub: cannot be written: Not a directory; name another",
     ):
         FileRowStorage(tmp_path / "file" / "sub", 1, 8, np.float32)
 
@@ -107,6 +107,6 @@ def test_a_disk_that_fails_is_reported(tmp_path, monkeypatch):
     ):
         with pytest.raises(
             UserError,
-            match=r": class centres cannot be (written|read): Input/output error; resume from the newest",
+            match=r": class centres: cannot be (written|read): Input/output error; resume from the newest",
         ):
             use()
