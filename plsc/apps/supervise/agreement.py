@@ -308,7 +308,9 @@ class Agreement:
 
     def _begin(self, ready: dict[int, _Member], now: float) -> None:
         """Start the ranks on these machines, unless they differ."""
-        facts = {n: {**m.details.facts, "clock_offset": m.clock_offset} for n, m in ready.items()}
+        facts = {
+            n: m.details.facts.model_copy(update={"clock_offset": m.clock_offset}) for n, m in ready.items()
+        }
         if problems := self._compare(facts):
             self._end(2, *(f"ERROR {problem}" for problem in problems))
             return

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from plsc.apps.supervise import preflight
 from plsc.apps.supervise.address import listening_address, own_address
 from plsc.apps.supervise.agreement import DEAD, Agreement
+from plsc.apps.supervise.facts import Facts
 from plsc.apps.supervise.job import Job, Start, note_signals
 from plsc.apps.supervise.options import Machines, Options
 from plsc.apps.supervise.postmortem import Failure
@@ -62,7 +63,7 @@ class Machine:
         self._details = Details()
         self._changes = 0  # of the details
         self._known = 0  # the changes that the first machine knows
-        self._facts: dict | None = None
+        self._facts: Facts | None = None
         self._agreement = ""
         self._seen = 0
         self._client: Client | None = None  # not on the first machine
@@ -144,7 +145,7 @@ class Machine:
                 return code
             time.sleep(_POLL)
 
-    def _compare(self, facts: Mapping[int, dict]) -> list[str]:
+    def _compare(self, facts: Mapping[int, Facts]) -> list[str]:
         """Compare the machines before a start; print their table before the first, and where they differ."""
         problems = preflight.compare(facts)
         if problems or not self._generation:
@@ -288,18 +289,21 @@ class Machine:
 
     def _prepare(self) -> None:
         """Get ready for a start: look at this machine."""
-        facts = preflight.collect(
-            self._job.cfg,
-            ranks=self._job.ranks,
-            machines=self._machines.most,
-            address=self._address,
-            interface=self._interface or "",
-            earlier=self._facts,
-            say=self._say,
-        )
-        self._facts = facts
+        if (
+            self._facts
+        ):  # the data are not read again, nor free memory: ranks that were just ended may hold some
+            self._facts = preflight.with_gpus(self._facts, self._job.cfg)
+        else:
+            self._facts = preflight.collect(
+                self._job.cfg,
+                ranks=self._job.ranks,
+                machines=self._machines.most,
+                address=self._address,
+                interface=self._interface or "",
+                say=self._say,
+            )
         note_signals(self._signals)  # again: a data set may have imported Paddle, too
-        self._enter("ready", Details(facts=facts))
+        self._enter("ready", Details(facts=self._facts))
 
     def _begin(self, generation: int, start: StartOrder) -> None:
         """Start the ranks of this machine."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import math
 import socket
 import socketserver
 import sys
@@ -21,19 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Any, Literal, Optional
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    FiniteFloat,
-    NonNegativeInt,
-    ValidationError,
-)
-from typing_extensions import TypedDict
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
 
 from plsc.apps.supervise import secret
+from plsc.apps.supervise.facts import MESSAGE, Facts, Name, Text
 from plsc.apps.supervise.secret import Secret
 from plsc.errors import UserError, shown
 
@@ -42,7 +34,6 @@ HUNG = 30.0  # seconds after which a machine that does nothing, though its proce
 _TIMEOUT = 3.0  # seconds for a report and its answer
 _MOST_BYTES = 1 << 20  # of a report, and of an order
 _MOST_VALUES = 100_000  # of a report
-_LONGEST_NAME = 255
 _MOST_CONNECTIONS = 256  # at once
 _MOST_OF_ONE = 64  # of one address
 _MOST_WARNINGS = 16  # about reports that were refused, one for each address
@@ -50,39 +41,17 @@ _MOST_WARNINGS = 16  # about reports that were refused, one for each address
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
-def _as_sent(value: Any) -> Any:
-    """Return data as they arrive: text that UTF-8 cannot hold, as of file names, escaped, and infinity as text."""
-    if isinstance(value, dict):
-        return {shown(key): _as_sent(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_as_sent(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return shown(value) if isinstance(value, str) else value
-
-
-def _as_name(text: str) -> str:
-    if len(text) > _LONGEST_NAME:
-        raise ValueError(f"has more than {_LONGEST_NAME} characters")
-    return shown(text)
-
-
-_Text = Annotated[str, AfterValidator(shown)]
-_Name = Annotated[str, AfterValidator(_as_name)]
-_Data = Annotated[dict[str, Any], AfterValidator(_as_sent)]
 Signal = Literal["SIGTERM", "SIGINT", "SIGHUP"]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(
-        strict=True, extra="ignore"
-    )  # another version may say more: versions are compared
+    model_config = MESSAGE
 
 
 class Cause(_Message):
     """Why a start has ended on a machine."""
 
-    text: _Text
+    text: Text
     user: bool = False
     """A mistake of the user."""
     consequence: bool = False
@@ -97,7 +66,7 @@ class Stuck(_Message):
     """A rank that was still there when its machine was ordered to stop."""
 
     rank: NonNegativeInt
-    text: _Text
+    text: Text
     begun: Optional[NonNegativeInt] = None
     """Collectives that it has begun; None if unknown."""
     halted: bool = False
@@ -117,42 +86,10 @@ class Outcome(_Message):
     """The disk is full."""
 
 
-class DataFacts(TypedDict):
-    """A data set."""
-
-    samples: int
-    classes: Optional[int]
-    labels: _Text
-    names: _Text
-
-
-class DataMistake(TypedDict):
-    """Why a data set cannot be read."""
-
-    error: _Text
-
-
-Facts = TypedDict(
-    "Facts",
-    {
-        **dict.fromkeys(("host", "address", "interface"), _Name),
-        **dict.fromkeys(
-            ("Python", "plsc", "Paddle", "numpy", "kernels", "driver", "NCCL", "GPU"), Optional[_Text]
-        ),
-        **dict.fromkeys(("GPUs", "ranks", "processors"), int),
-        **dict.fromkeys(("free memory", "free disk", "needed memory", "needed disk"), int),
-        "config": _Data,
-        "data": dict[_Text, Union[DataFacts, DataMistake]],
-    },
-    total=False,
-)
-"""What plsc.apps.supervise.preflight compares."""
-
-
 class Details(_Message):
     """What changes with the state only."""
 
-    facts: Facts = {}
+    facts: Facts = Facts()
     outcome: Optional[Outcome] = None
 
 
@@ -160,12 +97,12 @@ class Report(_Message):
     """What a machine does now."""
 
     machine: NonNegativeInt
-    id: _Name
+    id: Name
     """Of the process of plsc run: another one for each call."""
     number: NonNegativeInt
     """Counts the reports of a process."""
-    host: _Name
-    address: _Name
+    host: Name
+    address: Name
     state: Literal["ready", "running", "ended", "refused", "over"]
     """ready: could start. ended: the start of `generation` has. refused: there is a mistake, `outcome` has it.
     over: plsc run ends."""
@@ -175,7 +112,7 @@ class Report(_Message):
     """A rank of that start has begun."""
     signal: Optional[Signal] = None
     """By which it was asked to stop."""
-    agreement: _Name = ""
+    agreement: Name = ""
     """That of the last order."""
     seen: NonNegativeInt = 0
     """Lines of that agreement that it has printed."""
@@ -208,7 +145,7 @@ class Order(_Message):
     generation: NonNegativeInt = 0
     seen: NonNegativeInt = 0
     """Lines before these `lines`."""
-    lines: list[_Text] = []
+    lines: list[Text] = []
     """To print."""
     start: Optional[StartOrder] = None
     code: int = 0

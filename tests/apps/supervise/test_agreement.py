@@ -82,7 +82,7 @@ class Run:
 
     def report(self, number, machine):
         fields = {k: v for k, v in machine.items() if k not in ("outcome", "number")}
-        details = Details(facts={}, outcome=machine.get("outcome"))
+        details = Details(outcome=machine.get("outcome"))
         machine["number"] = machine.get("number", 0) + 1
         report = Report(
             machine=number,

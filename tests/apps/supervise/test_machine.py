@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from plsc.apps.supervise import preflight
+from plsc.apps.supervise.facts import Facts
 from plsc.apps.supervise.machines import Machine
 from plsc.apps.supervise.options import read_options
 
@@ -34,7 +35,7 @@ def a_machine(folder):
 def test_signals_are_noted_although_a_data_set_has_brought_paddle(tmp_path, monkeypatch):
     def collect(*_, **__):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as the import of Paddle does
-        return {}
+        return Facts()
 
     monkeypatch.setattr(preflight, "collect", collect)
     machine = a_machine(tmp_path)

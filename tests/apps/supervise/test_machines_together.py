@@ -17,6 +17,7 @@ from plsc.apps.supervise import agreement as agreement_module
 from plsc.apps.supervise import machines as machines_module
 from plsc.apps.supervise.address import free_port
 from plsc.apps.supervise.agreement import DEAD, Agreement
+from plsc.apps.supervise.facts import Facts
 from plsc.apps.supervise.machines import Machine
 from plsc.apps.supervise.options import Machines, Options
 from plsc.apps.supervise.postmortem import Failure
@@ -277,7 +278,8 @@ class Fleet:
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch):
-    monkeypatch.setattr(machines_module.preflight, "collect", lambda *_, **__: {})
+    monkeypatch.setattr(machines_module.preflight, "collect", lambda *_, **__: Facts())
+    monkeypatch.setattr(machines_module.preflight, "with_gpus", lambda facts, cfg: facts)
     monkeypatch.setattr(machines_module, "note_signals", lambda signals: None)
     monkeypatch.setattr(machines_module, "_ANSWER", 0.0)
     monkeypatch.setattr(agreement_module, "free_port", itertools.count(1).__next__)  # none comes twice

@@ -11,6 +11,7 @@ import pytest
 
 from plsc import native as kernels
 from plsc.apps.supervise import preflight
+from plsc.apps.supervise.facts import Facts
 from plsc.config import load
 from plsc.data.synthetic import Synthetic
 from plsc.utils import version
@@ -38,7 +39,7 @@ def collect(cfg, number, **given):
     facts = preflight.collect(
         cfg, **{"ranks": 2, "machines": 3, "address": f"10.0.0.{number}", "interface": "eth0", **given}
     )
-    return json.loads(json.dumps({**facts, "host": f"node{number}"}))
+    return Facts.model_validate_json(facts.model_copy(update={"host": f"node{number}"}).model_dump_json())
 
 
 @pytest.fixture
@@ -84,11 +85,12 @@ def test_another_version_of_paddle(machines, images, monkeypatch):
     [("Python", "3.5.9", True), ("numpy", "1.20.3", True), ("Python", None, False), ("numpy", None, False)],
 )
 def test_of_versions_of_python_and_numpy_the_first_two_numbers_count(machines, fact, other, problem):
-    bugfix = ".".join([*machines[1][fact].split(".")[:2], "99"])
-    machines[1][fact] = other or bugfix
+    usual = getattr(machines[0], fact.lower())
+    bugfix = ".".join([*usual.split(".")[:2], "99"])
+    setattr(machines[1], fact.lower(), other or bugfix)
     lines = preflight.compare(machines)
     assert [line.split(";")[0] for line in lines] == [
-        f"machine 1 (node1): {fact} {other}, 2 machines have {machines[0][fact]}"
+        f"machine 1 (node1): {fact} {other}, 2 machines have {usual}"
     ] * problem
 
 
@@ -96,7 +98,7 @@ def test_kernels_that_are_missing(machines, images, monkeypatch):
     monkeypatch.delenv("PLSC_KERNELS", raising=False)
     monkeypatch.setattr(kernels, "_FILE", images / "_native.so")
     for facts in machines.values():
-        facts["kernels"] = "version 7"
+        facts.kernels = "version 7"
     machines[1] = collect(config(images), 1)
     assert "kernels none (not built), 2 machines have version 7" in only_line(machines)
 
@@ -125,7 +127,7 @@ def test_another_driver_and_a_gpu_that_is_missing(images, monkeypatch):
 def test_a_machine_without_nvidia_smi_has_no_gpus(images, monkeypatch):
     monkeypatch.setenv("PATH", str(images))
     facts = collect(config(images, "Global.device=auto"), 0)
-    assert (facts["GPUs"], facts["GPU"], facts["driver"]) == (0, None, None)
+    assert (facts.gpus, facts.gpu, facts.driver) == (0, None, None)
 
 
 def test_another_number_of_ranks(machines, images):
@@ -187,7 +189,7 @@ class Broken(Synthetic):
 def test_a_data_set_that_raises_is_a_problem_of_its_machine(machines, images, capsys):
     own = "DataLoader.Train.dataset={name: 'tests.apps.supervise.test_preflight:Broken'}"
     broken = collect(load(None, [own, "Global.device=cpu", f"Global.output_dir={images}"]), 1)
-    machines[1]["data"] = broken["data"]
+    machines[1].data = broken.data
     assert only_line(machines).endswith(": DataLoader.Train.dataset: ValueError: no such column")
     assert "Traceback" in capsys.readouterr().err
 
@@ -197,21 +199,17 @@ def test_each_of_several_sets_is_compared(images):
     pairs = f"{{name: ImagePairs, images: {images / 'images'}, num_pairs: 2, size: [12, 10]}}"
     given = [f"DataLoader.Train.dataset=[{part}, {part}]", f"DataLoader.Eval.dataset={pairs}"]
     facts = collect(load(None, [*given, "Global.device=cpu"]), 0)
-    assert list(facts["data"]) == [
+    assert list(facts.data) == [
         *("DataLoader.Train.dataset.0", "DataLoader.Train.dataset.1"),
         "DataLoader.Eval.dataset",
     ]
-    assert facts["data"]["DataLoader.Train.dataset.1"]["samples"] == 5
+    assert facts.data["DataLoader.Train.dataset.1"].samples == 5
 
 
-def test_data_are_read_once_and_a_long_reading_is_said(machines, images, monkeypatch):
+def test_a_long_reading_is_said(images, monkeypatch):
     said = []
     monkeypatch.setattr(preflight, "_SLOW", 0.0)
-    monkeypatch.setattr(preflight, "build_dataset", lambda *_: time.sleep(0.2) or pytest.fail("read again"))
-    monkeypatch.setattr(preflight, "available_bytes", lambda: 0)  # the ranks that were ended have some yet
-    again = collect(config(images), 1, earlier=machines[1])
-    assert again["free memory"] == machines[1]["free memory"]
-    assert again["data"] == machines[1]["data"]
+    monkeypatch.setattr(preflight, "build_dataset", lambda *_: time.sleep(0.2) or pytest.fail("read"))
     with pytest.raises(pytest.fail.Exception):
         collect(config(images), 1, say=said.append)
     assert said == ["INFO reading DataLoader.Train.dataset to compare it with the other machines' ..."]
@@ -226,12 +224,12 @@ def test_a_loopback_address_among_others(machines, images, number):
 
 def test_machines_on_one_host_may_all_have_a_loopback_address(machines):
     for facts in machines.values():
-        facts["address"] = "127.0.0.1"
+        facts.address = "127.0.0.1"
     assert preflight.compare(machines) == []
 
 
 def test_the_address_of_another_machine(machines):
-    machines[1]["address"] = "10.0.0.0"
+    machines[1].address = "10.0.0.0"
     assert "address 10.0.0.0, which machine 0 (node0) has too" in only_line(machines)
 
 
@@ -245,7 +243,10 @@ def test_the_address_of_another_machine(machines):
     ],
 )
 def test_a_clock_that_is_off(machines, offsets, wrong, what):
-    facts = {number: {**machines[number], "clock_offset": offset} for number, offset in enumerate(offsets)}
+    facts = {
+        number: machines[number].model_copy(update={"clock_offset": offset})
+        for number, offset in enumerate(offsets)
+    }
     if wrong is None:
         assert preflight.compare(facts) == []
     else:
@@ -256,21 +257,23 @@ def test_a_clock_that_is_off(machines, offsets, wrong, what):
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_memory_and_disk_that_cannot_hold_the_class_centres(images, kind):
     facts = {number: collect(config(images), number, machines=1) for number in range(2)}
-    facts[1][f"free {kind}"] = 1000
+    setattr(facts[1], f"free_{kind}", 1000)
     assert f"free {kind} 1e-06 GB, its class centres take " in only_line(facts)
 
 
 def test_of_two_machines_the_first_is_right_and_of_three_the_majority(machines):
-    machines[0]["ranks"] = 8
+    machines[0].ranks = 8
     assert only_line(machines, 0).startswith("machine 0 (node0): ranks 8, 2 machines have 2")
     del machines[2]
     assert only_line(machines, 1).startswith("machine 1 (node1): ranks 2, machine 0 (node0) has 8")
 
 
 def test_what_a_machine_sends_cannot_control_a_terminal(machines):
-    machines[1].update(host="node\x1b[2J", Paddle="3\n3")
-    machines[1]["config"]["Head.\x1b[31m"] = "\x07"
-    machines[1]["data"]["DataLoader.Train.dataset"] = {"error": "no\nsuch"}
+    sent = json.loads(machines[1].model_dump_json())
+    sent.update(host="node\x1b[2J", paddle="3\n3")
+    sent["config"]["Head.\x1b[31m"] = "\x07"
+    sent["data"] = {"DataLoader.Train.dataset": {"error": "no\nsuch"}, "a\x1b": {"error": ""}}
+    machines[1] = Facts.model_validate_json(json.dumps(sent))
     text = "".join([*preflight.compare(machines), preflight.format_table(machines).replace("\n", "")])
     assert text.isprintable() and "node\\x1b[2J" in text
 

@@ -11,6 +11,7 @@ import pytest
 
 from plsc.apps.supervise import reports
 from plsc.apps.supervise.address import free_port, interface_of, listening_address, own_address
+from plsc.apps.supervise.facts import Facts
 from plsc.apps.supervise.machines import Machine
 from plsc.apps.supervise.options import Machines, Options
 from plsc.apps.supervise.reports import Cause, Client, Details, Order, Outcome, Report, Server
@@ -52,10 +53,12 @@ def until(condition, seconds=10):
 def test_a_report_arrives_as_it_was_and_its_order_comes_back(served, client_of):
     port, seen = served
     client = client_of(port)
-    report = REPORT.model_copy(update={"details": Details(facts={"config": {"a": [1, None]}}), "changes": 2})
+    report = REPORT.model_copy(
+        update={"details": Details(facts=Facts(config={"a": [1, None]})), "changes": 2}
+    )
     client.post(report, at_once=True)
     assert until(lambda: client.order) and client.order.lines == ["hello\\xe9"]
-    assert seen[0].details.facts == {"config": {"a": [1, None]}} and seen[0].changes == 2
+    assert seen[0].details.facts.config == {"a": [1, None]} and seen[0].changes == 2
     assert until(lambda: len(seen) > 2)
     assert [each.number for each in seen] == sorted({each.number for each in seen})
 
@@ -63,13 +66,11 @@ def test_a_report_arrives_as_it_was_and_its_order_comes_back(served, client_of):
 def test_text_and_numbers_that_json_has_not_arrive_and_are_the_same_on_both_sides(served, client_of):
     port, seen = served
     outcome = Outcome(code=1, cause=Cause(text="no such file: caf\udce9.jpg"))
-    facts = {"host": "\udce9", "config": {"a": ["\udce9", float("inf")]}}
+    facts = Facts(host="\udce9", config={"a": ["\udce9", float("inf")]})
     details = Details(facts=facts, outcome=outcome)
     client_of(port).send(REPORT.model_copy(update={"details": details}))
-    assert seen[0].details == details and seen[0].details.facts == {
-        "host": "\\xe9",
-        "config": {"a": ["\\xe9", "inf"]},
-    }
+    assert seen[0].details == details
+    assert seen[0].details.facts == Facts(host="\\xe9", config={"a": ["\\xe9", "inf"]})
     assert seen[0].details.outcome.cause.text == "no such file: caf\\xe9.jpg"
 
 
@@ -175,7 +176,7 @@ def test_the_first_machine_listens_on_the_address_of_the_master_alone(monkeypatc
     [
         ({"details": {"facts": {"versions": 5, "config": [1]}}}, "details.facts.config: "),
         ({"details": {"facts": {"host": 5}}}, "details.facts.host: "),
-        ({"details": {"facts": {"free memory": "much"}}}, "details.facts.free memory: "),
+        ({"details": {"facts": {"free_memory": "much"}}}, "details.facts.free_memory: "),
         ({"details": {"facts": {"data": {"a": {"samples": 1}}}}}, "details.facts.data.a."),
         ({"details": {"facts": {"data": [1]}}}, "details.facts.data: "),
         ({"details": {"facts": {"config": {"a": [[]] * 100_001}}}}, "it has more than 100,000 values"),
