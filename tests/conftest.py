@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from plsc.distributed import environment, launcher
-from plsc.entry import RUN_FILES
 from plsc.evaluation.report import html
+from plsc.training.train import RUN_FILES
 from plsc.utils.logging import setup
 from tests.launch import Forking
 from tests.warm import do_not_sync

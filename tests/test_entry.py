@@ -21,11 +21,12 @@ from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.store import Checkpoint
 from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
-from plsc.entry import RUN_FILES, Entry
+from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
 from plsc.training.start import find_checkpoint
+from plsc.training.train import RUN_FILES
 from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import setup

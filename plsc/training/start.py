@@ -10,7 +10,7 @@ from pathlib import Path
 from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.distributed import environment
-from plsc.errors import MissingFileError
+from plsc.errors import MissingFileError, writing
 from plsc.utils.logging import get_logger, setup
 
 
@@ -58,3 +58,9 @@ def open_checkpoint(cfg: Config) -> store.Checkpoint:
     saved = store.Checkpoint.open(path, verify=False)
     saved.require("preprocessing", "shape", "dtype", "mean", "scale")
     return saved
+
+
+def make_folder(folder: Path, key: str) -> None:
+    """Make a folder that `key` names, unless it is there."""
+    with writing(f"{key}: {folder}", remedy="name another folder"):
+        folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,56 @@
+"""Export the checkpoint that a config names: `plsc export`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from plsc import distributed
+from plsc.apps.export import export
+from plsc.apps.export.int8_data import int8_data
+from plsc.config import Config
+from plsc.training.card import files_for_export
+from plsc.training.start import open_checkpoint
+from plsc.training.trained import load_network
+
+
+def export_checkpoint(
+    cfg: Config, output: str | os.PathLike | None = None, model: paddle.nn.Layer | None = None
+) -> dict[str, Any]:
+    """Write a checkpoint's backbone to a folder in Export.formats, and compare each. Every rank calls it, after `start`.
+
+    Args:
+        output: the folder; None: output_dir/export.
+        model: a Layer that takes the weights instead of Model.name's.
+
+    Returns the facts of plsc.apps.export.export: files and largest differences.
+    """
+    saved = open_checkpoint(cfg)
+    network = load_network(saved, cfg, model)
+    folder = Path(output) if output else Path(cfg.Global.output_dir) / "export"
+
+    def write() -> dict[str, Any]:
+        facts = export(
+            network.backbone,
+            folder,
+            formats=cfg.Export.formats,
+            opset=cfg.Export.opset,
+            preprocessing=network.preprocessing,
+            threshold=saved.state.threshold,
+            flip=saved.state.flip,
+            threshold_set=saved.state.threshold_set,
+            threshold_step=saved.state.threshold_step,
+            calibration=saved.state.calibration,
+            network=saved.network,
+            compatible_with=saved.compatible_with,
+            int8=partial(int8_data, cfg, saved),
+            documents=files_for_export(Path(cfg.Global.output_dir), saved),
+        )
+        print(f"done: exported {saved.path} to {folder}")
+        return facts
+
+    return distributed.run_on_rank_0(write)

@@ -1,0 +1,57 @@
+"""Embed images by a checkpoint's network, and write the embeddings: `plsc predict`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from plsc import distributed
+from plsc.config import Config
+from plsc.data.preprocessing import Preprocessing
+from plsc.data.to_predict import samples_to_predict
+from plsc.errors import UserError, names_text, writing
+from plsc.training.embed import embed
+from plsc.training.evaluator import refuse_flip
+from plsc.training.start import make_folder, open_checkpoint
+from plsc.training.trained import load_network
+from plsc.utils.atomic_write import atomic_write, replace_file
+from plsc.utils.logging import warn
+from plsc.utils.vectors import unit_rows
+
+
+def predict(
+    cfg: Config,
+    images: str | os.PathLike | Sequence[str] | np.ndarray,
+    output: str | os.PathLike | None = None,
+    model: paddle.nn.Layer | None = None,
+) -> tuple[np.ndarray, list[str]]:
+    """Embed images, write embeddings.npy and names.txt, and return both, as `Entry.predict` says. Every rank calls it, after `start`.
+
+    model: a Layer that takes the weights instead of Model.name's.
+    """
+    saved = open_checkpoint(cfg)
+    preprocessing = Preprocessing.from_json(saved.preprocessing)
+    refuse_flip(cfg.DataLoader.Eval, preprocessing)
+    read, names = samples_to_predict(images, preprocessing)
+    if not names:
+        raise UserError("predict: no images given, give at least one")
+    evaluation, state = cfg.DataLoader.Eval, saved.state
+    if evaluation.flip != state.flip and state.threshold is not None:
+        warn(
+            f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {state.flip}"
+        )
+    backbone = load_network(saved, cfg, model).backbone
+    emb = unit_rows(embed(backbone, read, len(names), preprocessing, evaluation.batch_size, evaluation.flip))
+    if distributed.rank() == 0:
+        folder = Path(output) if output else Path(cfg.Global.output_dir) / "predict"
+        make_folder(folder, "output" if output else "Global.output_dir")
+        with writing(folder, remedy="free some space, or name another folder"):
+            replace_file(folder / "names.txt", names_text(names))
+            with atomic_write(folder / "embeddings.npy") as beside, open(beside, "xb") as file:
+                np.save(file, emb)
+        print(f"done: {len(names):,} embeddings of {emb.shape[1]} numbers in {folder / 'embeddings.npy'}")
+    return emb, names

@@ -1,0 +1,152 @@
+"""Train by a config from the first check to the report: `plsc train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from plsc.config import Config
+from plsc.config.advice import advice
+from plsc.distributed import environment, guard
+from plsc.errors import UserError
+from plsc.training.finish import finish
+from plsc.training.start import find_checkpoint, make_folder, start
+from plsc.utils.atomic_write import replace_file
+from plsc.utils.loggers import check_packages
+from plsc.utils.logging import get_logger, setup
+from plsc.utils.metrics import Metrics
+from plsc.utils.text import duration
+
+# What a training run leaves in Global.output_dir.
+RUN_FILES = (
+    *("config.yaml", "metrics.jsonl", "train.log", "checkpoints", "identities.json"),
+    *("visualdl", "tensorboard", "wandb", "mlflow", "logged.json"),
+    *("report.html", "results.json", "curves.png", "roc.png", "det.png", "cmc.png", "histogram.png"),
+    *("calibration.png", "worst_pairs.png", "confusion.png", "steps.png"),
+    *("card.md", "card.json", "diverged", "export", "test", "predict"),
+)
+
+
+def train(cfg: Config, model: Any = None, make_optimizer: Callable | None = None) -> dict[str, Any]:
+    """Train to the end, evaluate, write the report, and return what `Entry.train` says. Every rank calls it.
+
+    model, make_optimizer: a Layer, and a function that makes an optimizer, in place of the config's.
+    """
+    cfg.check_ranks(environment.world_size_from_env())
+    cfg.check_data()  # before anything is written
+    _refuse_unread_checkpoint(cfg)
+    with guard.Guard(Path(cfg.Global.output_dir), cfg.Global.hang_seconds) as guarded:
+        return _train(cfg, guarded, model, make_optimizer)
+
+
+def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None) -> dict[str, Any]:
+    notes = start(cfg)
+    from plsc import distributed
+    from plsc.heads.self_check import refuse_a_wrong_head
+    from plsc.training import card
+
+    for note in notes:
+        get_logger().info(note)
+    distributed.run_on_rank_0(partial(check_packages, cfg.Global.loggers))
+    refuse_a_wrong_head(cfg.Global.tf32)
+    guarded.listen()
+    trainer, metrics = _begin(cfg, guarded, model, make_optimizer)
+    if guarded.stopped:
+        return _stopped(cfg, guarded, metrics)
+    output_dir = Path(cfg.Global.output_dir)
+    evaluator = trainer.evaluator
+    if evaluator.sets and evaluator.row is None:
+        evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
+    result = {**(evaluator.row or {"accuracy": None})}
+    result.update(seconds=trainer.seconds, output_dir=str(output_dir))
+    if metrics:
+        metrics.close()
+        took = f"took {duration(trainer.seconds)}"
+        best = trainer.best.model_dump() if trainer.best else None
+        facts = {"step": trainer.step, "best": best}
+        write_card = partial(card.write_of_training, cfg, trainer.step, trainer.dataset, evaluator.sets)
+        finish(cfg, evaluator, output_dir, took, facts, write_card=write_card)
+    return result
+
+
+def _begin(
+    cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callable | None
+) -> tuple[Any, Metrics | None]:
+    """Build a Trainer and train; return it and rank 0's metrics. Every rank calls it."""
+    from plsc import distributed
+    from plsc.distributed.network import measure_network
+    from plsc.training import build, finetune
+    from plsc.training.plan_lines import plan_lines, weak_lines
+
+    trainer = build.build_trainer(cfg, model, make_optimizer, signals=guarded)
+    path = find_checkpoint(cfg, writes=True) if cfg.Global.resume else None
+    beginning = finetune.Start([], {})
+    if path:
+        trainer.resume(path)
+    elif cfg.Global.init_from:
+        beginning = finetune.start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
+        trainer.begin_at(beginning.step, beginning.rollbacks)
+    metrics = None
+    output_dir = Path(cfg.Global.output_dir)
+    if distributed.rank() == 0:
+        if not path:
+            _set_earlier_run_aside(output_dir)
+        setup(0, output_dir / "train.log")
+        beginning.record(output_dir)
+        per_epoch = trainer.loader.steps_per_epoch
+        weak = weak_lines(cfg, per_epoch, trainer.evaluator.sets)
+        for line in [*advice(cfg, distributed.world_size(), environment.local_size_from_env()), *weak]:
+            get_logger().warning(line)
+        for line in plan_lines(
+            cfg,
+            trainer.dataset,
+            trainer.backbone,
+            per_epoch,
+            distributed.world_size(),
+        ):
+            get_logger().info(line)
+        replace_file(output_dir / "config.yaml", cfg.to_yaml(sources=True).encode())
+        metrics = Metrics(output_dir, trainer.step, cfg.Global.loggers)
+    distributed.barrier()
+    if (machines := environment.machines_from_env()) > 1:
+        network = measure_network()
+        get_logger().info(f"network: {distributed.world_size()} ranks on {machines} machines: {network}")
+    trainer.train(metrics)
+    return trainer, metrics
+
+
+def _stopped(cfg: Config, guarded: guard.Guard, metrics: Metrics | None) -> dict[str, Any]:
+    if metrics:
+        metrics.close()
+        again = "" if cfg.Global.resume or guarded.supervised else " and -o Global.resume=true"
+        stopped = f"stopped on {guarded.stopped} at step {guarded.step}"
+        get_logger().info(f"{stopped}; resume with the same command{again}")
+    return {"stopped": guarded.stopped, "step": guarded.step, "output_dir": str(Path(cfg.Global.output_dir))}
+
+
+def _refuse_unread_checkpoint(cfg: Config) -> None:
+    """Refuse a named checkpoint that this training would not read; newest and best are for other verbs."""
+    section = cfg.Global
+    if section.checkpoint not in (None, "newest", "best") and not section.resume:
+        where = cfg.source("Global.checkpoint")
+        raise UserError(
+            f"{where}: Global.checkpoint: training starts anew without Global.resume=true and would not read "
+            f"{section.checkpoint}; set that to go on from it, or Global.init_from to begin a new run with its weights"
+        )
+
+
+def _set_earlier_run_aside(output_dir: Path) -> None:
+    """Move an earlier run's files to output_dir/previous-1, -2, ...: nothing is overwritten, nothing mixed up."""
+    make_folder(output_dir, "Global.output_dir")
+    earlier = [output_dir / name for name in RUN_FILES if (output_dir / name).exists()]
+    if not earlier:
+        return
+    number = 1
+    while (aside := output_dir / f"previous-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for path in earlier:
+        path.rename(aside / path.name)
+    get_logger().warning(f"{output_dir} held an earlier run; its files are now in {aside}")
