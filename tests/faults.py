@@ -8,6 +8,7 @@ that follow each other must not be for the same step of two ranks, which may com
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import shutil
@@ -56,7 +57,7 @@ class FaultyNet(SmallResNet):
         dropout: float,
     ):
         super().__init__(embedding_size, image_shape, widths, blocks, dropout)
-        assert not any(_race(*items) for items in zip(plan, plan[1:])), "two ranks, one step: see above"
+        assert not any(_race(*items) for items in itertools.pairwise(plan)), "two ranks, one step: see above"
         self.plan, self.marks, self.steps = plan, Path(marks), 0
         self._come_to_step()
 

@@ -1,10 +1,5 @@
 """Define the section Model."""
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
-from typing import Union
-
 from pydantic import Field
 
 from plsc.utils.registry import BACKBONES
@@ -29,7 +24,7 @@ class ModelCfg(Plug):
     sync_batchnorm: bool = False
     """In training, batch normalisation takes mean and variance over the samples of all ranks, not of each rank alone.
     Try it when a rank has few samples, 32 or less (docs/training.md)."""
-    recompute: Union[bool, list[str]] = Field(False, json_schema_extra=NOT_TRAINING)
+    recompute: bool | list[str] = Field(False, json_schema_extra=NOT_TRAINING)
     """Which layers are computed again in the backward pass instead of kept in memory: `true`, the blocks that the
     backbone declares (IResNet, ResNet, MobileFaceNet, FaceViT); or a list of layers by name, `[layer1, layer2]`. The
     same results in less memory and about a third more time (docs/large.md)."""

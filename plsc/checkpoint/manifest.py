@@ -8,7 +8,6 @@ headers.
 Try it: `pytest tests/checkpoint/test_manifest.py`.
 """
 
-# ruff: noqa: UP045 - pydantic evaluates the annotations, and Python 3.9 has no X | None
 from __future__ import annotations
 
 import copy
@@ -19,7 +18,7 @@ import re
 import stat
 import zlib
 from pathlib import Path
-from typing import Any, Literal, Optional, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -80,7 +79,7 @@ class Preprocessing(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     shape: Shape
     dtype: Literal[NUMBERS]
-    channels: Optional[str] = None
+    channels: str | None = None
     mean: FiniteFloat
     scale: FiniteFloat
 

@@ -4,11 +4,8 @@ A missing key has the default: folders of plsc import and import-centres have no
 does not know is kept when a checkpoint is rewritten. Imports no Paddle.
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 import math
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
@@ -60,40 +57,40 @@ class TrainState(BaseModel):
     """The fields of `state`, in the order in which they are written."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
-    seed: Optional[int] = None
-    global_batch: Optional[PositiveInt] = None
+    seed: int | None = None
+    global_batch: PositiveInt | None = None
     """Samples of a step on all ranks together."""
-    steps_per_epoch: Optional[PositiveInt] = None
+    steps_per_epoch: PositiveInt | None = None
     margin: dict[str, FiniteFloat] = {}
     """What the margin remembers from step to step."""
-    threshold: Optional[FiniteFloat] = None
+    threshold: FiniteFloat | None = None
     """Cosine above which two images are of one class, by the last main evaluation."""
-    optimizer: Optional[str] = None
+    optimizer: str | None = None
     """Class of the backbone's optimizer."""
-    head_optimizer: Optional[str] = None
+    head_optimizer: str | None = None
     """Class of the class centres' optimizer."""
     updates: NonNegativeInt = 0
     """How often the class centres have been updated, which AdamW counts."""
-    head: Optional[str] = None
+    head: str | None = None
     """Head.name; a head is the same spread over the ranks (dist_) or not."""
     replaced: Annotated[list[NonNegativeInt], Field(min_length=1)] = [0]
     """Of each rank: corrupt images replaced in the epoch."""
-    threshold_set: Optional[str] = None
+    threshold_set: str | None = None
     """Title of the set that a threshold chosen after the training is of (plsc eval --set-threshold)."""
-    threshold_step: Optional[NonNegativeInt] = None
+    threshold_step: NonNegativeInt | None = None
     """Step of the checkpoint that it was chosen with."""
     flip: bool = False
     """Whether `threshold` is of embeddings of an image and its mirror image together."""
-    calibration: Optional[Calibration] = None
+    calibration: Calibration | None = None
     """What a cosine means, by the last main evaluation or plsc eval --calibrate; null: not of pairs."""
-    best: Optional[Best] = None
+    best: Best | None = None
     skipped: NonNegativeInt = 0
     """Steps that did not count, because something was not finite."""
     in_a_row: NonNegativeInt = 0
     """Of them the last ones, without a good one since."""
     since_good: NonNegativeInt = 0
     """Steps since the last good one, overflows too."""
-    loss_scale: Optional[Annotated[FiniteFloat, Field(gt=0)]] = None
+    loss_scale: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Scale of the backbone's gradients in float16; null without."""
     good_steps: NonNegativeInt = 0
     """Since that was changed."""

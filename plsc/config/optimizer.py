@@ -4,13 +4,10 @@ Momentum, AdamW and LARS have only the keys of the section. Any other name is a 
 registered one, or "package.module:Class": it is imported, and Paddle with it.
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Literal, Optional
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -44,7 +41,7 @@ def _with(*rules: str) -> Names:
     return Names(own, lambda name: name in rules or name not in RULES)
 
 
-def _refuse_zero_epsilon(name: Optional[str], value: Optional[float]) -> Optional[float]:
+def _refuse_zero_epsilon(name: str | None, value: float | None) -> float | None:
     if value == 0 and name == "AdamW":
         raise ValueError(
             "must be above 0 with AdamW: a class or weight without a gradient would become 0 / 0"
@@ -64,7 +61,7 @@ class RuleCfg(Section):
         "coefficient": _with("LARS"),
     }
 
-    name: Optional[str] = None
+    name: str | None = None
     """The rule."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Share of the last step's velocity that is kept; 0 is plain SGD."""
@@ -74,19 +71,19 @@ class RuleCfg(Section):
     """Share of the mean gradient that is kept from step to step."""
     beta2: float = Field(0.999, ge=0, lt=1)
     """Share of the mean squared gradient that is kept. Try 0.95 to 0.98 when the loss of a transformer jumps."""
-    epsilon: Optional[float] = Field(None, ge=0)
+    epsilon: float | None = Field(None, ge=0)
     """Added to the divisor: of AdamW the root of the mean squared gradient, of LARS the norm of the gradient.
     null: 1e-8 for AdamW, 0 for LARS."""
     coefficient: float = Field(0.001, gt=0, le=1)
     """The trust coefficient: length of a layer's step by that of its weights, at learning rate 1."""
-    weight_decay: Optional[float] = Field(None, ge=0, le=10)
+    weight_decay: float | None = Field(None, ge=0, le=10)
     """L2 coefficient on weights and class centres; AdamW's is decoupled, a share of the learning rate. Biases, norms
     and slopes get none. null: 5e-4 for Momentum and LARS, 0.1 for AdamW, for another class what it has by itself.
     LARS needs one: without decay, it is Momentum."""
 
     @field_validator("weight_decay")
     @classmethod
-    def _lars_decays(cls, value: Optional[float], info: ValidationInfo) -> Optional[float]:
+    def _lars_decays(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value == 0 and info.data.get("name") == "LARS":
             raise ValueError(
                 "must be above 0 with LARS, whose rate follows the norms only where there is decay"
@@ -95,7 +92,7 @@ class RuleCfg(Section):
 
     @field_validator("epsilon")
     @classmethod
-    def _adamw_divides(cls, value: Optional[float], info: ValidationInfo) -> Optional[float]:
+    def _adamw_divides(cls, value: float | None, info: ValidationInfo) -> float | None:
         return _refuse_zero_epsilon(info.data.get("name"), value)
 
     def applies(self, key: str) -> bool:
@@ -104,7 +101,7 @@ class RuleCfg(Section):
             self.name in RULES or key not in RuleCfg.only_with or key in self.model_fields_set
         )
 
-    def number(self, key: str) -> Optional[float]:
+    def number(self, key: str) -> float | None:
         """Return the value of a key; null's by the name, None if that has none."""
         value = getattr(self, key)
         return value if value is not None else _BY_NAME.get(key, {}).get(self.name)
@@ -114,7 +111,7 @@ class HeadOptimizerCfg(RuleCfg):
     """The optimizer of the class centres, as far as it differs from the backbone's. A key that is left out is the
     backbone's where the names are alike, else the default of `name`."""
 
-    name: Optional[Literal[RULES]] = None
+    name: Literal[RULES] | None = None
     """null: the backbone's."""
     lr_scale: float = Field(1.0, gt=0, le=1000)
     """Factor on the learning rate of the class centres."""
@@ -135,9 +132,9 @@ class GroupCfg(Section):
     match: str = Field(min_length=1)
     """A regular expression that is searched in the names of the backbone's parameters (docs/training.md lists them):
     `^conv1` or `mlp.fc1`. The first group that fits a name counts."""
-    lr_scale: Optional[float] = Field(None, gt=0, le=1000)
+    lr_scale: float | None = Field(None, gt=0, le=1000)
     """Factor on the learning rate. 1 only keeps the parameters from the groups below."""
-    weight_decay: Optional[float] = Field(None, ge=0, le=10)
+    weight_decay: float | None = Field(None, ge=0, le=10)
     """In place of the section's, on matrices and kernels."""
     freeze: bool = False
     """Leaves the parameters as they are; the running statistics of a batch norm whose parameters are all frozen, too."""
@@ -177,10 +174,10 @@ class OptimizerCfg(RuleCfg, NamesClass, extra="allow"):
     rate of about 0.001 (docs/training.md#optimizers); `LARS`, for batches of many thousands. For the backbone alone any
     class of paddle.optimizer (`Adam`, `Lamb`, `RMSProp`), or your own as `package.module:Class`; then `head` names
     one of the three."""
-    clip_norm: Optional[float] = Field(None, gt=0)
+    clip_norm: float | None = Field(None, gt=0)
     """Upper bound on the global norm of the backbone's gradient, all groups together; null does not clip. Try 5
     when the loss jumps."""
-    head: Optional[HeadOptimizerCfg] = None
+    head: HeadOptimizerCfg | None = None
     """What differs for the class centres: `{name: Momentum, lr_scale: 0.1}`. null: nothing."""
     groups: list[GroupCfg] = []
     """What differs for some parameters of the backbone: `[{match: ^conv1, freeze: true}, {match: ^layer,
@@ -188,13 +185,13 @@ class OptimizerCfg(RuleCfg, NamesClass, extra="allow"):
     freeze_norms: bool = False
     """Leaves all norm layers as they are: gain, bias, and batch norms' running statistics. For fine-tuning with
     small batches."""
-    layer_decay: Optional[float] = Field(None, gt=0, le=1)
+    layer_decay: float | None = Field(None, gt=0, le=1)
     """Factor on the learning rate from a layer to the one before it (Bao et al., "BEiT", 2021), for fine-tuning a
     `FaceViT_*`: try 0.65 to 0.85. null: all layers have the same rate."""
 
     @field_validator("head")
     @classmethod
-    def _fits(cls, value: Optional[HeadOptimizerCfg], info: ValidationInfo) -> Optional[HeadOptimizerCfg]:
+    def _fits(cls, value: HeadOptimizerCfg | None, info: ValidationInfo) -> HeadOptimizerCfg | None:
         name = value and (value.name or info.data.get("name"))
         for key in sorted(value.model_fields_set & cls.only_with.keys()) if name else ():
             if name not in cls.only_with[key]:

@@ -3,10 +3,8 @@
 They are not in plsc/training, which takes a Config and so lies above this package; see docs/design.md.
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
-from typing import Annotated, Literal, Optional, Union
+import itertools
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
@@ -51,12 +49,12 @@ class GlobalCfg(Section):
 
     exclusive = (("epochs", "max_steps"),)
 
-    epochs: Optional[int] = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1)
     """Passes over the training set.
 
     Give this or `max_steps`; with `-o` one replaces the other of the file.
     """
-    max_steps: Optional[int] = Field(None, ge=1)
+    max_steps: int | None = Field(None, ge=1)
     """Optimizer steps (global batches) instead of epochs, for a benchmark or a smoke test."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of everything random. With the same machine and number of ranks the same seed gives the same run; on GPUs
@@ -80,30 +78,30 @@ class GlobalCfg(Section):
     deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed, machine,
     software and number of ranks then give the same run (docs/gpu.md). A CPU always does."""
-    checkpoint: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
+    checkpoint: str | None = Field(None, json_schema_extra=NOT_TRAINING)
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
-    init_from: Optional[str] = Field(None, json_schema_extra=NOT_TRAINING)
+    init_from: str | None = Field(None, json_schema_extra=NOT_TRAINING)
     """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the centres
     of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
-    keep_centres: Optional[Literal["name", "number", "none"]] = Field(None, json_schema_extra=NOT_TRAINING)
+    keep_centres: Literal["name", "number", "none"] | None = Field(None, json_schema_extra=NOT_TRAINING)
     """Which centres of `init_from` go along: of the classes of the same `name`; class n for class n (`number`), for data
     without names to which classes were only appended; or none. null is `name`, which is to be written where numbered folders
     were moved or copied (docs/finetune.md)."""
-    new_centres: Optional[Literal["mean", "random"]] = Field(None, json_schema_extra=NOT_TRAINING)
+    new_centres: Literal["mean", "random"] | None = Field(None, json_schema_extra=NOT_TRAINING)
     """What a class starts with that `init_from` does not know: the mean embedding of some of its images, or random
     numbers. null is `mean` where other centres are kept, else `random`."""
     keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
     (docs/finetune.md)."""
-    compatible_with: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    compatible_with: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns embeddings that can
     be compared with the old one's, so that its galleries stay in use (docs/gallery.md). null: no other network's."""
     log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two progress lines, which are also the rows of `metrics.jsonl`."""
     eval_every: int = Field(1, ge=0, json_schema_extra=NOT_TRAINING)
     """Epochs between two evaluations; 0 evaluates only at the end. Raise it when evaluation takes long."""
-    eval_every_steps: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    eval_every_steps: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """Steps between two evaluations, besides those of `eval_every`. Set it when an epoch takes hours."""
     loggers: list[Literal["visualdl", "tensorboard", "wandb", "mlflow"]] = Field(
         ["visualdl"], json_schema_extra=NOT_TRAINING
@@ -121,20 +119,20 @@ class GlobalCfg(Section):
     rollbacks: int = Field(0, ge=0, json_schema_extra=NOT_TRAINING)
     """How often the run goes back, instead of ending after `max_skipped` such steps, to the newest whole checkpoint
     from before them, and on with half the learning rate it had (docs/resume.md)."""
-    amp: Optional[AmpCfg] = None
+    amp: AmpCfg | None = None
     """Mixed precision in training, `{dtype: bfloat16, level: O1}` or `float16` (docs/mixed_precision.md): about half
     the memory of the activations on a GPU; a CPU computes in float32 all the same. null: float32."""
-    ema: Optional[EmaCfg] = None
+    ema: EmaCfg | None = None
     """Average the backbone's weights over the steps, `{decay: 0.9999, every: 1}`, beside training; the average is what
     is evaluated, exported and predicted with (docs/training.md). null: no average."""
-    data_licence: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    data_licence: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Licence or terms of use of the training data, for the model card (docs/verification.md)."""
-    threads: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    threads: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
 
     @field_validator("threads")
     @classmethod
-    def _few(cls, value: Optional[int]) -> Optional[int]:
+    def _few(cls, value: int | None) -> int | None:
         return few_for_this_machine(value)
 
     @field_validator("loggers")
@@ -146,7 +144,7 @@ class GlobalCfg(Section):
 
     @field_validator("keep_centres", "new_centres", "keep_step")
     @classmethod
-    def _starts_somewhere(cls, value: Union[str, bool, None], info: ValidationInfo) -> Union[str, bool, None]:
+    def _starts_somewhere(cls, value: str | bool | None, info: ValidationInfo) -> str | bool | None:
         if value and info.data.get("init_from") is None:
             raise ValueError("has no meaning without Global.init_from")
         return value
@@ -156,7 +154,7 @@ class GlobalCfg(Section):
         return self.max_steps or self.epochs * steps_per_epoch
 
 
-def head_dtype(head: HeadCfg, amp: Optional[AmpCfg]) -> str:
+def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
     """Return what a training's head rounds its matrix products' inputs to."""
     return head.compute_dtype or (amp.dtype if amp else "float32")
 
@@ -164,7 +162,7 @@ def head_dtype(head: HeadCfg, amp: Optional[AmpCfg]) -> str:
 class TeacherCfg(Section):
     """Distillation: a trained network, the teacher, shows this run's which embeddings to give (docs/training.md)."""
 
-    checkpoint: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    checkpoint: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
     embedding size must be those of this run. A resumed run must have the same teacher."""
     weight: float = Field(10.0, ge=0, le=10_000)
@@ -176,7 +174,7 @@ class TeacherCfg(Section):
 
     @field_validator("weight", "centres")
     @classmethod
-    def _has_a_teacher(cls, value: Union[float, bool], info: ValidationInfo) -> Union[float, bool]:
+    def _has_a_teacher(cls, value: float | bool, info: ValidationInfo) -> float | bool:
         if info.data.get("checkpoint", "") is None:
             raise ValueError("has no meaning without Teacher.checkpoint")
         return value
@@ -217,7 +215,7 @@ class LRSchedulerCfg(Section):
     ranks."""
     warmup_epochs: float = Field(0.0, ge=0, le=10**9)
     """Epochs, fractions too, in which the rate rises linearly from 0. Give this or `warmup_steps`."""
-    warmup_steps: Optional[int] = Field(None, ge=0)
+    warmup_steps: int | None = Field(None, ge=0)
     """The same in steps."""
     milestones: list[Annotated[float, Field(gt=0, le=10**9)]] = []
     """Epochs, fractions too, at which the rate drops, in rising order: `[10, 16, 18]`."""
@@ -233,7 +231,7 @@ class LRSchedulerCfg(Section):
     @field_validator("milestones", "boundaries")
     @classmethod
     def _rising(cls, value: list[float]) -> list[float]:
-        if any(later <= earlier for earlier, later in zip(value, value[1:])):
+        if any(later <= earlier for earlier, later in itertools.pairwise(value)):
             raise ValueError("must be in rising order")
         return value
 
@@ -247,7 +245,7 @@ class LRSchedulerCfg(Section):
 class CheckpointCfg(Section):
     """Checkpoints are folders under `output_dir`/checkpoints, each whole or absent."""
 
-    every_steps: Optional[int] = Field(None, ge=1)
+    every_steps: int | None = Field(None, ge=1)
     """Steps between two checkpoints, besides those at the end of the epochs and of the run. Set it when an
     epoch takes hours. null writes at the ends only."""
     keep: int = Field(3, ge=1)

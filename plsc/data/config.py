@@ -1,9 +1,6 @@
 """Define the section DataLoader: the data sets, their order, and how many samples are taken at a time."""
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
@@ -71,7 +68,7 @@ class TrainDatasetCfg(DatasetCfg):
 class JoinedDatasetCfg(TrainDatasetCfg):
     """Each of the mappings of a list of data sets to train on has the keys of a single one, and these."""
 
-    weight: Optional[float] = Field(None, gt=0, le=10**9)
+    weight: float | None = Field(None, gt=0, le=10**9)
     """Its share of the samples of an epoch, over the sum of all weights: give each set one, or none. null: the
     number of its samples, so that an epoch has every sample once."""
     head: Literal["merge", "own"] = "merge"
@@ -79,7 +76,7 @@ class JoinedDatasetCfg(TrainDatasetCfg):
     has a softmax of its own, over its own classes only, since the same person may have another class in another set."""
 
 
-def _one_or_several(value: Any) -> Optional[str]:
+def _one_or_several(value: Any) -> str | None:
     """Say which alternative of TrainCfg.dataset a value is to be checked by."""
     return UNION_TAGS[isinstance(value, list)] if isinstance(value, (dict, list, Section)) else None
 
@@ -105,7 +102,7 @@ class SamplerCfg(Section):
     name: Literal["shuffle", "balanced", "pk"] = "shuffle"
     """shuffle: every sample once. balanced: every class equally often, however many images it has. pk: in every
     step a number of images of each of a number of classes."""
-    per_class: Optional[int] = Field(None, ge=1)
+    per_class: int | None = Field(None, ge=1)
     """Samples of each class in an epoch. null: the mean number of a class, rounded, so that the epoch is about as long
     as the set."""
     samples: int = Field(4, ge=1)
@@ -116,10 +113,8 @@ class TrainCfg(Section):
     """Training data. One step takes `batch_size` x `accumulate` x ranks samples, the global batch."""
 
     dataset: Annotated[
-        Union[
-            Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])],
-            Annotated[list[JoinedDatasetCfg], Tag(UNION_TAGS[1])],
-        ],
+        Annotated[TrainDatasetCfg, Tag(UNION_TAGS[0])]
+        | Annotated[list[JoinedDatasetCfg], Tag(UNION_TAGS[1])],
         Discriminator(_one_or_several),
     ] = TrainDatasetCfg()
     without: list[str] = []
@@ -135,13 +130,13 @@ class TrainCfg(Section):
     """Such batches per rank in one optimizer step: the global batch of more ranks or larger memory, at about a third
     more time (docs/large.md). The head sees all samples of the step at once; only BatchNorm's statistics are those of
     `batch_size` samples."""
-    num_classes: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    num_classes: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of classes. null takes what the data has. `--stand-in` makes
     noise of so many classes."""
-    num_samples: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    num_samples: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """A check only: refuse data with another number of samples. null takes what the data has. `--stand-in` makes so
     many."""
-    global_batch: Optional[int] = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
+    global_batch: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """The samples of all ranks in one step, which the learning rate is meant for (docs/recipes.md). Without
     `keep_global_batch` a check only: refuse a number of ranks with which a step takes another number of samples.
     `--dry-run` and `plsc plan` plan for the ranks that it takes."""
@@ -161,7 +156,7 @@ class TrainCfg(Section):
         return self.dataset if isinstance(self.dataset, list) else [self.dataset]
 
     @property
-    def weights(self) -> Optional[list[float]]:
+    def weights(self) -> list[float] | None:
         """The weights of the sets of a list; None where they have none."""
         weights = [section.weight for section in self.sets if isinstance(section, JoinedDatasetCfg)]
         return weights if len(weights) > 1 and None not in weights else None
@@ -200,7 +195,7 @@ class TrainCfg(Section):
 
     @field_validator("global_batch")
     @classmethod
-    def _whole_ranks(cls, value: Optional[int], info: ValidationInfo) -> Optional[int]:
+    def _whole_ranks(cls, value: int | None, info: ValidationInfo) -> int | None:
         of_rank = info.data.get("batch_size", 1) * info.data.get("accumulate", 1)
         if value is not None and value % of_rank:
             raise ValueError(
@@ -243,7 +238,7 @@ class EvalCfg(Section):
     `dataset` is the main set: it decides which checkpoint is the best, and the threshold.
     """
 
-    dataset: Optional[EvalDatasetCfg] = EvalDatasetCfg()
+    dataset: EvalDatasetCfg | None = EvalDatasetCfg()
     more: dict[str, EvalDatasetCfg] = {}
     """Further sets to evaluate on, each under the title that it gets in logs and reports, with the keys of
     `dataset`: `{cfp_fp: {name: BinPairs, path: cfp_fp.bin}}`."""

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Union
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -110,7 +110,7 @@ class _Encoded:
 
     def __init__(
         self,
-        size: Union[int, tuple[int, int]] = (112, 112),  # noqa: UP007 (evaluated by the config, on Python 3.9 too)
+        size: int | tuple[int, int] = (112, 112),
         channels: Literal["RGB", "BGR", "grey"] = "RGB",
         mean: float = MEAN,
         scale: float = SCALE,

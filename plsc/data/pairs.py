@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -238,7 +238,7 @@ class ImagePairs(EncodedPairs):
         self,
         images: str,
         root: str = "",
-        num_pairs: Optional[int] = None,  # noqa: UP045 (evaluated by the config, on Python 3.9 too)
+        num_pairs: int | None = None,
         classes: tuple[int, ...] = (),
         hold_out: float = 0.0,
         title: str = "",

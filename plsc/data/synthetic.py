@@ -5,8 +5,6 @@ For throughput (no fonts, no disk, any number of classes: only labels are stored
 
 from __future__ import annotations
 
-from typing import Optional
-
 import numpy as np
 
 from plsc.data.dataset import Dataset
@@ -28,8 +26,8 @@ class Synthetic(Dataset):
         images_per_class: int = 10,
         image_shape: tuple[int, int, int] = (1, 32, 32),
         seed: int = 0,
-        identities: Optional[int] = None,  # noqa: UP045 (evaluated by the config, on Python 3.9 too)
-        num_samples: Optional[int] = None,  # noqa: UP045
+        identities: int | None = None,
+        num_samples: int | None = None,
     ):
         self.check(num_classes=num_classes, images_per_class=images_per_class, image_shape=image_shape)
         if identities is not None and not 1 <= identities <= num_classes:

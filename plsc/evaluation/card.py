@@ -4,9 +4,6 @@ card.json has everything; card.md is the same for people, written from it by `to
 `plsc card verify RUN` repeats the evaluation and compares: plsc/training/card.py.
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 import functools
 import hashlib
 import json
@@ -14,7 +11,7 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal
 
 import jinja2
 import markupsafe
@@ -44,7 +41,7 @@ class Card(BaseModel):
     """The run's folder, from the folder that it was trained in."""
     date: str
     command: str
-    licence: Optional[str]
+    licence: str | None
     """Of the training data, as the user gave it."""
     checkpoint: Annotated[str, Field(pattern=r"^step-\d{8,}(\.old)?$")]
     """Name of the folder in checkpoints/ that the numbers are of."""
@@ -58,8 +55,8 @@ class Card(BaseModel):
     sets: dict[str, dict[str, Any]]
     """The numbers of each evaluation set by its title, the main one first, as in results.json."""
     limits: list[str]
-    software: dict[str, Optional[str]]
-    machine: dict[str, Union[str, int, bool]]
+    software: dict[str, str | None]
+    machine: dict[str, str | int | bool]
     """What the rounding of the numbers depends on, together with `software`."""
     files: dict[str, str]
     """SHA-256 of the files that the numbers depend on, by what they are."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from plsc.utils.calibration import Calibration
 # The arrays that the base classes declare.
 _ARRAYS = ("labels", "pairs", "same", "identities", "identity_of", "template", "media", "gallery", "probe")
 _ARRAYS += ("names", "cameras")
-Result = Union[Classification, Identification, Retrieval, Verification]
+Result = Classification | Identification | Retrieval | Verification
 
 
 class EvalSet:

@@ -5,11 +5,8 @@ config may give. A built-in class is imported, and Paddle with it, only when the
 user's own class always.
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, Optional
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -74,7 +71,7 @@ class HeadCfg(NamesClass):
     harder to reach: `arcface`, `cosface`, `sphereface`, `combined`, `adaface`, `magface`, `curricularface`
     (docs/margins.md says how and when to use which), or one that you registered; each with `dist_` in front or
     without. Or your own class as `package.module:Class`, which is always sharded (docs/extend.md)."""
-    margin: Optional[float] = Field(None, ge=0, le=4)
+    margin: float | None = Field(None, ge=0, le=4)
     """The margin's size. null: 0.5 radians (not degrees) for arcface and curricularface, 0.35 for cosface, 0.4
     for adaface, a factor of 1.7 for sphereface. Lower it when the loss stays on a plateau at the start."""
     options: dict[str, Any] = {}
@@ -87,7 +84,7 @@ class HeadCfg(NamesClass):
     sub_centres: int = Field(1, ge=1, le=16)
     """Centres per class, of which the nearest counts. 3 takes up noisy labels, at three times the memory of the
     head."""
-    filter_above: Optional[float] = Field(None, gt=-1, le=1)
+    filter_above: float | None = Field(None, gt=-1, le=1)
     """Cosines with other classes above this count as 0: they are likely the same person under two names. null
     filters nothing; try 0.4 after some epochs."""
     scale: float = Field(64.0, gt=0, le=1000)
@@ -101,24 +98,24 @@ class HeadCfg(NamesClass):
     rows: set `sample_rate`."""
     bank_dtype: Literal["float32", "bfloat16"] = "float32"
     """How host and disk keep them; bfloat16 halves memory, file and checkpoint (docs/large.md)."""
-    bank_folder: Optional[str] = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    bank_folder: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
     """Where disk keeps its file, best on the rank's own fastest disk. null: `output_dir`."""
-    logits_budget_mb: Optional[float] = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
+    logits_budget_mb: float | None = Field(None, gt=0, le=10**9, json_schema_extra=NOT_TRAINING)
     """Megabytes per rank for blocks of logits. More is faster until the whole shard fits; less bounds the memory.
     Results do not depend on it. null: 256 on CPUs, 4096 on GPUs."""
-    compute_dtype: Optional[Literal["float32", "bfloat16", "float16"]] = None
+    compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """What the head rounds its matrix products' inputs to; sums, losses and centres are float32. Faster on GPUs,
     and bfloat16 on processors that have it (AVX512-BF16, AMX: about half the head's time). null: the dtype of
     `Global.amp`, float32 without."""
     bias: bool = False
     """Adds one learned number per class to the logits."""
-    init_std: Optional[float] = Field(None, gt=0, le=10, json_schema_extra=NOT_TRAINING)
+    init_std: float | None = Field(None, gt=0, le=10, json_schema_extra=NOT_TRAINING)
     """Standard deviation of the initial class centres. null: 0.01 with a margin, sqrt(2 / (D + classes))
     without."""
 
     @field_validator("bank_dtype", "bank_folder")
     @classmethod
-    def _fits_the_bank(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+    def _fits_the_bank(cls, value: str | None, info: ValidationInfo) -> str | None:
         banks = ("disk",) if info.field_name == "bank_folder" else ("host", "disk")
         bank = info.data.get("bank", "disk")
         if value not in (None, "float32") and bank not in banks:

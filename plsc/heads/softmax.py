@@ -22,6 +22,7 @@ never travel.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -128,7 +129,9 @@ class SoftmaxHead:
         )
         if ranges is not None:
             edges = [0, *(stop for _, stop in ranges)]
-            assert list(ranges) == list(zip(edges, edges[1:])) and edges[-1] == bank.shard.num_classes, ranges
+            assert list(ranges) == list(itertools.pairwise(edges)) and edges[-1] == bank.shard.num_classes, (
+                ranges
+            )
         if multiplies_slowly(compute_dtype, margin, sub_centres):
             warn(
                 f"Head.compute_dtype: {compute_dtype} only rounds the inputs of this head's products here, and is slower than "

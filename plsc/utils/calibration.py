@@ -5,10 +5,7 @@ The numbers are fitted by plsc.evaluation.calibration, and stored with a checkpo
     Calibration(method="logistic", set="demo", step=0, pairs=100, prior=0.5, cosine=[-1, 1], log_odds=[-9, 9]).probability(0.3)
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,9 +36,9 @@ class Threshold(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
     far: Share
     cosine: Cosine
-    low: Optional[Cosine] = None
+    low: Cosine | None = None
     """null: the pairs are too few to tell."""
-    high: Optional[Cosine] = None
+    high: Cosine | None = None
     """null: the pairs are too few to tell."""
 
 
@@ -67,7 +64,7 @@ class Calibration(BaseModel):
     """Increasing."""
     log_odds: Annotated[list[LogOdds], Field(min_length=2, max_length=10_000)]
     """log(P(same) / (1 - P(same))) at each of `cosine`, never decreasing; between them a straight line, outside constant."""
-    error: Optional[Annotated[FiniteFloat, Field(ge=0, le=1)]] = None
+    error: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     """Expected calibration error on pairs that were not fitted; null: of an older version, which stored it where they were too few."""
     thresholds: Thresholds = []
     """For the FARs that the pairs allow."""
@@ -82,7 +79,7 @@ class Calibration(BaseModel):
             raise ValueError("cosine must increase, and log_odds must not decrease")
         return self
 
-    def probability(self, cosine: ArrayLike, prior: Optional[float] = None) -> np.ndarray:
+    def probability(self, cosine: ArrayLike, prior: float | None = None) -> np.ndarray:
         """Compute P(same) of cosines of any shape, float64.
 
         Args:
@@ -97,7 +94,7 @@ class Calibration(BaseModel):
             odds = odds + _logit(prior) - _logit(self.prior)
         return 1 / (1 + np.exp(-np.clip(odds, -MOST_ODDS, MOST_ODDS)))
 
-    def threshold(self, far: float, group: Optional[str] = None) -> float:
+    def threshold(self, far: float, group: str | None = None) -> float:
         """Return the cosine above which at most the share `far` of different pairs is accepted.
 
         Args:

@@ -26,7 +26,7 @@ _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "tex
 _LISTS = (list, tuple, set, collections.abc.Sequence, collections.abc.Iterable)
 # Tags that a section gives to the alternatives of a union; pydantic adds them to the place of an error.
 UNION_TAGS = ("(mapping)", "(list)")
-_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # Python 3.9 has no `int | None`
+_UNIONS = (typing.Union, types.UnionType)
 
 
 class ConfigError(UserError):
@@ -213,7 +213,7 @@ def keys_of(annotation: Any) -> dict[str, Any]:
 
 
 def _is_model(kind: Any) -> bool:
-    # On Python 3.9 and 3.10 `list[int]` is an instance of type, and issubclass refuses it.
+    # On Python 3.10 `list[int]` is an instance of type, and issubclass refuses it.
     return isinstance(kind, type) and typing.get_origin(kind) is None and issubclass(kind, BaseModel)
 
 
@@ -311,7 +311,10 @@ def _hints(cls: type) -> dict[str, Any]:
     for init in reversed(_inits(cls)):
         try:
             resolved.update(typing.get_type_hints(init, include_extras=True))
-        except (NameError, TypeError):  # a name imported for type checkers only; `int | None` on Python 3.9
+        except (
+            NameError,
+            TypeError,
+        ):  # a name imported for type checkers only; `callable | None`, of what is no type
             hints = init.__annotations__
             resolved.update((name, hint) for name, hint in hints.items() if not isinstance(hint, str))
     return resolved

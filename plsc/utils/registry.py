@@ -15,8 +15,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, Callable, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
 
 from plsc.errors import UserError, shown
 

@@ -8,13 +8,10 @@ and use it; nothing else lists the keys. Checks within a section are its methods
         "Factor on the cosines before the softmax."
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -34,12 +31,12 @@ class Names:
         return isinstance(name, str) and self.has(name)
 
 
-def listed(names: Union[tuple[str, ...], Names]) -> str:
+def listed(names: tuple[str, ...] | Names) -> str:
     """Format names for a message."""
     return names.text if isinstance(names, Names) else ", ".join(names)
 
 
-def few_for_this_machine(value: Optional[int]) -> Optional[int]:
+def few_for_this_machine(value: int | None) -> int | None:
     """Return `value`, a number of threads or processes; ValueError if it is too large for this machine."""
     processors = os.cpu_count() or 1
     most = max(64, 8 * processors)
@@ -70,7 +67,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     # key -> the `name`s with which it has a meaning
-    only_with: ClassVar[dict[str, Union[tuple[str, ...], Names]]] = {}
+    only_with: ClassVar[dict[str, tuple[str, ...] | Names]] = {}
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()  # pairs of keys of which one at most may be given
 
     @field_validator("*")

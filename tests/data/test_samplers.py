@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -180,7 +181,7 @@ def test_all_samples_of_a_set_come_equally_often_across_epochs(weights):
     sampler, seen = Mixture(STARTS, weights, seed=0), np.zeros(100, int)
     for epoch in range(40):
         np.add.at(seen, sampler.order(epoch), 1)
-        for start, stop in zip(STARTS, STARTS[1:]):
+        for start, stop in itertools.pairwise(STARTS):
             assert np.ptp(seen[start:stop]) <= 1
 
 

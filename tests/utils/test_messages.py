@@ -18,7 +18,7 @@ from plsc.utils.messages import ConfigError, check_keywords, describe, shown, ta
     "annotation, limits, words",
     [
         (int, {"ge": 1}, "an integer >= 1"),
-        (Union[int, None], {"gt": 0}, "an integer > 0 or null"),
+        (Union[int, None], {"gt": 0}, "an integer > 0 or null"),  # noqa: UP007 (users may write it)
         (float, {"gt": 0, "le": 1}, "a number in (0, 1]"),
         (float, {"ge": 0, "lt": 1}, "a number in [0, 1)"),
         (float, {"lt": 1}, "a number < 1"),

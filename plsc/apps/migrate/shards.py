@@ -14,6 +14,7 @@ plsc/nn/partialfc.py (2.4), plsc/entry.py and models/dist_algo.py (0.x), dynamic
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -223,7 +224,7 @@ class Gathered:
                 )
         sizes = [shape["centres"][0] for shape in shapes]
         edges = np.cumsum([0, *sizes]).tolist()
-        self.ranges = list(zip(edges[:-1], edges[1:]))
+        self.ranges = list(itertools.pairwise(edges))
         self._check_sizes(sizes, edges[-1], num_classes)
         self.head = Head(
             {name: RowArray(np.dtype(np.float32), shape) for name, shape in shapes[0].items()}, self._read

@@ -4,12 +4,8 @@ export, preprocessing = read_export(Path("output/export"))
 check_files(Path("output/export"), export, ["model.onnx"])   # refuses another graph, and a damaged one
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Optional, Union
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
@@ -29,13 +25,13 @@ class _Part(BaseModel):
 
 
 class _Input(_Part):
-    shape: list[Union[str, int]]
+    shape: list[str | int]
     """"batch", then the shape of a sample."""
 
 
 class _Outside(_Part):
     dtype: str = "uint8"
-    channels: Optional[str] = None
+    channels: str | None = None
 
 
 class _Inside(_Part):
@@ -47,7 +43,7 @@ class Graph(_Part):
     """The names of a graph's files, its input and its output."""
 
     model: str
-    params: Optional[str] = None
+    params: str | None = None
     input: str
     output: str
 
@@ -56,11 +52,11 @@ class Export(_Part):
     """What preprocessing.json says; see plsc.apps.export.card."""
 
     network: str
-    compatible_with: Optional[str] = None
+    compatible_with: str | None = None
     embedding_size: PositiveInt
     flip: bool
-    threshold: Optional[Cosine]
-    calibration: Optional[Calibration] = None
+    threshold: Cosine | None
+    calibration: Calibration | None = None
     input: _Input
     preprocessing: _Outside
     inside_the_graph: _Inside

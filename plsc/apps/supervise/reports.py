@@ -8,7 +8,6 @@ What comes in is bounded and checked field by field; it is data, nothing of it i
 - an order by HMAC of the report's signature and its own body: it answers that report only.
 """
 
-# ruff: noqa: UP045 - pydantic evaluates the annotations, and Python 3.9 has no X | None
 from __future__ import annotations
 
 import contextlib
@@ -20,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
 
@@ -56,7 +55,7 @@ class Cause(_Message):
     """A mistake of the user."""
     consequence: bool = False
     """Most likely of another rank's end, since it is about a lost connection."""
-    rank: Optional[int] = None
+    rank: int | None = None
     """None if unknown."""
     age: FiniteFloat = 0.0
     """Seconds between the failure and the report."""
@@ -67,7 +66,7 @@ class Stuck(_Message):
 
     rank: NonNegativeInt
     text: Text
-    begun: Optional[NonNegativeInt] = None
+    begun: NonNegativeInt | None = None
     """Collectives that it has begun; None if unknown."""
     halted: bool = False
     """It was stopped by SIGSTOP."""
@@ -78,9 +77,9 @@ class Outcome(_Message):
 
     code: int
     """Exit code of the launcher; that of an ordered stop means nothing."""
-    stopped: Optional[Signal] = None
+    stopped: Signal | None = None
     """The signal on which the ranks have saved and stopped."""
-    cause: Optional[Cause] = None
+    cause: Cause | None = None
     stuck: list[Stuck] = []
     full: bool = False
     """The disk is full."""
@@ -90,7 +89,7 @@ class Details(_Message):
     """What changes with the state only."""
 
     facts: Facts = Facts()
-    outcome: Optional[Outcome] = None
+    outcome: Outcome | None = None
 
 
 class Report(_Message):
@@ -110,7 +109,7 @@ class Report(_Message):
     """Of the start that it has made last."""
     began: bool = False
     """A rank of that start has begun."""
-    signal: Optional[Signal] = None
+    signal: Signal | None = None
     """By which it was asked to stop."""
     agreement: Name = ""
     """That of the last order."""
@@ -120,7 +119,7 @@ class Report(_Message):
     """Its clock."""
     changes: NonNegativeInt = 0
     """Counts the changes of `details`."""
-    details: Optional[Details] = None
+    details: Details | None = None
     """Sent until an order says that they are known."""
 
 
@@ -147,7 +146,7 @@ class Order(_Message):
     """Lines before these `lines`."""
     lines: list[Text] = []
     """To print."""
-    start: Optional[StartOrder] = None
+    start: StartOrder | None = None
     code: int = 0
     """Exit code of plsc run."""
     known: NonNegativeInt = 0

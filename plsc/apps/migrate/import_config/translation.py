@@ -15,7 +15,7 @@ from __future__ import annotations
 import fnmatch
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from plsc.config import load
 from plsc.errors import UserError, shown
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 Theirs = Mapping[
     str, Any
 ]  # their keys and values, with what their program takes for a key that the file leaves out
-Rule = Union[str, Outcome, Callable[[Theirs, str], Outcome]]
+Rule = str | Outcome | Callable[[Theirs, str], Outcome]
 
 
 def to(changes: Mapping[str, Any], note: str = "") -> Outcome:

@@ -10,16 +10,13 @@
 A new generation is written beside the old one, and becomes the gallery's when gallery.json is replaced.
 """
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 import contextlib
 import json
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Optional, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, PositiveInt
@@ -85,8 +82,8 @@ class Threshold(BaseModel):
     """The threshold of a search, measured anew."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    threshold: Optional[FiniteFloat]
-    measured: Optional[Measured]
+    threshold: FiniteFloat | None
+    measured: Measured | None
 
 
 class Header(BaseModel):
@@ -99,27 +96,27 @@ class Header(BaseModel):
     generation: PositiveInt
     network: str
     """Identity of the network, see `Checkpoint.network`."""
-    compatible_with: Optional[str] = None
+    compatible_with: str | None = None
     """Identity of the network that it was trained to be compatible with; not in the file where there is none."""
     described: str
     """Where the network was from, for messages."""
-    origin: Optional[dict[str, Any]] = None
+    origin: dict[str, Any] | None = None
     """How to open the network again, see plsc.apps.serving.embedder.from_origin; null: not known."""
     flip: bool
     preprocessing: PreprocessingFields
     embedding_size: PositiveInt
     template: Literal["mean", "images"]
     """One row for each person, or one for each picture."""
-    threshold: Optional[FiniteFloat] = None
+    threshold: FiniteFloat | None = None
     """Of a search; None: not known."""
-    measured: Optional[Measured] = None
+    measured: Measured | None = None
     """How; None: the threshold is not known, or was set by hand."""
     others: str = ""
     """Whose pictures the "others" in the rows' file are."""
-    pair_threshold: Optional[FiniteFloat] = None
+    pair_threshold: FiniteFloat | None = None
     """The checkpoint's: two pictures with a higher cosine show the same person."""
-    calibration: Optional[dict[str, Any]] = None
-    mapped: Optional[Mapped] = None
+    calibration: dict[str, Any] | None = None
+    mapped: Mapped | None = None
     """How the rows came from another network without pictures; not in the file where they are the network's own."""
     people: NonNegativeInt = 0
     """When the generation was written."""

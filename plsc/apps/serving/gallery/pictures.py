@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from plsc.utils.bar import Bar
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 
-Picture = Union[str, np.ndarray]
+Picture = str | np.ndarray
 """The path of a picture, or a sample as the network takes it."""
 
 _BATCH = 256

@@ -1,10 +1,5 @@
 """Define the answers of the service, for the code and for /openapi.json."""
 
-# pydantic evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
-from typing import Optional
-
 from pydantic import BaseModel, ConfigDict
 
 
@@ -28,7 +23,7 @@ class Embeddings(_Answer):
     """In the order of the pictures."""
     network: str
     """Embeddings of other networks cannot be compared with these."""
-    faces: Optional[list[int]] = None
+    faces: list[int] | None = None
     """With align: how many faces each picture shows; the largest was taken."""
 
 
@@ -37,13 +32,13 @@ class Comparison(_Answer):
 
     similarity: float
     """The cosine, -1 to 1."""
-    probability: Optional[float] = None
+    probability: float | None = None
     """P(same); null where the network was not calibrated."""
-    threshold: Optional[float] = None
+    threshold: float | None = None
     """The cosine above which it is the same."""
-    same: Optional[bool] = None
+    same: bool | None = None
     """Whether the similarity is above the threshold; null where there is no threshold."""
-    faces: Optional[list[int]] = None
+    faces: list[int] | None = None
     """With align: how many faces each picture shows; the largest was taken."""
 
 
@@ -53,7 +48,7 @@ class Candidate(_Answer):
     name: str
     similarity: float
     """The cosine, -1 to 1."""
-    accepted: Optional[bool] = None
+    accepted: bool | None = None
     """Whether this is the answer: the nearest name, above the threshold; null where there is no threshold."""
 
 
@@ -62,13 +57,13 @@ class Search(_Answer):
 
     verdict: str
     """"nobody" (the nearest is not near enough), "known", or "undecided" (there is no threshold)."""
-    name: Optional[str] = None
+    name: str | None = None
     """Who it is; null for nobody."""
-    threshold: Optional[float] = None
+    threshold: float | None = None
     """The cosine above which the nearest name is accepted."""
     matches: list[Candidate]
     """Each name once, best first."""
-    faces: Optional[list[int]] = None
+    faces: list[int] | None = None
     """With align: how many faces the picture shows; the largest was taken."""
 
 
@@ -84,7 +79,7 @@ class Changed(_Answer):
     """What was added or removed."""
 
     name: str
-    pictures: Optional[int] = None
+    pictures: int | None = None
     """How many were added."""
     count: int
     """Names in the gallery now."""
@@ -107,9 +102,9 @@ class About(_Answer):
     size: list[int]
     """Height and width of the network's pictures; others are resized."""
     channels: str
-    people: Optional[int] = None
+    people: int | None = None
     """Names in the gallery; null: there is none."""
-    threshold: Optional[float] = None
+    threshold: float | None = None
     """For two pictures; a search has its own."""
     calibrated: bool
     align: bool

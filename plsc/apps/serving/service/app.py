@@ -7,18 +7,15 @@ search      in one thread, in batches too: embeddings -> matches
 uvicorn.run(create_app(from_export("output/export"), Gallery.open("people")))
 """
 
-# FastAPI evaluates the annotations, so they must be valid on Python 3.9: Optional[int], not int | None.
-# ruff: noqa: FA100
-
 import asyncio
 import contextlib
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -104,9 +101,9 @@ _STRICT = [Depends(_check_query)]
 
 Align = Annotated[bool, Query(description="Find faces, and align the largest")]
 Name = Annotated[str, Query(min_length=1, max_length=500)]
-Cosine = Annotated[Optional[float], Query(ge=-1, le=1, description="Instead of the stored threshold")]
+Cosine = Annotated[float | None, Query(ge=-1, le=1, description="Instead of the stored threshold")]
 Far = Annotated[
-    Optional[float], Query(gt=0, lt=1, description="Instead: the threshold for this share of false accepts")
+    float | None, Query(gt=0, lt=1, description="Instead: the threshold for this share of false accepts")
 ]
 
 
@@ -217,7 +214,7 @@ class _Service:
         self,
         request: Request,
         name: Annotated[
-            Optional[str],
+            str | None,
             Query(min_length=1, max_length=500, description="Compare one picture with this name"),
         ] = None,
         align: Align = False,
@@ -318,9 +315,7 @@ class _Service:
 
     # -- from a request to embeddings ------------------------------------------------------------------------------------------
 
-    async def _embed(
-        self, request: Request, most: int, align: bool
-    ) -> tuple[np.ndarray, Optional[list[int]]]:
+    async def _embed(self, request: Request, most: int, align: bool) -> tuple[np.ndarray, list[int] | None]:
         """Return the embeddings float32 [n, D] of a request's pictures, and with `align` the numbers of faces."""
         if align and self._detector is None:
             raise Refusal(422, "align: this service finds no faces; install the extra align")
@@ -415,8 +410,8 @@ class _Service:
 
 
 def _pair_threshold(
-    stored: Optional[float], calibration: Any, given: Optional[float], far: Optional[float]
-) -> Optional[float]:
+    stored: float | None, calibration: Any, given: float | None, far: float | None
+) -> float | None:
     """Return the threshold of pairs that a request asks for, else the stored one."""
     if far is None:
         return stored if given is None else given
@@ -430,11 +425,11 @@ def _pair_threshold(
         raise Refusal(422, str(error)) from None
 
 
-def _probability(of: Union[Embedder, "Gallery"], similarity: float) -> Optional[float]:
+def _probability(of: Union[Embedder, "Gallery"], similarity: float) -> float | None:
     return None if of.calibration is None else float(of.calibration.probability(similarity))
 
 
-def _accepted(similarity: float, threshold: Optional[float]) -> Optional[bool]:
+def _accepted(similarity: float, threshold: float | None) -> bool | None:
     return None if threshold is None else similarity > threshold
 
 
