@@ -127,8 +127,9 @@ def _count_here(args: argparse.Namespace) -> None:
     from plsc import distributed
 
     distributed.init("cpu", threads)
-    with tempfile.TemporaryDirectory() as folder:
-        ops, waits = recorded(args, Path(folder))
+    folder = args.row.with_suffix("")  # of all ranks, which write to one output_dir
+    folder.mkdir(exist_ok=True)
+    ops, waits = recorded(args, folder)
     if distributed.rank() == 0:
         args.row.write_text(json.dumps(by_part(ops, waits)))
         if args.listing:
@@ -138,7 +139,7 @@ def _count_here(args: argparse.Namespace) -> None:
 
 def recorded(args: argparse.Namespace, folder: Path) -> tuple[list[op_log.Op], list[op_log.Wait]]:
     """Run what args.counted says in this process, which has the environment of op_log -> ops and waits of a step."""
-    log = folder / "log"
+    log = folder / f"log{environment.rank_from_env()}"
     if args.counted == "head":
         _run_head(args, log)
     else:
