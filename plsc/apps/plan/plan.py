@@ -49,7 +49,7 @@ from plsc.errors import UserError
 from plsc.training.stand_in import check_data, stand_in
 from plsc.utils.logging import warn
 from plsc.utils.memory import available_bytes
-from plsc.utils.text import table
+from plsc.utils.text import counted, table
 
 RATES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.01)
 PAYS = 0.1  # share of a step's time that a lower rate must save to be proposed
@@ -197,7 +197,7 @@ def show(planned: dict) -> str:
         fits += f", and {gigabytes(planned['machine_bytes'])} of the machine's for its bank"
     lines = [
         (
-            f"{planned['classes']:,} classes on {_ranks(planned['ranks'])}, {times}{planned['batch']} samples each, rate {planned['rate']:g}, "
+            f"{planned['classes']:,} classes on {counted(planned['ranks'], 'rank')}, {times}{planned['batch']} samples each, rate {planned['rate']:g}, "
             f"bank {bank}, {dtype}"
         ),
         "",
@@ -267,7 +267,7 @@ def format_calibration(planned: dict, furthest: int) -> str:
     else:
         few = "" if gpu else ", of which this machine has not processors enough"
         who = (
-            f"{measured['ranks']} process{'es' * (measured['ranks'] > 1)} in place of each of the {ranks} ranks{few}; what ranks send each "
+            f"{counted(measured['ranks'], 'process', 'processes')} in place of each of the {ranks} ranks{few}; what ranks send each "
             "other is not in them"
         )
     sizes = f"measured up to {furthest:,} classes in a step"
@@ -307,10 +307,6 @@ def whole_number(text: str) -> int:
             f"must be a whole number below {_MOST:.0e}, such as 100000, 100k, 10M or 1.5e6 (got '{text}')"
         )
     return int(number)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
 
 
 def format_disk(planned: dict) -> str:
@@ -476,9 +472,9 @@ def plan_on_paper(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tu
 def _counted(cfg: Config, dataset: Dataset) -> dict:
     """Count the network of a config, in this process."""
     environment.prepare(cfg.Global.threads)
-    from plsc.apps.plan.activations import counted
+    from plsc.apps.plan import activations
 
-    return counted(cfg, dataset.preprocessing.shape, _teacher(cfg, dataset))
+    return activations.counted(cfg, dataset.preprocessing.shape, _teacher(cfg, dataset))
 
 
 def _teacher(cfg: Config, dataset: Dataset) -> ModelCfg | None:

@@ -24,6 +24,7 @@ from plsc.apps.supervise.options import Machines
 from plsc.apps.supervise.reports import HUNG, Cause, Details, Order, Outcome, Report, StartOrder
 from plsc.distributed import guard
 from plsc.errors import shown
+from plsc.utils.text import counted
 
 DEAD = 10.0  # seconds without a report; also without an answer, after which a machine ends its ranks itself
 TAKEN_OVER = 3.0  # seconds after which a further process with the number of a silent one takes its place
@@ -297,7 +298,7 @@ class Agreement:
 
     def _missing(self, ready: Iterable[int]) -> str:
         missing = [str(number) for number in range(self._machines.most) if number not in ready]
-        return f"machine{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        return f"{'machine' if len(missing) == 1 else 'machines'} {', '.join(missing)}"
 
     def _is_understood(self, member: _Member) -> bool:
         return member.is_known and member.report.agreement == self.id
@@ -335,7 +336,7 @@ class Agreement:
             f"{number} {shown(m.report.host)} {m.report.address}" for number, m in ready.items()
         )
         without = f", without {self._missing(ready)}" if len(ready) < self._machines.most else ""
-        count = f"{len(ready)} machine{'s' * (len(ready) > 1)}"
+        count = counted(len(ready), "machine")
         step = self._history.step
         where = "the beginning" if step is None else f"step {step}"
         if step is None and newest is not None and self._job.resumes:
