@@ -1,4 +1,4 @@
-"""Define the errors that a user can correct, and make text from outside safe to print.
+"""Define the errors that a user can correct, turn what the system refuses into them, and make text from outside safe to print.
 
 The text of such an error is one line: where (file:line, key or sample), the value, the rule and the remedy.
 `plsc` prints that line and exits with code 2; any other exception is a defect of plsc and keeps
