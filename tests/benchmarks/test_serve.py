@@ -61,7 +61,7 @@ def test_mistakes_are_one_line(file):
     for words, line in (
         (["--url", "http://127.0.0.1:9", "--picture", str(file)], "--url: 127.0.0.1:9 does not answer"),
         (["--url", "localhost:8000", "--picture", str(file)], "--url: must be like http://127.0.0.1:8000"),
-        (["--picture", "nowhere.png"], "--picture: nowhere.png: No such file"),
+        (["--picture", "nowhere.png"], "--picture: nowhere.png: no such file"),
         (["--picture", str(file), "--clients", "0"], "--clients, --requests: must be 1 or more"),
     ):
         with pytest.raises(UserError, match=f"^{re.escape(line)}"):
