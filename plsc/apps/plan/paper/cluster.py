@@ -32,8 +32,8 @@ HOST_BANDWIDTH = 20e9  # bytes/s of the machine's memory for each GPU; assumed, 
 DISK_BANDWIDTH = 3e9  # bytes/s of a machine's disk; assumed, not checked
 
 FORWARD = 0.4  # share of a network's passes through memory; counted (`python -m benchmarks step --count`)
-# Bytes moved for each trained number of the network: update, check, and the copies by which a step is undone; counted.
-OPTIMIZER_BYTES = 44
+# Bytes moved for each trained number of the network: 20.0 by the update and 8.2 by the check; counted for IResNet18.
+OPTIMIZER_BYTES = 28
 
 
 class Cluster(NamedTuple):
@@ -64,6 +64,8 @@ class HeadStyle(NamedTuple):
     """Passes over the logits."""
     rows: float
     """Passes over the rows."""
+    drawn_rows: float = 0.0
+    """More of them where the step's classes are drawn."""
     itemsize: int = 4
     """Bytes of a number of these."""
     draw: float = 0.0
@@ -72,11 +74,14 @@ class HeadStyle(NamedTuple):
     """Whether the embeddings' gradients are summed by a reduce-scatter, half of an all_reduce."""
 
 
-# Ours: 9.1 GB for 125,000 classes, N = 1024, D = 512 (docs/performance.md, "A step on a GPU, counted"); the draw is made by
-# a thread of the host, a step ahead.
-IN_BLOCKS = HeadStyle(logits=9, rows=18)
-RECOMPUTED = HeadStyle(logits=14, rows=21)  # logits beyond the budget are computed again
-UPDATE_ROWS = 13  # passes over the rows that an update takes, which a head of frozen centres does without
+# Ours: 7.0 GB for 125,000 classes, N = 1024, D = 512 (docs/performance.md, "A step on a GPU, counted"). Heads of several N
+# and D tell logits from rows. Drawn rows are taken out, updated in copies and put back; the draw itself is made by a thread
+# of the host, a step ahead.
+IN_BLOCKS = HeadStyle(logits=7, rows=13, drawn_rows=8)
+RECOMPUTED = HeadStyle(logits=10, rows=18, drawn_rows=8)  # logits beyond the budget are computed again
+# Of these passes, those of the update, which a head of frozen centres does without.
+UPDATE_ROWS = 5
+UPDATE_DRAWN_ROWS = 6
 FROZEN_KERNELS = 83  # launches of a head of frozen centres; all counted in the same way
 
 
@@ -151,7 +156,8 @@ def samples_of_head(work: Work, cluster: Cluster) -> int:
 def head_bytes_moved(work: Work, samples: int) -> float:
     """Return the bytes that the head moves through a GPU's memory for N samples."""
     style = work.head
-    return style.itemsize * work.classes * (style.logits * samples + style.rows * work.width)
+    rows = style.rows + style.drawn_rows * (work.classes < work.shard)
+    return style.itemsize * work.classes * (style.logits * samples + rows * work.width)
 
 
 def _head(work: Work, cluster: Cluster, memory: float) -> float:

@@ -234,7 +234,9 @@ def teacher_seconds(case: Case, work: Work, teacher: dict, cluster: Cluster) -> 
 def old_classes_seconds(case: Case, measured: dict, cluster: Cluster) -> float:
     """Predict the seconds of the head of Global.compatible_with."""
     work = work_of(of_old_classes(case), measured, cluster.device)
-    frozen = replace(work, head=work.head._replace(rows=work.head.rows - model.UPDATE_ROWS))
+    rows = work.head.rows - model.UPDATE_ROWS
+    drawn_rows = work.head.drawn_rows - model.UPDATE_DRAWN_ROWS
+    frozen = replace(work, head=work.head._replace(rows=rows, drawn_rows=drawn_rows))
     parts = model.seconds(frozen, cluster)
     return parts["gather"] + parts["head"] + model.FROZEN_KERNELS * model.LAUNCH
 
