@@ -2,8 +2,8 @@
 
     python -m benchmarks published --json published.json
 
-Whole tables are taken: of the GPUs that plan/devices.py knows, with networks whose layers are published, by programs
-whose code is. Rows marked "set" were used to find the constants of plan/cluster.py and programs.py; the others judge them.
+Whole tables are taken: of the GPUs that plan/paper/devices.py knows, with networks whose layers are published, by programs
+whose code is. Rows marked "set" were used to find the constants of plan/paper/cluster.py and programs.py; the others judge them.
 No constant belongs to one row.
 """
 
