@@ -27,7 +27,7 @@ from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
 from plsc.heads.banks import BANKS, Bank, build_bank
 from plsc.heads.optimizer import Momentum
-from plsc.training.divergence import finite_arrays
+from plsc.training.parts.divergence import finite_arrays
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.measure import reset_peak, resident_bytes
 from plsc.utils.sharding import ClassShard

@@ -90,7 +90,7 @@ def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     case = Case(cfg, args.classes, args.ranks, batch)
     shape = tuple(_shape(args))
     environment.prepare(args.threads)
-    from plsc.training.teacher import open_teacher
+    from plsc.training.parts.teacher import open_teacher
 
     other = open_teacher(cfg, build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place), alone=True)
     teacher = other.cfg.Model if other else None

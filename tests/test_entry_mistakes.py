@@ -373,7 +373,7 @@ class Overflow(CosFace):
 
 
 def test_a_loss_that_overflows_is_named_where_no_gradient_is_to_blame(tmp_path, monkeypatch):
-    monkeypatch.setattr("plsc.training.dump._last_bad", lambda tensors: None)
+    monkeypatch.setattr("plsc.training.parts.dump._last_bad", lambda tensors: None)
     overflow = f"Head={{name: '{__name__}:Overflow'}}"
     with pytest.raises(UserError, match="^the loss is not finite in the sum over the ranks"):
         entry(tmp_path, overflow, "Global.max_skipped=1").train()

@@ -25,16 +25,16 @@ from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet
 from plsc.training import optim
 from plsc.training.build_head import build_head, build_rule
-from plsc.training.compatible import build_compatible
-from plsc.training.divergence import NonFiniteGuard
-from plsc.training.dump import DumpWriter
-from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
-from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
+from plsc.training.parts.compatible import build_compatible
+from plsc.training.parts.divergence import NonFiniteGuard
+from plsc.training.parts.dump import DumpWriter
+from plsc.training.parts.ema import Ema
+from plsc.training.parts.loss_scale import LossScaler
+from plsc.training.parts.teacher import build_teacher
 from plsc.training.resume import build_backbone
-from plsc.training.teacher import build_teacher
 from plsc.training.trainer import Trainer
 from plsc.utils.device import on_gpu
 from plsc.utils.logging import warn

@@ -38,11 +38,11 @@ def dry_run(
         build_training_set,
     )
     from plsc.training.build_head import build_margin
-    from plsc.training.compatible import head_of_old_classes, open_old_run
     from plsc.training.network import check_amp, layers_to_recompute
+    from plsc.training.parts.compatible import head_of_old_classes, open_old_run
+    from plsc.training.parts.teacher import build_teacher
     from plsc.training.plan_lines import plan_lines, weak_lines
     from plsc.training.resume import build_backbone
-    from plsc.training.teacher import build_teacher
 
     decide(cfg.Global.device, [why_no_gpu()])  # for what it refuses
     dataset = build_training_set(cfg)

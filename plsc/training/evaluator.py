@@ -24,8 +24,8 @@ from plsc.errors import UserError
 from plsc.evaluation.groups import Grouping
 from plsc.evaluation.sets import EvalSet, Result, VerificationSet, eval_set
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.ema import Ema
 from plsc.training.embed import embed
+from plsc.training.parts.ema import Ema
 from plsc.training.resume import build_saved_head
 from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration

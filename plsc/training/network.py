@@ -31,7 +31,7 @@ from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
-from plsc.training.loss_scaler import LossScaler
+from plsc.training.parts.loss_scale import LossScaler
 from plsc.utils.device import Sender, on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean

@@ -24,8 +24,8 @@ from plsc.errors import UserError, shown
 from plsc.heads.config import HeadCfg
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
-from plsc.training.ema import Ema
 from plsc.training.groups import settings_of
+from plsc.training.parts.ema import Ema
 from plsc.utils.logging import warn
 from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.registry import BACKBONES

@@ -31,16 +31,17 @@ from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training import optim
-from plsc.training.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
-from plsc.training.dump import DumpWriter, TakenStep, find_cause
-from plsc.training.ema import Ema
 from plsc.training.evaluator import Evaluator
 from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import refuse_last_step
 from plsc.training.flags import Flags
-from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network
-from plsc.training.per_set import PerSet
+from plsc.training.parts.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
+from plsc.training.parts.dump import DumpWriter, TakenStep, find_cause
+from plsc.training.parts.ema import Ema
+from plsc.training.parts.loss_scale import LossScaler
+from plsc.training.parts.per_set import PerSet
+from plsc.training.parts.rollback import FACTOR, go_back
 from plsc.training.resume import (
     changed_keys,
     load_backbone,
@@ -49,7 +50,6 @@ from plsc.training.resume import (
     refuse_other_frozen,
     refuse_other_run,
 )
-from plsc.training.rollback import FACTOR, go_back
 from plsc.utils.calibration import Calibration
 from plsc.utils.device import to_device
 from plsc.utils.disk import check_space, saves_ahead

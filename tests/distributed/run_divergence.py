@@ -14,7 +14,7 @@ from pathlib import Path
 from plsc import distributed as d
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
-from plsc.training.divergence import DivergedError
+from plsc.training.parts.divergence import DivergedError
 from plsc.utils.logging import get_logger, setup
 from tests.poison import everything, poisoned
 from tests.tiny_runs import checkpoint, checkpoints, make_trainer

@@ -14,9 +14,9 @@ from plsc.config import load
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.heads.config import head_names
-from plsc.training.divergence import DivergedError
 from plsc.training.embed import embed, to_input
 from plsc.training.evaluator import Evaluator, build_sets
+from plsc.training.parts.divergence import DivergedError
 from tests.bounds import assert_within, rounded
 from tests.tiny_runs import (
     TINY,

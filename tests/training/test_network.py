@@ -15,8 +15,8 @@ from plsc.backbones.small_resnet import SmallResNet
 from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
-from plsc.training.loss_scaler import LossScaler
 from plsc.training.network import Network, check_amp, layers_to_recompute
+from plsc.training.parts.loss_scale import LossScaler
 from plsc.utils import device
 from tests.bounds import EPS, assert_within, rounded
 from tests.tiny_runs import IMAGE_SHAPE, Linear

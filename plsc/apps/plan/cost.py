@@ -24,7 +24,7 @@ from plsc.heads.optimizer import Frozen, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.native.heads import softmax
 from plsc.training.build_head import build_head, build_rule, changes_others, logits_budget
-from plsc.training.compatible import head_of_old_classes
+from plsc.training.parts.compatible import head_of_old_classes
 from plsc.utils.device import asynchronous
 
 _ROWS_AT_ONCE = 8192  # rows of one read

@@ -483,7 +483,7 @@ def _teacher(cfg: Config, dataset: Dataset) -> ModelCfg | None:
     if cfg.Teacher.checkpoint is None:
         return None
     environment.prepare(cfg.Global.threads)
-    from plsc.training.teacher import open_teacher
+    from plsc.training.parts.teacher import open_teacher
 
     return open_teacher(cfg, dataset, alone=True).cfg.Model
 

@@ -50,7 +50,7 @@ def head_bytes(case: Case, rate: float, whole_budget: bool = False) -> dict[str,
 
 def of_old_classes(case: Case) -> Case:
     """Return a case with the head of Global.compatible_with in the place of its own."""
-    from plsc.training.compatible import head_of_old_classes
+    from plsc.training.parts.compatible import head_of_old_classes
 
     return replace(case, cfg=case.cfg.model_copy(update={"Head": head_of_old_classes(case.cfg.Head)}))
 

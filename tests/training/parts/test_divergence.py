@@ -8,8 +8,8 @@ import pytest
 
 from plsc.errors import UserError
 from plsc.training import divergence
-from plsc.training.divergence import DivergedError, finite, finite_arrays, remedy
-from plsc.training.dump import DUMPS
+from plsc.training.parts.divergence import DivergedError, finite, finite_arrays, remedy
+from plsc.training.parts.dump import DUMPS
 from plsc.utils.bfloat16 import nearest
 from plsc.utils.metrics import Metrics
 from tests.poison import everything, poisoned

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from plsc.training.divergence import DivergedError
+from plsc.training.parts.divergence import DivergedError
 from plsc.utils.metrics import Metrics
 from tests.poison import poisoned
 from tests.tiny_runs import assert_same_arrays, checkpoint, checkpoints, rows, steps

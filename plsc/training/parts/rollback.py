@@ -5,7 +5,7 @@ lower rate, so the run does not reach the same weights again. Later checkpoints 
 rollbacks, so a resumed run has the same rates; one that is killed before the next checkpoint diverges and
 goes back once more, in the same way.
 
-Try it: `pytest tests/training/test_rollback.py`; what a user sees is in docs/resume.md.
+Try it: `pytest tests/training/parts/test_rollback.py`; what a user sees is in docs/resume.md.
 """
 
 from __future__ import annotations

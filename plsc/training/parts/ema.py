@@ -13,7 +13,7 @@ BatchNorm's running statistics are averaged as the parameters are, as by timm's 
 on both together, and statistics of the last steps do not fit weights of earlier ones. A buffer of whole numbers
 cannot be averaged and stays the backbone's.
 
-Try it: `pytest tests/training/test_ema.py`.
+Try it: `pytest tests/training/parts/test_ema.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Find steps whose loss or gradients are not finite, so that all ranks skip them.
 
 A skipped step changes only the step number: weights, momentum, BatchNorm's running statistics and a margin's
-statistics stay the same, bit for bit. plsc/training/dump.py finds the cause and writes the batch. In float16 a
-step in which nothing but the backbone's scaled gradients overflows is no divergence: plsc/training/loss_scaler.py.
+statistics stay the same, bit for bit. plsc/training/parts/dump.py finds the cause and writes the batch. In float16 a
+step in which nothing but the backbone's scaled gradients overflows is no divergence: plsc/training/parts/loss_scale.py.
 
-Try it: `pytest tests/training/test_divergence.py`; what a user sees is in docs/resume.md.
+Try it: `pytest tests/training/parts/test_divergence.py`; what a user sees is in docs/resume.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plsc.heads.banks.offloaded import StoredRows
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.native.heads.rows import sum_of_squares
 from plsc.training.flags import Flags, agree, nonfinite
-from plsc.training.loss_scaler import LossScaler
+from plsc.training.parts.loss_scale import LossScaler
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.device import asynchronous
 

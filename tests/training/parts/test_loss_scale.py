@@ -5,8 +5,8 @@ import pytest
 
 from plsc.checkpoint.train_state import TrainState
 from plsc.cli.selftest.parts import relative
-from plsc.training.divergence import DivergedError
-from plsc.training.loss_scaler import GROWTH_STEPS, INITIAL, LossScaler
+from plsc.training.parts.divergence import DivergedError
+from plsc.training.parts.loss_scale import GROWTH_STEPS, INITIAL, LossScaler
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.poison import everything, poisoned
 from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, train

@@ -1,6 +1,6 @@
 """Find why a step was skipped, and write its batch to disk for a person to look at.
 
-Try it: `pytest tests/training/test_divergence.py`; what a user sees is in docs/resume.md.
+Try it: `pytest tests/training/parts/test_divergence.py`; what a user sees is in docs/resume.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import paddle
 
 from plsc import distributed
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
-from plsc.training.divergence import backbone_gradients, blocks_of, finite_arrays, gradients_of, kind_of
+from plsc.training.parts.divergence import backbone_gradients, blocks_of, finite_arrays, gradients_of, kind_of
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import get_logger
 
