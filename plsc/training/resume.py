@@ -25,7 +25,6 @@ from plsc.heads.config import HeadCfg
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head, build_rule
 from plsc.training.groups import settings_of
-from plsc.training.parts.ema import Ema
 from plsc.utils.logging import warn
 from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.registry import BACKBONES
@@ -72,21 +71,6 @@ def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, averaged: 
     saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
     for name, array in (saved.weights() if averaged else saved.backbone()).items():
         own[name].set_value(array)
-
-
-def load_ema(ema: Ema | None, saved: store.Checkpoint) -> None:
-    """Go on from a checkpoint's averaged weights; warn if only one of run and checkpoint has any."""
-    arrays = saved.ema()
-    if ema:
-        ema.load(arrays, saved.state.ema_steps)
-    where = f"checkpoint {saved.path.name}"
-    if ema and arrays is None and not saved.state.ema_steps:
-        warn(f"{where} has no averaged weights: Global.ema begins with its weights")
-    if arrays is not None and not ema:
-        warn(
-            f"{where} has averaged weights, which this run without Global.ema leaves: from now on the weights themselves are "
-            "evaluated and saved"
-        )
 
 
 # They affect the training, and `refuse_other_run` compares them.

@@ -38,14 +38,13 @@ from plsc.training.flags import Flags
 from plsc.training.network import Network
 from plsc.training.parts.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
 from plsc.training.parts.dump import DumpWriter, TakenStep, find_cause
-from plsc.training.parts.ema import Ema
+from plsc.training.parts.ema import Ema, load_ema
 from plsc.training.parts.loss_scale import LossScaler
 from plsc.training.parts.per_set import PerSet
 from plsc.training.parts.rollback import FACTOR, go_back
 from plsc.training.resume import (
     changed_keys,
     load_backbone,
-    load_ema,
     load_head,
     refuse_other_frozen,
     refuse_other_run,

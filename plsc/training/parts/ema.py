@@ -24,7 +24,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import paddle
 
+from plsc.checkpoint.saved import Checkpoint
 from plsc.errors import UserError
+from plsc.utils.logging import warn
 
 
 class Ema:
@@ -95,6 +97,21 @@ class Ema:
         self.steps = steps
         names = [name for name, _ in self._floats()] if arrays else []
         self._average = {name: paddle.to_tensor(arrays[name]) for name in names}
+
+
+def load_ema(ema: Ema | None, saved: Checkpoint) -> None:
+    """Go on from a checkpoint's averaged weights; warn if only one of run and checkpoint has any."""
+    arrays = saved.ema()
+    if ema:
+        ema.load(arrays, saved.state.ema_steps)
+    where = f"checkpoint {saved.path.name}"
+    if ema and arrays is None and not saved.state.ema_steps:
+        warn(f"{where} has no averaged weights: Global.ema begins with its weights")
+    if arrays is not None and not ema:
+        warn(
+            f"{where} has averaged weights, which this run without Global.ema leaves: from now on the weights themselves are "
+            "evaluated and saved"
+        )
 
 
 @paddle.no_grad()

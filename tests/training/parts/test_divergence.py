@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.training import divergence
+from plsc.training.parts import divergence
 from plsc.training.parts.divergence import DivergedError, finite, finite_arrays, remedy
 from plsc.training.parts.dump import DUMPS
 from plsc.utils.bfloat16 import nearest
