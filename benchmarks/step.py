@@ -141,10 +141,10 @@ def _measure(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
     trainer = build_trainer(_config(args, batch, accumulate, key))
     seconds = []
     measure.reset_peak()
-    for samples in itertools.islice(trainer.loader.epoch(0), args.runs + 1):
+    for samples in itertools.islice(trainer.loader.from_step(0), args.runs + 1):
         distributed.finish()
         began = time.perf_counter()
-        trainer.train_step(*samples, 0.1)
+        trainer.train_step(samples)
         distributed.finish()
         seconds.append(time.perf_counter() - began)
     return {

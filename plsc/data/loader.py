@@ -10,12 +10,14 @@ workers, processes do (workers.py). To see what it yields:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +33,19 @@ from plsc.utils.timing import timer
 THREAD_BATCHES = 2  # prepared ahead by the thread
 # Between the epochs that a sample's augmentation is drawn from where it comes several times in one epoch.
 TURN = 2**33
+
+
+class Batch(NamedTuple):
+    """This rank's samples of a step.
+
+    images: [B, *shape]. labels, indices: int64 [B]. step: the step's number, from 0. counts: samples of each rank.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    indices: np.ndarray
+    step: int
+    counts: list[int]
 
 
 class Loader:
@@ -159,6 +174,14 @@ class Loader:
             # Workers idle between epochs, but an abandoned or failed one leaves batches under way.
             if waiting or not self._num_workers:
                 maker.close()
+
+    def from_step(self, step: int, replaced: int = 0) -> Iterator[Batch]:
+        """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch, as `epoch` does."""
+        epoch, done = divmod(step, self.steps_per_epoch)
+        with contextlib.closing(self.epoch(epoch, done, replaced)) as batches:
+            for number, samples in enumerate(batches, start=step):
+                counts = [stop - start for start, stop in self.shares(number)]
+                yield Batch(*samples, number, counts)
 
     def close(self) -> None:
         """End the workers; the next epoch starts new ones. Also done when the loader or the program goes."""

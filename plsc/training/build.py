@@ -33,6 +33,7 @@ from plsc.training.parts.divergence import NonFiniteGuard
 from plsc.training.parts.dump import DumpWriter
 from plsc.training.parts.ema import Ema
 from plsc.training.parts.loss_scale import LossScaler
+from plsc.training.parts.per_set import PerSet
 from plsc.training.parts.teacher import build_teacher
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Trainer
@@ -83,6 +84,7 @@ def build_trainer(
         getattr(dataset, "ranges", None),
         amp,
     )
+    per_set = PerSet(dataset) if isinstance(dataset, Joined) else None
     teacher = build_teacher(cfg, dataset)
     compatible = build_compatible(cfg, dataset)
     scaler = LossScaler() if amp and amp.dtype == "float16" else None
@@ -106,13 +108,20 @@ def build_trainer(
         ),
         head=head,
         optimizer=optimizer,
-        evaluator=Evaluator(cfg.DataLoader.Eval, sets, backbone, dataset.num_classes, head, ema),
+        evaluator=Evaluator(
+            cfg.DataLoader.Eval,
+            sets,
+            backbone,
+            dataset.num_classes,
+            head,
+            ema.in_place_of_weights if ema else None,
+        ),
         nonfinite=NonFiniteGuard(backbone, head, scaler),
         dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
         scaler=scaler,
         signals=signals,
-        ema=ema,
         extra_losses=[loss for loss in (teacher, compatible) if loss],
+        parts=[part for part in (per_set, ema) if part],
     )
 
 

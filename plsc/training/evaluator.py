@@ -6,8 +6,8 @@ wait in a barrier that may wait so long, and then sends them the row of metrics.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from plsc.evaluation.groups import Grouping
 from plsc.evaluation.sets import EvalSet, Result, VerificationSet, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
-from plsc.training.parts.ema import Ema
 from plsc.training.resume import build_saved_head
 from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
@@ -118,7 +117,7 @@ class Evaluator:
         backbone: the bare layer.
         num_classes: of the training set.
         head: predicts the classes of labelled images; None where no set has any.
-        ema: whose averaged weights are evaluated in place of the backbone's; None: there are none.
+        weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
         grouping: of the main set's pairs; None: they are not compared by groups.
 
     Attributes: after `evaluate`, on every rank, `rows`, title -> row of metrics.jsonl, and `calibration`, by the main set, None where
@@ -132,7 +131,7 @@ class Evaluator:
         backbone: paddle.nn.Layer,
         num_classes: int,
         head: SoftmaxHead | None = None,
-        ema: Ema | None = None,
+        weights: Callable[[], AbstractContextManager[None]] | None = None,
         grouping: Grouping | None = None,
     ):
         assert head is not None or not needs_head(sets), "labelled images need a head"
@@ -144,7 +143,7 @@ class Evaluator:
         self._backbone = backbone
         self.num_classes = num_classes
         self._head = head
-        self._ema = ema
+        self._weights = weights or nullcontext
         self._grouping = grouping
 
     @property
@@ -167,7 +166,7 @@ class Evaluator:
 
         Logs the results and writes them to `metrics`, rank 0's. UserError, on every rank, if the numbers cannot be computed.
         """
-        with self._ema.in_place_of_weights() if self._ema else contextlib.nullcontext():
+        with self._weights():
             self._evaluate(step, epoch, metrics)
 
     def _evaluate(self, step: int, epoch: int | None, metrics: Metrics | None) -> None:

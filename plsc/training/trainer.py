@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -26,7 +27,7 @@ from plsc.checkpoint import store
 from plsc.checkpoint.train_state import Best, TrainState
 from plsc.config import Config
 from plsc.data.dataset import Dataset, class_names
-from plsc.data.loader import Loader
+from plsc.data.loader import Batch, Loader
 from plsc.distributed.guard import Guard
 from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
@@ -37,10 +38,10 @@ from plsc.training.finetune import refuse_last_step
 from plsc.training.flags import Flags
 from plsc.training.network import Network
 from plsc.training.parts.divergence import DivergedError, NonFiniteGuard, Outcome, finite_arrays, remedy
-from plsc.training.parts.dump import DumpWriter, TakenStep, find_cause
-from plsc.training.parts.ema import Ema, load_ema
+from plsc.training.parts.dump import DumpWriter, find_cause
+from plsc.training.parts.ema import load_ema
 from plsc.training.parts.loss_scale import LossScaler
-from plsc.training.parts.per_set import PerSet
+from plsc.training.parts.part import Part, TakenStep
 from plsc.training.parts.rollback import FACTOR, go_back
 from plsc.training.resume import (
     changed_keys,
@@ -71,12 +72,12 @@ class Trainer:
         dataset: to train on. loader: its batches.
         backbone: the bare layer. network: runs it in a step. head: class centres and loss.
         optimizer: of the backbone.
-        evaluator: of the backbone, between steps. ema: averages its weights; None: they are not averaged.
+        evaluator: of the backbone, between steps.
         nonfinite: checks whether a step counts. dump: writes the batches of steps that do not.
         scaler: of the backbone's gradients in float16, the one that network and nonfinite have; None: there is
             none.
         signals: notes signals that ask the run to stop; None: there are none.
-        extra_losses: are added to the head's loss.
+        extra_losses: are added to the head's loss. parts: the other features of the run, in their order.
 
     Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
     `threshold`, of the last one; `rollbacks`, how often the run went back to an older checkpoint; `seconds`,
@@ -98,8 +99,8 @@ class Trainer:
         dump: DumpWriter,
         scaler: LossScaler | None = None,
         signals: Guard | None = None,
-        ema: Ema | None = None,
         extra_losses: Sequence[ExtraLoss] = (),
+        parts: Sequence[Part] = (),
     ):
         self.cfg = cfg
         self.rank = distributed.rank()
@@ -115,8 +116,8 @@ class Trainer:
         self.dump = dump
         self.scaler = scaler
         self.signals = signals or Guard()
-        self.ema = ema
         self.extra_losses = extra_losses
+        self.parts = parts
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.head_lr_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
@@ -127,7 +128,6 @@ class Trainer:
         self.threshold: float | None = None
         self.calibration: Calibration | None = None
         self.rollbacks = 0
-        self.per_set = PerSet(dataset)
         self.seconds = 0.0
         self.progress: Progress | None = None  # while training
         self._metrics: Metrics | None = None  # rank 0's, while training
@@ -165,7 +165,7 @@ class Trainer:
             self.cfg.Global.log_every,
             self.step,
             data=lambda: self._data,
-            extra=self.per_set.take,
+            extra=self._row,
             advice=self.loader.advice,
         )
         began = time.monotonic()
@@ -193,7 +193,7 @@ class Trainer:
         Every rank calls it."""
         distributed.barrier()  # all banks have their space now
         bank, numbers = self.head.bank, sum(tensor.size for tensor in self.backbone.state_dict().values())
-        numbers *= 2 if self.ema else 1
+        numbers *= 2 if self._part("ema") else 1
         numbers += self.optimizer.state_size
         need = 4 * numbers + bank.itemsize * bank.numbers * self.head.shard.num_classes
         keep, periods = self.cfg.Checkpoint.keep, (self.steps_per_epoch, self.cfg.Checkpoint.every_steps)
@@ -206,13 +206,12 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train the remaining steps of the epoch, up to the run's end."""
-        epoch, done = divmod(self.step, self.steps_per_epoch)
+        epoch = self.step // self.steps_per_epoch
         replaced = self._replaced
         self._replaced = 0
-        with contextlib.closing(self.loader.epoch(epoch, done, replaced)) as batches:
+        with contextlib.closing(self.loader.from_step(self.step, replaced)) as batches:
             for batch in batches:
-                learning_rate = self.schedule(self.step) * FACTOR**self.rollbacks
-                self.train_step(*batch, learning_rate)
+                self.train_step(batch)
                 self._after_step()
                 if self.step == self.total_steps or self._stops(epoch + 1):
                     break
@@ -235,23 +234,24 @@ class Trainer:
         self.signals.stop(name)
         return True
 
-    def train_step(
-        self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, learning_rate: float
-    ) -> HeadOutput:
-        """Take one optimizer step on this rank's samples [B, *shape], int64 labels and indices [B]. Every rank calls it.
+    def train_step(self, batch: Batch) -> HeadOutput:
+        """Take one optimizer step on this rank's samples. Every rank calls it.
 
         Loss or gradients that are not finite make it a step that changes nothing; DivergedError after too
         many in a row. Likewise gradients that overflow only by their scale, which is then halved.
         """
         with timer.part("check"):
             undo = self.network.remember(), self.head.remember()
-        emb_BD = self.network.forward(images, self.step)
-        counts = [stop - start for start, stop in self.loader.shares(self.step)]
-        out = self.head(emb_BD, to_device(labels), self.step, counts=counts, check=False)
-        extra = {each.title: each(images, emb_BD, labels, self.step, counts) for each in self.extra_losses}
-        sum(extra.values(), start=out.loss).backward()  # up to the embeddings
+        emb_BD = self.network.forward(batch.images, self.step)
+        out = self.head(emb_BD, to_device(batch.labels), self.step, counts=batch.counts, check=False)
+        losses = {
+            each.title: each(batch.images, emb_BD, batch.labels, self.step, batch.counts)
+            for each in self.extra_losses
+        }
+        sum(losses.values(), start=out.loss).backward()  # up to the embeddings
         self.network.backward(emb_BD.grad)
-        taken = TakenStep(self.step + 1, learning_rate, images, labels, indices, emb_BD, out, extra)
+        learning_rate = self.schedule(self.step) * FACTOR**self.rollbacks
+        taken = TakenStep(batch, learning_rate, emb_BD, out, losses)
         flags = self.agree(taken)
         outcome = self.nonfinite.count(flags)
         if outcome is Outcome.GOOD:
@@ -280,17 +280,15 @@ class Trainer:
         with timer.part("optimizer"):
             self.optimizer.step()
         self.head.step(taken.learning_rate * self.head_lr_scale, self.step)
-        if self.ema:
-            with timer.part("optimizer"):
-                self.ema.update()
-        self.per_set.add(taken.indices, taken.out)
+        for part in self.parts:
+            part.update(self, taken)
         if self.scaler:
             self.scaler.grow()
 
     def _report(self, outcome: Outcome, taken: TakenStep) -> None:
         """Say why a step, whose forward pass is undone, does not count. Every rank calls it."""
         if outcome is Outcome.STRAY:
-            self.head.refuse_labels(to_device(taken.labels))
+            self.head.refuse_labels(to_device(taken.batch.labels))
         elif outcome is Outcome.OVERFLOWED:
             self.scaler.shrink()
             get_logger().info(
@@ -305,7 +303,9 @@ class Trainer:
 
         Raises: DivergedError, on every rank, at the step Global.max_skipped in a row.
         """
-        own_backward = partial(self.network.own_backward, step.images, step.number - 1, step.emb_BD.grad)
+        own_backward = partial(
+            self.network.own_backward, step.batch.images, step.batch.step, step.emb_BD.grad
+        )
         cause = find_cause(step, self.backbone, self.head, self.dataset.name, own_backward)
         in_a_row = self.nonfinite.in_a_row
         most = self.cfg.Global.max_skipped
@@ -330,7 +330,7 @@ class Trainer:
             return
         step, epoch = taken.number, -(-taken.number // self.steps_per_epoch)
         self._data = flags.waited, flags.replaced
-        extra = {f"loss/{title}": loss for title, loss in taken.extra.items()}
+        extra = {f"loss/{title}": loss for title, loss in taken.losses.items()}
         row = self.progress.update(
             step, epoch, flags.loss, taken.learning_rate, accuracy=flags.accuracy, **extra
         )
@@ -424,7 +424,8 @@ class Trainer:
         written does not end the run. best: the new `self.best`, if it is written; None: unchanged."""
         best = best or self.best
         backbone, head = _arrays(self.backbone.state_dict()), self.head.bank.state()
-        ema = self.ema.arrays() if self.ema else None
+        averaged = self._part("ema")
+        ema = averaged.arrays() if averaged else None
         of_head = [head[name] for name in self.head.bank.names]
         weights = [*backbone.values(), *(ema or {}).values(), *of_head]
         if not distributed.every(finite_arrays(weights)):
@@ -496,7 +497,7 @@ class Trainer:
         refuse_other_frozen(self.cfg, saved, self.backbone)
         load_head(self.head, saved)
         load_backbone(self.backbone, saved, averaged=False)
-        load_ema(self.ema, saved)
+        load_ema(self._part("ema"), saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         state = saved.state
         self._resumed = True
@@ -505,7 +506,8 @@ class Trainer:
         self.threshold = state.threshold
         self.calibration = state.calibration
         self.rollbacks = state.rollbacks
-        self.per_set.resume(state.sets)
+        if per_set := self._part("per_set"):
+            per_set.resume(state.sets)
         self.nonfinite.resume(state.skipped, state.in_a_row, state.since_good)
         if self.scaler:
             self.scaler.load(state)
@@ -548,6 +550,7 @@ class Trainer:
     def _state(self, replaced: list[int], best: Best | None) -> TrainState:
         """Return the state of the run for a checkpoint of this step. Every rank calls it."""
         others = {each.title: each.network for each in self.extra_losses}
+        averaged, per_set = self._part("ema"), self._part("per_set")
         return TrainState(
             seed=self.cfg.Global.seed,
             global_batch=self.loader.global_batch,
@@ -565,12 +568,19 @@ class Trainer:
             in_a_row=self.nonfinite.in_a_row,
             since_good=self.nonfinite.since_good,
             rollbacks=self.rollbacks,
-            sets=self.per_set.state(),
+            sets=per_set.state() if per_set else [],
             **({"calibration": self.calibration} if self.calibration else {}),
             **(self.scaler.state() if self.scaler else {}),
-            **({"ema_steps": self.ema.steps} if self.ema else {}),
+            **({"ema_steps": averaged.steps} if averaged else {}),
             **({"other_networks": others} if others else {}),
         )
+
+    def _part(self, name: str) -> Any:
+        """Find a part by its name; None if the run has none of it."""
+        return next((part for part in self.parts if part.name == name), None)
+
+    def _row(self) -> dict[str, float]:
+        return {key: value for part in self.parts for key, value in part.row().items()}
 
     def _of_this_rank(self, counts: list[int]) -> int:
         """Pick this rank's count of those of the earlier run; after a change of the number of ranks, split

@@ -130,8 +130,8 @@ for head in ("arcface", "dist_arcface"):
     trainer = poisoned(folder / head, {}, *overrides, f"Head.name={head}")
     step = trainer.train_step
 
-    def strayed(images, labels, *others, trainer=trainer, step=step):
-        return step(images, labels + 23 * (trainer.step == 2 and r == W - 1), *others)
+    def strayed(batch, trainer=trainer, step=step):
+        return step(batch._replace(labels=batch.labels + 23 * (trainer.step == 2 and r == W - 1)))
 
     trainer.train_step = strayed
     try:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,30 +16,13 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.heads.softmax import HeadOutput, SoftmaxHead
+from plsc.heads.softmax import SoftmaxHead
 from plsc.training.parts.divergence import backbone_gradients, blocks_of, finite_arrays, gradients_of, kind_of
+from plsc.training.parts.part import TakenStep
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import get_logger
 
 DUMPS = 20  # batches that one process writes; a run that skips now and then for weeks must not fill the disk
-
-
-@dataclass(frozen=True)
-class TakenStep:
-    """A step as this rank has it after the backward pass.
-
-    number: of the step, from 1. images, labels, indices: this rank's batch, as the loader gave it. emb_BD:
-    with its gradient. extra: the losses beside the head's, by title.
-    """
-
-    number: int
-    learning_rate: float
-    images: np.ndarray
-    labels: np.ndarray
-    indices: np.ndarray
-    emb_BD: paddle.Tensor
-    out: HeadOutput
-    extra: Mapping[str, paddle.Tensor]
 
 
 class Cause(NamedTuple):
@@ -102,12 +84,12 @@ def _cause_here(
         if not finite_arrays([array]):
             kind = "NaN" if any(np.isnan(block).any() for block in blocks_of(array)) else "inf"
             return 0, f"weight head.{row_array} is {kind}"
-    if step.images.dtype.kind == "f":  # whole numbers are finite
-        for row, index in enumerate(step.indices.tolist()):
-            if kind := kind_of(paddle.to_tensor(step.images[row])):
+    if step.batch.images.dtype.kind == "f":  # whole numbers are finite
+        for row, index in enumerate(step.batch.indices.tolist()):
+            if kind := kind_of(paddle.to_tensor(step.batch.images[row])):
                 return 1, f"input of {name(index)} is {kind}"
     for place, what, values in ((1, "embedding", step.emb_BD), (2, "loss", step.out.losses_B)):
-        for row, index in enumerate(step.indices.tolist()):
+        for row, index in enumerate(step.batch.indices.tolist()):
             if kind := kind_of(values[row]):
                 return place, f"{what} of {name(index)} is {kind}"
     if not math.isfinite(step.out.loss.item()):
@@ -122,7 +104,7 @@ def _cause_here(
 
 def _bad_extra(step: TakenStep) -> str | None:
     """Describe the first loss beside the head's that is not finite, by its key in metrics.jsonl; the same on every rank."""
-    for title, loss in step.extra.items():
+    for title, loss in step.losses.items():
         if kind := kind_of(loss):
             return f"loss/{title} is {kind}"
     return None
@@ -164,7 +146,7 @@ class DumpWriter:
             return
         self._written += 1
         packed = io.BytesIO()
-        np.savez(packed, images=step.images, labels=step.labels, indices=step.indices)
+        np.savez(packed, images=step.batch.images, labels=step.batch.labels, indices=step.batch.indices)
         text = json.dumps(self._describe(step, what), indent=1, allow_nan=False)
         path = self.folder / f"step-{step.number:08d}-rank{distributed.rank()}.json"
         try:
@@ -175,19 +157,23 @@ class DumpWriter:
             get_logger().error(f"{path}: the batch is not written ({error}); training goes on")
 
     def _describe(self, step: TakenStep, what: str) -> dict[str, Any]:
-        samples = step.images.astype(np.float32)
+        samples = step.batch.images.astype(np.float32)
         losses = step.out.losses_B.numpy().astype(float)
         with np.errstate(over="ignore", invalid="ignore"):
             values = {key: _number(float(getattr(samples, key)())) for key in ("min", "max", "mean", "std")}
-            norms = np.linalg.norm(step.emb_BD.numpy().reshape(len(step.labels), -1), axis=1).astype(float)
-        rows = zip(step.indices.tolist(), step.labels.tolist(), map(_number, losses), map(_number, norms))
+            norms = np.linalg.norm(step.emb_BD.numpy().reshape(len(step.batch.labels), -1), axis=1).astype(
+                float
+            )
+        rows = zip(
+            step.batch.indices.tolist(), step.batch.labels.tolist(), map(_number, losses), map(_number, norms)
+        )
         return {
             "step": step.number,
             "rank": distributed.rank(),
             "what": what,
             "learning_rate": step.learning_rate,
             "loss": _number(step.out.loss.item()),
-            **{f"loss/{title}": _number(loss.item()) for title, loss in step.extra.items()},
+            **{f"loss/{title}": _number(loss.item()) for title, loss in step.losses.items()},
             "values": values,
             "samples": [
                 {

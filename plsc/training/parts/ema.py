@@ -20,16 +20,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import paddle
 
 from plsc.checkpoint.saved import Checkpoint
 from plsc.errors import UserError
+from plsc.training.parts.part import Part, TakenStep
 from plsc.utils.logging import warn
+from plsc.utils.timing import timer
 
 
-class Ema:
+class Ema(Part):
     """Averages a backbone's floating-point state, on its device. Every rank makes one.
 
     The parameters' average is the same on every rank; of the statistics, as of the backbone's, rank 0's count.
@@ -41,6 +44,8 @@ class Ema:
 
     Raises UserError for 16-bit weights, whose average would not move.
     """
+
+    name = "ema"
 
     def __init__(self, backbone: paddle.nn.Layer, decay: float, every: int = 1):
         self.steps = 0
@@ -56,18 +61,19 @@ class Ema:
                 )
 
     @paddle.no_grad()
-    def update(self) -> None:
-        """Take in the weights after an optimizer step that counted."""
-        self.steps += 1
-        if self.steps % self._every:
-            return
-        earlier = self.steps // self._every - 1
-        share = paddle.full([1], 1 - min(self._decay**self._every, earlier / (earlier + 9)), "float32")
-        for name, tensor in self._floats():
-            if name in self._average:
-                self._average[name].lerp_(tensor, share.astype(tensor.dtype))
-            else:
-                self._average[name] = tensor.clone()
+    def update(self, run: Any, step: TakenStep) -> None:
+        """Take in the weights as they are after an optimizer step that counted."""
+        with timer.part("optimizer"):
+            self.steps += 1
+            if self.steps % self._every:
+                return
+            earlier = self.steps // self._every - 1
+            share = paddle.full([1], 1 - min(self._decay**self._every, earlier / (earlier + 9)), "float32")
+            for name, tensor in self._floats():
+                if name in self._average:
+                    self._average[name].lerp_(tensor, share.astype(tensor.dtype))
+                else:
+                    self._average[name] = tensor.clone()
 
     def _floats(self) -> list[tuple[str, paddle.Tensor]]:
         return [item for item in self._backbone.state_dict().items() if item[1].is_floating_point()]

@@ -6,46 +6,46 @@ float64 sums of float32 numbers, which hardly ever round, so they do not depend 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import paddle
 
 from plsc import distributed
 from plsc.checkpoint.train_state import SetState
-from plsc.data.dataset import Dataset
 from plsc.data.joined import Joined
 from plsc.errors import shown
-from plsc.heads.softmax import HeadOutput
+from plsc.training.parts.part import Part, TakenStep
 from plsc.utils.device import to_device
 from plsc.utils.tensors import tensor_of
 
 
-class PerSet:
-    """Adds up the losses of the sets of a `Joined`; of any other data set nothing. Every rank makes one."""
+class PerSet(Part):
+    """Adds up the losses of the sets that are trained on together."""
 
-    def __init__(self, data: Dataset):
-        self._data = data if isinstance(data, Joined) else None
+    name = "per_set"
+
+    def __init__(self, data: Joined):
+        self._data = data
         self._sums = self._zeros()
 
     def _zeros(self) -> paddle.Tensor:
         """Make the sums: loss, correct samples and samples of each set, float64 [sets, 3]."""
-        return paddle.zeros([len(self._data.parts) if self._data else 0, 3], "float64")
+        return paddle.zeros([len(self._data.parts), 3], "float64")
 
-    def add(self, indices: np.ndarray, out: HeadOutput) -> None:
-        """Add this rank's samples of a step, int64 [B]."""
-        if self._data is None:
-            return
+    def update(self, run: Any, step: TakenStep) -> None:
+        """Add this rank's samples of a step."""
+        out = step.out
         sets = np.arange(len(self._data.parts))[:, np.newaxis]
-        of_set_SB = to_device((self._data.sets_of(indices) == sets).astype(np.float64))
+        of_set_SB = to_device((self._data.sets_of(step.batch.indices) == sets).astype(np.float64))
         values_B3 = paddle.stack(
             [out.losses_B, out.correct_B.astype("float32"), paddle.ones_like(out.losses_B)], axis=1
         )
         self._sums = self._sums + paddle.matmul(of_set_SB, values_B3.detach().astype("float64"))
 
-    def take(self) -> dict[str, float]:
-        """Return mean loss and accuracy of each set with samples since the last call, by "loss/title" and
-        "accuracy/title". Every rank calls it. Collectives: one all_reduce SUM of 3 numbers a set."""
-        if self._data is None:
-            return {}
+    def row(self) -> dict[str, float]:
+        """Return mean loss and accuracy of each set with samples since the last row, by "loss/title" and
+        "accuracy/title". Collectives: one all_reduce SUM of 3 numbers a set."""
         sums = distributed.all_reduce(self._sums).tolist()
         self._sums = self._zeros()
         row = {}
@@ -57,8 +57,6 @@ class PerSet:
 
     def state(self) -> list[SetState]:
         """Describe the sets, with the sums of all ranks, for a checkpoint. Every rank calls it."""
-        if self._data is None:
-            return []
         sums = distributed.all_reduce(self._sums.clone()).tolist()
         return [
             SetState(title=title, classes=part.num_classes, own=own, sums=of_set)

@@ -75,11 +75,11 @@ def test_a_run_with_a_bad_step_is_one_that_leaves_it_out(tmp_path, monkeypatch, 
     other = poisoned(tmp_path / "other", {}, *keys)
     step = other.train_step
 
-    def leave_out(*batch):
+    def leave_out(batch):
         if other.step == bad - 1:
             other.step += 1
         else:
-            step(*batch)
+            step(batch)
 
     other.train_step = leave_out
     assert run(other, tmp_path / "other")[-1] == state
@@ -96,11 +96,12 @@ def test_a_stray_label_is_refused_by_name_and_changes_nothing(tmp_path, monkeypa
     trainer = make_trainer(tmp_path, NO_PAIRS)
     step, states = trainer.train_step, []
 
-    def strayed(images, labels, indices, rate):
+    def strayed(batch):
         states.append(everything(trainer))
         if trainer.step == 3:
-            labels = np.where(np.arange(len(labels)) == 5, 23, labels)
-        return step(images, labels, indices, rate)
+            labels = np.where(np.arange(len(batch.labels)) == 5, 23, batch.labels)
+            batch = batch._replace(labels=labels)
+        return step(batch)
 
     trainer.train_step = strayed
     message = r"sample 5 of the 12 in this step has label 23, but labels must be in \[0, 23\); 1 such samples"
@@ -148,13 +149,13 @@ def test_the_batch_is_kept(tmp_path):
     trainer = poisoned(tmp_path, {2: "embedding"}, NO_PAIRS, "Global.max_steps=2")
     batches, step = [], trainer.train_step
 
-    def seen(*args):
-        batches.append(args)
-        return step(*args)
+    def seen(batch):
+        batches.append(batch)
+        return step(batch)
 
     trainer.train_step = seen
     trainer.train(None)
-    images, labels, indices, rate = batches[1]
+    images, labels, indices, *_ = batches[1]
     folder = tmp_path / "diverged"
     assert sorted(path.name for path in folder.iterdir()) == [
         "step-00000002-rank0.json",
@@ -164,7 +165,12 @@ def test_the_batch_is_kept(tmp_path):
     for name, array in {"images": images, "labels": labels, "indices": indices}.items():
         assert kept[name].dtype == array.dtype and np.array_equal(kept[name], array)
     told = json.loads((folder / "step-00000002-rank0.json").read_text())
-    assert (told["step"], told["rank"], told["learning_rate"], told["loss"]) == (2, 0, rate, "nan")
+    assert (told["step"], told["rank"], told["learning_rate"], told["loss"]) == (
+        2,
+        0,
+        trainer.schedule(1),
+        "nan",
+    )
     assert told["what"] == f"embedding of {trainer.dataset.name(indices[0])} is NaN"
     assert told["values"]["max"] == images.max() and told["values"]["mean"] == pytest.approx(images.mean())
     assert [sample["name"] for sample in told["samples"]] == [trainer.dataset.name(i) for i in indices]

@@ -18,7 +18,7 @@ from plsc.training.trained import load_network
 from tests.bounds import EPS, assert_within
 from tests.checkpoints import content, save_ranks
 from tests.poison import poisoned
-from tests.tiny_runs import TINY, arrays, checkpoint, make_trainer, rows, train
+from tests.tiny_runs import TINY, arrays, checkpoint, make_trainer, part_of, rows, train
 
 EMA = "Global.ema={decay: 0.9, every: 2}"
 
@@ -39,7 +39,7 @@ def test_the_average_is_that_of_a_float64_loop(decay, every):
         for tensor, value in zip((net[0].weight, net[1]._variance), values):
             tensor.set_value(value.astype(np.float32))
         net.count.set_value(paddle.to_tensor(step))
-        ema.update()
+        ema.update(None, None)
         if step % every == 0:
             keep = min(decay**every, updates / (updates + 9)) if updates else 0.0
             earlier = expected or values
@@ -63,7 +63,7 @@ def test_weights_are_exchanged_and_come_back_with_their_bits():
         own = {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
     for _ in range(3):
         net[0].weight.set_value(net[0].weight.numpy() + 0.1)
-        ema.update()
+        ema.update(None, None)
     own = {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
     average = {name: array.tobytes() for name, array in ema.arrays().items()}
     assert own["0.weight"] != average["0.weight"]
@@ -85,7 +85,7 @@ def test_it_goes_on_from_before_the_first_update_and_after(stop):
             for _ in range(count):
                 value += 0.3
                 net[0].weight.set_value(np.full([3, 4], value, np.float32))
-                ema.update()
+                ema.update(None, None)
             arrays, steps = ema.arrays(), ema.steps
         found.append((steps, arrays["0.weight"].tobytes()))
     assert found[0] == found[1]
@@ -157,12 +157,12 @@ def test_skipped_steps_do_not_count(tmp_path):
 
     def watched(*args):
         out = step(*args)
-        seen.append({name: array.tobytes() for name, array in trainer.ema.arrays().items()})
+        seen.append({name: array.tobytes() for name, array in part_of(trainer, "ema").arrays().items()})
         return out
 
     trainer.train_step = watched
     trainer.train(None)
-    assert trainer.ema.steps == 1 and seen[0] == seen[1] == seen[2]
+    assert part_of(trainer, "ema").steps == 1 and seen[0] == seen[1] == seen[2]
 
 
 def test_resuming_with_it_and_without(averaged, tmp_path, caplog):
@@ -171,7 +171,7 @@ def test_resuming_with_it_and_without(averaged, tmp_path, caplog):
         trainer = make_trainer(tmp_path, EMA)
         trainer.resume(checkpoint(averaged[1], 4))
         assert "step-00000004 has no averaged weights: Global.ema begins with its weights" in caplog.text
-        assert trainer.ema.arrays() is None and trainer.ema.steps == 0
+        assert part_of(trainer, "ema").arrays() is None and part_of(trainer, "ema").steps == 0
         caplog.clear()
         make_trainer(tmp_path).resume(checkpoint(averaged[0], 4))
         assert "has averaged weights, which this run without Global.ema leaves" in caplog.text
