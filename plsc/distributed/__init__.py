@@ -23,6 +23,7 @@ _COLLECTIVES = (
         "shard_index",
     ),
     *("all_reduce", "broadcast", "gather_rows", "gather_array", "gather_counts", "gather_objects"),
+    "global_mean",
     *("reduce_scatter_rows", "_c_allgather", "_c_reducescatter"),
 )
 rank = environment.rank_from_env

@@ -18,7 +18,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -375,3 +375,26 @@ def barrier(timeout: float = 3600.0) -> None:
 def _pauses() -> Iterator[float]:
     """Yield seconds between two questions: 1, 2, 4 to 32 ms, then always 32, so that many ranks do not flood rank 0."""
     return itertools.chain((0.001 * 2**n for n in range(5)), itertools.repeat(0.032))
+
+
+def global_mean(loss_B: paddle.Tensor, counts: Sequence[int]) -> paddle.Tensor:
+    """Compute the mean of all ranks' losses, the same on every rank; its gradient is multiplied by the number of ranks.
+
+    Args:
+        loss_B: of this rank's samples. counts: samples of each rank.
+
+    Collectives: one all_reduce SUM of a number.
+    """
+    return _GlobalMean.apply(loss_B, sum(counts))
+
+
+class _GlobalMean(PyLayer):
+    @staticmethod
+    def forward(ctx, loss_B, total):
+        ctx.shape = loss_B.shape
+        ctx.total = total
+        return all_reduce(loss_B.sum() / total)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad * (world_size() / ctx.total)).expand(ctx.shape)

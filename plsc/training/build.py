@@ -120,8 +120,7 @@ def build_trainer(
         dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
         scaler=scaler,
         signals=signals,
-        extra_losses=[loss for loss in (teacher, compatible) if loss],
-        parts=[part for part in (per_set, ema) if part],
+        parts=[part for part in (per_set, ema, teacher, compatible) if part],
     )
 
 

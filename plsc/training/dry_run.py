@@ -39,7 +39,7 @@ def dry_run(
     )
     from plsc.training.build_head import build_margin
     from plsc.training.network import check_amp, layers_to_recompute
-    from plsc.training.parts.compatible import head_of_old_classes, open_old_run
+    from plsc.training.parts.compatible import build_compatible, head_of_old_classes
     from plsc.training.parts.teacher import build_teacher
     from plsc.training.plan_lines import plan_lines, weak_lines
     from plsc.training.resume import build_backbone
@@ -60,13 +60,12 @@ def dry_run(
     plan += plan_lines(cfg, dataset, backbone, loader.steps_per_epoch, ranks)
     if teacher := build_teacher(cfg, dataset, alone=True):
         plan.append(f"plan: teacher  {teacher}")
-    if cfg.Global.compatible_with:
-        old = open_old_run(cfg, dataset, alone=True)
+    if compatible := build_compatible(cfg, dataset, alone=True):
         head = head_of_old_classes(cfg.Head)
         classes = split(dataset.num_classes, ranks)[0][1]
         size = format_rows(head, Frozen.moments, classes, cfg.Model.embedding_size)
         plan.append(
-            f"plan: old      {old.saved.path}, to be compatible with; {classes:,} classes per rank, {size}"
+            f"plan: old      {compatible.path}, to be compatible with; {classes:,} classes per rank, {size}"
         )
     resumes = cfg.Global.resume and any(Path(cfg.Global.output_dir, "checkpoints").glob("step-*"))
     if cfg.Global.init_from and not resumes:

@@ -33,7 +33,6 @@ from plsc.errors import UserError
 from plsc.heads.softmax import HeadOutput, SoftmaxHead
 from plsc.training import optim
 from plsc.training.evaluator import Evaluator
-from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import refuse_last_step
 from plsc.training.flags import Flags
 from plsc.training.network import Network
@@ -77,7 +76,7 @@ class Trainer:
         scaler: of the backbone's gradients in float16, the one that network and nonfinite have; None: there is
             none.
         signals: notes signals that ask the run to stop; None: there are none.
-        extra_losses: are added to the head's loss. parts: the other features of the run, in their order.
+        parts: the other features of the run, in their order.
 
     Attributes: `step`, how many are done; `best`, the best main evaluation so far, None without one;
     `threshold`, of the last one; `rollbacks`, how often the run went back to an older checkpoint; `seconds`,
@@ -99,7 +98,6 @@ class Trainer:
         dump: DumpWriter,
         scaler: LossScaler | None = None,
         signals: Guard | None = None,
-        extra_losses: Sequence[ExtraLoss] = (),
         parts: Sequence[Part] = (),
     ):
         self.cfg = cfg
@@ -116,8 +114,7 @@ class Trainer:
         self.dump = dump
         self.scaler = scaler
         self.signals = signals or Guard()
-        self.extra_losses = extra_losses
-        self.parts = parts
+        self.parts = list(parts)
         self.steps_per_epoch = loader.steps_per_epoch
         self.total_steps = cfg.Global.total_steps(self.steps_per_epoch)
         self.head_lr_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
@@ -134,7 +131,7 @@ class Trainer:
         self._signal = 0  # the largest number of a signal that any rank was asked by to stop
         self._data = (0.0, 0)  # longest wait of a rank for batches in seconds, images replaced in this epoch
         self._replaced = 0  # corrupt images of this rank in the epoch that is resumed
-        self._resumed = False
+        self.resumed = False
         self._saved = 0  # step of the newest checkpoint
         self._failed_saves = 0  # since that
 
@@ -151,12 +148,11 @@ class Trainer:
         self.loader.probe()
         if self.step < self.total_steps:
             self._check_space()
-        if not self._resumed:
-            for each in self.extra_losses:
-                each.start(self.head, self.dataset)
         self.head.bank.write_initial_rows()
         distributed.barrier()  # disks are not equally fast, and a collective would not wait so long
         self.network.start()
+        for part in self.parts:
+            part.start(self)
         self.progress = Progress(
             self.total_steps,
             self.steps_per_epoch,
@@ -244,10 +240,8 @@ class Trainer:
             undo = self.network.remember(), self.head.remember()
         emb_BD = self.network.forward(batch.images, self.step)
         out = self.head(emb_BD, to_device(batch.labels), self.step, counts=batch.counts, check=False)
-        losses = {
-            each.title: each(batch.images, emb_BD, batch.labels, self.step, batch.counts)
-            for each in self.extra_losses
-        }
+        losses = {part.name: part.loss(batch, emb_BD) for part in self.parts}
+        losses = {name: loss for name, loss in losses.items() if loss is not None}
         sum(losses.values(), start=out.loss).backward()  # up to the embeddings
         self.network.backward(emb_BD.grad)
         learning_rate = self.schedule(self.step) * FACTOR**self.rollbacks
@@ -500,7 +494,7 @@ class Trainer:
         load_ema(self._part("ema"), saved)
         optim.load_optimizer(self.optimizer, self.backbone, saved.optimizer())
         state = saved.state
-        self._resumed = True
+        self.resumed = True
         self._saved = saved.step
         self.best = state.best
         self.threshold = state.threshold
@@ -549,7 +543,7 @@ class Trainer:
 
     def _state(self, replaced: list[int], best: Best | None) -> TrainState:
         """Return the state of the run for a checkpoint of this step. Every rank calls it."""
-        others = {each.title: each.network for each in self.extra_losses}
+        others = {part.name: part.network for part in self.parts if hasattr(part, "network")}
         averaged, per_set = self._part("ema"), self._part("per_set")
         return TrainState(
             seed=self.cfg.Global.seed,

@@ -18,7 +18,7 @@ from plsc.training.parts.divergence import DivergedError
 from plsc.utils.logging import get_logger, setup
 from tests.poison import everything, poisoned
 from tests.tiny_runs import checkpoint, checkpoints, make_trainer
-from tests.training.test_extra_loss import Length
+from tests.training.parts.test_losses import Length
 
 folder = Path(sys.argv[1])
 d.init("cpu", threads=1)
@@ -66,7 +66,7 @@ for bad in ("embedding", "gradient", "centres"):
 # A loss beside the head's has the same value on all ranks: the one whose samples made it bad is named.
 said.truncate(0)
 trainer = make_trainer(folder / "extra", *overrides, "Global.max_steps=3")
-trainer.extra_losses = [Length(bad=1 if r == W - 1 else None)]
+trainer.parts.append(Length(bad=1 if r == W - 1 else None))
 trainer.train(None)
 assert (trainer.nonfinite.skipped, trainer.step) == (1, 3)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "step 2:" in line])

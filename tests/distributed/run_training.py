@@ -30,8 +30,8 @@ from tests.tiny_runs import (
     train_linear,
     train_sets,
 )
+from tests.training.parts.test_losses import run_on_ranks, save_teacher
 from tests.training.test_evaluator import MORE, Broken
-from tests.training.test_extra_loss import run_on_ranks, save_teacher
 
 folder, saved = map(Path, sys.argv[1:])
 d.init("cpu", threads=1)

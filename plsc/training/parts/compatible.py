@@ -7,7 +7,8 @@ embeddings of its images, so classes that the old run has not had take part, too
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -16,63 +17,58 @@ from plsc import distributed
 from plsc.checkpoint.train_state import COMPATIBLE
 from plsc.config import Config
 from plsc.data.dataset import Dataset
+from plsc.data.loader import Batch
 from plsc.heads.config import HeadCfg
 from plsc.heads.optimizer import Frozen
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
-from plsc.training.extra_loss import ExtraLoss
 from plsc.training.finetune import set_means
 from plsc.training.other_run import OtherRun
+from plsc.training.parts.part import Part
 from plsc.utils.device import to_device
 from plsc.utils.logging import get_logger
 
-KEY = "Global.compatible_with"
 
-
-class Compatible(ExtraLoss):
+class Compatible(Part):
     """Classifies the embeddings of a step by frozen centres of the old network.
 
     Args:
-        network: identity of the old network. head: has its centres; it is never stepped.
+        other: the old run.
     """
 
-    title = COMPATIBLE
+    name = COMPATIBLE
 
-    def __init__(self, network: str, head: SoftmaxHead):
-        self.network = network
-        self._head = head
+    def __init__(self, other: OtherRun):
+        self.network = other.network
+        self._other = other
+        self._head: SoftmaxHead | None = None
 
-    def __call__(
-        self, images: np.ndarray, emb_BD: paddle.Tensor, labels: np.ndarray, step: int, counts: Sequence[int]
-    ) -> paddle.Tensor:
-        return self._head(emb_BD, to_device(labels), step, counts=counts, check=False).loss
+    @property
+    def path(self) -> Path:
+        """The old network's checkpoint."""
+        return self._other.saved.path
 
-
-def build_compatible(cfg: Config, dataset: Dataset) -> Compatible | None:
-    """Build the loss of Global.compatible_with, None without it. Every rank calls it.
-
-    Raises UserError for a run whose samples or embeddings are of another kind.
-    """
-    if cfg.Global.compatible_with is None:
-        return None
-    other = open_old_run(cfg, dataset)
-    head = build_head(
-        head_of_old_classes(cfg.Head),
-        Frozen(),
-        dataset.num_classes,
-        cfg.Model.embedding_size,
-        cfg.Global.seed,
-        ranges=getattr(dataset, "ranges", None),
-        amp=cfg.Global.amp,
-    )
-    without = set_means(
-        other.build_network(), head, dataset, np.arange(dataset.num_classes), length=1.0, bias=0.0
-    )
-    if distributed.rank() == 0:
-        get_logger().info(
-            f"compatible with {other.saved.path}: frozen centres of {dataset.num_classes - len(without):,} classes"
+    def start(self, run: Any) -> None:
+        """Build the frozen centres: they are computed anew in each process that resumes the run."""
+        cfg, dataset = run.cfg, run.dataset
+        self._head = build_head(
+            head_of_old_classes(cfg.Head),
+            Frozen(),
+            dataset.num_classes,
+            cfg.Model.embedding_size,
+            cfg.Global.seed,
+            ranges=getattr(dataset, "ranges", None),
+            amp=cfg.Global.amp,
         )
-    return Compatible(other.network, head)
+        classes = np.arange(dataset.num_classes)
+        without = set_means(self._other.build_network(), self._head, dataset, classes, length=1.0, bias=0.0)
+        if distributed.rank() == 0:
+            get_logger().info(
+                f"compatible with {self.path}: frozen centres of {len(classes) - len(without):,} classes"
+            )
+
+    def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor:
+        return self._head(emb_BD, to_device(batch.labels), batch.step, counts=batch.counts, check=False).loss
 
 
 def head_of_old_classes(cfg: HeadCfg) -> HeadCfg:
@@ -84,8 +80,13 @@ def head_of_old_classes(cfg: HeadCfg) -> HeadCfg:
     return HeadCfg(name="dist_arcface", margin=0.0, **{key: getattr(cfg, key) for key in shared})
 
 
-def open_old_run(cfg: Config, dataset: Dataset, alone: bool = False) -> OtherRun:
-    """Open the run that Global.compatible_with names. UserError if it does not fit this run. alone: as of OtherRun."""
-    other = OtherRun(cfg.Global.compatible_with, KEY, alone)
+def build_compatible(cfg: Config, dataset: Dataset, alone: bool = False) -> Compatible | None:
+    """Build the part of Global.compatible_with, None without it. UserError if that run does not fit this one.
+
+    alone: as of OtherRun.
+    """
+    if cfg.Global.compatible_with is None:
+        return None
+    other = OtherRun(cfg.Global.compatible_with, "Global.compatible_with", alone)
     other.refuse_other(dataset.preprocessing, cfg.Model.embedding_size)
-    return other
+    return Compatible(other)

@@ -49,8 +49,23 @@ class Part:
 
     name = ""
 
+    def start(self, run: Any) -> None:
+        """Prepare before the first step of this process; `run` is the Trainer, `run.resumed` says whether a checkpoint was taken over."""
+
+    def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor | None:
+        """Compute a loss to add to the head's: a scalar, the mean over the samples of all ranks, the same on every rank.
+
+        Its gradient on this rank's embeddings is multiplied by the number of ranks, as the head's is (`global_mean` of
+        plsc/distributed does both). It reads no value of the device. A gradient that is not finite makes the step one
+        that does not count. None: nothing is added.
+
+        Args:
+            emb_BD: embeddings of the batch, float32, with their gradient to come.
+        """
+        return None
+
     def update(self, run: Any, step: TakenStep) -> None:
-        """Take in a step that counts, after the update of the weights; `run` is the Trainer."""
+        """Take in a step that counts, after the update of the weights."""
 
     def row(self) -> dict[str, float]:
         """Return numbers for the row of metrics.jsonl that is due."""

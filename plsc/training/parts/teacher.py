@@ -6,7 +6,7 @@ take the place of this run's: then both networks put a class in the same directi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import paddle
@@ -15,20 +15,20 @@ from paddle.nn.functional import cosine_similarity
 from plsc import distributed
 from plsc.config import Config
 from plsc.data.dataset import Dataset, class_names
+from plsc.data.loader import Batch
 from plsc.errors import UserError
-from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import to_input
-from plsc.training.extra_loss import ExtraLoss, global_mean
 from plsc.training.finetune import refuse_other_head, take_centres
 from plsc.training.groups import parameters_of
 from plsc.training.other_run import OtherRun
+from plsc.training.parts.part import Part
 from plsc.utils.logging import get_logger
 from plsc.utils.timing import timer
 
 _REMEDY = "set Teacher.centres=false for centres of the run's own"
 
 
-class Teacher(ExtraLoss):
+class Teacher(Part):
     """Computes `weight` times 1 - cosine between each embedding and the teacher's of the same sample.
 
     Args:
@@ -38,7 +38,7 @@ class Teacher(ExtraLoss):
         row_C: the teacher's class of each class, -1 where it has none; None: its centres are not taken.
     """
 
-    title = "teacher"
+    name = "teacher"
 
     def __init__(self, other: OtherRun, weight: float, batch_size: int, row_C: np.ndarray | None):
         self.network = other.network
@@ -58,10 +58,13 @@ class Teacher(ExtraLoss):
         known = int((self._row_C >= 0).sum())
         return f"{network}, {size}; its centres of {known:,} classes, means of {len(self._row_C) - known:,}"
 
-    def start(self, head: SoftmaxHead, data: Dataset) -> None:
+    def start(self, run: Any) -> None:
+        """Take the teacher's centres, unless the run goes on with its own."""
+        if run.resumed:
+            return
         without = []
         if self._row_C is not None:
-            without = take_centres(self._saved, self._row_C, head, self._backbone, data)
+            without = take_centres(self._saved, self._row_C, run.head, self._backbone, run.dataset)
         if distributed.rank() == 0:
             get_logger().info(f"teacher: {self}")
             if without:
@@ -69,14 +72,12 @@ class Teacher(ExtraLoss):
                     f"teacher: {len(without):,} classes that it does not know have no readable image, and random centres"
                 )
 
-    def __call__(
-        self, images: np.ndarray, emb_BD: paddle.Tensor, labels: np.ndarray, step: int, counts: Sequence[int]
-    ) -> paddle.Tensor:
+    def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor:
         if self._weight == 0:
             return paddle.zeros([])
         with timer.part("head"):
-            cosine_B = cosine_similarity(emb_BD.flatten(1), self._embed(images))
-            return global_mean(self._weight * (1 - cosine_B), counts)
+            cosine_B = cosine_similarity(emb_BD.flatten(1), self._embed(batch.images))
+            return distributed.global_mean(self._weight * (1 - cosine_B), batch.counts)
 
     @paddle.no_grad()
     def _embed(self, images: np.ndarray) -> paddle.Tensor:

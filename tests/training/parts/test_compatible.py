@@ -20,6 +20,7 @@ from tests.tiny_runs import (
     assert_same_arrays,
     checkpoint,
     make_trainer,
+    part_of,
     rows,
     train,
 )
@@ -55,9 +56,11 @@ def runs(tmp_path_factory, old):
 def test_the_loss_is_that_of_the_old_classes_means(tmp_path, old):
     """Against a plain computation in float64: softmax over cosines times scale, of the mean old embedding of each class."""
     trainer = make_trainer(tmp_path, NO_PAIRS, f"Global.compatible_with={old}")
-    images, labels, _ = next(iter(trainer.loader.epoch(0)))
-    emb_BD = trainer.network.forward(images, 0)
-    (loss,) = trainer.extra_losses
+    batch = next(trainer.loader.from_step(0))
+    labels = batch.labels
+    emb_BD = trainer.network.forward(batch.images, 0)
+    compatible = part_of(trainer, "compatible")
+    compatible.start(trainer)
     dataset = build_training_set(trainer.cfg)
     mean_CD = directions(OtherRun(str(old), "key").build_network(), dataset, np.arange(23))
 
@@ -67,7 +70,7 @@ def test_the_loss_is_that_of_the_old_classes_means(tmp_path, old):
         return np.mean(np.log(np.exp(logit_BC).sum(axis=1)) - logit_BC[np.arange(12), labels])
 
     want, bound = perturbed(reference, emb_BD.numpy(), mean_CD)
-    assert_within(loss(images, emb_BD, labels, 0, [12]).item(), want, bound)
+    assert_within(compatible.loss(batch, emb_BD).item(), want, bound)
 
 
 def test_new_embeddings_can_be_compared_with_the_old_ones(runs, old):
@@ -97,7 +100,8 @@ def test_sampled_classes_other_backends_and_heads(tmp_path, monkeypatch, old, ke
         keys = ["Head={name: softmax}"]
     trainer = train(tmp_path, NO_PAIRS, f"Global.compatible_with={old}", *keys)
     before = make_trainer(tmp_path / "again", NO_PAIRS, f"Global.compatible_with={old}", *keys)
-    frozen, anew = (each.extra_losses[0]._head.bank.state()["centres"][:] for each in (trainer, before))
+    part_of(before, "compatible").start(before)
+    frozen, anew = (part_of(run, "compatible")._head.bank.state()["centres"][:] for run in (trainer, before))
     assert np.array_equal(frozen, anew)
     losses = [row["loss/compatible"] for row in rows(tmp_path)]
     assert len(losses) == 12 and np.isfinite(losses).all()

@@ -13,7 +13,7 @@ from plsc.errors import UserError
 from plsc.training.embed import to_input
 from plsc.training.stand_in import stand_in
 from tests.bounds import EPS, assert_within, perturbed, rounded
-from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train
+from tests.tiny_runs import TINY, arrays, assert_same_arrays, checkpoint, make_trainer, part_of, rows, train
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 OLD = [f"p{number}" for number in range(11)]
@@ -44,12 +44,13 @@ def test_the_loss_is_the_cosine_to_the_teachers_embedding_of_the_same_pixels(tea
     other = make_trainer(tmp_path / "other", people(OLD), NO_PAIRS)
     other.resume(checkpoint(teacher, 4))
     other.backbone.eval()
-    images, labels, _ = next(iter(trainer.loader.epoch(0)))
+    batch = next(trainer.loader.from_step(0))
+    images = batch.images
     emb_BD = paddle.randn([12, 8])
     emb_BD.stop_gradient = False
-    (loss,) = trainer.extra_losses
+    part = part_of(trainer, "teacher")
     for _ in range(2):  # nothing of the teacher moves
-        value = loss(images, emb_BD, labels, 0, [12])
+        value = part.loss(batch, emb_BD)
     value.backward()
 
     def reference(emb, target):

@@ -11,8 +11,8 @@ import pytest
 from plsc import distributed
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError
-from plsc.training.extra_loss import ExtraLoss, global_mean
 from plsc.training.other_run import OtherRun
+from plsc.training.parts.part import Part
 from plsc.utils.metrics import Metrics
 from tests.bounds import assert_within, rounded
 from tests.tiny_runs import (
@@ -29,19 +29,21 @@ NO_PAIRS = "DataLoader.Eval.dataset=null"
 PEOPLE = "DataLoader.Train.dataset={name: tests.tiny_runs:People, people: [a, b, c, d]}"
 
 
-class Length(ExtraLoss):
+class Length(Part):
     """The mean square of the embeddings' numbers times the sample's label; NaN in the step `bad`."""
 
-    title = "length"
+    name = "length"
 
     def __init__(self, network="n", bad=None):
         self.network, self.bad = network, bad
 
-    def __call__(self, images, emb_BD, labels, step, counts):
-        assert emb_BD.shape[0] == len(images) == len(labels)
-        weight_B = paddle.to_tensor(labels.astype(np.float32))
+    def loss(self, batch, emb_BD):
+        assert emb_BD.shape[0] == len(batch.images) == len(batch.labels)
+        weight_B = paddle.to_tensor(batch.labels.astype(np.float32))
         loss_B = weight_B * emb_BD.square().mean(axis=1)
-        return global_mean(loss_B * float("nan") if step == self.bad else loss_B, counts)
+        return distributed.global_mean(
+            loss_B * float("nan") if batch.step == self.bad else loss_B, batch.counts
+        )
 
 
 def make_linear(folder, *overrides, net=None):
@@ -51,7 +53,7 @@ def make_linear(folder, *overrides, net=None):
 
 def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
     trainer = make(folder, NO_PAIRS, *overrides)
-    trainer.extra_losses = [*trainer.extra_losses, loss or Length()]
+    trainer.parts.append(loss or Length())
     if resume:
         trainer.resume(resume)
     metrics = Metrics(folder) if distributed.rank() == 0 else None
