@@ -23,11 +23,10 @@ import numpy as np
 
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import Rows, layout
-from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
 from plsc.heads.banks import BANKS, Bank, build_bank
 from plsc.heads.optimizer import Momentum
-from plsc.training.parts.divergence import finite_arrays
+from plsc.training.finite import finite_arrays
 from plsc.utils.bfloat16 import float32_of
 from plsc.utils.measure import reset_peak, resident_bytes
 from plsc.utils.sharding import ClassShard
@@ -113,11 +112,9 @@ def _save(folder: Path, state: dict) -> Path:
         store.Content(
             step=1,
             epoch=1,
-            backbone=network,
-            optimizer=network,
-            head=state,
+            states={"backbone": {"arrays": network}, "optimizer": {"arrays": network}},
+            rows=state,
             shard=ClassShard.whole(classes),
-            state=TrainState(),
             config_yaml="",
             preprocessing={},
         ),

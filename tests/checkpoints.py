@@ -9,7 +9,6 @@ import numpy as np
 
 from plsc.checkpoint.manifest import seal
 from plsc.checkpoint.store import Checkpoint, Content, Ranks, save
-from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
 from plsc.utils.sharding import ClassShard, split
 
@@ -38,7 +37,11 @@ def content(seed, classes=11, dim=4):
             "bias": rng.normal(size=classes).astype(np.float64),
         },
         "num_classes": classes,
-        "state": TrainState(seed=seed, threshold=0.1 + seed, best=None, replaced=[seed, 0]),
+        "state": {
+            "run": {"seed": seed},
+            "evaluation": {"threshold": 0.1 + seed},
+            "log": {"replaced": [seed, 0]},
+        },
         "config_yaml": f"Global:\n  seed: {seed}  # ü\n",
         "preprocessing": PREPROCESSING,
     }
@@ -82,8 +85,20 @@ def save_one(root, step, everything, **more):
 
 def content_of(step, everything, start, stop):
     """A rank's part of `content`, as `save` takes it."""
-    fields = {key: value for key, value in everything.items() if key != "num_classes"}
-    return Content(step=step, shard=ClassShard(everything["num_classes"], start, stop), **fields)
+    arrays = {owner: everything[owner] for owner in ("backbone", "optimizer", "ema") if owner in everything}
+    states = {owner: {"arrays": of_owner} for owner, of_owner in arrays.items()}
+    for owner, plain in everything["state"].items():
+        states[owner] = {**states.get(owner, {}), **plain}
+    others = ("num_classes", "state", "head", *arrays)
+    fields = {key: value for key, value in everything.items() if key not in others}
+    return Content(
+        step=step,
+        states=states,
+        rows=everything["head"],
+        shard=ClassShard(everything["num_classes"], start, stop),
+        weights="ema" if "ema" in arrays else "backbone",
+        **fields,
+    )
 
 
 def assert_same(arrays, expected):
@@ -95,10 +110,11 @@ def assert_same(arrays, expected):
 
 def assert_holds(path, everything):
     checkpoint = Checkpoint.open(path)
-    assert_same(checkpoint.backbone(), everything["backbone"])
-    assert_same(checkpoint.optimizer(), everything["optimizer"])
+    assert_same(checkpoint.arrays("backbone"), everything["backbone"])
+    assert_same(checkpoint.arrays("optimizer"), everything["optimizer"])
     assert_same(checkpoint.head(0, checkpoint.num_classes), everything["head"])
-    for name in ("epoch", "state", "config_yaml", "preprocessing", "num_classes"):
+    assert checkpoint.manifest.state == everything["state"]
+    for name in ("epoch", "config_yaml", "preprocessing", "num_classes"):
         assert getattr(checkpoint, name) == everything[name]
 
 

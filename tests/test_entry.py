@@ -26,6 +26,7 @@ from plsc.errors import MissingFileError, UserError
 from plsc.heads.banks import device
 from plsc.training.embed import embed
 from plsc.training.start import find_checkpoint
+from plsc.training.thresholds import thresholds_of
 from plsc.training.train import RUN_FILES
 from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
@@ -545,8 +546,8 @@ def test_the_threshold_of_a_later_evaluation_is_exported_when_it_is_asked_for(tm
         capsys.readouterr().out
     )
     saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
-    assert saved.state.threshold == stored
-    assert Checkpoint.open(reshard(saved, tmp_path / "cut", 2)).state.threshold == stored
+    assert thresholds_of(saved).threshold == stored
+    assert thresholds_of(Checkpoint.open(reshard(saved, tmp_path / "cut", 2))).threshold == stored
 
 
 def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):
@@ -563,7 +564,7 @@ def test_a_threshold_needs_pairs_and_a_file_that_is_whole(trained, tmp_path):
 
 def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_it(tmp_path):
     entry(tmp_path).train()
-    trained = Checkpoint.open(checkpoint(tmp_path)).state.calibration
+    trained = thresholds_of(Checkpoint.open(checkpoint(tmp_path))).calibration
     assert (trained.set, trained.step, trained.flip) == ("noise pairs", 12, False)
     numbers = json.loads((tmp_path / "results.json").read_text())["sets"]["noise pairs"]
     assert trained.log_odds == numbers["calibration"]["log_odds"]
@@ -574,9 +575,9 @@ def test_a_training_stores_what_a_cosine_means_and_a_later_evaluation_replaces_i
     arguments = ["-c", str(TINY), "-o", f"Global.output_dir={tmp_path}", other]
     assert cli.main(["eval", "--calibrate", "--groups", str(groups), *arguments]) == 0
     saved = Checkpoint.open(checkpoint(tmp_path))  # every checksum is right
-    stored = saved.state.calibration
+    stored = thresholds_of(saved).calibration
     assert stored.pairs == 90 != trained.pairs and set(stored.groups) == {"a", "b"}
-    assert Checkpoint.open(reshard(saved, tmp_path / "cut", 2)).state.calibration == stored
+    assert thresholds_of(Checkpoint.open(reshard(saved, tmp_path / "cut", 2))).calibration == stored
     entry(tmp_path).export()
     card = json.loads((tmp_path / "export" / "preprocessing.json").read_text())
     assert Calibration.from_json(card["calibration"], "card") == stored
@@ -597,7 +598,7 @@ def test_a_calibration_is_of_the_embeddings_that_the_threshold_is_of(mirrored, t
         mirrored.test(calibrate=True)
     mirrored.test(calibrate=True, set_threshold=True)
     assert "is not used" not in capsys.readouterr().out
-    assert Checkpoint.open(tmp_path / "step-00000012").state.calibration.flip
+    assert thresholds_of(Checkpoint.open(tmp_path / "step-00000012")).calibration.flip
 
 
 def test_a_threshold_of_other_embeddings_drops_the_calibration(mirrored, tmp_path, capsys):
@@ -606,7 +607,7 @@ def test_a_threshold_of_other_embeddings_drops_the_calibration(mirrored, tmp_pat
         "P(same) of step-00000012 is of embeddings with flip False, and is not used"
         in capsys.readouterr().out
     )
-    assert Checkpoint.open(tmp_path / "step-00000012").state.calibration is None
+    assert thresholds_of(Checkpoint.open(tmp_path / "step-00000012")).calibration is None
     assert mirrored.export()["calibration"] is None
 
 
@@ -620,7 +621,9 @@ def test_a_calibration_needs_pairs_of_both_kinds_and_a_file_that_is_whole(traine
             UserError, match=f"^--{next(iter(asked))}: the main set, 'Synthetic', is not of pairs"
         ):
             entry(trained, *there, labelled).test(**asked)
-    good = json.loads(json.dumps(Checkpoint.open(tmp_path / "step-00000012").state.calibration.to_json()))
+    good = json.loads(
+        json.dumps(thresholds_of(Checkpoint.open(tmp_path / "step-00000012")).calibration.to_json())
+    )
     for wrong in ("{", "[]", "[" * 100_000, json.dumps({**good, "cosine": good["cosine"][::-1]})):
         (tmp_path / "step-00000012" / "calibration.json").write_text(wrong)
         with pytest.raises(UserError, match=r"calibration.json: is not what plsc eval --calibrate writes"):

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_does_not_say_what_a_verb_needs_is_refused(trained, tm
         f"{path}/manifest.json: preprocessing.shape: is missing, so this cannot be used as a run's"
     )
     line = refused(entry(tmp_path / "out", "Global.resume=true", "Global.max_steps=4").train)
-    assert line.startswith(f"{path}/manifest.json: state.seed: is missing")
+    assert line.startswith(f"{path}/manifest.json: state.run.seed: is missing")
 
 
 def test_an_output_folder_that_looks_like_a_date_can_be_resumed(tmp_path, monkeypatch):

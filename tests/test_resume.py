@@ -5,6 +5,7 @@ import json
 import paddle
 import pytest
 
+from plsc import distributed
 from plsc.checkpoint.store import Checkpoint
 from plsc.errors import UserError
 from plsc.utils.sharding import split
@@ -144,9 +145,15 @@ def test_another_seed_is_said(stopped, tmp_path, capsys):
     )
 
 
-def test_corrupt_images_are_shared_out_to_another_number_of_ranks(stopped, tmp_path):
+def test_corrupt_images_are_shared_out_to_another_number_of_ranks(stopped, tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path)
-    assert Checkpoint.open(stopped).state.replaced == [0]
-    assert trainer._of_this_rank([4, 3, 2]) == 9 and trainer._of_this_rank([5]) == 5
-    trainer.rank, trainer.world_size = 1, 2
-    assert trainer._of_this_rank([4, 3, 2]) == 4 and trainer._of_this_rank([5, 6]) == 6
+    assert Checkpoint.open(stopped).plain("log") == {"replaced": [0]}
+    log, found = trainer.part("log"), []
+    monkeypatch.setattr(trainer.loader, "resume", found.append)
+    for counts in ([4, 3, 2], [5]):
+        log.load_state_dict({"replaced": counts})
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    for counts in ([4, 3, 2], [5, 6]):
+        log.load_state_dict({"replaced": counts})
+    assert found == [9, 5, 4, 6]

@@ -19,7 +19,6 @@ from plsc.data.dataset import PairSet
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.training.build import build_trainer
-from plsc.training.parts.part import Part
 from plsc.training.trainer import Trainer
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.bounds import rounded
@@ -116,8 +115,9 @@ def train(output: Path, *overrides: str, resume: Path | None = None, **parts) ->
     return trainer
 
 
-def part_of(trainer: Trainer, name: str) -> Part:
-    return next(part for part in trainer.parts if part.name == name)
+def save_now(trainer: Trainer) -> None:
+    """Write a checkpoint of the step at which it is."""
+    trainer.part("checkpoints").save(trainer)
 
 
 def linear() -> Linear:

@@ -169,7 +169,11 @@ def _nearest(parts: list[Pairs], most: int) -> Pairs:
 
 
 def find_duplicates(
-    run: str, threshold: float | None = None, top: int | None = None, output: str | None = None
+    run: str,
+    threshold: float | None = None,
+    top: int | None = None,
+    output: str | None = None,
+    measured: Callable[[Checkpoint], float | None] = lambda saved: None,
 ) -> str:
     """List the pairs of classes of a run that are probably one identity; return a report.
 
@@ -177,6 +181,7 @@ def find_duplicates(
         run: a checkpoint, or a run's folder, of which its newest checkpoint is taken.
         threshold: cosine of two centres above which they are a pair; None: see `choose_threshold`.
         top: at most so many pairs, the nearest.
+        measured: reads the threshold that a run has measured, if it has.
         output: a new file NAME.csv for all pairs, which `edit_identities` reads as its merge list.
 
     Raises UserError.
@@ -193,7 +198,7 @@ def find_duplicates(
     centres = Directions(saved)
     given = f"{threshold:.4f}, as given" if threshold is not None else ""
     if threshold is None:
-        threshold, given = choose_threshold(second_nearest(centres), saved.state.threshold)
+        threshold, given = choose_threshold(second_nearest(centres), measured(saved))
     with Bar("comparing", work(centres.count), "pairs") as bar:
         pairs = nearest_of_both(pairs_above(centres, threshold, done=bar.update))
     pairs = Pairs(*(column[:top] for column in pairs))

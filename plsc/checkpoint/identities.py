@@ -18,7 +18,7 @@ import numpy as np
 from plsc.checkpoint.class_names import format_names, pick_rows, refuse_duplicates
 from plsc.checkpoint.duplicates import HEADERS
 from plsc.checkpoint.manifest import head_config
-from plsc.checkpoint.reshard import Head, fields_of, head_of, others_of, write_checkpoint
+from plsc.checkpoint.reshard import Head, copy_later_files, fields_of, head_of, others_of, write_checkpoint
 from plsc.checkpoint.saved import Checkpoint
 from plsc.errors import UserError, reading, shown
 from plsc.utils.sharding import split
@@ -82,6 +82,7 @@ def edit_identities(
     files = {**others_of(saved), "classes.json": [json.dumps(edited, indent=0).encode()]}
     head = _chosen(saved, stay, _places(classes, merge))
     made = write_checkpoint(target, split(len(stay), len(saved.manifest.heads)), head, files, fields)
+    copy_later_files(saved, made)
     gone = sorted(known - {classes[number] for number in stay.tolist()} - merged)
     renamed = [f"{old} -> {name}" for old, name in new.items() if old not in gone]
     report = [f"{made}: {len(stay):,} of {len(classes):,} classes"]

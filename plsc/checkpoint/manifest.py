@@ -14,15 +14,18 @@ import copy
 import errno
 import functools
 import json
+import math
 import re
 import stat
 import zlib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
+    Field,
     FiniteFloat,
     NonNegativeInt,
     PositiveInt,
@@ -31,27 +34,44 @@ from pydantic import (
 )
 
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, crc32_of
-from plsc.checkpoint.train_state import Shape, TrainState
 from plsc.errors import MissingFileError, UserError, shown
 from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
-FORMAT = 5  # the only one that is read; 1 to 4 were written before the first release
+FORMAT = 6  # the only one that is read; 1 to 5 were written before the first release
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 )
 # Errors of a missing file. Other errors of reading may be temporary (a lost network disk) and are no damage.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_FILE_NAME = re.compile(r"((backbone|ema|optimizer|head-\d{5}-of-\d{5})\.safetensors|classes\.json)")
+_OWNER = r"[a-z][a-z0-9_]*"
+_FILE_NAME = re.compile(rf"(({_OWNER}|head-\d{{5}}-of-\d{{5}})\.safetensors|classes\.json)")
 
-
-BACKBONE = "backbone.safetensors"
-EMA = "ema.safetensors"  # the averaged weights
+BACKBONE = "backbone"  # the owner of the weights that are trained
 _MOST_BYTES = 2**26  # of manifest.json; 99,999 head files take 30 MB
 
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def file_of(owner: str) -> str:
+    """Name the file of an owner's arrays."""
+    return f"{owner}.safetensors"
+
+
+def _refuse_huge(shape: list[int]) -> list[int]:
+    if math.prod(shape) > 2**32:
+        raise ValueError("a sample must have at most 2**32 numbers")
+    return shape
+
+
+Shape = Annotated[
+    list[Annotated[int, Field(ge=1, le=2**32)]],
+    Field(min_length=1, max_length=8),
+    AfterValidator(_refuse_huge),
+]
+"""Of a sample of any kind."""
 
 
 class HeadFile(BaseModel):
@@ -103,8 +123,10 @@ class Manifest(BaseModel):
     files: dict[str, FileSum]
     preprocessing: dict[str, Any]
     """How samples are prepared: shape, dtype, channels, mean, scale; {} where it is not known."""
-    state: TrainState
-    """The state of the run."""
+    weights: str = BACKBONE
+    """Whose arrays are the weights to use, for everything but to train on."""
+    state: dict[Annotated[str, Field(pattern=rf"^{_OWNER}$")], dict[str, Any]]
+    """What each owner of a state keeps beside arrays."""
     config: str
     """The resolved config, YAML."""
 
@@ -121,9 +143,11 @@ class Manifest(BaseModel):
         config_sections(config)
         return config
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values; those of `state` only if they were given."""
-        return {**self.model_dump(), "state": self.state.to_json()}
+    @field_validator("state")
+    @classmethod
+    def _check_state(cls, state: dict) -> dict:
+        json.dumps(state, allow_nan=False)  # ValueError for a number that is not finite
+        return state
 
 
 def seal(rest: bytes) -> bytes:
@@ -177,7 +201,7 @@ def read_manifest(path: Path) -> Manifest:
     for name in manifest.files:
         if not _FILE_NAME.fullmatch(name):
             raise DamagedError(f"{path}: names the file {name!r}, which is not a file of a checkpoint")
-    needed = {BACKBONE, "optimizer.safetensors", *(part.file for part in manifest.heads)}
+    needed = {file_of(BACKBONE), file_of(manifest.weights), *(part.file for part in manifest.heads)}
     if not needed <= manifest.files.keys():
         raise DamagedError(f"{path}: does not list {min(needed - manifest.files.keys())!r} among its files")
     if not manifest.heads or not tiles(
@@ -227,7 +251,7 @@ def _open_folder(path: Path, verify: bool) -> tuple[Manifest, dict[str, TensorFi
         _check_file(path / name, info, verify)
     tensors = {name: TensorFile(path / name) for name in manifest.files if name.endswith(".safetensors")}
     _check_heads(path, manifest, tensors)
-    _check_ema(path, tensors)
+    _check_weights(path, manifest.weights, tensors)
     return manifest, tensors
 
 
@@ -264,16 +288,14 @@ def _check_heads(path: Path, manifest: Manifest, tensors: dict[str, TensorFile])
             )
 
 
-def _check_ema(path: Path, tensors: dict[str, TensorFile]) -> None:
-    """Check that the averaged weights, where there are any, are those of the backbone."""
-    if EMA not in tensors:
-        return
-    own, averaged = (
-        {name: (entry.dtype, entry.shape) for name, entry in tensors[file].arrays.items()}
-        for file in (BACKBONE, EMA)
+def _check_weights(path: Path, owner: str, tensors: dict[str, TensorFile]) -> None:
+    """Check that the weights to use have the arrays of the backbone."""
+    trained, used = (
+        {name: (entry.dtype, entry.shape) for name, entry in tensors[file_of(one)].arrays.items()}
+        for one in (BACKBONE, owner)
     )
-    if own != averaged:
-        raise DamagedError(f"{path}/{EMA}: its arrays are not those of {BACKBONE}")
+    if trained != used:
+        raise DamagedError(f"{path}/{file_of(owner)}: its arrays are not those of {file_of(BACKBONE)}")
 
 
 def config_sections(config: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from plsc.checkpoint.manifest import FORMAT, Manifest, seal
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import header_of, sync_folder, write_synced
 from plsc.errors import UserError, writing
-from plsc.utils.atomic_write import atomic_write
+from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.disk import refuse_full_disk
 from plsc.utils.sharding import split
 from plsc.utils.version import __version__
@@ -91,7 +91,7 @@ def _fill(tmp: Path, ranges: Sequence, head: Head, files: Mapping, fields: Mappi
         sums[name] = write_synced(tmp / name, rows_as_file(head, start, stop))
         heads.append({"file": name, "start": start, "stop": stop})
     manifest = Manifest(format=FORMAT, plsc=__version__, heads=heads, files=sums, **fields)
-    text = json.dumps(manifest.to_json(), indent=1)
+    text = json.dumps(manifest.model_dump(), indent=1)
     write_synced(tmp / "manifest.json", [seal(text[1:].encode())])
     sync_folder(tmp)
 
@@ -142,7 +142,7 @@ def head_of(saved: Checkpoint) -> Head:
 
 def fields_of(saved: Checkpoint) -> dict[str, Any]:
     """Return the manifest fields that a rewritten checkpoint keeps: all but files, format and version."""
-    fields = {**saved.manifest.to_json(), "state": saved.state.to_json()}
+    fields = saved.manifest.model_dump()
     return {name: fields[name] for name in fields if name not in ("format", "plsc", "heads", "files")}
 
 
@@ -152,6 +152,15 @@ def others_of(saved: Checkpoint) -> dict[str, FileBlocks]:
     return {name: FileBlocks(saved.path / name) for name in saved.manifest.files if name not in heads}
 
 
+def copy_later_files(saved: Checkpoint, target: Path) -> None:
+    """Copy what later programs have stored beside a checkpoint, and what its manifest does not list."""
+    listed = {"manifest.json", *saved.manifest.files}
+    for file in saved.path.glob("*.json"):
+        if file.name not in listed and file.is_file():
+            with writing(target / file.name):
+                replace_file(target / file.name, file.read_bytes())
+
+
 def reshard(saved: Checkpoint, target: str | os.PathLike, ranks: int) -> Path:
     """Write `saved` to `target` with its classes split into `ranks` head files, by plsc.utils.sharding.split.
 
@@ -159,4 +168,6 @@ def reshard(saved: Checkpoint, target: str | os.PathLike, ranks: int) -> Path:
     back to the former number of ranks gives the former bytes. Raises UserError.
     """
     fields = {**fields_of(saved), "world_size": ranks}
-    return write_checkpoint(target, split(saved.num_classes, ranks), head_of(saved), others_of(saved), fields)
+    path = write_checkpoint(target, split(saved.num_classes, ranks), head_of(saved), others_of(saved), fields)
+    copy_later_files(saved, path)
+    return path

@@ -1,4 +1,4 @@
-"""Read a checkpoint: arrays, rows of any classes, and what a later evaluation stored with it: a threshold, a calibration.
+"""Read a checkpoint: the states that a run has saved, by their owners' names, and rows of any classes.
 
 Rows are read from head files of any number of ranks.
 
@@ -7,91 +7,36 @@ Try it: `Checkpoint.open("output/checkpoints/step-00000120").head(0, 10)["centre
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
 
-from plsc.checkpoint.manifest import BACKBONE, EMA, Manifest, open_folder
+from plsc.checkpoint.manifest import BACKBONE, Manifest, file_of, open_folder
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile
-from plsc.checkpoint.train_state import COMPATIBLE, TrainState
-from plsc.errors import UserError, writing
-from plsc.utils.atomic_write import replace_file
-from plsc.utils.calibration import Calibration
+from plsc.errors import UserError, shown
 from plsc.utils.files import read_json
 
 _RESUME = (
     "resume with the model and data that it was made with, or start a new run in another Global.output_dir"
 )
 
-# In the folder but not in the manifest: they may be added or removed later.
-_THRESHOLD = "threshold.json"
-_CALIBRATION = "calibration.json"
 
+class Best(BaseModel):
+    """The best evaluation of the main set so far. set: title of the main set then."""
 
-def set_threshold(saved: Checkpoint, cosine: float, of: str, flip: bool) -> Path:
-    """Store the threshold of a later evaluation with a checkpoint; `state` has it when it is opened again.
-
-    Args:
-        cosine: two images with a higher one are of the same class.
-        of: title of the set.
-        flip: see DataLoader.Eval.flip.
-    """
-    content = {"threshold": cosine, "threshold_set": of, "threshold_step": saved.step, "flip": flip}
-    return _store(saved.path / _THRESHOLD, content)
-
-
-def set_calibration(saved: Checkpoint, calibration: Calibration) -> Path:
-    """Store a calibration of a later evaluation with a checkpoint; `state` has it when it is opened again."""
-    return _store(saved.path / _CALIBRATION, calibration.to_json())
-
-
-def _store(file: Path, content: dict[str, Any]) -> Path:
-    with writing(file, remedy="copy the checkpoint to a folder of yours"):
-        replace_file(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-    return file
-
-
-def _read_threshold(path: Path) -> dict[str, Any]:
-    """Read the fields that `set_threshold` stored with a checkpoint; {} if there are none."""
-    file = path / _THRESHOLD
-    if not file.is_file():
-        return {}
-    kinds = {"threshold": float, "threshold_set": str, "threshold_step": int, "flip": bool}
-    try:
-        content = read_json(file)
-    except UserError:
-        content = None
-    right = isinstance(content, dict) and all(type(content.get(key)) is kind for key, kind in kinds.items())
-    if not right or not -1 <= content["threshold"] <= 1:
-        raise UserError(f"{file}: is not what plsc eval --set-threshold writes; delete it, or write it anew")
-    return {key: content[key] for key in kinds}
-
-
-def _read_calibration(path: Path) -> dict[str, Any]:
-    """Read what `set_calibration` stored with a checkpoint, as a field of the state; {} if there is none."""
-    file = path / _CALIBRATION
-    if not file.is_file():
-        return {}
-    try:
-        content = read_json(file)
-    except UserError:
-        content = None
-    return {"calibration": Calibration.from_json(content, str(file))}
-
-
-def _with_later(state: TrainState, later: dict[str, Any]) -> TrainState:
-    """Return the state with the fields of later evaluations, without a calibration of other embeddings than the threshold is of."""
-    state = state.model_copy(update=later)
-    calibration = state.calibration
-    if calibration and state.threshold is not None and calibration.flip != state.flip:
-        return state.model_copy(update={"calibration": None})
-    return state
+    model_config = ConfigDict(strict=True, frozen=True)
+    step: NonNegativeInt
+    set: str
+    metric: str
+    value: FiniteFloat
 
 
 class Checkpoint:
@@ -107,7 +52,6 @@ class Checkpoint:
         self._tensors = tensors
         self.step, self.epoch = manifest.step, manifest.epoch
         self.num_classes, self.embedding_size = manifest.num_classes, manifest.embedding_size
-        self.state = _with_later(manifest.state, {**_read_threshold(path), **_read_calibration(path)})
         self.preprocessing, self.config_yaml = manifest.preprocessing, manifest.config
 
     @classmethod
@@ -125,27 +69,59 @@ class Checkpoint:
         return cls(path, *open_folder(path, verify))
 
     def require(self, section: str, *keys: str) -> None:
-        """Raise UserError unless `section`, "state" or "preprocessing", has all `keys`; imported centres lack some."""
-        known = self.state.to_json() if section == "state" else self.preprocessing
+        """Raise UserError unless `section`, "preprocessing" or the owner of a state, has all `keys`; imported centres lack some."""
+        known = self.preprocessing if section == "preprocessing" else self.plain(section)
+        where = section if section == "preprocessing" else f"state.{section}"
         lacking = [key for key in keys if known.get(key) is None]
         if lacking:
             raise UserError(
-                f"{self.path}/manifest.json: {section}.{lacking[0]}: is missing, so this cannot be used as a run's "
+                f"{self.path}/manifest.json: {where}.{lacking[0]}: is missing, so this cannot be used as a run's "
                 "checkpoint; name one of a training, start from this one with Global.init_from, or import centres with --backbone"
             )
 
-    def backbone(self) -> dict[str, np.ndarray]:
-        """Read all arrays of the backbone, parameters and buffers, as the training left them."""
-        return self._all(BACKBONE)
+    def plain(self, owner: str) -> dict[str, Any]:
+        """Return what the owner of a state keeps beside arrays; {} if the checkpoint has none of it."""
+        return self.manifest.state.get(owner, {})
+
+    def arrays(self, owner: str) -> dict[str, np.ndarray]:
+        """Read all arrays of the owner of a state; {} if it has none."""
+        file = self._tensors.get(file_of(owner))
+        return {name: file.read(name) for name in file.arrays} if file else {}
+
+    def state_dict(self, owner: str) -> dict[str, Any]:
+        """Return the state that its owner has saved, with "arrays" if it had some; {} if the checkpoint has none of it."""
+        arrays = self.arrays(owner)
+        return {**self.plain(owner), **({"arrays": arrays} if arrays else {})}
+
+    @contextlib.contextmanager
+    def loading(self, owner: str) -> Iterator[None]:
+        """Turn what is wrong with a state, while its owner takes it over in the block, into one line."""
+        where = f"{self.path}/manifest.json: state.{owner}"
+        remedy = "it is of another program, or of another run: start from it with Global.init_from"
+        try:
+            yield
+        except KeyError as error:
+            raise UserError(f"{where}: has no '{shown(error.args[0])}'; {remedy}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise UserError(f"{where}.{shown(key)}: {shown(first['msg'])}; {remedy}") from error
+
+    @property
+    def best(self) -> Best | None:
+        """The best evaluation up to this checkpoint; None without one."""
+        best = self.plain("checkpoints").get("best")
+        with self.loading("checkpoints"):
+            return Best.model_validate(best) if best else None
 
     @property
     def weights_file(self) -> str:
-        """The file of the weights to use, for everything but to train on: the averaged ones if there are any."""
-        return EMA if EMA in self._tensors else BACKBONE
+        """The file of the weights to use, for everything but to train on."""
+        return file_of(self.manifest.weights)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Read all arrays of `weights_file`; the names are those of `backbone`."""
-        return self._all(self.weights_file)
+        """Read all arrays of `weights_file`; the names are those of the backbone's."""
+        return self.arrays(self.manifest.weights)
 
     @functools.cached_property
     def network(self) -> str:
@@ -160,22 +136,6 @@ class Checkpoint:
             digest.update(json.dumps([name, entry.dtype.name, entry.shape]).encode())
             digest.update(np.ascontiguousarray(file.read(name)))
         return digest.hexdigest()
-
-    @property
-    def compatible_with(self) -> str | None:
-        """The identity of the network with whose embeddings this one's can be compared, too (Global.compatible_with)."""
-        return self.state.other_networks.get(COMPATIBLE)
-
-    def ema(self) -> dict[str, np.ndarray] | None:
-        """Read the averaged weights; None if the run had none."""
-        return self._all(EMA) if EMA in self._tensors else None
-
-    def optimizer(self) -> dict[str, np.ndarray]:
-        """Read all arrays of the backbone's optimizer."""
-        return self._all("optimizer.safetensors")
-
-    def _all(self, name: str) -> dict[str, np.ndarray]:
-        return {array: self._tensors[name].read(array) for array in self._tensors[name].arrays}
 
     def classes(self) -> list[str] | None:
         """Read the name of each class, or None if the run had none."""
@@ -216,14 +176,13 @@ class Checkpoint:
         embedding_size: int,
         *,
         backbone: Mapping[str, Any] | None = None,
-        optimizer: Mapping[str, Any] | None = None,
         head: Mapping[str, Any] | None = None,
         remedy: str = _RESUME,
     ) -> None:
         """Raise UserError for a checkpoint of another model or data, with each difference and `remedy`.
 
         Args:
-            backbone, optimizer, head: this run's arrays or tensors by name; names and shapes must agree (of
+            backbone, head: this run's arrays or tensors by name; names and shapes must agree (of
                 the head's, all axes but the first). None = not compared.
         """
         differences = []
@@ -231,10 +190,9 @@ class Checkpoint:
             differences.append(f"has {self.num_classes} classes, this run has {num_classes}")
         if self.embedding_size != embedding_size:
             differences.append(f"has embedding size {self.embedding_size}, this run has {embedding_size}")
-        files = {"backbone": BACKBONE, "optimizer": "optimizer.safetensors"}
-        for part, wanted in (("backbone", backbone), ("optimizer", optimizer), ("head", head)):
+        for part, wanted in (("backbone", backbone), ("head", head)):
             if wanted is not None and not (part == "head" and self.embedding_size != embedding_size):
-                arrays = self.head_arrays if part == "head" else self._tensors[files[part]].arrays
+                arrays = self.head_arrays if part == "head" else self._tensors[file_of(BACKBONE)].arrays
                 differences += _differences(part, arrays, wanted)
         if differences:
             raise UserError(f"checkpoint {self.path.name} {'; '.join(differences)}: {remedy}")

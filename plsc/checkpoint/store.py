@@ -1,10 +1,10 @@
 """Save and open checkpoints: a folder a step, written beside and renamed; any world size reads any other's.
 
-    checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json
-                                [ema.safetensors]  [classes.json]
+    checkpoints/step-00000120/  backbone.safetensors  optimizer.safetensors  manifest.json  [classes.json]
                                 head-00000-of-00002.safetensors  head-00001-of-00002.safetensors
 
-A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
+Whatever has a state, has a name: its arrays are in the file of that name, its other values under that name in the
+manifest. A head file holds one rank's class rows. The manifest, written last, lists their ranges and each file's size
 and checksum. No pickle, no Paddle, no collective of its own.
 
 Try it: `Checkpoint.open(find("output/checkpoints")).head(0, 10)["centres"]`.
@@ -27,15 +27,14 @@ import numpy as np
 
 from plsc.checkpoint.manifest import (
     BACKBONE,
-    EMA,
     FORMAT,
     Manifest,
+    file_of,
     seal,
     tiles,
 )
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import DamagedError, layout, sync_folder, write_synced
-from plsc.checkpoint.train_state import TrainState
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.atomic_write import remove
 from plsc.utils.disk import full_disk
@@ -51,26 +50,27 @@ class SaveError(UserError):
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a checkpoint on one rank; of all but `head` and `shard`, rank 0's is written.
+    """The content of a checkpoint on one rank; of all but `rows` and `shard`, rank 0's is written.
 
-    head: this rank's rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
+    states: the state of each owner, by its name: plain values, and under "arrays" arrays by name. "backbone" has
+        some.
+    rows: this rank's class rows, first axis = class: "centres" [S, D], perhaps "bias" [S],
         and the arrays of their optimizer, such as "momentum" [S, D].
     shard: the classes of those rows; all classes on every rank: a replicated head.
     preprocessing: how images are prepared. classes: a name for each class; None: no names.
-    ema: the averaged weights, with the names of `backbone`; None: there are none.
+    weights: whose arrays are the weights to use, for everything but to train on, if it has any: they have the
+        names of the backbone's.
     """
 
     step: int
     epoch: int
-    backbone: Mapping[str, np.ndarray]
-    optimizer: Mapping[str, np.ndarray]
-    head: Mapping[str, np.ndarray]
+    states: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, np.ndarray]
     shard: ClassShard
-    state: TrainState
     config_yaml: str
     preprocessing: dict
     classes: list[str] | None = None
-    ema: Mapping[str, np.ndarray] | None = None
+    weights: str = BACKBONE
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def save(
     Returns the folder. Raises SaveError on every rank, with the rank that failed and why.
     """
     num_classes = content.shard.num_classes
-    assert all(len(array) == content.shard.size for array in content.head.values()), "not a row per class"
+    assert all(len(array) == content.shard.size for array in content.rows.values()), "not a row per class"
     assert content.classes is None or len(content.classes) == num_classes
     root = Path(root)
     final = root / f"step-{content.step:08d}"
@@ -109,11 +109,16 @@ def save(
         "step": content.step,
         "epoch": content.epoch,
         "preprocessing": content.preprocessing,
-        "state": content.state.to_json(),
+        "weights": content.weights if content.states[content.weights].get("arrays") else BACKBONE,
+        "state": {
+            owner: plain
+            for owner, state in content.states.items()
+            if (plain := {key: value for key, value in state.items() if key != "arrays"})
+        },
         "config": content.config_yaml,
         "world_size": ranks.world_size,
         "num_classes": num_classes,
-        "embedding_size": content.head["centres"].shape[1],
+        "embedding_size": content.rows["centres"].shape[1],
     }
     what = f"{root}: checkpoint of step {content.step} not written, earlier ones untouched"
     first = ranks.rank == 0
@@ -125,7 +130,7 @@ def save(
         names = [f"head-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
         replicated = len(names) < ranks.world_size
         if first or not replicated:
-            mine[names[0 if replicated else ranks.rank]] = layout(content.head)
+            mine[names[0 if replicated else ranks.rank]] = layout(content.rows)
         written = together(_write, final, mine)
         files = {name: info for of_rank in written for name, info in of_rank.items()}
         heads = [{"file": name, "start": start, "stop": stop} for name, (start, stop) in zip(names, shards)]
@@ -149,12 +154,8 @@ def save_patiently(write: Callable[[], Path], pauses: Iterable[float]) -> Path:
 
 
 def _files_of_rank_0(content: Content) -> dict[str, list]:
-    files = {
-        BACKBONE: layout(content.backbone),
-        "optimizer.safetensors": layout(content.optimizer),
-    }
-    if content.ema is not None:
-        files[EMA] = layout(content.ema)
+    arrays = {owner: state["arrays"] for owner, state in content.states.items() if "arrays" in state}
+    files = {file_of(owner): layout(of_owner) for owner, of_owner in arrays.items()}
     if content.classes is not None:
         files["classes.json"] = [json.dumps(content.classes, indent=0).encode()]
     return files
@@ -214,7 +215,7 @@ def _publish(final: Path, first: bool, fields: dict) -> None:
         return
     tmp = _beside(final, "tmp")
     manifest = Manifest(format=FORMAT, plsc=__version__, **fields)
-    write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.to_json(), indent=1)[1:].encode())])
+    write_synced(tmp / "manifest.json", [seal(json.dumps(manifest.model_dump(), indent=1)[1:].encode())])
     sync_folder(tmp)
     if final.exists():
         final.rename(_beside(final, "old"))  # `find` finds it there until the next line is done
@@ -323,7 +324,7 @@ def _best(root: Path) -> Path:
     newest = _newest(root, rename=False)
     if newest is None:
         raise MissingFileError(f"{root}: no checkpoint there; train first")
-    known = Checkpoint.open(newest, verify=False).state.best
+    known = Checkpoint.open(newest, verify=False).best
     if not known:
         raise UserError(
             f"{newest}: no evaluation has been made up to this checkpoint, so none is the best; take the newest"

@@ -19,10 +19,11 @@ from plsc.apps.migrate.import_centres import import_centres
 from plsc.checkpoint.centres import export_centres
 from plsc.checkpoint.duplicates import find_duplicates
 from plsc.checkpoint.identities import edit_identities
-from plsc.checkpoint.manifest import EMA, config_sections
+from plsc.checkpoint.manifest import config_sections
 from plsc.checkpoint.reshard import reshard
 from plsc.checkpoint.saved import Checkpoint
 from plsc.errors import UserError, shown_lines
+from plsc.training.thresholds import thresholds_of
 from plsc.utils.text import table
 
 MOST_RANKS = 99_999  # a head file's name has five digits
@@ -55,11 +56,11 @@ def inspect(folder: str) -> dict[str, Any]:
             {"file": name, "bytes": info.bytes, "crc32": info.crc32, "classes": ranges.get(name)}
             for name, info in manifest.files.items()
         ],
-        "ema_steps": saved.state.ema_steps if EMA in manifest.files else None,
+        "weights": saved.weights_file,
         "names": None if names is None else {"count": len(names), "first": names[:5]},
         "preprocessing": saved.preprocessing,
-        "best": saved.state.to_json().get("best"),
-        "state": saved.state.to_json(),
+        "best": saved.best.model_dump() if saved.best else None,
+        "state": manifest.state,
         "config": {key: config[key] for key in _SHOWN if key in config},
     }
 
@@ -76,7 +77,7 @@ def format_facts(facts: dict[str, Any]) -> str:
         ("names", "none" if names is None else f"{names['count']:,}, from {', '.join(names['first'])}"),
         ("world size", facts["world_size"]),
         ("head", "; ".join(arrays)),
-        ("averaged weights", "none" if facts["ema_steps"] is None else f"of {facts['ema_steps']:,} steps"),
+        ("weights to use", facts["weights"]),
         ("preprocessing", _line(facts["preprocessing"])),
         ("best", _line(best) if isinstance(best, dict) else "none so far" if best is None else best),
         *((name, _line(section)) for name, section in facts["config"].items()),
@@ -196,7 +197,9 @@ def main(argv: Sequence[str]) -> int:
     elif args.verb == "export-centres":
         report = export_centres(args.folder, args.output, args.names, args.normalise)
     elif args.verb == "duplicates":
-        report = find_duplicates(args.run, args.threshold, args.top, args.output)
+        report = find_duplicates(
+            args.run, args.threshold, args.top, args.output, lambda saved: thresholds_of(saved).threshold
+        )
     elif args.verb == "edit-identities":
         lists = args.rename, args.drop, args.keep_list, args.names, args.merge, args.merge_list
         report = edit_identities(args.folder, args.output, *lists)

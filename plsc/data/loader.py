@@ -83,6 +83,7 @@ class Loader:
         self._corrupt = CorruptImages(dataset, max_corrupt, count // world_size)
         self._workers: Workers | None = None
         self._running = False
+        self._replaced_before = 0  # in the epoch that is resumed
         self.wait_seconds = 0.0  # how long the consumer has waited for batches, since the loader was made
         self.global_batch = global_batch
         self._starts = np.arange(0, count, global_batch)  # of each global batch in the epoch's order
@@ -175,9 +176,15 @@ class Loader:
             if waiting or not self._num_workers:
                 maker.close()
 
-    def from_step(self, step: int, replaced: int = 0) -> Iterator[Batch]:
+    def resume(self, replaced: int) -> None:
+        """Let the next `from_step` go on in an epoch in which so many corrupt images have been replaced."""
+        self._replaced_before = replaced
+
+    def from_step(self, step: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step (from 0, over all epochs) to the end of its epoch, as `epoch` does."""
         epoch, done = divmod(step, self.steps_per_epoch)
+        replaced = self._replaced_before
+        self._replaced_before = 0
         with contextlib.closing(self.epoch(epoch, done, replaced)) as batches:
             for number, samples in enumerate(batches, start=step):
                 counts = [stop - start for start, stop in self.shares(number)]

@@ -76,15 +76,15 @@ class AdaFace(Margin):
         inside_P = (raw_P == moved_P).astype("float32")
         return Target(moved_P.cos() - self.margin * (z_P + 1.0), inside_P * moved_P.sin() / sin_P)
 
-    def state(self):
+    def state_dict(self):
         return {"mean": float(self.mean), "deviation": float(self.deviation)}
 
-    def load_state(self, state):
+    def load_state_dict(self, state):
         self.mean = state["mean"]
         self.deviation = state["deviation"]
 
     def remember(self):
-        return partial(self.load_state, {"mean": self.mean, "deviation": self.deviation})
+        return partial(self.load_state_dict, {"mean": self.mean, "deviation": self.deviation})
 
 
 class MagFace(Margin):
@@ -163,14 +163,14 @@ class CurricularFace(Margin):
             paddle.where(hard_Nb, t + 2.0 * cos_Nb, paddle.ones_like(cos_Nb)),
         )
 
-    def state(self):
+    def state_dict(self):
         return {"t": float(self.t)}
 
-    def load_state(self, state):
+    def load_state_dict(self, state):
         self.t = state["t"]
 
     def remember(self):
-        return partial(self.load_state, {"t": self.t})
+        return partial(self.load_state_dict, {"t": self.t})
 
 
 class InterClassFilter(Wrapped):

@@ -76,17 +76,17 @@ class Margin(ABC):
         [B]."""
         raise NotImplementedError
 
-    def state(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, float]:
         """Return the numbers that a resumed run needs, for JSON."""
         return {}
 
-    def load_state(self, state: dict[str, float]) -> None:  # noqa: B027
-        """Restore the numbers of `state()`."""
+    def load_state_dict(self, state: dict[str, float]) -> None:  # noqa: B027
+        """Restore the numbers of `state_dict()`."""
 
     def remember(self) -> Callable[[], None]:
         """Return a call that restores the numbers as they are now. Where they are on the device, override it to
-        keep references: `state()` would read them."""
-        return partial(self.load_state, self.state())
+        keep references: `state_dict()` would read them."""
+        return partial(self.load_state_dict, self.state_dict())
 
 
 def angle(cos: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -184,8 +184,8 @@ class Wrapped(Margin):
         self.observe_targets = inner.observe_targets
         self.others = inner.others
         self.penalty = inner.penalty
-        self.state = inner.state
-        self.load_state = inner.load_state
+        self.state_dict = inner.state_dict
+        self.load_state_dict = inner.load_state_dict
         self.remember = inner.remember
 
     def __call__(self, cos_P, norm_P):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import paddle
@@ -208,6 +208,14 @@ class SoftmaxHead:
         """
         with timer.part("head"):
             self.bank.update(lr, number, self._norms() if self.bank.rule.needs_norms else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often the centres have been updated; their rows are written apart, the margin has a state of its own."""
+        return {"updates": self.bank.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting updates."""
+        self.bank.resume(state.get("updates", 0))
 
     def remember(self) -> Callable[[], None]:
         """Return a call that restores what a call of the head changes, as it is now: the margin's statistics."""

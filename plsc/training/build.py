@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import paddle
 
@@ -28,15 +29,20 @@ from plsc.training.build_head import build_head, build_rule
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
 from plsc.training.network import Network, check_amp, layers_to_recompute
+from plsc.training.parts.checkpoints import Checkpoints
 from plsc.training.parts.compatible import build_compatible
-from plsc.training.parts.divergence import NonFiniteGuard
+from plsc.training.parts.divergence import Divergence
 from plsc.training.parts.dump import DumpWriter
 from plsc.training.parts.ema import Ema
-from plsc.training.parts.loss_scale import LossScaler
+from plsc.training.parts.evaluation import Evaluation
+from plsc.training.parts.log import Log
+from plsc.training.parts.loss_scale import LossScale
 from plsc.training.parts.per_set import PerSet
+from plsc.training.parts.rollback import Rollback
+from plsc.training.parts.signals import Signals
 from plsc.training.parts.teacher import build_teacher
 from plsc.training.resume import build_backbone
-from plsc.training.trainer import Trainer
+from plsc.training.trainer import Rates, Trainer
 from plsc.utils.device import on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
@@ -84,44 +90,65 @@ def build_trainer(
         getattr(dataset, "ranges", None),
         amp,
     )
-    per_set = PerSet(dataset) if isinstance(dataset, Joined) else None
-    teacher = build_teacher(cfg, dataset)
-    compatible = build_compatible(cfg, dataset)
-    scaler = LossScaler() if amp and amp.dtype == "float16" else None
-    return Trainer(
-        cfg,
-        dataset=dataset,
-        loader=loader,
-        backbone=backbone,
-        network=Network(
-            backbone,
-            dataset.preprocessing,
-            cfg.Model.embedding_size,
-            seed=cfg.Global.seed,
-            batch_size=cfg.DataLoader.Train.batch_size,
-            shares=loader.shares,
-            recomputed=layers_to_recompute(cfg.Model.recompute, backbone),
-            still=still,
-            amp=amp,
-            scaler=scaler,
-            statistics=statistics,
-        ),
-        head=head,
-        optimizer=optimizer,
-        evaluator=Evaluator(
-            cfg.DataLoader.Eval,
-            sets,
-            backbone,
-            dataset.num_classes,
-            head,
-            ema.in_place_of_weights if ema else None,
-        ),
-        nonfinite=NonFiniteGuard(backbone, head, scaler),
-        dump=DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name),
-        scaler=scaler,
-        signals=signals,
-        parts=[part for part in (per_set, ema, teacher, compatible) if part],
+    root = Path(cfg.Global.output_dir, "checkpoints")
+    evaluator = Evaluator(
+        cfg.DataLoader.Eval,
+        sets,
+        backbone,
+        dataset.num_classes,
+        head,
+        ema.in_place_of_weights if ema else None,
     )
+    scale = LossScale() if amp and amp.dtype == "float16" else None
+    rollback = Rollback(cfg.Global.rollbacks, root)
+    parts = [
+        PerSet(dataset) if isinstance(dataset, Joined) else None,
+        ema,
+        scale,
+        build_teacher(cfg, dataset),
+        build_compatible(cfg, dataset),
+        Divergence(cfg.Global.max_skipped, DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name)),
+        rollback,
+        Log(loader, cfg.Global.log_every, cfg.Global.profile),
+        Evaluation(evaluator, cfg.Global.eval_every, cfg.Global.eval_every_steps),
+        Checkpoints(
+            root,
+            evaluator,
+            every=cfg.Checkpoint.every_steps,
+            keep=cfg.Checkpoint.keep,
+            weights=ema.name if ema else "backbone",
+            keeps_way_back=cfg.Global.rollbacks > 0,
+            on_disk=cfg.Head.bank == "disk",
+        ),
+        Signals(signals or Guard()),
+    ]
+    network = Network(
+        backbone,
+        dataset.preprocessing,
+        cfg.Model.embedding_size,
+        seed=cfg.Global.seed,
+        batch_size=cfg.DataLoader.Train.batch_size,
+        shares=loader.shares,
+        recomputed=layers_to_recompute(cfg.Model.recompute, backbone),
+        still=still,
+        amp=amp,
+        scaler=scale,
+        statistics=statistics,
+    )
+    rates = build_rates(cfg, loader.steps_per_epoch, rollback)
+    return Trainer(cfg, dataset, loader, network, head, optimizer, rates, filter(None, parts))
+
+
+def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:
+    """Build the function step -> learning rates of backbone and head, which a rollback lowers."""
+    schedule = optim.build_schedule(cfg.LRScheduler, steps_per_epoch, cfg.Global.total_steps(steps_per_epoch))
+    head_scale = 0.0 if cfg.Teacher.freezes_centres else cfg.Optimizer.of_head.lr_scale
+
+    def rates(step: int) -> Rates:
+        rate = schedule(step) * rollback.factor
+        return Rates(rate, rate * head_scale)
+
+    return rates
 
 
 def build_training_set(cfg: Config) -> Dataset:
@@ -236,4 +263,4 @@ def build_optimizer(
     optimizer = make(backbone)
     optim.check_optimizer(optimizer, cfg)
     parts = [optim.Part(optimizer, backbone.parameters())]
-    return optim.BackboneOptimizer(type(optimizer).__name__, parts), []
+    return optim.BackboneOptimizer(type(optimizer).__name__, backbone, parts), []

@@ -178,7 +178,7 @@ def machine_of(cfg: Config) -> dict[str, Any]:
 def _facts(
     cfg: Config, saved: Checkpoint, dataset: Dataset | None, sets: Mapping[str, EvalSet]
 ) -> dict[str, str]:
-    best = saved.state.best
+    best = saved.best
     evaluated = [f"{title}: {data.describe()}" for title, data in sets.items()]
     facts = {
         "network": f"{cfg.Model.name}, embeddings of {saved.embedding_size}",
@@ -216,7 +216,7 @@ def _limits(
     for title, data in sets.items() if dataset is not None else ():
         if data.labels is None and shared_identities(dataset.identities, data.identities) is None:
             yield f"{title}: {TRAINED_ON_IS_NOT_KNOWN}"
-    best = saved.state.best
+    best = saved.best
     if best and best.step == saved.step:
         yield f"This step was chosen as the best on {best.set}, so its {best.metric} there is a little too high."
 

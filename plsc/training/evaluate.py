@@ -54,11 +54,11 @@ def evaluate(
     if distributed.rank() == 0:
         facts = {"checkpoint": str(saved.path), "step": saved.step}
         if set_threshold:
+            if not calibrate:
+                warn_of_other_flip(saved, cfg.DataLoader.Eval.flip)
             evaluator.store_threshold(saved)
         if calibrate:
             evaluator.store_calibration(saved)
-        elif set_threshold:
-            warn_of_other_flip(saved, cfg.DataLoader.Eval.flip)
         how = f"checkpoint {saved.path}"
         finish(cfg, evaluator, Path(cfg.Global.output_dir) / "test", how, facts, compared)
     return evaluator.row

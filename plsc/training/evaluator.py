@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.saved import Checkpoint, set_calibration, set_threshold
+from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.build import build_dataset
 from plsc.data.config import EvalCfg
@@ -26,6 +26,7 @@ from plsc.evaluation.sets import EvalSet, Result, VerificationSet, eval_set
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import embed
 from plsc.training.resume import build_saved_head
+from plsc.training.thresholds import set_calibration, set_threshold, thresholds_of
 from plsc.training.trained import load_network
 from plsc.utils.calibration import Calibration
 from plsc.utils.logging import get_logger, warn
@@ -91,16 +92,17 @@ def main_pairs(sets: Mapping[str, EvalSet], option: str) -> VerificationSet:
 
 def refuse_other_flip(saved: Checkpoint, flip: bool) -> None:
     """Refuse by UserError to calibrate other embeddings than those that the checkpoint's threshold is of."""
-    if saved.state.threshold is not None and saved.state.flip != flip:
+    known = thresholds_of(saved)
+    if known.threshold is not None and known.flip != flip:
         raise UserError(
             f"--calibrate: DataLoader.Eval.flip is {flip}, the threshold of {saved.path.name} is of embeddings with "
-            f"{saved.state.flip}; add --set-threshold, or -o DataLoader.Eval.flip={str(saved.state.flip).lower()}"
+            f"{known.flip}; add --set-threshold, or -o DataLoader.Eval.flip={str(known.flip).lower()}"
         )
 
 
 def warn_of_other_flip(saved: Checkpoint, flip: bool) -> None:
     """Warn that a new threshold is of other embeddings than the checkpoint's calibration."""
-    known = saved.state.calibration
+    known = thresholds_of(saved).calibration
     if known and known.flip != flip:
         warn(
             f"P(same) of {saved.path.name} is of embeddings with flip {known.flip}, and is not used beside this threshold; add "
@@ -120,7 +122,7 @@ class Evaluator:
         weights: gives the backbone the weights to evaluate with, while a block runs; None: it has them.
         grouping: of the main set's pairs; None: they are not compared by groups.
 
-    Attributes: after `evaluate`, on every rank, `rows`, title -> row of metrics.jsonl, and `calibration`, by the main set, None where
+    Attributes: after `evaluate`, on every rank, `step`, at which it was made, `rows`, title -> row of metrics.jsonl, and `calibration`, by the main set, None where
     it gives none; on rank 0 only, `results`, title -> result.
     """
 
@@ -139,6 +141,7 @@ class Evaluator:
         self.rows: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Result] = {}
         self.calibration: Calibration | None = None
+        self.step: int | None = None
         self._section = section
         self._backbone = backbone
         self.num_classes = num_classes
@@ -157,6 +160,11 @@ class Evaluator:
         return self.sets[self.main].result.metric
 
     @property
+    def flip(self) -> bool:
+        """Whether embeddings are of a sample and its mirror image together."""
+        return self._section.flip
+
+    @property
     def row(self) -> dict[str, Any] | None:
         """Return the main set's last row, on every rank; None before the first evaluation."""
         return self.rows.get(self.main)
@@ -168,6 +176,7 @@ class Evaluator:
         """
         with self._weights():
             self._evaluate(step, epoch, metrics)
+        self.step = step
 
     def _evaluate(self, step: int, epoch: int | None, metrics: Metrics | None) -> None:
         for tensor in self._backbone.state_dict().values():

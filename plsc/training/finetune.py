@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ import paddle
 
 from plsc import distributed
 from plsc.checkpoint.class_names import format_names, match_names, pick_rows, refuse_duplicates
-from plsc.checkpoint.manifest import EMA, head_config
+from plsc.checkpoint.manifest import BACKBONE, head_config
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import format_lines, tensor_differences
 from plsc.config import Config
@@ -51,13 +52,13 @@ _UNIT = 2.0**-24  # lengths are added up in whole multiples of it: their sum doe
 
 
 class Start(NamedTuple):
-    """The start of a run: lines for its log, the content of identities.json, {} where the head is new, its first step, and how often
-    the run that it goes on from has gone back to an older checkpoint."""
+    """The start of a run: lines for its log, the content of identities.json, {} where the head is new, its first step, and
+    states of parts that go on."""
 
     lines: list[str]
     identities: dict
     step: int = 0
-    rollbacks: int = 0
+    states: Mapping[str, dict] = MappingProxyType({})
 
     def record(self, folder: Path) -> None:
         """Log the lines, and write `folder`/identities.json. Rank 0 calls it."""
@@ -94,7 +95,7 @@ def start_from(cfg: Config, backbone: paddle.nn.Layer, head: SoftmaxHead, data: 
     kept = int((match.row_C >= 0).sum())
     lines += _take_margin(cfg, saved, head) if kept else [f"the head is new: {match.nothing}"]
     length, bias = _keep(saved, head, match.row_C)
-    begin = (saved.step, saved.state.rollbacks) if cfg.Global.keep_step else (0, 0)
+    begin = (saved.step, {"rollback": saved.plain("rollback")}) if cfg.Global.keep_step else (0, {})
     new = np.flatnonzero(match.row_C < 0)
     if (cfg.Global.new_centres or ("mean" if kept else "random")) == "random":
         how, random = "at random", new.tolist()
@@ -188,7 +189,7 @@ def init_backbone(
         get_logger().warning(
             f"{saved.path} was trained on samples {saved.preprocessing}, this run has {ours}"
         )
-    averaged = ", averaged" if saved.weights_file == EMA else ""
+    averaged = f", {saved.weights_file}" if saved.manifest.weights != BACKBONE else ""
     return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}{averaged}"
 
 
@@ -259,12 +260,12 @@ def refuse_other_head(cfg: Config, saved: Checkpoint, where: str, remedy: str) -
 def _take_margin(cfg: Config, saved: Checkpoint, head: SoftmaxHead) -> list[str]:
     """Load the running statistics of the same margin, which describe the backbone -> a line for the log, if
     there are any."""
-    statistics = saved.state.margin
+    statistics = saved.plain("margin")
     name = head_config(saved.config_yaml).get("name", "")
     alike = kind_of_head(name) == cfg.Head.kind
-    if not (statistics and head.margin and alike and statistics.keys() == head.margin.state().keys()):
+    if not (statistics and head.margin and alike and statistics.keys() == head.margin.state_dict().keys()):
         return []
-    head.margin.load_state(statistics)
+    head.margin.load_state_dict(statistics)
     return [
         f"margin: its statistics go on from {', '.join(f'{key} {value:.4g}' for key, value in statistics.items())}"
     ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -31,7 +31,7 @@ from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
-from plsc.training.parts.loss_scale import LossScaler
+from plsc.training.parts.loss_scale import LossScale
 from plsc.utils.device import Sender, on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
@@ -83,7 +83,7 @@ class Network:
         recomputed: Sequence[paddle.nn.Layer] = (),
         still: Sequence[paddle.nn.Layer] = (),
         amp: AmpCfg | None = None,
-        scaler: LossScaler | None = None,
+        scaler: LossScale | None = None,
         statistics: Sequence[paddle.Tensor] | None = None,
     ):
         self.backbone = backbone
@@ -163,6 +163,16 @@ class Network:
                     paddle.assign(part.reshape(tensor.shape), output=tensor)
 
         return restore
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the backbone's parameters and statistics."""
+        return {"arrays": {name: tensor.numpy() for name, tensor in self.backbone.state_dict().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the arrays, whose names and shapes are the backbone's."""
+        own = self.backbone.state_dict()
+        for name, array in state["arrays"].items():
+            own[name].set_value(array)
 
     @property
     def _model(self) -> paddle.nn.Layer:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import paddle
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
@@ -79,11 +78,15 @@ class BackboneOptimizer:
 
     Args:
         name: of the config, or the class of a user's optimizer; a checkpoint notes it.
+        backbone: whose parameters' names a checkpoint notes.
         clip_norm: upper bound on the norm of all gradients together; None does not clip.
     """
 
-    def __init__(self, name: str, parts: list[Part], clip_norm: float | None = None):
+    def __init__(
+        self, name: str, backbone: paddle.nn.Layer, parts: list[Part], clip_norm: float | None = None
+    ):
         self.name = name
+        self._backbone = backbone
         self._parts = parts
         self._clip = paddle.nn.ClipGradByGlobalNorm(clip_norm) if clip_norm else None
 
@@ -97,13 +100,10 @@ class BackboneOptimizer:
         """About how many numbers of state it keeps."""
         return moments_of(self.name) * sum(p.size for p in self.parameters if not p.stop_gradient)
 
-    def set_lr(self, rate: float) -> None:
-        """Set the learning rate of the next steps."""
+    def step(self, rate: float) -> None:
+        """Update all parameters that have a gradient, at this learning rate."""
         for part in self._parts:
             part.optimizer.set_lr(rate * part.lr_scale)
-
-    def step(self) -> None:
-        """Update all parameters that have a gradient."""
         if self._clip:
             gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
             for parameter, gradient in self._clip(gradients):
@@ -118,23 +118,37 @@ class BackboneOptimizer:
         for part in self._parts:
             part.optimizer.clear_grad(set_to_zero=False)
 
-    def state_dict(self) -> dict[str, paddle.Tensor]:
-        """Return the state of all parameters by Paddle's names, "linear_0.w_0_velocity_0"."""
-        return {key: value for part in self._parts for key, value in part.optimizer.state_dict().items()}
+    # Paddle names a state after parameters whose names count up over the process, "linear_0.w_0_velocity_0"; a checkpoint
+    # names it after the layer's, "stem.weight:velocity_0".
 
-    def set_state_dict(self, state: dict[str, paddle.Tensor]) -> None:
-        """Load what `state_dict` has returned."""
-        names = [parameter.name for parameter in self.parameters]
-        owners = {key: _owner(key, names) for key in state}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arrays of all parameters by "parameter:kind", and the name of the optimizer."""
+        ours = {parameter.name: name for name, parameter in self._backbone.named_parameters()}
+        arrays = {}
+        for part in self._parts:
+            for key, value in part.optimizer.state_dict().items():
+                owner = _owner(key, ours)
+                if owner is not None:
+                    arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
+        return {"name": self.name, "arrays": arrays}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the arrays."""
+        parameters = dict(self._backbone.named_parameters())
         for part in self._parts:
             own = {parameter.name for parameter in part.parameters}
-            part.optimizer.set_state_dict({key: state[key] for key, owner in owners.items() if owner in own})
+            found = {}
+            for key, array in state.get("arrays", {}).items():
+                name, kind = key.rsplit(":", 1)
+                if (paddle_name := parameters[name].name) in own:
+                    found[f"{paddle_name}_{kind}"] = paddle.to_tensor(array)
+            part.optimizer.set_state_dict(found)
 
 
 def build_optimizer(
     cfg: OptimizerCfg, backbone: paddle.nn.Layer, settings: dict[str, Settings]
 ) -> BackboneOptimizer:
-    """Build the optimizer of the parameters that are not frozen; set its rate with `set_lr` before each step.
+    """Build the optimizer of the parameters that are not frozen; each step is given its rate.
 
     Args:
         settings: of the parameters by name, see plsc/training/groups.py.
@@ -151,14 +165,14 @@ def build_optimizer(
     for (lr_scale, decay), parameters in parts.items():
         merged = cfg.name == "Momentum" and all(p.dtype == paddle.float32 for p in parameters)
         made.append(Part(_make(cfg, parameters, decay, merged), parameters, lr_scale, merged))
-    return BackboneOptimizer(cfg.name, made, cfg.clip_norm)
+    return BackboneOptimizer(cfg.name, backbone, made, cfg.clip_norm)
 
 
 def _make(
     cfg: OptimizerCfg, parameters: list[paddle.Tensor], decay: float | None, merged: bool
 ) -> paddle.optimizer.Optimizer:
     """Make Paddle's optimizer of a config for some parameters; decay None: the default of its class."""
-    rate = 1.0  # never used: set_lr comes first
+    rate = 1.0  # never used: each step sets its own
     if cfg.name == "Momentum":
         nesterov = cfg.nesterov
         return paddle.optimizer.Momentum(
@@ -211,32 +225,6 @@ def check_optimizer(optimizer: object, cfg: Config) -> None:
         )
 
 
-# Paddle names an optimizer's state after parameters whose names count up over the process; ours follow the layer's.
-
-
-def optimizer_arrays(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer) -> dict[str, np.ndarray]:
-    """Collect the optimizer's state by "parameter:kind"."""
-    ours = {parameter.name: name for name, parameter in backbone.named_parameters()}
-    arrays = {}
-    for key, value in optimizer.state_dict().items():
-        owner = _owner(key, ours)
-        if owner is not None:
-            arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
-    return arrays
-
-
 def _owner(key: str, names: Iterable[str]) -> str | None:
     """Find the parameter that a state, "linear_0.w_0_velocity_0", is of; None for the state of none."""
     return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
-
-
-def load_optimizer(
-    optimizer: BackboneOptimizer, backbone: paddle.nn.Layer, arrays: dict[str, np.ndarray]
-) -> None:
-    """Load the state that `optimizer_arrays` has collected into the optimizer."""
-    theirs = {name: parameter.name for name, parameter in backbone.named_parameters()}
-    state = {}
-    for key, array in arrays.items():
-        owner, kind = key.rsplit(":", 1)
-        state[f"{theirs[owner]}_{kind}"] = paddle.to_tensor(array)
-    optimizer.set_state_dict(state)

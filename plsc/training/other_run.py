@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -103,6 +104,15 @@ class OtherRun:
                 f"{self.where}: no class of it ('{there[0]}', ...) is in the data ('{names[0]}', ...)"
             )
         return row_C
+
+
+def refuse_other_network(part: str, state: dict[str, Any], network: str) -> None:
+    """Refuse by UserError to resume with another network of another run than the checkpoint's `state` of a part names."""
+    if (known := state.get("network")) != network:
+        raise UserError(
+            f"the checkpoint was made with the network {known} as its {part}, this run has {network}: resume with the same, or start a "
+            "new run with Global.init_from in another Global.output_dir"
+        )
 
 
 def _find(path: str, where: str) -> Path:

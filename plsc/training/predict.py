@@ -17,6 +17,7 @@ from plsc.errors import UserError, names_text, writing
 from plsc.training.embed import embed
 from plsc.training.evaluator import refuse_flip
 from plsc.training.start import make_folder, open_checkpoint
+from plsc.training.thresholds import thresholds_of
 from plsc.training.trained import load_network
 from plsc.utils.atomic_write import atomic_write, replace_file
 from plsc.utils.logging import warn
@@ -39,10 +40,11 @@ def predict(
     read, names = samples_to_predict(images, preprocessing)
     if not names:
         raise UserError("predict: no images given, give at least one")
-    evaluation, state = cfg.DataLoader.Eval, saved.state
-    if evaluation.flip != state.flip and state.threshold is not None:
+    evaluation = cfg.DataLoader.Eval
+    known = thresholds_of(saved)
+    if evaluation.flip != known.flip and known.threshold is not None:
         warn(
-            f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {state.flip}"
+            f"DataLoader.Eval.flip is {evaluation.flip}, the threshold of {saved.path.name} is of embeddings with {known.flip}"
         )
     backbone = load_network(saved, cfg, model).backbone
     emb = unit_rows(embed(backbone, read, len(names), preprocessing, evaluation.batch_size, evaluation.flip))

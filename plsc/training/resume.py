@@ -7,7 +7,7 @@ checkpoint: `plsc ckpt inspect output/checkpoints/step-00000656`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import paddle
@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from plsc.checkpoint import store
 from plsc.checkpoint.manifest import config_sections
-from plsc.checkpoint.train_state import SetState, TrainState
 from plsc.config import Config
 from plsc.config.optimizer import RULES, OptimizerCfg, RuleCfg
 from plsc.config.run import AmpCfg, head_dtype
@@ -59,18 +58,21 @@ def _refuse_impossible(cfg: Config, image_shape: tuple[int, ...]) -> None:
     refuse_beyond_memory(4 * sum(math.prod(weight.shape) for weight in backbone.parameters()), what, remedy)
 
 
-def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint, averaged: bool = True) -> None:
-    """Load a checkpoint's weights into `backbone`; UserError if they are of another network.
-
-    Args:
-        averaged: take the averaged weights where there are any; to go on training, take the others.
-    """
+def load_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
+    """Load a checkpoint's weights, those to use, into `backbone`; UserError if they are of another network."""
+    refuse_other_backbone(backbone, saved)
     own = backbone.state_dict()
+    for name, array in saved.weights().items():
+        own[name].set_value(array)
+
+
+def refuse_other_backbone(backbone: paddle.nn.Layer, saved: store.Checkpoint) -> None:
+    """Refuse by UserError a checkpoint of another network."""
     config = saved.path.parent.parent / "config.yaml"
     remedy = "the Model section must be that of the run that made it" + f": -c {config}" * config.is_file()
-    saved.check_matches(saved.num_classes, saved.embedding_size, backbone=own, remedy=remedy)
-    for name, array in (saved.weights() if averaged else saved.backbone()).items():
-        own[name].set_value(array)
+    saved.check_matches(
+        saved.num_classes, saved.embedding_size, backbone=backbone.state_dict(), remedy=remedy
+    )
 
 
 # They affect the training, and `refuse_other_run` compares them.
@@ -123,38 +125,41 @@ def _format_value(values: dict[str, Any], key: str) -> str:
     return str(values[key]) if values.get(key) is not None else "null"
 
 
-def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, world_size: int) -> None:
+def refuse_other_run(
+    saved: store.Checkpoint, ours: dict[str, Any], owners: Collection[str], data: Dataset, world_size: int
+) -> None:
     """Refuse by UserError a checkpoint of another run; warn of differences that change only the order of the
     data.
 
     Args:
-        ours: the state of this run. data: the data set that it trains on.
+        ours: the state of this run, see Trainer.state_dict. owners: of the states that it takes over.
+        data: the data set that it trains on.
     """
     where = f"checkpoint {saved.path.name}"
-    theirs = saved.state
+    anew = "or start a new run with Global.init_from in another Global.output_dir"
+    theirs = saved.plain("run")
     # These must match, and the shapes of the arrays do not show it.
     alike = {
-        "optimizer": (theirs.optimizer, ours.optimizer),
-        "class centres' optimizer": (theirs.head_optimizer, ours.head_optimizer),
-        "head": (theirs.head, ours.head),
+        "optimizer": (theirs.get("optimizer"), ours["optimizer"]),
+        "class centres' optimizer": (theirs.get("head_optimizer"), ours["head_optimizer"]),
+        "head": (theirs.get("head"), ours["head"]),
         "preprocessing": (saved.preprocessing, data.preprocessing.to_json()),
-        "networks of other runs": (theirs.other_networks, ours.other_networks),
     }
     for what, (there, here) in alike.items():
         if there != here:
             raise UserError(
-                f"{where} was made with the {what} {there}, this run has {here}: resume with the same, or start a new run "
-                "with Global.init_from in another Global.output_dir"
+                f"{where} was made with the {what} {there}, this run has {here}: resume with the same, {anew}"
             )
-    if _are_other_sets(theirs.sets, ours.sets):
-        raise UserError(
-            f"{where} was made with {_describe_sets(theirs.sets)}, this run has {_describe_sets(ours.sets)}: resume with the same "
-            "in the same order, or start a new run with Global.init_from in another Global.output_dir"
-        )
+    for owner in saved.manifest.state.keys() - owners:
+        if required := saved.plain(owner).get("required"):
+            raise UserError(
+                f"{where} was made with {shown(str(required))}, this run is without: resume with the same, {anew}"
+            )
+        warn(f"{where} has a state of '{owner}', which this run is without: it is left out from now on")
     # Random numbers and the order of the data depend on these.
     order = {
-        "seed": (theirs.seed, ours.seed),
-        "steps_per_epoch": (theirs.steps_per_epoch, ours.steps_per_epoch),
+        "seed": (theirs["seed"], ours["seed"]),
+        "steps_per_epoch": (theirs["steps_per_epoch"], ours["steps_per_epoch"]),
     }
     for what, (there, here) in order.items():
         if there != here:
@@ -162,30 +167,21 @@ def refuse_other_run(saved: store.Checkpoint, ours: TrainState, data: Dataset, w
                 f"{where} was made with {what} {there}, this run has {here}: the run goes on with other random numbers "
                 "and data than it would have had"
             )
-    if theirs.global_batch != ours.global_batch:
+    if theirs["global_batch"] != ours["global_batch"]:
         raise UserError(
-            f"{where} was made with a global batch of {theirs.global_batch}, this run has {ours.global_batch}: set "
-            f"DataLoader.Train.global_batch={theirs.global_batch} and keep_global_batch, or batch_size and accumulate so that "
+            f"{where} was made with a global batch of {theirs['global_batch']}, this run has {ours['global_batch']}: set "
+            f"DataLoader.Train.global_batch={theirs['global_batch']} and keep_global_batch, or batch_size and accumulate so that "
             f"batch_size x accumulate x {world_size} ranks is the same"
         )
+
+
+def refuse_other_classes(saved: store.Checkpoint, data: Dataset) -> None:
+    """Refuse by UserError a data set whose classes have other numbers than a checkpoint's."""
     if wrong := misnumbered_class(saved.classes(), data, strangers=True):
         raise UserError(
-            f"DataLoader.Train.dataset: {wrong} in {where}: resume with the same classes, or start a new run with Global.init_from, "
-            "which finds them by name, in another Global.output_dir"
+            f"DataLoader.Train.dataset: {wrong} in checkpoint {saved.path.name}: resume with the same classes, or start a new run with "
+            "Global.init_from, which finds them by name, in another Global.output_dir"
         )
-
-
-def _are_other_sets(theirs: list[SetState], ours: list[SetState]) -> bool:
-    """Say whether the classes of two lists of data sets differ as far as the sets show it; a title alone may change."""
-    kinds = [[(each.classes, each.own) for each in sets] for sets in (theirs, ours)]
-    titles = [[each.title for each in sets] for sets in (theirs, ours)]
-    exchanged = titles[0] != titles[1] and sorted(titles[0]) == sorted(titles[1])
-    return kinds[0] != kinds[1] or exchanged
-
-
-def _describe_sets(sets: list[SetState]) -> str:
-    named = (f"{shown(each.title)} ({each.classes:,} classes{', own' * each.own})" for each in sets)
-    return f"the data sets {', '.join(named)}" if sets else "a single data set"
 
 
 def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.nn.Layer) -> None:
@@ -222,30 +218,18 @@ def _frozen(cfg: OptimizerCfg, backbone: paddle.nn.Layer) -> set[str]:
     return {name for name, settings in settings_of(cfg, backbone).items() if settings.frozen}
 
 
-def load_head(head: SoftmaxHead, saved: store.Checkpoint) -> None:
-    """Load this rank's rows of a checkpoint of any world size, and their count of updates, into `head`;
-    UserError if they are of another
-    head."""
+def load_rows(head: SoftmaxHead, saved: store.Checkpoint) -> None:
+    """Load this rank's rows of a checkpoint of any world size into `head`; UserError if they are of another head."""
     state, shard = head.bank.state(), head.shard
     saved.check_matches(shard.num_classes, head.bank.width, head=state)
-    if head.margin:
-        statistics = saved.state.margin
-        lacking = sorted(head.margin.state().keys() - statistics.keys())
-        if lacking:
-            raise UserError(
-                f"{saved.path}/manifest.json: state.margin: has no '{lacking[0]}', which {type(head.margin).__name__} keeps; the "
-                "centres are of another margin, or of another program: start from them with Global.init_from"
-            )
-        head.margin.load_state(statistics)
     for start in range(shard.start, shard.stop, _ROWS_AT_ONCE):
         rows = saved.head(start, min(start + _ROWS_AT_ONCE, shard.stop))
         head.bank.load_rows(start - shard.start, rows)
-    head.bank.resume(saved.state.updates)
 
 
 def build_saved_head(cfg: Config, saved: store.Checkpoint) -> SoftmaxHead:
     """Build the config's head with a checkpoint's classes."""
     sizes = saved.num_classes, cfg.Model.embedding_size
     head = build_head(cfg.Head, build_rule(cfg.Optimizer), *sizes, cfg.Global.seed, cfg.Global.output_dir)
-    load_head(head, saved)
+    load_rows(head, saved)
     return head

@@ -56,7 +56,7 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
     if guarded.stopped:
         return _stopped(cfg, guarded, metrics)
     output_dir = Path(cfg.Global.output_dir)
-    evaluator = trainer.evaluator
+    evaluator = trainer.part("evaluation").evaluator
     if evaluator.sets and evaluator.row is None:
         evaluator.evaluate()  # resumed after the last step, whose row the metrics have already
     result = {**(evaluator.row or {"accuracy": None})}
@@ -64,8 +64,8 @@ def _train(cfg: Config, guarded: guard.Guard, model: Any, make_optimizer: Callab
     if metrics:
         metrics.close()
         took = f"took {duration(trainer.seconds)}"
-        best = trainer.best.model_dump() if trainer.best else None
-        facts = {"step": trainer.step, "best": best}
+        best = trainer.part("checkpoints").best
+        facts = {"step": trainer.step, "best": best.model_dump() if best else None}
         write_card = partial(card.write_of_training, cfg, trainer.step, trainer.dataset, evaluator.sets)
         finish(cfg, evaluator, output_dir, took, facts, write_card=write_card)
     return result
@@ -87,7 +87,7 @@ def _begin(
         trainer.resume(path)
     elif cfg.Global.init_from:
         beginning = finetune.start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)
-        trainer.begin_at(beginning.step, beginning.rollbacks)
+        trainer.begin_at(beginning.step, beginning.states)
     metrics = None
     output_dir = Path(cfg.Global.output_dir)
     if distributed.rank() == 0:
@@ -96,7 +96,7 @@ def _begin(
         setup(0, output_dir / "train.log")
         beginning.record(output_dir)
         per_epoch = trainer.loader.steps_per_epoch
-        weak = weak_lines(cfg, per_epoch, trainer.evaluator.sets)
+        weak = weak_lines(cfg, per_epoch, trainer.part("evaluation").evaluator.sets)
         for line in [*advice(cfg, distributed.world_size(), environment.local_size_from_env()), *weak]:
             get_logger().warning(line)
         for line in plan_lines(

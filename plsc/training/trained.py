@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import paddle
 
-from plsc.checkpoint.manifest import EMA
+from plsc.checkpoint.manifest import BACKBONE
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data.preprocessing import DARKEST, Preprocessing
 from plsc.training.embed import embed
 from plsc.training.resume import build_backbone, load_backbone
+from plsc.training.thresholds import Thresholds, thresholds_of
 from plsc.utils.logging import get_logger
 
 
@@ -38,10 +39,20 @@ class TrainedNetwork:
         """Name run and step, for messages."""
         return f"{self.checkpoint.path.parent.parent}, step {self.checkpoint.step}"
 
+    @property
+    def thresholds(self) -> Thresholds:
+        """What its cosines mean."""
+        return thresholds_of(self.checkpoint)
+
+    @property
+    def compatible_with(self) -> str | None:
+        """The identity of the network with whose embeddings this one's can be compared, too (Global.compatible_with)."""
+        return self.checkpoint.plain("compatible").get("network")
+
     def choose_flip(self, wanted: bool) -> bool:
         """Return whether embeddings are of mirror images too: as for the threshold, which is warned of if it is not as wanted."""
-        state = self.checkpoint.state
-        flip = wanted if state.threshold is None else state.flip
+        known = self.thresholds
+        flip = wanted if known.threshold is None else known.flip
         if flip != wanted:
             get_logger().warning(
                 f"DataLoader.Eval.flip is {wanted}; embeddings are made with {flip}, as for the threshold of "
@@ -71,6 +82,6 @@ def load_network(saved: Checkpoint, cfg: Config, model: paddle.nn.Layer | None =
     preprocessing = Preprocessing.from_json(saved.preprocessing)
     backbone = model or build_backbone(cfg, preprocessing.shape)
     load_backbone(backbone, saved)
-    if saved.weights_file == EMA:
-        get_logger().info(f"the weights are the averages of {saved.state.ema_steps:,} steps, {EMA}")
+    if saved.manifest.weights != BACKBONE:
+        get_logger().info(f"the weights are those of {saved.weights_file}, not the ones that are trained")
     return TrainedNetwork(backbone, preprocessing, saved)

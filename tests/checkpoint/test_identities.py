@@ -30,9 +30,9 @@ def test_rename_and_drop(saved, tmp_path, monkeypatch, block):
     assert made.classes() == ["Bea", "c", "d", "g", "h", "i", "j", "a"]
     stay = [1, 2, 3, 6, 7, 8, 9, 10]
     assert_same(made.head(0, 8), {name: array[stay] for name, array in everything["head"].items()})
-    assert_same(made.backbone(), everything["backbone"])
+    assert_same(made.arrays("backbone"), everything["backbone"])
     assert [(part.start, part.stop) for part in made.manifest.heads] == [(0, 4), (4, 8)]
-    assert made.step == 120 and made.state == everything["state"]
+    assert made.step == 120 and made.manifest.state == everything["state"]
 
 
 @pytest.mark.parametrize("block", [20, 1 << 20])

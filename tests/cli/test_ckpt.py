@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from plsc import cli
+from plsc.checkpoint.saved import Best
 from plsc.checkpoint.store import Checkpoint
-from plsc.checkpoint.train_state import Best, TrainState
 from tests.checkpoints import assert_holds, content, flip, reseal, save_ranks
 from tests.launch import run_python
 
@@ -19,7 +19,11 @@ CONFIG = (
 @pytest.fixture
 def saved(tmp_path):
     best = Best(step=90, set="lfw", metric="accuracy", value=0.9)
-    everything = {**content(2), "config_yaml": CONFIG, "state": TrainState(seed=2, best=best)}
+    everything = {
+        **content(2),
+        "config_yaml": CONFIG,
+        "state": {"run": {"seed": 2}, "checkpoints": {"best": best.model_dump()}},
+    }
     return save_ranks(tmp_path, 120, everything, 2, classes=list("abcdefghijk"))[0], everything
 
 
@@ -53,7 +57,7 @@ def test_inspect_as_json(saved, capsys):
     facts = json.loads(out)
     assert code == 0 and facts["world_size"] == 2 and facts["head"]["centres"] == ["float32", 11, 4]
     assert [entry["classes"] for entry in facts["files"] if entry["classes"]] == [[0, 6], [6, 11]]
-    assert facts["state"] == saved[1]["state"].to_json() and facts["config"]["Head"]["margin"] == 0.5
+    assert facts["state"] == saved[1]["state"] and facts["config"]["Head"]["margin"] == 0.5
 
 
 def test_a_config_that_is_none(saved, capsys):

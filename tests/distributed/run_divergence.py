@@ -48,7 +48,7 @@ for bad in ("embedding", "gradient", "centres"):
         assert states[1] == states[2] and states[0] != states[1] and states[2] != states[3], bad
         ends.append(everything(trainer))
         assert ends[-1] == ends[0], (bad, rank)  # of steps 1, 3 and 4
-        assert trainer.nonfinite.skipped == 1 and trainer.step == 4
+        assert trainer.part("divergence").skipped == 1 and trainer.step == 4
         centres = set(d.gather_objects(everything(trainer)["linear.weight"]))
         assert len(centres) == 1, "the ranks have parted"
         lines = [line for line in said.getvalue().splitlines() if "step 2:" in line]
@@ -68,7 +68,7 @@ said.truncate(0)
 trainer = make_trainer(folder / "extra", *overrides, "Global.max_steps=3")
 trainer.parts.append(Length(bad=1 if r == W - 1 else None))
 trainer.train(None)
-assert (trainer.nonfinite.skipped, trainer.step) == (1, 3)
+assert (trainer.part("divergence").skipped, trainer.step) == (1, 3)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "step 2:" in line])
 assert f"step 2: loss/length is NaN on rank {W - 1} (" in lines[0][0] and not any(lines[1:]), lines
 
@@ -77,8 +77,8 @@ FLOAT16 = [*overrides, "Global.amp={dtype: float16}", "Global.max_steps=5", "LRS
 said.truncate(0)
 trainer = poisoned(folder / "overflow", {3: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
 trainer.train(None)
-assert trainer.scaler.state() == {"loss_scale": 32768.0, "good_steps": 2, "overflows": 1}
-assert (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row, trainer.step) == (0, 0, 5)
+assert trainer.part("loss_scale").state_dict() == {"scale": 32768.0, "good_steps": 2, "overflows": 1}
+assert (trainer.part("divergence").skipped, trainer.part("divergence").in_a_row, trainer.step) == (0, 0, 5)
 lines = d.gather_objects([line for line in said.getvalue().splitlines() if "overflowed" in line])
 told = "step 3: the backbone's gradients overflowed in float16; step left out, loss scale 32768 from here on"
 assert [line for of_rank in lines for line in of_rank] == [told], lines
@@ -98,7 +98,7 @@ def without_the_third(*batch):
 
 other.train_step = without_the_third
 other.train(None)
-assert everything(other) == everything(trainer) and other.scaler.overflows == 0
+assert everything(other) == everything(trainer) and other.part("loss_scale").overflows == 0
 again = poisoned(folder / "again", {}, *FLOAT16)
 again.train(None)
 assert everything(again) != everything(trainer), "the third step changes nothing by itself"
@@ -148,7 +148,7 @@ for head in ("arcface", "dist_arcface"):
 trainer = poisoned(folder / "alone", {2: "gradient"}, *FLOAT16, rank=W - 1, value="inf")
 trainer.network.start = lambda: None
 trainer.train(None)
-assert trainer.scaler.state() == {"loss_scale": 32768.0, "good_steps": 3, "overflows": 1}
+assert trainer.part("loss_scale").state_dict() == {"scale": 32768.0, "good_steps": 3, "overflows": 1}
 
 output = folder / "too-many"
 bad = dict.fromkeys(range(6, 13), "gradient")
@@ -170,7 +170,7 @@ trainer = poisoned(folder / "back", bad, *back, "Global.rollbacks=1", rank=W - 1
 resume = trainer.resume
 trainer.resume = lambda path: (bad.clear(), resume(path))
 trainer.train(None)
-assert trainer.step == 12 and set(d.gather_objects(trainer.rollbacks)) == {1}
+assert trainer.step == 12 and set(d.gather_objects(trainer.part("rollback").count)) == {1}
 other = poisoned(folder / "other", {}, *back, "LRScheduler.learning_rate=0.025")
 other.resume(checkpoint(folder / "back", 4))
 other.train(None)

@@ -67,7 +67,7 @@ for kind, more in cases:
         if "compute_dtype" in more:
             bound = [BOUNDS[more["compute_dtype"]] * np.abs(array).max() for array in want]
         assert_within(got, want, bound)
-        memories.append(head.margin.state())
+        memories.append(head.margin.state_dict())
 assert all(other == memories for other in distributed.gather_objects(memories)), (
     "ranks remember different things"
 )

@@ -31,10 +31,10 @@ def test_adaface_follows_the_norms_and_gives_them_to_a_checkpoint():
         moments = {"mean": (20, norms.mean()), "deviation": (100, norms.std(ddof=1))}
         return {key: keep * start + (1 - keep) * seen for key, (start, seen) in moments.items()}
 
-    assert_within(margin.state(), *perturbed(follow, norms, terms=64))
+    assert_within(margin.state_dict(), *perturbed(follow, norms, terms=64))
     other = AdaFace()
-    other.load_state(margin.state())
-    assert other.state() == margin.state()
+    other.load_state_dict(margin.state_dict())
+    assert other.state_dict() == margin.state_dict()
 
 
 def test_a_good_picture_gets_an_angle_and_a_bad_one_an_addition():
@@ -54,19 +54,19 @@ def test_curricularface_remembers_the_mean_target_cosine():
     mean = lambda x, centres: 0.01 * np.sum(unit(x) * unit(centres[label]), axis=1).mean()
     want = perturbed(mean, x, head.bank.state()["centres"].copy(), terms=24)
     gradients(head, x, label)
-    assert_within(head.margin.state()["t"], *want)
+    assert_within(head.margin.state_dict()["t"], *want)
     other = CurricularFace()
-    other.load_state(head.margin.state())
-    assert other.state() == head.margin.state()
+    other.load_state_dict(head.margin.state_dict())
+    assert other.state_dict() == head.margin.state_dict()
 
 
 def test_an_inspection_leaves_a_margins_memory_alone():
     for kind in ("adaface", "curricularface"):
         head = head_of(kind)
-        before = head.margin.state()
+        before = head.margin.state_dict()
         x, label = samples()
         head.inspect(paddle.to_tensor(x), paddle.to_tensor(label))
-        assert head.margin.state() == before
+        assert head.margin.state_dict() == before
 
 
 def test_top_1_looks_at_the_plain_cosines_where_others_are_changed():

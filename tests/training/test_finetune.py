@@ -220,8 +220,8 @@ def test_the_statistics_of_the_same_margin_go_on(tmp_path, head, kept):
     train(tmp_path / "a", people(OLD), "Global.max_steps=2", NO_PAIRS, "Head.name=dist_adaface")
     path = checkpoint(tmp_path / "a", 2)
     trainer, _, said = started(tmp_path / "b", path, f"Head.name={head}")
-    saved = Checkpoint.open(path).state.margin
-    assert (trainer.head.margin.state() == saved) == kept
+    saved = Checkpoint.open(path).plain("margin")
+    assert (trainer.head.margin.state_dict() == saved) == kept
     told = f"margin: its statistics go on from mean {saved['mean']:.4g}, deviation {saved['deviation']:.4g}"
     assert (told in said.lines) == kept
 
@@ -233,7 +233,7 @@ def test_what_was_done_is_said_and_listed(before, tmp_path, capsys):
     _, _, said = started(tmp_path, before)
     said.record(tmp_path)
     first, second = capsys.readouterr().out.splitlines()[-2:]
-    count = len(Checkpoint.open(before).backbone())
+    count = len(Checkpoint.open(before).arrays("backbone"))
     assert first.endswith(f" INFO starting with the {count} tensors of the backbone in {before}")
     assert second.endswith(
         f" INFO centres: 9 kept by name, 3 new from the mean embeddings of at most {IMAGES} images each, 2 dropped (p3, p10); "
@@ -398,9 +398,7 @@ def dry(folder, path, names, *overrides):
 
 
 def test_a_dry_run_says_what_a_start_would_take_over(before, tmp_path):
-    tensors = (
-        f"plan: start    {before}: the {len(Checkpoint.open(before).backbone())} tensors of the backbone; "
-    )
+    tensors = f"plan: start    {before}: the {len(Checkpoint.open(before).arrays('backbone'))} tensors of the backbone; "
     assert dry(tmp_path, before, NEW) == tensors + "centres: 9 kept by name, 3 new, 2 dropped"
     none = dry(tmp_path, before, NEW, "Global.keep_centres=none")
     assert none == f"{tensors}the head is new: Global.keep_centres is none"
@@ -451,7 +449,7 @@ def test_a_run_that_would_resume_does_not_start_from_another(before, tmp_path):
 def test_a_run_that_was_stopped_goes_on_with_more_people(tmp_path):
     """Step and rate go on, the rate as low as rollbacks have left it."""
     stopped = make_trainer(tmp_path / "before", people(OLD), *MORE, "Global.max_steps=5")
-    stopped.rollbacks = 1
+    stopped.part("rollback").load_state_dict({"count": 1})
     stopped.train(None)
     start = [f"Global.init_from={checkpoint(tmp_path / 'before', 5)}", "Global.keep_step=true"]
     Entry(TINY, [f"Global.output_dir={tmp_path / 'after'}", people(NEW), *MORE, *start]).train()

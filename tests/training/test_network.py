@@ -16,7 +16,7 @@ from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.training.network import Network, check_amp, layers_to_recompute
-from plsc.training.parts.loss_scale import LossScaler
+from plsc.training.parts.loss_scale import LossScale
 from plsc.utils import device
 from tests.bounds import EPS, assert_within, rounded
 from tests.tiny_runs import IMAGE_SHAPE, Linear
@@ -205,7 +205,7 @@ def test_gradients_are_scaled_on_their_way_back_only():
     """A gradient of 1e-8 is 0 in float16, and is not with the scale; what comes out has the scale no more."""
     emb_grad = paddle.full([12, 8], 1e-8)
     found = []
-    for scaler in (None, LossScaler()):
+    for scaler in (None, LossScale()):
         net = Half()
         network = make(net, amp=AmpCfg(dtype="float16"), scaler=scaler)
         emb_BD = network.forward(IMAGES, 0)

@@ -82,10 +82,9 @@ def step_with(gradient, **keys):
         parameter.set_value(paddle.full_like(parameter, 2.0))
     cfg = OptimizerCfg(**keys)
     optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
-    optimizer.set_lr(0.1)
     before = {name: value.numpy() for name, value in net.named_parameters()}
     (sum(p.sum() for p in net.parameters() if not p.stop_gradient) * gradient).backward()
-    optimizer.step()
+    optimizer.step(0.1)
     return {name: value.numpy() - before[name] for name, value in net.named_parameters()}
 
 
@@ -123,9 +122,8 @@ def test_momentum_gathers_the_steps():
     cfg = OptimizerCfg(momentum=0.5, weight_decay=0.0)
     optimizer = build_optimizer(cfg, net, settings_of(cfg, net))
     for rate in (0.1, 0.2):
-        optimizer.set_lr(rate)
         net.weight.sum().backward()
-        optimizer.step()
+        optimizer.step(rate)
         optimizer.clear_grad()
     # velocities 1 and 0.5 * 1 + 1, at the rates of their steps
     want = np.full([2, 1], -(0.1 * 1 + 0.2 * 1.5))
@@ -153,8 +151,7 @@ def test_one_launch_updates_as_one_for_each_parameter_does(nesterov):
             last = 1 if step in (0, 3) else 3
             net[:last](x).square().mean().backward()
             kept = net[2].weight.numpy()
-            optimizer.set_lr(0.1 / (step + 1))
-            optimizer.step()
+            optimizer.step(0.1 / (step + 1))
             optimizer.clear_grad()
             assert (net[2].weight.numpy() == kept).all() == (last == 1)
         optimizers.append([parameter.numpy().tobytes() for parameter in net.parameters()])

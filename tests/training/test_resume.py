@@ -5,7 +5,6 @@ import paddle
 import pytest
 
 from plsc.checkpoint.store import Checkpoint
-from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, _keys, load
 from plsc.errors import UserError
 from plsc.heads import make_head
@@ -18,7 +17,7 @@ from plsc.training.resume import (
     build_saved_head,
     changed_keys,
     load_backbone,
-    load_head,
+    load_rows,
     refuse_other_frozen,
 )
 from plsc.utils.section import affects_training
@@ -132,13 +131,14 @@ def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path)
                 heads.append(
                     SoftmaxHead(build_bank(kind, dtype, tmp_path, shard, width, **options), ArcFace())
                 )
-                load_head(heads[-1], Checkpoint.open(written))
+                load_rows(heads[-1], Checkpoint.open(written))
+                heads[-1].load_state_dict(Checkpoint.open(written).plain("head"))
         states = [head.bank.state() for head in heads]
         code = getattr(states[0]["centres"], "code", None)
         whole = {name: np.concatenate([np.array(state[name][:]) for state in states]) for name in states[0]}
         assert whole.keys() == {"centres", "moment1", "moment2"} and whole["moment2"].any()
         head = {name: Bits(rows) if code else rows for name, rows in whole.items()}
-        state = TrainState(updates=heads[0].bank.updates)
+        state = {"head": heads[0].state_dict()}
         results = save_ranks(tmp_path, step, {**content(0), "head": head, "state": state}, world)
         written = results[0]
         assert {head.bank.updates for head in heads} == {5}
@@ -151,7 +151,7 @@ def test_centres_go_on_with_their_own_optimizer_only(saved, tmp_path):
     with pytest.raises(
         UserError, match=r"lacks 2 head arrays .*\(moment1\); has 1 head arrays .*\(momentum\)"
     ):
-        load_head(head, Checkpoint.open(saved))
+        load_rows(head, Checkpoint.open(saved))
 
 
 # The keys with which a run may be resumed without a word: they do not change the weights that it ends with.

@@ -9,13 +9,14 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.checkpoint.saved import Best
 from plsc.checkpoint.store import Checkpoint, SaveError
-from plsc.checkpoint.train_state import Best
 from plsc.data.loader import Loader
 from plsc.data.synthetic import Synthetic
 from plsc.errors import CorruptImageError, UserError
 from plsc.heads import reference
 from plsc.training.evaluator import Evaluator
+from plsc.training.thresholds import thresholds_of
 from plsc.utils.metrics import Metrics, read_metrics
 from plsc.utils.progress import Progress
 from plsc.utils.timing import PARTS, timer
@@ -46,10 +47,10 @@ def whole(tmp_path_factory):
 
 def test_a_checkpoint_has_the_names_of_the_classes(tmp_path):
     trainer = make_trainer(tmp_path, NO_PAIRS)
-    trainer.save(1)
+    trainer.part("checkpoints").save(trainer)
     assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() is None
     trainer.dataset.identities = np.array([f"person {number}" for number in range(23)])
-    trainer.save(1)
+    trainer.part("checkpoints").save(trainer)
     assert Checkpoint.open(checkpoint(tmp_path, 0)).classes() == trainer.dataset.identities.tolist()
 
 
@@ -160,7 +161,7 @@ def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path, monkeypatch)
     train(tmp_path / "off", "Global.log_every=4")
     clock = partial(next, itertools.count(0.0))  # a second passes with each look at it
     monkeypatch.setattr(timer, "_clock", clock)
-    monkeypatch.setattr("plsc.training.trainer.Progress", partial(Progress, clock=clock))
+    monkeypatch.setattr("plsc.training.parts.log.Progress", partial(Progress, clock=clock))
     train(tmp_path / "on", "Global.profile=true", "Global.log_every=4")
     found = rows(tmp_path / "on")
     profiles = [row.pop("profile") for row in found]
@@ -175,7 +176,7 @@ def test_a_profile_says_what_the_time_of_a_step_went_into(tmp_path, monkeypatch)
 
 
 def test_only_the_last_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("plsc.training.trainer.LAST_SAVE_PAUSES", (0,))
+    monkeypatch.setattr("plsc.training.parts.checkpoints.LAST_SAVE_PAUSES", (0,))
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     with pytest.raises(SaveError, match="checkpoint of step 8 not written.*it was the last step"):
         train(tmp_path, NO_PAIRS, "Global.max_steps=8", "Checkpoint.every_steps=4")
@@ -195,6 +196,7 @@ class Scripted(Evaluator):
 
     def evaluate(self, step=0, epoch=None, metrics=None):
         self.rows = {self.main: {"accuracy": self.values[step], "threshold": step / 100}}
+        self.step = step
 
 
 @pytest.fixture
@@ -221,53 +223,57 @@ def test_the_best_checkpoint_stays_beside_the_newest(scripted, tmp_path):
     trainer = scripted(FALLING)
     assert checkpoints(tmp_path) == [3, 12], "the first of two equal ones, though no save was due"
     expected = Best(step=3, set="noise pairs", metric="accuracy", value=0.8)
-    assert trainer.best == expected
-    states = [Checkpoint.open(checkpoint(tmp_path, step)).state for step in (3, 12)]
-    assert [state.best for state in states] == [expected, expected]
-    assert [state.threshold for state in states] == [0.03, 0.12] and not states[0].flip
+    assert trainer.part("checkpoints").best == expected
+    saved = [Checkpoint.open(checkpoint(tmp_path, step)) for step in (3, 12)]
+    assert [one.best for one in saved] == [expected, expected]
+    found = [thresholds_of(one) for one in saved]
+    assert [one.threshold for one in found] == [0.03, 0.12] and not found[0].flip
 
 
 def test_a_resumed_run_knows_the_best_of_before(scripted, tmp_path):
     scripted(FALLING, "Global.max_steps=8")
     assert checkpoints(tmp_path) == [3, 8]
     later = scripted([0] * 8 + [0.75, 0.75, 0.75, 0.79], resume=checkpoint(tmp_path, 8))
-    assert later.best.step == 3 and checkpoints(tmp_path) == [3, 12]
+    assert later.part("checkpoints").best.step == 3 and checkpoints(tmp_path) == [3, 12]
 
 
 def test_a_better_one_replaces_the_best_of_before(scripted, tmp_path):
     scripted(FALLING, "Global.max_steps=8")
     later = scripted([0] * 8 + [0.75, 0.95, 0.9, 0.79], resume=checkpoint(tmp_path, 8))
-    assert later.best.step == 10 and checkpoints(tmp_path) == [10, 12]
+    assert later.part("checkpoints").best.step == 10 and checkpoints(tmp_path) == [10, 12]
 
 
 def test_another_main_set_starts_anew(scripted, tmp_path):
     scripted([0.9] * 12, "Global.max_steps=8")
     other = 'DataLoader.Eval.dataset={name: "tests.training.test_evaluator:NoiseTemplates"}'
     later = scripted([0.1] * 12, other, resume=checkpoint(tmp_path, 8))
-    assert later.best == Best(step=9, set="noise templates", metric="accuracy", value=0.1)
+    assert later.part("checkpoints").best == Best(step=9, set="noise templates", metric="accuracy", value=0.1)
 
 
 def test_what_has_no_score_is_never_the_best(scripted, tmp_path):
-    assert scripted([None] * 12).best is None and checkpoints(tmp_path) == [12]
+    assert scripted([None] * 12).part("checkpoints").best is None and checkpoints(tmp_path) == [12]
 
 
 def test_a_best_checkpoint_that_cannot_be_written_is_not_the_best(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    monkeypatch.setattr("plsc.training.trainer.LAST_SAVE_PAUSES", ())
+    monkeypatch.setattr("plsc.training.parts.checkpoints.LAST_SAVE_PAUSES", ())
     monkeypatch.setattr("plsc.training.build.Evaluator", Scripted)
     Scripted.values = dict(enumerate(FALLING, start=1))
     trainer = make_trainer(tmp_path, "Global.eval_every_steps=1", "Global.max_steps=2")
     with pytest.raises(SaveError, match="it was the last step"):
         trainer.train(None)
-    assert trainer.best is None
+    assert trainer.part("checkpoints").best is None
 
 
 @pytest.mark.parametrize(("name", "metric"), [("NoiseGallery", "rank1"), ("NoiseQueries", "map")])
 def test_a_search_counts_by_rank_1_and_a_retrieval_by_map(tmp_path, name, metric):
     main = f'DataLoader.Eval.dataset={{name: "tests.training.test_evaluator:{name}"}}'
     trainer = train(tmp_path, main)
-    assert trainer.best.metric == metric and trainer.best.value == trainer.evaluator.row[metric]
-    assert Checkpoint.open(checkpoint(tmp_path)).state.threshold is None
+    assert (
+        trainer.part("checkpoints").best.metric == metric
+        and trainer.part("checkpoints").best.value == trainer.part("evaluation").evaluator.row[metric]
+    )
+    assert thresholds_of(Checkpoint.open(checkpoint(tmp_path))).threshold is None
 
 
 # ---- the same again
@@ -291,12 +297,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, start):
 
 
 def test_a_resumed_run_keeps_what_the_evaluation_before_gave(whole, tmp_path):
-    before = Checkpoint.open(checkpoint(whole)).state
+    before = thresholds_of(Checkpoint.open(checkpoint(whole)))
     assert before.calibration.step == 12 and before.threshold is not None
     trainer = make_trainer(tmp_path)
     trainer.resume(checkpoint(whole))
-    trainer.save(2)
-    after = Checkpoint.open(checkpoint(tmp_path)).state
+    trainer.part("checkpoints").save(trainer)
+    after = thresholds_of(Checkpoint.open(checkpoint(tmp_path)))
     assert (after.threshold, after.calibration) == (before.threshold, before.calibration)
 
 

@@ -31,6 +31,7 @@ def export_checkpoint(
     """
     saved = open_checkpoint(cfg)
     network = load_network(saved, cfg, model)
+    known = network.thresholds
     folder = Path(output) if output else Path(cfg.Global.output_dir) / "export"
 
     def write() -> dict[str, Any]:
@@ -40,13 +41,13 @@ def export_checkpoint(
             formats=cfg.Export.formats,
             opset=cfg.Export.opset,
             preprocessing=network.preprocessing,
-            threshold=saved.state.threshold,
-            flip=saved.state.flip,
-            threshold_set=saved.state.threshold_set,
-            threshold_step=saved.state.threshold_step,
-            calibration=saved.state.calibration,
+            threshold=known.threshold,
+            flip=known.flip,
+            threshold_set=known.threshold_set,
+            threshold_step=known.threshold_step,
+            calibration=known.calibration,
             network=saved.network,
-            compatible_with=saved.compatible_with,
+            compatible_with=network.compatible_with,
             int8=partial(int8_data, cfg, saved),
             documents=files_for_export(Path(cfg.Global.output_dir), saved),
         )

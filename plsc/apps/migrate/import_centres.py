@@ -12,6 +12,7 @@ from plsc.checkpoint.reshard import FileBlocks, write_checkpoint
 from plsc.checkpoint.saved import Checkpoint
 from plsc.checkpoint.tensorfile import layout
 from plsc.errors import UserError
+from plsc.training.thresholds import OWNER, thresholds_of
 
 
 def import_centres(
@@ -34,16 +35,14 @@ def import_centres(
     gathered = Gathered(shards, num_classes)
     classes, size = gathered.ranges[-1][1], gathered.head.arrays["centres"].shape[1]
     fields = {"preprocessing": {}, "state": {}, "config": ""}
-    files = {"backbone.safetensors": layout({}), "optimizer.safetensors": layout({})}
+    files = {"backbone.safetensors": layout({})}
     if backbone is not None:
         saved = Checkpoint.open(backbone)
         if saved.embedding_size != size:
             raise UserError(
                 f"{backbone}: gives embeddings of {saved.embedding_size} numbers, the centres have {size}"
             )
-        about = saved.state.to_json()
-        kept = ("threshold", "flip", "calibration")
-        about = {key: about[key] for key in kept if key in about}
+        about = {OWNER: thresholds_of(saved).to_json()}
         fields = {"preprocessing": saved.preprocessing, "state": about, "config": saved.config_yaml}
         files["backbone.safetensors"] = FileBlocks(saved.path / saved.weights_file)
     numbers = {"world_size": len(shards.files), "num_classes": classes, "embedding_size": size}

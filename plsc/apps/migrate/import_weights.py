@@ -26,7 +26,6 @@ from plsc.apps.migrate.import_config import import_config
 from plsc.apps.migrate.torch_file import load_torch
 from plsc.checkpoint import store
 from plsc.checkpoint.tensorfile import DamagedError, TensorFile, format_lines, tensor_differences
-from plsc.checkpoint.train_state import TrainState
 from plsc.config import Config, add_overrides, load
 from plsc.data.preprocessing import MEAN, SCALE, Preprocessing
 from plsc.errors import UserError, writing
@@ -169,30 +168,25 @@ def import_weights(
     backbone = build_backbone(config, preprocessing.shape)
     arrays, rows = match(read_weights(path), backbone, path)
     report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
-    state = TrainState(threshold=None)
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-") as folder:
-            made = _save(Path(folder), arrays, width, state, config.to_yaml(), preprocessing)
+            made = _save(Path(folder), arrays, width, config.to_yaml(), preprocessing)
             replace_file(made / "import.json", (json.dumps(report, indent=1) + "\n").encode())
             replace_file(made / "config.yaml", config.to_yaml().encode())
             os.replace(made, output)
     return rows
 
 
-def _save(
-    folder: Path, arrays: dict, width: int, state: TrainState, config_yaml: str, preprocessing: Preprocessing
-) -> Path:
+def _save(folder: Path, arrays: dict, width: int, config_yaml: str, preprocessing: Preprocessing) -> Path:
     return store.save(
         folder,
         store.Content(
             step=0,
             epoch=0,
-            backbone=arrays,
-            optimizer={},
-            head={"centres": np.zeros((0, width), np.float32)},
+            states={"backbone": {"arrays": arrays}},
+            rows={"centres": np.zeros((0, width), np.float32)},
             shard=ClassShard.whole(0),
-            state=state,
             config_yaml=config_yaml,
             preprocessing=preprocessing.to_json(),
         ),

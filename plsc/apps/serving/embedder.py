@@ -156,6 +156,7 @@ def _is_of(checkpoint: Path, network: str) -> bool:
 class _OfRun(Embedder):
     def __init__(self, network: TrainedNetwork, config: Config, origin: dict[str, Any] | None):
         saved = network.checkpoint
+        known = network.thresholds
         flip = network.choose_flip(config.DataLoader.Eval.flip)
         super().__init__(
             saved.network,
@@ -163,10 +164,10 @@ class _OfRun(Embedder):
             network.preprocessing,
             saved.embedding_size,
             flip,
-            saved.state.threshold,
-            _of_flip(saved.state.calibration, flip),
+            known.threshold,
+            _of_flip(known.calibration, flip),
             origin,
-            saved.compatible_with,
+            network.compatible_with,
         )
         self._network = network
         self._saved = saved

@@ -17,7 +17,6 @@ import paddle
 
 from plsc import distributed
 from plsc.checkpoint import store
-from plsc.checkpoint.train_state import TrainState
 from plsc.distributed import environment
 from plsc.heads import make_head, reference
 from plsc.heads.banks.bank import initial_rows
@@ -297,17 +296,15 @@ def check_reshard() -> Worst:
         content = store.Content(
             step=1,
             epoch=1,
-            backbone=arrays,
-            optimizer={},
-            head={name: rows[start:stop] for name, rows in whole.items()},
+            states={"backbone": {"arrays": arrays}},
+            rows={name: rows[start:stop] for name, rows in whole.items()},
             shard=ClassShard(num_classes, start, stop),
-            state=TrainState(),
             config_yaml="",
             preprocessing={},
         )
         path = store.save(folder, content, ranks)
         saved, worst = store.Checkpoint.open(path), Worst()
-        worst.note("backbone bytes", different_bytes(saved.backbone()["weight"], arrays["weight"]))
+        worst.note("backbone bytes", different_bytes(saved.weights()["weight"], arrays["weight"]))
         for parts in range(1, 9):
             for low, high in split(num_classes, parts):
                 for name, rows in saved.head(low, high).items():

@@ -14,7 +14,6 @@ import numpy as np
 import paddle
 
 from plsc import distributed
-from plsc.checkpoint.train_state import COMPATIBLE
 from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch
@@ -23,7 +22,7 @@ from plsc.heads.optimizer import Frozen
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.build_head import build_head
 from plsc.training.finetune import set_means
-from plsc.training.other_run import OtherRun
+from plsc.training.other_run import OtherRun, refuse_other_network
 from plsc.training.parts.part import Part
 from plsc.utils.device import to_device
 from plsc.utils.logging import get_logger
@@ -36,7 +35,7 @@ class Compatible(Part):
         other: the old run.
     """
 
-    name = COMPATIBLE
+    name = "compatible"
 
     def __init__(self, other: OtherRun):
         self.network = other.network
@@ -69,6 +68,12 @@ class Compatible(Part):
 
     def loss(self, batch: Batch, emb_BD: paddle.Tensor) -> paddle.Tensor:
         return self._head(emb_BD, to_device(batch.labels), batch.step, counts=batch.counts, check=False).loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"required": "Global.compatible_with", "network": self.network}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        refuse_other_network(self.name, state, self.network)
 
 
 def head_of_old_classes(cfg: HeadCfg) -> HeadCfg:

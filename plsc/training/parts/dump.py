@@ -17,8 +17,9 @@ import paddle
 
 from plsc import distributed
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.parts.divergence import backbone_gradients, blocks_of, finite_arrays, gradients_of, kind_of
-from plsc.training.parts.part import TakenStep
+from plsc.training.finite import blocks_of, finite_arrays, kind_of
+from plsc.training.step import TakenStep
+from plsc.training.verdict import backbone_gradients, gradients_of
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.logging import get_logger
 

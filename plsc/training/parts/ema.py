@@ -19,17 +19,23 @@ Try it: `pytest tests/training/parts/test_ema.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import paddle
+from pydantic import NonNegativeInt
 
-from plsc.checkpoint.saved import Checkpoint
 from plsc.errors import UserError
-from plsc.training.parts.part import Part, TakenStep
+from plsc.training.parts.part import Bytes, Part, Sizes, State
+from plsc.training.step import TakenStep
 from plsc.utils.logging import warn
 from plsc.utils.timing import timer
+
+
+class Seen(State):
+    """How many optimizer steps that counted an average has seen."""
+
+    steps: NonNegativeInt = 0
 
 
 class Ema(Part):
@@ -59,6 +65,10 @@ class Ema(Part):
                     f"Global.ema: '{name}' of the backbone has the dtype {str(tensor.dtype).removeprefix('paddle.')}, and "
                     "an average of it would be lost in rounding; keep the weights in float32 (Global.amp does), or set it to null"
                 )
+
+    def bill(self, sizes: Sizes) -> dict[str, Bytes]:
+        size = 4 * (sizes.trained + sizes.frozen)
+        return {"averaged weights": Bytes(size, size)}
 
     @paddle.no_grad()
     def update(self, run: Any, step: TakenStep) -> None:
@@ -91,33 +101,21 @@ class Ema(Part):
         finally:
             _exchange(pairs[::-1])  # backwards: two names may share one tensor
 
-    def arrays(self) -> dict[str, np.ndarray] | None:
-        """Return the backbone's state by name with the averages in it; None before the first update."""
-        if not self._average:
-            return None
-        state = self._backbone.state_dict()
-        return {name: self._average.get(name, tensor).numpy() for name, tensor in state.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the steps seen, and the backbone's state by name with the averages in it, once there are some."""
+        state: dict[str, Any] = {"steps": self.steps}
+        if self._average:
+            own = self._backbone.state_dict()
+            state["arrays"] = {name: self._average.get(name, tensor).numpy() for name, tensor in own.items()}
+        return state
 
-    def load(self, arrays: Mapping[str, np.ndarray] | None, steps: int) -> None:
-        """Go on from the `arrays` of a checkpoint and the steps seen by it; None: there was no update yet."""
-        self.steps = steps
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not state:
+            warn("the checkpoint has no averaged weights: Global.ema begins with its weights")
+        arrays = state.get("arrays")
         names = [name for name, _ in self._floats()] if arrays else []
+        self.steps = Seen.model_validate({"steps": state.get("steps", 0)}).steps
         self._average = {name: paddle.to_tensor(arrays[name]) for name in names}
-
-
-def load_ema(ema: Ema | None, saved: Checkpoint) -> None:
-    """Go on from a checkpoint's averaged weights; warn if only one of run and checkpoint has any."""
-    arrays = saved.ema()
-    if ema:
-        ema.load(arrays, saved.state.ema_steps)
-    where = f"checkpoint {saved.path.name}"
-    if ema and arrays is None and not saved.state.ema_steps:
-        warn(f"{where} has no averaged weights: Global.ema begins with its weights")
-    if arrays is not None and not ema:
-        warn(
-            f"{where} has averaged weights, which this run without Global.ema leaves: from now on the weights themselves are "
-            "evaluated and saved"
-        )
 
 
 @paddle.no_grad()

@@ -13,24 +13,37 @@ Try it: `pytest tests/training/parts/test_loss_scale.py`; what a user sees is in
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated, Any
 
 import paddle
+from pydantic import Field, FiniteFloat, NonNegativeInt
 
-from plsc.checkpoint.train_state import TrainState
-from plsc.training.flags import unscale
+from plsc.training.finite import unscale
+from plsc.training.parts.part import Part, State
+from plsc.training.step import LeftOut, TakenStep, Verdict
+from plsc.utils.logging import get_logger
 
 INITIAL = 65536.0
 LOWEST = 1.0  # a gradient that overflows without scaling is none of float16's small numbers
 GROWTH_STEPS = 2000
 
 
-class LossScaler:
-    """Holds the scale of the backbone's gradients, a power of two, and adapts it. Every rank makes one, and
-    all take the same calls.
+class Scale(State):
+    """The attributes of `LossScale`."""
+
+    scale: Annotated[FiniteFloat, Field(gt=0)]
+    good_steps: NonNegativeInt
+    overflows: NonNegativeInt
+
+
+class LossScale(Part):
+    """Holds the scale of the backbone's gradients, a power of two, and adapts it.
 
     Attributes: `scale`; `good_steps`, those since the scale was changed; `overflows`, steps of the run that
     were left out.
     """
+
+    name = "loss_scale"
 
     def __init__(self):
         self.scale = INITIAL
@@ -43,31 +56,36 @@ class LossScaler:
         for dtype in {grad.dtype for grad in gradients}:
             unscale([grad for grad in gradients if grad.dtype == dtype], self.scale)
 
-    def grow(self) -> None:
+    def update(self, run: Any, step: TakenStep) -> None:
         """Count a step whose gradients were finite, and double the scale after the 2000th in a row."""
         self.good_steps += 1
         if self.good_steps == GROWTH_STEPS:
             self.scale *= 2.0
             self.good_steps = 0
 
-    @property
-    def can_shrink(self) -> bool:
-        return self.scale / 2.0 >= LOWEST
-
-    def shrink(self) -> None:
-        """Count a step whose gradients have overflowed, and halve the scale."""
-        assert self.can_shrink
+    def explain(self, run: Any, step: TakenStep, verdict: Verdict) -> LeftOut | None:
+        """Halve the scale where nothing but the backbone's scaled gradients is not finite, as long as it can be halved."""
+        if verdict.bad_head or self.scale / 2.0 < LOWEST:
+            return None
         self.scale /= 2.0
         self.good_steps = 0
         self.overflows += 1
+        get_logger().info(
+            f"step {step.number}: the backbone's gradients overflowed in float16; step left out, loss scale {self.scale:g} from "
+            "here on"
+        )
+        return LeftOut()
 
-    def load(self, state: TrainState) -> None:
-        """Restore the state from a checkpoint; one of a run without a scale leaves it as it is."""
-        if state.loss_scale is not None:
-            self.scale = state.loss_scale
-            self.good_steps = state.good_steps
-            self.overflows = state.overflows
+    def row(self) -> dict[str, float]:
+        return {"loss_scale": self.scale, "overflows": self.overflows}
 
-    def state(self) -> dict[str, float | int]:
-        """Return the fields of TrainState."""
-        return {"loss_scale": self.scale, "good_steps": self.good_steps, "overflows": self.overflows}
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale, "good_steps": self.good_steps, "overflows": self.overflows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the scale; a checkpoint of a run without one leaves it as it is."""
+        if state:
+            saved = Scale.model_validate(state)
+            self.scale = saved.scale
+            self.good_steps = saved.good_steps
+            self.overflows = saved.overflows

@@ -6,18 +6,36 @@ float64 sums of float32 numbers, which hardly ever round, so they do not depend 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import paddle
+from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from plsc import distributed
-from plsc.checkpoint.train_state import SetState
 from plsc.data.joined import Joined
-from plsc.errors import shown
-from plsc.training.parts.part import Part, TakenStep
+from plsc.errors import UserError, shown
+from plsc.training.parts.part import Part, State
+from plsc.training.step import TakenStep
 from plsc.utils.device import to_device
 from plsc.utils.tensors import tensor_of
+
+
+class SetState(State):
+    """One of several data sets that are trained on together."""
+
+    title: str
+    classes: NonNegativeInt
+    own: bool
+    """Whether its classes are a range of their own."""
+    sums: Annotated[list[FiniteFloat], Field(min_length=3, max_length=3)]
+    """Loss, correct samples and samples since the last row of metrics.jsonl."""
+
+
+class Sets(State):
+    """The sets of a run with several, in their order."""
+
+    sets: list[SetState] = Field([])
 
 
 class PerSet(Part):
@@ -55,16 +73,40 @@ class PerSet(Part):
                 row[f"accuracy/{shown(title)}"] = correct / samples
         return row
 
-    def state(self) -> list[SetState]:
-        """Describe the sets, with the sums of all ranks, for a checkpoint. Every rank calls it."""
+    def state_dict(self) -> dict[str, Any]:
+        """Describe the sets, with the sums of all ranks. Collectives: one all_reduce SUM of 3 numbers a set."""
         sums = distributed.all_reduce(self._sums.clone()).tolist()
+        return {"required": "several data sets", "sets": [one.model_dump() for one in self._described(sums)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the sums: on rank 0, the others begin with none. UserError if they are of other sets."""
+        theirs = Sets.model_validate(state).sets
+        ours = self._described(self._zeros().tolist())
+        if _are_other_sets(theirs, ours):
+            raise UserError(
+                f"the checkpoint was made with {_describe(theirs)}, this run has {_describe(ours)}: resume with the same in the "
+                "same order, or start a new run with Global.init_from in another Global.output_dir"
+            )
+        self._sums = self._zeros()
+        if distributed.rank() == 0:
+            self._sums = tensor_of(np.array([one.sums for one in theirs]))
+
+    def _described(self, sums: list[list[float]]) -> list[SetState]:
+        data = self._data
         return [
             SetState(title=title, classes=part.num_classes, own=own, sums=of_set)
-            for title, part, own, of_set in zip(self._data.titles, self._data.parts, self._data.own, sums)
+            for title, part, own, of_set in zip(data.titles, data.parts, data.own, sums)
         ]
 
-    def resume(self, states: list[SetState]) -> None:
-        """Go on with the sums of a checkpoint of the same sets: on rank 0, the others begin with none."""
-        self._sums = self._zeros()
-        if states and distributed.rank() == 0:
-            self._sums = tensor_of(np.array([each.sums for each in states]))
+
+def _are_other_sets(theirs: list[SetState], ours: list[SetState]) -> bool:
+    """Say whether the classes of two lists of data sets differ as far as the sets show it; a title alone may change."""
+    kinds = [[(one.classes, one.own) for one in sets] for sets in (theirs, ours)]
+    titles = [[one.title for one in sets] for sets in (theirs, ours)]
+    exchanged = titles[0] != titles[1] and sorted(titles[0]) == sorted(titles[1])
+    return kinds[0] != kinds[1] or exchanged
+
+
+def _describe(sets: list[SetState]) -> str:
+    named = (f"{shown(one.title)} ({one.classes:,} classes{', own' * one.own})" for one in sets)
+    return f"the data sets {', '.join(named)}" if sets else "a single data set"

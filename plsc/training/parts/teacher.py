@@ -20,7 +20,7 @@ from plsc.errors import UserError
 from plsc.training.embed import to_input
 from plsc.training.finetune import refuse_other_head, take_centres
 from plsc.training.groups import parameters_of
-from plsc.training.other_run import OtherRun
+from plsc.training.other_run import OtherRun, refuse_other_network
 from plsc.training.parts.part import Part
 from plsc.utils.logging import get_logger
 from plsc.utils.timing import timer
@@ -78,6 +78,12 @@ class Teacher(Part):
         with timer.part("head"):
             cosine_B = cosine_similarity(emb_BD.flatten(1), self._embed(batch.images))
             return distributed.global_mean(self._weight * (1 - cosine_B), batch.counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"required": "Teacher.checkpoint", "network": self.network}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        refuse_other_network(self.name, state, self.network)
 
     @paddle.no_grad()
     def _embed(self, images: np.ndarray) -> paddle.Tensor:

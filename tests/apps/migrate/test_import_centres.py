@@ -7,9 +7,9 @@ from plsc import cli
 from plsc.apps.migrate.import_centres import import_centres
 from plsc.checkpoint.centres import export_centres
 from plsc.checkpoint.store import Checkpoint
-from plsc.checkpoint.train_state import TrainState
 from plsc.cli.ckpt import inspect
 from plsc.errors import UserError
+from plsc.training.thresholds import thresholds_of
 from plsc.utils.calibration import Calibration
 from tests.apps.migrate import test_shards as foreign
 from tests.checkpoints import assert_same, content, save_ranks
@@ -22,7 +22,12 @@ def test_shards_of_another_program_become_a_checkpoint(tmp_path):
     made = Checkpoint.open(tmp_path / "out")
     assert_same(made.head(0, 11), {"centres": foreign.CENTRES, "momentum": foreign.MOMENTUM})
     assert [(part.start, part.stop) for part in made.manifest.heads] == [(0, 4), (4, 8), (8, 11)]
-    assert (made.backbone(), made.optimizer(), made.manifest.world_size, made.step) == ({}, {}, 3, 0)
+    assert (made.arrays("backbone"), made.arrays("optimizer"), made.manifest.world_size, made.step) == (
+        {},
+        {},
+        3,
+        0,
+    )
     assert inspect(str(made.path))["num_classes"] == 11
     export_centres(str(made.path), str(tmp_path / "a.npy"))
     assert np.array_equal(np.load(tmp_path / "a.npy"), foreign.CENTRES)
@@ -34,15 +39,18 @@ def test_the_network_of_another_checkpoint_goes_along(tmp_path):
     meaning = {"method": "logistic", "set": "pairs", "step": 9, "pairs": 10, "prior": 0.5}
     meaning.update(cosine=[0.0, 1.0], log_odds=[-2.0, 2.0])
     calibration = Calibration.from_json(meaning, "here")
-    everything["state"] = TrainState(threshold=0.3, seed=9, calibration=calibration)
+    everything["state"] = {
+        "run": {"seed": 9},
+        "evaluation": {"threshold": 0.3, "calibration": calibration.to_json()},
+    }
     (network, *_) = save_ranks(tmp_path / "net", 9, everything, 1)
     import_centres([str(tmp_path)], str(tmp_path / "out"), str(network))
     made = Checkpoint.open(tmp_path / "out")
-    assert_same(made.backbone(), everything["backbone"])
-    assert made.optimizer() == {} and made.step == 0
+    assert_same(made.arrays("backbone"), everything["backbone"])
+    assert made.arrays("optimizer") == {} and made.step == 0
     assert (made.preprocessing, made.config_yaml) == (everything["preprocessing"], everything["config_yaml"])
-    kept = {"threshold": 0.3, "calibration": meaning}
-    assert made.state.to_json() == kept
+    assert thresholds_of(made).threshold == 0.3 and thresholds_of(made).calibration == calibration
+    assert "run" not in made.manifest.state
     assert np.array_equal(made.head(0, 11)["bias"], foreign.BIAS)
 
 

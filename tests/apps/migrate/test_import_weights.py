@@ -68,7 +68,7 @@ def test_weights_of_torch_become_the_network(tmp_path, net, suffix, change):
     state = {change(name): value for name, value in of_torch(net).items()}
     rows = run(tmp_path, write(tmp_path / f"a{suffix}", state))
     saved = Checkpoint.open(tmp_path / "out")
-    found, wanted = saved.backbone(), plain(net)
+    found, wanted = saved.arrays("backbone"), plain(net)
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
     assert {row.name for row in rows} == state.keys()
@@ -100,7 +100,7 @@ def test_weights_of_plsc_2_4(tmp_path, net):
     names = {name: f"param_{number}" for number, name in enumerate(plain(net))}
     state = {**plain(net), "head.weight": numbers(6, 50), "StructuredToParameterName@@": names}
     rows = run(tmp_path, write(tmp_path / "a.pdparams", state))
-    found = Checkpoint.open(tmp_path / "out").backbone()
+    found = Checkpoint.open(tmp_path / "out").arrays("backbone")
     assert all(np.array_equal(found[name], value) for name, value in plain(net).items())
     assert [row[3] for row in rows if not row.to] == [
         "skipped: the class centres of PLSC 2.4; the head is not imported",

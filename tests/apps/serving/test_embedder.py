@@ -12,10 +12,10 @@ import pytest
 
 from plsc.apps.serving import embedder as module
 from plsc.apps.serving.embedder import from_export, from_origin, from_run
-from plsc.checkpoint.saved import set_calibration, set_threshold
 from plsc.checkpoint.store import Checkpoint
 from plsc.entry import Entry
 from plsc.errors import UserError
+from plsc.training.thresholds import set_calibration, set_threshold, thresholds_of
 from plsc.utils.files import sha256_of
 from tests.bounds import assert_within, rounded
 from tests.tiny_runs import TINY
@@ -54,7 +54,7 @@ def test_of_a_run_it_embeds_as_predict_does(run):
     assert_within(expected, *rounded(embedder._network.backbone, lambda: embedder.embed(PIXELS)), paths=2)
     assert embedder.embed(PIXELS[:0]).shape == (0, embedder.embedding_size) == (0, 8)
     saved = Checkpoint.open(run / "checkpoints" / "step-00000012")
-    assert (embedder.network, embedder.threshold) == (saved.network, saved.state.threshold)
+    assert (embedder.network, embedder.threshold) == (saved.network, thresholds_of(saved).threshold)
     assert embedder.described.endswith("output, step 12") and embedder.preprocessing.shape == SHAPE
 
 
@@ -215,9 +215,13 @@ def test_a_graph_that_no_engine_loads_is_refused(copied, engine, monkeypatch):
 def test_the_calibration_is_that_of_the_checkpoint_for_the_same_embeddings(copied, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     saved = Checkpoint.open(copied / "checkpoints" / "step-00000012")
-    assert of(copied).calibration == saved.state.calibration == from_export(copied / "export").calibration
-    assert saved.state.calibration.set == "noise pairs"
-    set_calibration(saved, saved.state.calibration.model_copy(update={"flip": True}))
+    assert (
+        of(copied).calibration
+        == thresholds_of(saved).calibration
+        == from_export(copied / "export").calibration
+    )
+    assert thresholds_of(saved).calibration.set == "noise pairs"
+    set_calibration(saved, thresholds_of(saved).calibration.model_copy(update={"flip": True}))
     assert of(copied).calibration is None  # the threshold is of images that were not mirrored
     set_threshold(saved, 0.5, "noise pairs", True)
     assert of(copied).calibration.flip

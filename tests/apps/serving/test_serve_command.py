@@ -20,10 +20,10 @@ from plsc import cli
 from plsc.apps.serving.embedder import from_run
 from plsc.apps.serving.gallery import Gallery
 from plsc.apps.serving.service import command as serve
-from plsc.checkpoint.saved import set_threshold
 from plsc.checkpoint.store import Checkpoint
 from plsc.cli.serve import export
 from plsc.entry import Entry
+from plsc.training.thresholds import set_threshold
 from tests.apps.serving.running import Client
 from tests.apps.serving.test_embedder import CAN_ONNX, PIXELS
 from tests.bounds import assert_within, cosines, rounded

@@ -6,7 +6,6 @@ import pytest
 
 from plsc import native as kernels
 from plsc.checkpoint.store import Checkpoint, Content, save
-from plsc.checkpoint.train_state import TrainState
 from plsc.errors import UserError
 from plsc.heads import make_head
 from plsc.heads.banks import BANKS, build_bank
@@ -148,7 +147,7 @@ def test_a_run_resumed_from_a_checkpoint_is_the_run_that_was_not_stopped(kind, d
 
 def checkpoint_of(head, folder):
     content = Content(
-        5, 1, backbone={}, optimizer={}, head=head.bank.state(), shard=ClassShard.whole(C), state=TrainState(), config_yaml="",
+        5, 1, {"backbone": {"arrays": {}}}, head.bank.state(), ClassShard.whole(C), config_yaml="",
         preprocessing={},
     )  # fmt: skip
     return Checkpoint.open(save(folder / "checkpoints", content))

@@ -20,7 +20,6 @@ from tests.tiny_runs import (
     assert_same_arrays,
     checkpoint,
     make_trainer,
-    part_of,
     rows,
     train,
 )
@@ -59,7 +58,7 @@ def test_the_loss_is_that_of_the_old_classes_means(tmp_path, old):
     batch = next(trainer.loader.from_step(0))
     labels = batch.labels
     emb_BD = trainer.network.forward(batch.images, 0)
-    compatible = part_of(trainer, "compatible")
+    compatible = trainer.part("compatible")
     compatible.start(trainer)
     dataset = build_training_set(trainer.cfg)
     mean_CD = directions(OtherRun(str(old), "key").build_network(), dataset, np.arange(23))
@@ -100,8 +99,8 @@ def test_sampled_classes_other_backends_and_heads(tmp_path, monkeypatch, old, ke
         keys = ["Head={name: softmax}"]
     trainer = train(tmp_path, NO_PAIRS, f"Global.compatible_with={old}", *keys)
     before = make_trainer(tmp_path / "again", NO_PAIRS, f"Global.compatible_with={old}", *keys)
-    part_of(before, "compatible").start(before)
-    frozen, anew = (part_of(run, "compatible")._head.bank.state()["centres"][:] for run in (trainer, before))
+    before.part("compatible").start(before)
+    frozen, anew = (run.part("compatible")._head.bank.state()["centres"][:] for run in (trainer, before))
     assert np.array_equal(frozen, anew)
     losses = [row["loss/compatible"] for row in rows(tmp_path)]
     assert len(losses) == 12 and np.isfinite(losses).all()
@@ -110,7 +109,7 @@ def test_sampled_classes_other_backends_and_heads(tmp_path, monkeypatch, old, ke
 def test_checkpoints_and_galleries_know_the_old_network(runs, old, tmp_path):
     """Searching by the new network in a gallery of the old one, and the other way round; a third network is refused."""
     saved = Checkpoint.open(checkpoint(runs / "compatible", 60))
-    assert saved.compatible_with == Checkpoint.open(checkpoint(old)).network
+    assert saved.plain("compatible")["network"] == Checkpoint.open(checkpoint(old)).network
     embedders = {
         path.name: from_run(path / "config.yaml") for path in (runs / "compatible", runs / "free", old)
     }
@@ -138,7 +137,7 @@ def test_what_does_not_fit_is_refused(old, tmp_path, runs):
     keys = [f"Global.output_dir={tmp_path}", f"Global.compatible_with={old}"]
     with pytest.raises(UserError, match=re.escape("has embeddings of 8 numbers, this run of 9")):
         make_trainer(tmp_path, NO_PAIRS, keys[1], "Model.embedding_size=9")
-    with pytest.raises(UserError, match="was made with the networks of other runs"):
+    with pytest.raises(UserError, match="was made with Global.compatible_with, this run is without"):
         train(tmp_path, NO_PAIRS, resume=checkpoint(runs / "compatible", 40))
     assert (
         f"plan: old      {checkpoint(old)}, to be compatible with; 23 classes per rank, 0.0 MB for centres and gradient"

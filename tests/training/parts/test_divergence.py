@@ -7,8 +7,9 @@ import paddle
 import pytest
 
 from plsc.errors import UserError
-from plsc.training.parts import divergence
-from plsc.training.parts.divergence import DivergedError, finite, finite_arrays, remedy
+from plsc.training import finite as finite_module
+from plsc.training.finite import finite, finite_arrays
+from plsc.training.parts.divergence import DivergedError, remedy
 from plsc.training.parts.dump import DUMPS
 from plsc.utils.bfloat16 import nearest
 from plsc.utils.metrics import Metrics
@@ -61,7 +62,10 @@ def test_a_bad_step_changes_nothing_and_training_goes_on(tmp_path, head, bad, va
     assert states[2] == states[3], [name for name in states[2] if states[2][name] != states[3][name]]
     assert states[1] != states[2] and states[3] != states[4] != states[5]
     assert [row.get("skipped", 0) for row in rows(tmp_path)] == [0, 0, 1, 1, 1]
-    assert trainer.step == 5 and (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row) == (1, 0)
+    assert trainer.step == 5 and (
+        trainer.part("divergence").skipped,
+        trainer.part("divergence").in_a_row,
+    ) == (1, 0)
 
 
 @pytest.mark.parametrize("kernels", ["1", "0"])
@@ -73,17 +77,18 @@ def test_a_run_with_a_bad_step_is_one_that_leaves_it_out(tmp_path, monkeypatch, 
     found = poisoned(tmp_path / "run", {bad: "gradient"}, *keys)
     state = run(found, tmp_path / "run")[-1]
     other = poisoned(tmp_path / "other", {}, *keys)
-    step = other.train_step
+    step, results = other.train_step, []
 
     def leave_out(batch):
         if other.step == bad - 1:
             other.step += 1
         else:
-            step(batch)
+            results.append(step(batch))
+        return results[-1]
 
     other.train_step = leave_out
     assert run(other, tmp_path / "other")[-1] == state
-    assert found.nonfinite.skipped == 1 and found.head.bank.updates == other.head.bank.updates == 5
+    assert found.part("divergence").skipped == 1 and found.head.bank.updates == other.head.bank.updates == 5
     assert_same_arrays(checkpoint(tmp_path / "run", 6), checkpoint(tmp_path / "other", 6))
     lines, expected = rows(tmp_path / "run"), rows(tmp_path / "other")
     assert [row["loss"] for row in lines if row["step"] != bad] == [row["loss"] for row in expected]
@@ -168,7 +173,7 @@ def test_the_batch_is_kept(tmp_path):
     assert (told["step"], told["rank"], told["learning_rate"], told["loss"]) == (
         2,
         0,
-        trainer.schedule(1),
+        trainer.rates(1).backbone,
         "nan",
     )
     assert told["what"] == f"embedding of {trainer.dataset.name(indices[0])} is NaN"
@@ -231,7 +236,7 @@ def test_skipped_steps_stand_in_the_checkpoint(tmp_path):
     poisoned(tmp_path, {2: "gradient"}, NO_PAIRS, "Global.max_steps=4").train(None)
     later = poisoned(tmp_path, {}, NO_PAIRS)
     later.resume(tmp_path / "checkpoints/step-00000004")
-    assert later.nonfinite.skipped == 1
+    assert later.part("divergence").skipped == 1
 
 
 def test_a_rate_that_is_too_high_ends_the_run(tmp_path):
@@ -248,12 +253,12 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, capsys, where):
     else:
         rows_of_one = {name: array[:1] * np.nan for name, array in trainer.head.bank.state().items()}
         trainer.head.bank.load_rows(5, rows_of_one)
-    trainer.save(1)
+    trainer.part("checkpoints").save(trainer)
     line = "checkpoint of step 0 not written: its weights are not finite"
     assert f"ERROR {line}" in capsys.readouterr().out
     trainer.total_steps = 0
     with pytest.raises(UserError, match=f"^{line}; it was the last step: lower LRScheduler.learning_rate"):
-        trainer.save(1)
+        trainer.part("checkpoints").save(trainer)
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -291,7 +296,7 @@ def test_finite(values, expected):
 
 
 def test_rows_that_are_not_in_memory(monkeypatch):
-    monkeypatch.setattr(divergence, "_BLOCK", 2)
+    monkeypatch.setattr(finite_module, "_BLOCK", 2)
     rows = np.zeros((5, 3), np.float32)
     assert finite_arrays([Resting(rows, False), Resting(nearest(rows), False)])
     rows[4, 1] = np.inf

@@ -18,7 +18,7 @@ from plsc.training.trained import load_network
 from tests.bounds import EPS, assert_within
 from tests.checkpoints import content, save_ranks
 from tests.poison import poisoned
-from tests.tiny_runs import TINY, arrays, checkpoint, make_trainer, part_of, rows, train
+from tests.tiny_runs import TINY, arrays, checkpoint, make_trainer, rows, train
 
 EMA = "Global.ema={decay: 0.9, every: 2}"
 
@@ -49,7 +49,7 @@ def test_the_average_is_that_of_a_float64_loop(decay, every):
             bounds = [keep * bound + more for bound, more in zip(bounds or [0.0, 0.0], added)]
             expected = [keep * e + (1 - keep) * v for e, v in zip(earlier, values)]
             updates += 1
-    found = ema.arrays()
+    found = ema.state_dict().get("arrays")
     assert found.keys() == net.state_dict().keys() and found["count"] == 60
     assert_within([found["0.weight"], found["1._variance"]], expected, bounds)
 
@@ -65,13 +65,13 @@ def test_weights_are_exchanged_and_come_back_with_their_bits():
         net[0].weight.set_value(net[0].weight.numpy() + 0.1)
         ema.update(None, None)
     own = {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()}
-    average = {name: array.tobytes() for name, array in ema.arrays().items()}
+    average = {name: array.tobytes() for name, array in ema.state_dict().get("arrays").items()}
     assert own["0.weight"] != average["0.weight"]
     with pytest.raises(ValueError), ema.in_place_of_weights():
         assert {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()} == average
         raise ValueError
     assert {name: tensor.numpy().tobytes() for name, tensor in net.state_dict().items()} == own
-    assert {name: array.tobytes() for name, array in ema.arrays().items()} == average
+    assert {name: array.tobytes() for name, array in ema.state_dict().get("arrays").items()} == average
 
 
 @pytest.mark.parametrize("stop", [1, 4])
@@ -81,12 +81,12 @@ def test_it_goes_on_from_before_the_first_update_and_after(stop):
         arrays, steps, value = None, 0, 0.0
         for count in parts:
             ema = Ema(net, 0.7, every=2)
-            ema.load(arrays, steps)
+            ema.load_state_dict({"steps": steps, **({"arrays": arrays} if arrays else {})})
             for _ in range(count):
                 value += 0.3
                 net[0].weight.set_value(np.full([3, 4], value, np.float32))
                 ema.update(None, None)
-            arrays, steps = ema.arrays(), ema.steps
+            arrays, steps = ema.state_dict().get("arrays"), ema.steps
         found.append((steps, arrays["0.weight"].tobytes()))
     assert found[0] == found[1]
 
@@ -114,7 +114,7 @@ def test_training_is_the_same_and_the_average_is_evaluated(averaged):
     assert names == {name.removeprefix("backbone: ") for name in plain if name.startswith("backbone: ")}
     assert not np.array_equal(ema["ema: embed.2.weight"], ema["backbone: embed.2.weight"])
     assert not np.array_equal(ema["ema: embed.3._mean"], ema["backbone: embed.3._mean"])
-    assert Checkpoint.open(checkpoint(averaged[0])).state.ema_steps == 12
+    assert Checkpoint.open(checkpoint(averaged[0])).plain("ema") == {"steps": 12}
 
 
 def test_test_predict_and_init_from_take_the_average(averaged, tmp_path):
@@ -157,12 +157,14 @@ def test_skipped_steps_do_not_count(tmp_path):
 
     def watched(*args):
         out = step(*args)
-        seen.append({name: array.tobytes() for name, array in part_of(trainer, "ema").arrays().items()})
+        seen.append(
+            {name: array.tobytes() for name, array in trainer.part("ema").state_dict()["arrays"].items()}
+        )
         return out
 
     trainer.train_step = watched
     trainer.train(None)
-    assert part_of(trainer, "ema").steps == 1 and seen[0] == seen[1] == seen[2]
+    assert trainer.part("ema").steps == 1 and seen[0] == seen[1] == seen[2]
 
 
 def test_resuming_with_it_and_without(averaged, tmp_path, caplog):
@@ -170,11 +172,11 @@ def test_resuming_with_it_and_without(averaged, tmp_path, caplog):
     try:
         trainer = make_trainer(tmp_path, EMA)
         trainer.resume(checkpoint(averaged[1], 4))
-        assert "step-00000004 has no averaged weights: Global.ema begins with its weights" in caplog.text
-        assert part_of(trainer, "ema").arrays() is None and part_of(trainer, "ema").steps == 0
+        assert "the checkpoint has no averaged weights: Global.ema begins with its weights" in caplog.text
+        assert trainer.part("ema").state_dict() == {"steps": 0}
         caplog.clear()
         make_trainer(tmp_path).resume(checkpoint(averaged[0], 4))
-        assert "has averaged weights, which this run without Global.ema leaves" in caplog.text
+        assert "has a state of 'ema', which this run is without" in caplog.text
         assert "Global.ema.decay null (was 0.9)" in caplog.text
     finally:
         logging.getLogger("plsc").removeHandler(caplog.handler)

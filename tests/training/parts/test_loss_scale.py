@@ -1,12 +1,15 @@
 """The scale of the gradients in float16: how it changes, and that nothing else can be seen of it."""
 
+import json
+from types import SimpleNamespace
+
 import paddle
 import pytest
 
-from plsc.checkpoint.train_state import TrainState
 from plsc.cli.selftest.parts import relative
 from plsc.training.parts.divergence import DivergedError
-from plsc.training.parts.loss_scale import GROWTH_STEPS, INITIAL, LossScaler
+from plsc.training.parts.loss_scale import GROWTH_STEPS, INITIAL, LossScale
+from plsc.training.step import Verdict
 from plsc.utils.metrics import Metrics, read_metrics
 from tests.poison import everything, poisoned
 from tests.tiny_runs import arrays, assert_same_arrays, checkpoint, train
@@ -15,30 +18,40 @@ FLOAT16 = "Global.amp={dtype: float16}"
 KEYS = ["DataLoader.Eval.dataset=null", "Global.max_steps=6", "LRScheduler.name=constant"]
 
 
+def verdict(bad_head=False):
+    return Verdict(True, bad_head, 0, 1.0, 0.0, {})
+
+
+def overflow(scale):
+    """Meet a step in which the backbone's gradients alone overflow; whether the scale explains it."""
+    return scale.explain(None, SimpleNamespace(number=1), verdict()) is not None
+
+
 def test_the_scale_halves_at_once_and_doubles_after_2000_good_steps():
-    scaler = LossScaler()
-    scaler.shrink()
+    scale = LossScale()
+    assert overflow(scale)
     for _ in range(GROWTH_STEPS - 1):
-        scaler.grow()
-    assert (scaler.scale, scaler.overflows) == (INITIAL / 2, 1)
-    scaler.grow()
-    assert (scaler.scale, scaler.good_steps) == (INITIAL, 0)
-    scaler.grow()
-    scaler.shrink()
-    assert (scaler.scale, scaler.good_steps, scaler.overflows) == (INITIAL / 2, 0, 2)
-    while scaler.can_shrink:
-        scaler.shrink()
-    assert scaler.scale == 1.0
+        scale.update(None, None)
+    assert (scale.scale, scale.overflows) == (INITIAL / 2, 1)
+    scale.update(None, None)
+    assert (scale.scale, scale.good_steps) == (INITIAL, 0)
+    scale.update(None, None)
+    assert overflow(scale)
+    assert (scale.scale, scale.good_steps, scale.overflows) == (INITIAL / 2, 0, 2)
+    assert scale.explain(None, None, verdict(bad_head=True)) is None
+    while overflow(scale):
+        pass
+    assert scale.scale == 1.0
 
 
 def test_state_goes_through_a_manifest():
-    scaler, other = LossScaler(), LossScaler()
-    scaler.shrink()
-    scaler.grow()
-    other.load(TrainState.model_validate_json(TrainState(**scaler.state()).model_dump_json()))
-    assert vars(other) == vars(scaler)
-    other.load(TrainState())  # of a run in float32
-    assert vars(other) == vars(scaler)
+    scale, other = LossScale(), LossScale()
+    overflow(scale)
+    scale.update(None, None)
+    other.load_state_dict(json.loads(json.dumps(scale.state_dict())))
+    assert vars(other) == vars(scale)
+    other.load_state_dict({})  # of a run in float32
+    assert vars(other) == vars(scale)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +68,15 @@ def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path, more):
     keys = [*KEYS, *more]
     train(tmp_path / "plain", *keys)
     trainer = train(tmp_path / "scaled", *keys, FLOAT16, "Head.compute_dtype=float32")
-    assert (trainer.scaler.scale, trainer.scaler.good_steps) == (INITIAL, 6)
+    assert (trainer.part("loss_scale").scale, trainer.part("loss_scale").good_steps) == (INITIAL, 6)
     assert_same_arrays(checkpoint(tmp_path / "scaled", 6), checkpoint(tmp_path / "plain", 6))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_head_has_the_dtype_of_amp_and_bfloat16_no_scale(tmp_path, dtype):
     trainer = train(tmp_path / "amp", *KEYS, f"Global.amp={{dtype: {dtype}}}")
-    assert (trainer.head.compute_dtype, trainer.scaler is None) == (dtype, dtype == "bfloat16")
+    assert trainer.head.compute_dtype == dtype
+    assert any(part.name == "loss_scale" for part in trainer.parts) == (dtype == "float16")
     train(tmp_path / "head", *KEYS, f"Head.compute_dtype={dtype}")
     assert_same_arrays(checkpoint(tmp_path / "amp", 6), checkpoint(tmp_path / "head", 6))
     train(tmp_path / "plain", *KEYS)
@@ -81,8 +95,8 @@ def test_an_overflow_leaves_the_step_out(tmp_path):
     trainer.train(metrics)
     metrics.close()
     assert states[1] != states[2] == states[3] == states[4] != states[5]
-    assert trainer.scaler.state() == {"loss_scale": INITIAL / 4, "good_steps": 2, "overflows": 2}
-    assert (trainer.nonfinite.skipped, trainer.nonfinite.in_a_row) == (0, 0)
+    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 4, "good_steps": 2, "overflows": 2}
+    assert (trainer.part("divergence").skipped, trainer.part("divergence").in_a_row) == (0, 0)
     assert not (output / "diverged").exists()
     rows = [(row["loss_scale"] / INITIAL, row["overflows"]) for row in read_metrics(output / "metrics.jsonl")]
     assert rows == [(1, 0), (1, 0), (0.5, 1), (0.25, 2), (0.25, 2), (0.25, 2)]
@@ -92,7 +106,11 @@ def test_an_overflow_leaves_the_step_out(tmp_path):
 def test_what_is_not_scaled_cannot_overflow(tmp_path, bad):
     trainer = poisoned(tmp_path, {3: bad}, *KEYS, FLOAT16, value="inf")
     trainer.train(None)
-    assert (trainer.nonfinite.skipped, trainer.scaler.overflows, trainer.scaler.scale) == (1, 0, INITIAL)
+    assert (
+        trainer.part("divergence").skipped,
+        trainer.part("loss_scale").overflows,
+        trainer.part("loss_scale").scale,
+    ) == (1, 0, INITIAL)
 
 
 def test_gradients_that_overflow_at_scale_1_diverge(tmp_path):
@@ -101,24 +119,28 @@ def test_gradients_that_overflow_at_scale_1_diverge(tmp_path):
     trainer = poisoned(tmp_path, dict.fromkeys(range(2, 40), "gradient"), *keys)
     with pytest.raises(DivergedError, match=r"gradient of linear\.bias is NaN .* step 2 in a row") as raised:
         trainer.train(None)
-    assert (raised.value.step, trainer.scaler.scale, trainer.scaler.overflows) == (19, 1.0, 16)
+    assert (raised.value.step, trainer.part("loss_scale").scale, trainer.part("loss_scale").overflows) == (
+        19,
+        1.0,
+        16,
+    )
 
 
 def test_the_scale_comes_back_with_a_checkpoint(tmp_path):
     keys = [*KEYS, FLOAT16, "Checkpoint.every_steps=1", "Checkpoint.keep=9"]
     trainer = poisoned(tmp_path / "run", {2: "gradient", 6: "gradient"}, *keys, value="inf")
     trainer.train(None)
-    assert trainer.scaler.state() == {"loss_scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
+    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
     trainer.resume(checkpoint(tmp_path / "run", 4))
-    assert trainer.scaler.state() == {"loss_scale": INITIAL / 2, "good_steps": 2, "overflows": 1}
+    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 2, "good_steps": 2, "overflows": 1}
     trainer.train(None)
-    assert trainer.scaler.state() == {"loss_scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
+    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL / 4, "good_steps": 0, "overflows": 2}
 
 
 def test_gradients_are_divided_in_place_and_missing_ones_stay_missing():
     used, unused = (paddle.create_parameter([2], "float32") for _ in "ab")
     (used * 3.0).sum().backward()
-    scaler = LossScaler()
+    scaler = LossScale()
     scaler.unscale([used, unused])
     assert used.grad.tolist() == [3.0 / INITIAL] * 2 and unused.grad is None
 
@@ -132,4 +154,4 @@ def test_the_way_back_is_from_before_the_overflows(tmp_path, capsys):
     trainer.resume = lambda path: (bad.clear(), resume(path))
     trainer.train(None)
     assert "rolled back from step 22 to step 4, learning rate times 0.5" in capsys.readouterr().out
-    assert trainer.scaler.state() == {"loss_scale": INITIAL, "good_steps": 30, "overflows": 0}
+    assert trainer.part("loss_scale").state_dict() == {"scale": INITIAL, "good_steps": 30, "overflows": 0}

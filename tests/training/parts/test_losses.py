@@ -11,7 +11,7 @@ import pytest
 from plsc import distributed
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import MissingFileError, UserError
-from plsc.training.other_run import OtherRun
+from plsc.training.other_run import OtherRun, refuse_other_network
 from plsc.training.parts.part import Part
 from plsc.utils.metrics import Metrics
 from tests.bounds import assert_within, rounded
@@ -23,6 +23,7 @@ from tests.tiny_runs import (
     linear,
     make_trainer,
     rows,
+    save_now,
 )
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
@@ -36,6 +37,12 @@ class Length(Part):
 
     def __init__(self, network="n", bad=None):
         self.network, self.bad = network, bad
+
+    def state_dict(self):
+        return {"required": "a length", "network": self.network}
+
+    def load_state_dict(self, state):
+        refuse_other_network(self.name, state, self.network)
 
     def loss(self, batch, emb_BD):
         assert emb_BD.shape[0] == len(batch.images) == len(batch.labels)
@@ -65,7 +72,7 @@ def run(folder, *overrides, loss=None, resume=None, make=make_trainer):
 
 def save_teacher(folder):
     """Save a run of no step, whose network and centres `run_on_ranks` takes."""
-    make_trainer(folder, NO_PAIRS, PEOPLE, "DataLoader.Train.batch_size=6").save(1)
+    save_now(make_trainer(folder, NO_PAIRS, PEOPLE, "DataLoader.Train.batch_size=6"))
 
 
 def run_on_ranks(folder, teacher, resume=None, net=None):
@@ -122,7 +129,7 @@ def test_a_resumed_run_goes_on_exactly_and_refuses_another_network(tmp_path):
     run(tmp_path / "cut", resume=checkpoint(tmp_path / "whole", 8))
     assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")[8:]
-    line = "was made with the networks of other runs {'length': 'n'}, this run has {'length': 'm'}: resume with the same"
+    line = "was made with the network n as its length, this run has m: resume with the same"
     with pytest.raises(UserError, match=re.escape(line)):
         run(tmp_path / "other", loss=Length("m"), resume=checkpoint(tmp_path / "whole", 8))
 
@@ -130,7 +137,7 @@ def test_a_resumed_run_goes_on_exactly_and_refuses_another_network(tmp_path):
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
     folder = tmp_path_factory.mktemp("before")
-    make_trainer(folder, NO_PAIRS, PEOPLE).save(1)
+    save_now(make_trainer(folder, NO_PAIRS, PEOPLE))
     return folder
 
 

@@ -15,7 +15,17 @@ from plsc.heads import reference
 from plsc.training.build import build_trainer
 from plsc.training.finetune import start_from
 from tests.bounds import assert_within, perturbed
-from tests.tiny_runs import TINY, Linear, arrays, assert_same_arrays, checkpoint, make_trainer, rows, train
+from tests.tiny_runs import (
+    TINY,
+    Linear,
+    arrays,
+    assert_same_arrays,
+    checkpoint,
+    make_trainer,
+    rows,
+    save_now,
+    train,
+)
 
 NO_PAIRS = "DataLoader.Eval.dataset=null"
 FIRST = {"name": "tests.tiny_runs:People", "people": [f"a{n}" for n in range(9)]}
@@ -83,11 +93,11 @@ def test_a_resumed_run_of_weighted_sets_goes_on_exactly(tmp_path):
     [
         ([SECOND, FIRST], "with the data sets People (9 classes), People 2 (11 classes, own), this run has the data sets People ("),
         ([FIRST, {**SECOND, "people": ["c", *SECOND["people"][1:]]}], "its class 9 is 'c', the one trained on is 'b0'"),
-        ([{"name": "tests.tiny_runs:People", "people": [f"c{n}" for n in range(20)]}], "this run has a single data set"),
+        ([{"name": "tests.tiny_runs:People", "people": [f"c{n}" for n in range(20)]}], "was made with several data sets, this run is without"),
     ],
 )  # fmt: skip
 def test_a_resume_with_other_sets_is_refused_in_one_line(sets, line, tmp_path):
-    make_trainer(tmp_path, *overrides(FIRST, SECOND)).save(1)
+    save_now(make_trainer(tmp_path, *overrides(FIRST, SECOND)))
     with pytest.raises(UserError, match=re.escape(line)) as caught:
         make_trainer(tmp_path, *overrides(*sets)).resume(checkpoint(tmp_path, 0))
     assert "\n" not in str(caught.value)
@@ -101,7 +111,7 @@ def test_a_dry_run_describes_the_sets(tmp_path):
 
 def test_a_set_is_added_to_a_run_that_had_one(tmp_path):
     """The first set's classes keep their names, and so their centres; a name that both have is new in the second's range."""
-    make_trainer(tmp_path, *overrides(FIRST)).save(1)
+    save_now(make_trainer(tmp_path, *overrides(FIRST)))
     cfg = load(TINY, [*overrides(FIRST, SECOND), f"Global.init_from={checkpoint(tmp_path, 0)}"])
     trainer = build_trainer(cfg)
     start = start_from(cfg, trainer.backbone, trainer.head, trainer.dataset)

@@ -18,7 +18,7 @@ def run(output, first, last, *overrides, healed_by=1, rollbacks=2, resume=None):
 
     class Bad(dict):
         def get(self, step):
-            return super().get(step) if trainer.rollbacks < healed_by else None
+            return super().get(step) if trainer.part("rollback").count < healed_by else None
 
     bad = Bad(dict.fromkeys(range(first, last + 1), "gradient"))
     trainer = poisoned(output, bad, *OVERRIDES, f"Global.rollbacks={rollbacks}", *overrides)
@@ -49,9 +49,9 @@ def test_it_goes_on_as_if_resumed_with_half_the_rate(tmp_path, capsys, optimizer
     )
     assert trainer.head.bank.updates == 12
     assert trainer.step == 12 and (
-        trainer.nonfinite.skipped,
-        trainer.nonfinite.in_a_row,
-        trainer.rollbacks,
+        trainer.part("divergence").skipped,
+        trainer.part("divergence").in_a_row,
+        trainer.part("rollback").count,
     ) == (0, 0, 1)
     found = rows(one)
     assert steps(found) == list(range(1, 13)) and [row["lr"] for row in found] == [0.05] * 4 + [0.025] * 8
@@ -64,7 +64,7 @@ def test_a_resumed_run_keeps_the_rate_and_the_count(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(whole, 6, 8)
     trainer = run(parts, 6, 8, resume=checkpoint(whole, 8))
-    assert trainer.rollbacks == 1
+    assert trainer.part("rollback").count == 1
     assert rows(parts) == rows(whole)[8:]
     assert_same_arrays(checkpoint(whole), checkpoint(parts))
     state = json.loads((checkpoint(parts) / "manifest.json").read_text())["state"]
@@ -95,7 +95,7 @@ def test_the_way_back_is_not_evicted_by_checkpoints_of_the_skipped_steps(tmp_pat
     """Those of steps 5 to 9 are 5 skipped steps'; the last good step is 4, so the way back is 3."""
     more = [f"Checkpoint.keep={keep}", "Checkpoint.every_steps=1", "Global.max_skipped=6"]
     trainer = run(tmp_path, 5, 10, *more)
-    assert trainer.rollbacks == 1 and rows(tmp_path)[3]["lr"] == 0.025
+    assert trainer.part("rollback").count == 1 and rows(tmp_path)[3]["lr"] == 0.025
 
 
 @pytest.mark.parametrize("first, left", [(2, []), (5, [4])])

@@ -174,6 +174,7 @@ def _of_existing_export(given: config.Config) -> Embedder | None:
     """Return the embedder of output_dir/export if that is of the checkpoint that the config names, as it is now, else None."""
     from plsc.apps.serving.embedder import from_export
     from plsc.checkpoint import store
+    from plsc.training.thresholds import thresholds_of
 
     root = Path(given.Global.output_dir)
     path = store.find(root / "checkpoints", given.Global.checkpoint or "newest")
@@ -182,7 +183,8 @@ def _of_existing_export(given: config.Config) -> Embedder | None:
     saved = store.Checkpoint.open(path, verify=False)
     try:
         embedder = from_export(root / "export", f"{shown(root)}, step {saved.step}")
-        stored = saved.network, saved.state.flip, saved.state.threshold, saved.state.calibration
+        known = thresholds_of(saved)
+        stored = saved.network, known.flip, known.threshold, known.calibration
         if (embedder.network, embedder.flip, embedder.threshold, embedder.calibration) == stored:
             return embedder
         why = f"{root / 'export'} is of another checkpoint, or has another threshold or calibration"
