@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from plsc.checkpoint.store import newest_step
-from plsc.training.trainer import Trainer
+from plsc.training.parts.checkpoints import Checkpoints
 from tests.launch import ROOT
 from tests.tiny_runs import TINY, assert_equal_runs, rows, steps, train
 from tests.warm import Program, Warm, all_ended, lines
@@ -251,13 +251,13 @@ def saves(folder: Path, count: int, seed: int, say: Callable = print) -> None:
     here, samples = folder / "saves", []
     here.mkdir()
 
-    save = Trainer.save
+    save = Checkpoints.save
 
     def saved(self, *arguments):
         save(self, *arguments)
         samples.append(sample(os.getpid(), here))
 
-    Trainer.save = saved
+    Checkpoints.save = saved
     train(
         here / "out",
         f"Global.max_steps={count}",
