@@ -80,7 +80,8 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     """Measure a row on this process or all ranks: times in seconds (medians), memory in bytes of this rank."""
     threads, _ = environment.prepare(args.threads)
     from plsc import distributed
-    from plsc.apps.plan.cost import Trial, memory
+    from plsc.apps.plan.cost import Trial
+    from plsc.training.head_bytes import head_bytes
 
     distributed.init(args.device, threads)
     ranks = distributed.world_size()
@@ -112,7 +113,7 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
         "step_over_products": seconds["step"] / seconds["products"],
         "step_over_dense": seconds["step"] / seconds["dense"] if "dense" in seconds else None,
         "peak_bytes": peak,
-        "planned_bytes": memory(cfg, shard.size, selected, args.dim, args.batch, threads),
+        "planned_bytes": head_bytes(cfg, shard.size, selected, args.dim, args.batch, threads),
     }
 
 

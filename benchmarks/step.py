@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import MAIN
 from plsc.apps.plan.calibration import Case, calibrate
-from plsc.apps.plan.plan import backbone_bytes, head_bytes
+from plsc.apps.plan.plan import backbone_bytes, head_bytes, parts_bytes
 from plsc.config import Config, load
 from plsc.data.build import build_dataset
 from plsc.distributed import environment, launcher
@@ -100,7 +100,9 @@ def _planned(args: argparse.Namespace, batch: int, accumulate: int, key: str) ->
         from plsc.apps.plan.activations import counted
 
         measured = counted(cfg, shape, teacher)
-    return sum(backbone_bytes(case, measured).values()) + sum(head_bytes(case, cfg.Head.sample_rate).values())
+    rate = cfg.Head.sample_rate
+    bytes_of = backbone_bytes(case, measured), head_bytes(case, rate), parts_bytes(case, measured, rate)
+    return sum(size for sizes in bytes_of for size in sizes.values())
 
 
 def _shape(args: argparse.Namespace) -> list[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import paddle
 
 from plsc import distributed
+from plsc.backbones.config import ModelCfg
 from plsc.config import Config
 from plsc.data.build import build_dataset
 from plsc.data.dataset import Dataset, check_labels, class_names
@@ -30,17 +31,18 @@ from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
 from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.parts.checkpoints import Checkpoints
-from plsc.training.parts.compatible import build_compatible
+from plsc.training.parts.compatible import Compatible, build_compatible
 from plsc.training.parts.divergence import Divergence
 from plsc.training.parts.dump import DumpWriter
 from plsc.training.parts.ema import Ema
 from plsc.training.parts.evaluation import Evaluation
 from plsc.training.parts.log import Log
 from plsc.training.parts.loss_scale import LossScale
+from plsc.training.parts.part import Bytes, Sizes
 from plsc.training.parts.per_set import PerSet
 from plsc.training.parts.rollback import Rollback
 from plsc.training.parts.signals import Signals
-from plsc.training.parts.teacher import build_teacher
+from plsc.training.parts.teacher import Teacher, build_teacher, open_teacher
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Rates, Trainer
 from plsc.utils.device import on_gpu
@@ -137,6 +139,20 @@ def build_trainer(
     )
     rates = build_rates(cfg, loader.steps_per_epoch, rollback)
     return Trainer(cfg, dataset, loader, network, head, optimizer, rates, filter(None, parts))
+
+
+def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
+    """Add up the bytes that the parts of a config's run take, by what for."""
+    return {
+        name: entry for part in (Ema, Teacher, Compatible) for name, entry in part.bill(cfg, sizes).items()
+    }
+
+
+def passing_network(cfg: Config, dataset: Dataset) -> tuple[ModelCfg, bool] | None:
+    """Return the config of the network of another run that a part needs, and whether it embeds the samples of a step; None
+    without one. UserError if it does not fit the run."""
+    other = open_teacher(cfg, dataset, alone=True)
+    return (other.cfg.Model, cfg.Teacher.weight > 0) if other else None
 
 
 def build_rates(cfg: Config, steps_per_epoch: int, rollback: Rollback) -> Callable[[int], Rates]:

@@ -283,6 +283,6 @@ class Trainer:
         numbers = sum(tensor.size for tensor in self.backbone.state_dict().values())
         trained = sum(parameter.size for parameter in self.optimizer.parameters)
         sizes = Sizes(trained, numbers - trained)
-        parts = sum(entry.checkpoint for part in self.parts for entry in part.bill(sizes).values())
+        parts = sum(entry.checkpoint for part in self.parts for entry in part.bill(self.cfg, sizes).values())
         core = 4 * (numbers + self.optimizer.state_size)
         return core + parts + bank.itemsize * bank.numbers * self.head.shard.num_classes

@@ -6,9 +6,10 @@ import numpy as np
 
 from benchmarks import __main__ as benchmark
 from benchmarks import head
-from plsc.apps.plan.cost import Trial, memory
+from plsc.apps.plan.cost import Trial
 from plsc.config import load
 from plsc.heads.reference import DenseHead, arcface
+from plsc.training.head_bytes import head_bytes
 from plsc.utils import measure
 from tests.bounds import assert_within, perturbed
 from tests.launch import run_python
@@ -33,7 +34,7 @@ def test_the_numbers_add_up(tmp_path, capsys):
     assert found.items() >= asked.items()
     assert 150 <= found["selected"] <= 158
     cfg = load(None, ["Head.sample_rate=0.5"])
-    assert found["planned_bytes"] == memory(cfg, 300, found["selected"], 16, 8)
+    assert found["planned_bytes"] == head_bytes(cfg, 300, found["selected"], 16, 8)
     assert found["step_over_products"] == found["step_seconds"] / found["products_seconds"] > 0
     assert found["step_over_dense"] == found["step_seconds"] / found["dense_seconds"] > 0
     shown = head.show({**measure.describe_machine(), "rows": [found]})

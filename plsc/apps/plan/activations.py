@@ -1,4 +1,4 @@
-"""Count what a backbone keeps of a forward pass for the backward pass, and what a teacher takes: `plsc plan --seconds 0`.
+"""Count what a backbone keeps of a forward pass for the backward pass, and what the network of another run takes: `plsc plan --seconds 0`.
 
 kept_bytes(IResNet50(), (3, 112, 112))       # of an image, in float32
 """
@@ -62,12 +62,12 @@ def _bytes(kept: dict[int, paddle.Tensor]) -> int:
     return sum(tensor.size * tensor.element_size() for tensor in kept.values())
 
 
-def counted(cfg: Config, shape: tuple[int, ...], teacher: ModelCfg | None = None) -> dict:
+def counted(cfg: Config, shape: tuple[int, ...], passing: tuple[ModelCfg, bool] | None = None) -> dict:
     """Count what `plsc plan` needs of a backbone, in the form of calibration.calibrate's result, without times.
 
     "base" is this process as it is, Paddle imported; "made" is what it would keep without recomputation, "tensors" are
-    the trained ones, "macs" of an image, "attention" says whether the network has it. "teacher" is the result of
-    `count_teacher`, None without one.
+    the trained ones, "macs" of an image, "attention" says whether the network has it. "passing" is the result of
+    `count_passing`, None without a network of another run.
     """
     base = measure.resident_bytes()
     backbone, sizes = build(cfg, shape)
@@ -83,25 +83,25 @@ def counted(cfg: Config, shape: tuple[int, ...], teacher: ModelCfg | None = None
         "backbone": [[1, None, peak]],
         "kept": kept,
         "made": kept_bytes(backbone, shape) if recomputed else kept,
-        "teacher": count_teacher(build_teacher(teacher, shape), shape) if teacher else None,
+        "passing": count_passing(build_passing(passing[0], shape), shape, passing[1]) if passing else None,
         **_forward_of(backbone, shape),
         **sizes,
     }
 
 
-def build_teacher(cfg: ModelCfg, shape: tuple[int, ...]) -> paddle.nn.Layer:
-    """Build a network like a teacher's for samples of a shape, with other weights."""
+def build_passing(cfg: ModelCfg, shape: tuple[int, ...]) -> paddle.nn.Layer:
+    """Build a network like that of another run for samples of a shape, with other weights."""
     return cfg.build(embedding_size=cfg.embedding_size, image_shape=shape)
 
 
-def count_teacher(network: paddle.nn.Layer, shape: tuple[int, ...]) -> dict:
-    """Count what a teacher's network takes: the "numbers" of its weights, bytes that it "holds" of an image while it embeds it, and
-    "made", "tensors", "macs", "attention" as of `counted`. Leaves the network in evaluation mode."""
+def count_passing(network: paddle.nn.Layer, shape: tuple[int, ...], embeds: bool) -> dict:
+    """Count what a network of another run takes: the "numbers" of its weights, bytes that it "holds" of an image while it embeds it,
+    0 where it does not, and "made", "tensors", "macs", "attention" as of `counted`. Leaves the network in evaluation mode."""
     made = kept_bytes(network, shape)
     network.eval()
     return {
         "numbers": sum(parameter.size for parameter in parameters_of(network).values()),
-        "held": _PASSING * _largest_output(network, shape),
+        "held": _PASSING * _largest_output(network, shape) if embeds else 0,
         "made": made,
         **_forward_of(network, shape),
     }

@@ -84,14 +84,14 @@ def calibrate(
     image_shape: tuple[int, ...] | None,
     threads: int | None,
     device: str = "cpu",
-    teacher: ModelCfg | None = None,
+    passing: tuple[ModelCfg, bool] | None = None,
 ) -> dict:
     """Measure in new processes: as many as `case` has ranks, if there are processors for them, else one; one on a GPU.
 
-    teacher: its network; None: there is none.
+    passing: the network of another run, and whether it embeds the samples of a step; None: there is none.
 
     Returns {"head": {"full" or "sampled": [[K, seconds], ...]}, "backbone": [[samples, seconds, bytes], ...]
-    (with `image_shape`), "teacher": null or the result of activations.count_teacher with "seconds", [[samples, seconds], ...] of
+    (with `image_shape`), "passing": null or the result of activations.count_passing with "seconds", [[samples, seconds], ...] of
     its forward pass, "kept": bytes of an image that autograd keeps, "parameters" and "frozen": numbers of the
     backbone that are trained, and others, "base": bytes of Paddle itself, "ranks": processes that took part, "threads": of each, "gpu": name and bytes of the GPU, null on a CPU, "scatter": the largest relative difference of a time's middle half
     from its median}. With a bank on disk the points of the head are [K, seconds with all rows in the page
@@ -117,7 +117,7 @@ def calibrate(
             ),
         }
         asked.update(image_shape=image_shape, threads=threads, device=device)
-        asked["teacher"] = teacher.model_dump(mode="json") if teacher else None
+        asked["passing"] = (passing[0].model_dump(mode="json"), passing[1]) if passing else None
         last_line = launcher.run_ranks(
             ["plan", "-c", str(config), "--work", json.dumps(asked), str(target)],
             ranks,
@@ -158,7 +158,7 @@ def work(cfg: Config, asked: dict) -> dict:
         "threads": threads,
         "head": {},
         "backbone": [],
-        "teacher": None,
+        "passing": None,
         "kept": 0,
         "parameters": 0,
         "frozen": 0,
@@ -169,8 +169,8 @@ def work(cfg: Config, asked: dict) -> dict:
     # The backbone first: in memory that a head has freed its activations would not be seen.
     if asked["image_shape"]:
         measured.update(_backbone_costs(cfg, asked, seconds, times))
-        if asked["teacher"]:
-            measured["teacher"] = _teacher_costs(cfg, asked, seconds, times)
+        if asked["passing"]:
+            measured["passing"] = _passing_costs(asked, seconds, times)
     for kind in kinds:
         measured["head"][kind] = _head_times(cfg, rates[kind], asked, seconds, times)
     return {**measured, "scatter": times.scatter}
@@ -302,18 +302,19 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
     return {"backbone": measured, "kept": kept_bytes(backbone, shape, recomputed), **sizes}
 
 
-def _teacher_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> dict:
-    """Count what the teacher's network takes, and measure the seconds of its forward pass for growing batches if it embeds
+def _passing_costs(asked: dict, seconds: float, times: Times) -> dict:
+    """Count what the network of another run takes, and measure the seconds of its forward pass for growing batches if it embeds
     any."""
     import paddle
 
     from plsc import distributed
-    from plsc.apps.plan.activations import build_teacher, count_teacher
+    from plsc.apps.plan.activations import build_passing, count_passing
 
     shape = tuple(asked["image_shape"])
-    network = build_teacher(load().edit({"Model": asked["teacher"]}).Model, shape)
-    found = {**count_teacher(network, shape), "seconds": []}
-    if cfg.Teacher.weight == 0:
+    model, embeds = asked["passing"]
+    network = build_passing(load().edit({"Model": model}).Model, shape)
+    found = {**count_passing(network, shape, embeds), "seconds": []}
+    if not embeds:
         return found
     began = time.monotonic()
     for batch in backbone_batches(seconds, found["macs"], asked["backbone_batch"]):

@@ -39,6 +39,7 @@ from plsc.apps.plan.sizes import (
     head_bytes,
     most,
     on_this_machine,
+    parts_bytes,
 )
 from plsc.backbones.config import ModelCfg
 from plsc.config import STAND_IN, Config, add_arguments, load
@@ -103,7 +104,9 @@ def rank_bytes(
     if gpu:
         return on_paper.gpu_bytes(case, measured, rate, whole_budget)
     paddle = {"Paddle": measured["base"]} if measured["head"] else {}
-    return {**paddle, **backbone_bytes(case, measured), **head_bytes(case, rate, whole_budget)}
+    network = backbone_bytes(case, measured)
+    head = head_bytes(case, rate, whole_budget)
+    return {**paddle, **network, **head, **parts_bytes(case, measured, rate, whole_budget)}
 
 
 def plan(case: Case, measured: dict, memory: float, free: dict, gpu: bool = False) -> dict:
@@ -118,8 +121,8 @@ def plan(case: Case, measured: dict, memory: float, free: dict, gpu: bool = Fals
         if timed and measured["backbone"]
         else None
     )
-    teacher = measured.get("teacher")
-    teacher_points = teacher["seconds"] if timed and teacher else []
+    passing = measured.get("passing")
+    passing_points = passing["seconds"] if timed and passing else []
     rates = sorted({*(RATES if case.cfg.Head.sharded else (1.0,)), rate}, reverse=True)
     totals = {each: sum(rank_bytes(case, measured, each, gpu).values()) for each in rates}
     disks = {each: disk_of(case, memory, totals[each]) for each in rates}
@@ -146,7 +149,7 @@ def plan(case: Case, measured: dict, memory: float, free: dict, gpu: bool = Fals
         "head_seconds_cached": head_seconds(case, measured, rate) if timed else None,
         "from_disk": disks[rate]._asdict(),
         "backbone_seconds": backbone,
-        "teacher_seconds": case.accumulate * along(teacher_points, case.batch) if teacher_points else None,
+        "passing_seconds": case.accumulate * along(passing_points, case.batch) if passing_points else None,
         "compatible": case.cfg.Global.compatible_with is not None,
         "largest_classes": most(case, fits),
         "disk": {**needs, "free": free, "fits": fits_disk(needs, free)},
@@ -169,7 +172,7 @@ def verdict(planned: dict) -> str:
     present = next(row for row in planned["rates"] if row["rate"] == planned["rate"])
     lower = [row for row in planned["rates"] if row["rate"] < planned["rate"]]
     whole = (
-        present["head_seconds"] + (planned["backbone_seconds"] or 0.0) + (planned["teacher_seconds"] or 0.0)
+        present["head_seconds"] + (planned["backbone_seconds"] or 0.0) + (planned["passing_seconds"] or 0.0)
     )
     for row in lower:  # the highest rate with most of the possible saving
         saved = (present["head_seconds"] - row["head_seconds"]) / whole
@@ -243,8 +246,8 @@ def format_times(planned: dict) -> list[str]:
     lines = [f"time of a step: head {1e3 * planned['head_seconds']:.1f} ms"]
     if planned["compatible"]:
         lines[-1] += ", that of compatible_with included"
-    if planned["teacher_seconds"] is not None:
-        lines[-1] += f", teacher {1e3 * planned['teacher_seconds']:.1f} ms"
+    if planned["passing_seconds"] is not None:
+        lines[-1] += f", network of another run {1e3 * planned['passing_seconds']:.1f} ms"
     if planned["backbone_seconds"] is not None:
         lines[-1] += (
             f", backbone {1e3 * planned['backbone_seconds']:.1f} ms, without optimizer and the ranks' waiting"
@@ -446,7 +449,7 @@ def plan_here(args: argparse.Namespace, cfg: Config, dataset: Dataset) -> tuple[
     seconds = _SECONDS if args.seconds is None else args.seconds
     if seconds:
         shape = dataset.preprocessing.shape
-        measured = calibrate(case, seconds, shape, None, args.device, _teacher(cfg, dataset))
+        measured = calibrate(case, seconds, shape, None, args.device, _passing(cfg, dataset))
     else:
         measured = _counted(cfg, dataset)
     measured["sample_bytes"] = _sample_bytes(dataset)
@@ -474,18 +477,16 @@ def _counted(cfg: Config, dataset: Dataset) -> dict:
     environment.prepare(cfg.Global.threads)
     from plsc.apps.plan import activations
 
-    return activations.counted(cfg, dataset.preprocessing.shape, _teacher(cfg, dataset))
+    return activations.counted(cfg, dataset.preprocessing.shape, _passing(cfg, dataset))
 
 
-def _teacher(cfg: Config, dataset: Dataset) -> ModelCfg | None:
-    """Open the teacher's checkpoint, and return the config of its network; None without one. UserError if it does not fit
-    the run."""
-    if cfg.Teacher.checkpoint is None:
-        return None
+def _passing(cfg: Config, dataset: Dataset) -> tuple[ModelCfg, bool] | None:
+    """Open the run whose network embeds the samples of a step, too: its config, and whether it does; None without one.
+    UserError if it does not fit the run."""
     environment.prepare(cfg.Global.threads)
-    from plsc.training.parts.teacher import open_teacher
+    from plsc.training.build import passing_network
 
-    return open_teacher(cfg, dataset, alone=True).cfg.Model
+    return passing_network(cfg, dataset)
 
 
 def _sample_bytes(dataset: Dataset) -> int:

@@ -36,16 +36,47 @@ def along(points: Sequence[Sequence[float]], x: float) -> float:
 
 
 def head_bytes(case: Case, rate: float, whole_budget: bool = False) -> dict[str, int]:
-    """Compute the bytes of the head on a rank, by part, and those of the head of Global.compatible_with.
+    """Compute the bytes of the head on a rank, by part.
 
     whole_budget: count all that is allowed for blocks, for otherwise more classes may take less: exponentials that do
     not fit the budget are not kept.
     """
-    parts = _one_head_bytes(case, rate, whole_budget)
-    if case.cfg.Global.compatible_with:
-        of_old = _one_head_bytes(of_old_classes(case), rate, whole_budget, second=True)
-        parts[OLD_CLASSES] = sum(of_old.values())
+    from plsc.training import head_bytes as of_head
+    from plsc.training.build_head import logits_budget
+
+    cfg = case.cfg
+    sizes = case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples
+    parts = of_head.head_bytes(cfg, *sizes, _threads(case))
+    if whole_budget:
+        parts["blocks"] = max(parts["blocks"], logits_budget(cfg.Head))
     return parts
+
+
+def _threads(case: Case) -> int:
+    return max(1, (os.cpu_count() or 1) // case.ranks)
+
+
+def parts_bytes(case: Case, measured: dict, rate: float, whole_budget: bool = False) -> dict[str, int]:
+    """Compute the bytes of the parts of a run on a rank, by what for."""
+    from plsc.training.build import bill
+    from plsc.training.parts.part import Passing, Sizes
+
+    network = backbone_bytes(case, measured)
+    passing = measured.get("passing")
+    later = network.get("activations", 0) if case.accumulate > 1 else 0
+    sizes = Sizes(
+        trained=measured["parameters"],
+        frozen=measured["frozen"],
+        classes=case.shard,
+        selected=case.selected(rate),
+        samples=case.samples,
+        batch=case.batch * case.accumulate,
+        threads=_threads(case),
+        passing=Passing(passing["numbers"], passing["held"]) if passing else None,
+        spare=4 * measured["parameters"] + later,
+        whole_budget=whole_budget,
+    )
+    return {name: entry.memory for name, entry in bill(case.cfg, sizes).items()}
 
 
 def of_old_classes(case: Case) -> Case:
@@ -55,22 +86,9 @@ def of_old_classes(case: Case) -> Case:
     return replace(case, cfg=case.cfg.model_copy(update={"Head": head_of_old_classes(case.cfg.Head)}))
 
 
-def _one_head_bytes(case: Case, rate: float, whole_budget: bool, second: bool = False) -> dict[str, int]:
-    from plsc.apps.plan.cost import memory
-    from plsc.training.build_head import logits_budget
-
-    cfg = case.cfg
-    threads = max(1, (os.cpu_count() or 1) // case.ranks)
-    sizes = case.shard, case.selected(rate), cfg.Model.embedding_size, case.samples
-    parts = memory(cfg, *sizes, threads, second)
-    if whole_budget:
-        parts["blocks"] = max(parts["blocks"], logits_budget(cfg.Head))
-    return parts
-
-
 def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
-    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; the teacher's; on a GPU
-    also the buffers that samples are sent to."""
+    """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; on a GPU also the
+    buffers that samples are sent to."""
     from plsc.utils.device import Sender, asynchronous  # here: it imports Paddle
 
     if not measured["backbone"]:
@@ -78,26 +96,11 @@ def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     trained, frozen = measured["parameters"], measured["frozen"]
     weights = 4 * ((2 + moments_of(case.cfg.Optimizer.name)) * trained + frozen)
     peak = _backbone_peak(case.batch, measured)
-    average = {"averaged weights": 4 * (trained + frozen)} if case.cfg.Global.ema else {}
-    activations = max(0, round(peak) - 4 * (2 * trained + frozen))
-    parts = {"backbone": weights, **average, "activations": activations}
-    if teacher := measured.get("teacher"):
-        parts["teacher"] = 4 * teacher["numbers"]
-        # While it embeds, the backbone has no gradients yet, and of accumulated batches no activations either.
-        spare = 4 * trained + (activations if case.accumulate > 1 else 0)
-        if (held := _held_by_teacher(case, teacher["held"])) > spare:
-            parts["activations of the teacher"] = held - spare
+    parts = {"backbone": weights, "activations": max(0, round(peak) - 4 * (2 * trained + frozen))}
     if asynchronous():
         of_samples = measured.get("sample_bytes", 0) * case.batch * case.accumulate
         parts["buffers of samples"] = Sender.BUFFERS * of_samples
     return parts
-
-
-def _held_by_teacher(case: Case, of_image: int) -> int:
-    """Compute the bytes that the teacher holds while it embeds the samples of a step."""
-    if case.cfg.Teacher.weight == 0:
-        return 0
-    return of_image * min(case.cfg.DataLoader.Train.batch_size, case.batch * case.accumulate)
 
 
 def _backbone_peak(batch: int, measured: dict) -> float:
@@ -124,7 +127,7 @@ def most(case: Case, fits: Callable[[Case], bool]) -> int:
 
 def bank_bytes_of(case: Case, classes: int) -> int:
     """Compute the bytes of so many centres and their optimizer's state."""
-    from plsc.apps.plan.cost import bank_bytes
+    from plsc.training.head_bytes import bank_bytes
 
     return bank_bytes(case.cfg, classes, case.cfg.Model.embedding_size)
 
@@ -142,14 +145,17 @@ def disk_needs(case: Case, parameters: int, frozen: int = 0) -> dict:
     Args:
         parameters, frozen: numbers of the backbone that are trained, and others.
     """
+    from plsc.training.build import bill
+    from plsc.training.parts.part import Sizes
+
     cfg = case.cfg
-    copies = 1 + (cfg.Global.ema is not None)
-    numbers = (copies + moments_of(cfg.Optimizer.name)) * parameters + copies * frozen
+    numbers = (1 + moments_of(cfg.Optimizer.name)) * parameters + frozen
+    parts = sum(entry.checkpoint for entry in bill(cfg, Sizes(parameters, frozen)).values())
     return {
         "bank": bank_bytes_of(case, case.shard) * on_this_machine(case.ranks)
         if cfg.Head.bank == "disk"
         else 0,
-        "checkpoint": bank_bytes_of(case, case.classes) + 4 * numbers,
+        "checkpoint": bank_bytes_of(case, case.classes) + 4 * numbers + parts,
         "checkpoints": cfg.Checkpoint.keep + (cfg.DataLoader.Eval.dataset is not None) + 1,
     }
 

@@ -20,10 +20,11 @@ from plsc.data.loader import Batch
 from plsc.heads.config import HeadCfg
 from plsc.heads.optimizer import Frozen
 from plsc.heads.softmax import SoftmaxHead
-from plsc.training.build_head import build_head
+from plsc.training.build_head import build_head, logits_budget
 from plsc.training.finetune import set_means
+from plsc.training.head_bytes import head_bytes
 from plsc.training.other_run import OtherRun, refuse_other_network
-from plsc.training.parts.part import Part
+from plsc.training.parts.part import Bytes, Part, Sizes
 from plsc.utils.device import to_device
 from plsc.utils.logging import get_logger
 
@@ -46,6 +47,20 @@ class Compatible(Part):
     def path(self) -> Path:
         """The old network's checkpoint."""
         return self._other.saved.path
+
+    def __str__(self) -> str:
+        return f"{self.path}, whose embeddings the new ones can be compared with"
+
+    @staticmethod
+    def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
+        if cfg.Global.compatible_with is None:
+            return {}
+        old = cfg.model_copy(update={"Head": head_of_old_classes(cfg.Head)})
+        rank = sizes.classes, sizes.selected, cfg.Model.embedding_size, sizes.samples
+        parts = head_bytes(old, *rank, sizes.threads, second=True)
+        if sizes.whole_budget:
+            parts["blocks"] = max(parts["blocks"], logits_budget(old.Head))
+        return {"head of compatible_with": Bytes(sum(parts.values()))}
 
     def start(self, run: Any) -> None:
         """Build the frozen centres: they are computed anew in each process that resumes the run."""

@@ -25,6 +25,7 @@ from typing import Any
 import paddle
 from pydantic import NonNegativeInt
 
+from plsc.config import Config
 from plsc.errors import UserError
 from plsc.training.parts.part import Bytes, Part, Sizes, State
 from plsc.training.step import TakenStep
@@ -66,9 +67,10 @@ class Ema(Part):
                     "an average of it would be lost in rounding; keep the weights in float32 (Global.amp does), or set it to null"
                 )
 
-    def bill(self, sizes: Sizes) -> dict[str, Bytes]:
+    @staticmethod
+    def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
         size = 4 * (sizes.trained + sizes.frozen)
-        return {"averaged weights": Bytes(size, size)}
+        return {"averaged weights": Bytes(size, size)} if cfg.Global.ema else {}
 
     @paddle.no_grad()
     def update(self, run: Any, step: TakenStep) -> None:

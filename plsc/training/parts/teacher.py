@@ -21,7 +21,7 @@ from plsc.training.embed import to_input
 from plsc.training.finetune import refuse_other_head, take_centres
 from plsc.training.groups import parameters_of
 from plsc.training.other_run import OtherRun, refuse_other_network
-from plsc.training.parts.part import Part
+from plsc.training.parts.part import Bytes, Part, Sizes
 from plsc.utils.logging import get_logger
 from plsc.utils.timing import timer
 
@@ -57,6 +57,16 @@ class Teacher(Part):
             return f"{network}, {size}"
         known = int((self._row_C >= 0).sum())
         return f"{network}, {size}; its centres of {known:,} classes, means of {len(self._row_C) - known:,}"
+
+    @staticmethod
+    def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
+        if sizes.passing is None:
+            return {}
+        held = sizes.passing.held * min(cfg.DataLoader.Train.batch_size, sizes.batch)
+        # While it embeds, the backbone has no gradients yet, and of accumulated batches no activations either.
+        beyond = held - sizes.spare
+        more = {"activations of the teacher": Bytes(beyond)} if beyond > 0 else {}
+        return {"teacher": Bytes(4 * sizes.passing.numbers), **more}
 
     def start(self, run: Any) -> None:
         """Take the teacher's centres, unless the run goes on with its own."""

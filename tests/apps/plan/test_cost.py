@@ -7,11 +7,12 @@ import pytest
 
 from plsc import native as kernels
 from plsc.apps.plan.calibration import Case
-from plsc.apps.plan.cost import Trial, bank_bytes, memory
+from plsc.apps.plan.cost import Trial
 from plsc.apps.plan.sizes import of_old_classes
 from plsc.config import load
 from plsc.heads.blocks import plan_blocks
 from plsc.native.heads import softmax
+from plsc.training.head_bytes import bank_bytes, head_bytes
 
 DIM = "Model.embedding_size=16"
 
@@ -31,7 +32,7 @@ def test_stored_rows_and_gradient_are_as_large_as_computed(head, optimizer):
     trial = Trial(cfg, 300, 8)
     trial.step()
     bank = trial.head.bank
-    found = memory(cfg, 300, bank.selected, 16, 8)
+    found = head_bytes(cfg, 300, bank.selected, 16, 8)
     stored = sum(array.nbytes for array in bank.state().values())
     assert stored == sum(found[name] for name in ("centres", *bank.rule.moments))
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
@@ -54,7 +55,7 @@ def test_the_head_of_old_classes_is_planned_as_it_is(head):
     before = bank.state()["centres"].copy()
     trial.step()
     assert (bank.state()["centres"] == before).all()
-    found = memory(of_old_classes(Case(cfg, 300, 1, 8)).cfg, 300, bank.selected, 16, 8, second=True)
+    found = head_bytes(of_old_classes(Case(cfg, 300, 1, 8)).cfg, 300, bank.selected, 16, 8, second=True)
     stored = sum(array.nbytes for array in bank.state().values())
     assert found["centres"] == stored == 4 * 300 * 16
     assert sum(grad.size * 4 for grad in bank.gradients().values()) == found["gradient"]
@@ -70,7 +71,7 @@ def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, optimizer, tmp_p
     cfg = load(None, [*keys, DIM, *([f"Head.bank_folder={tmp_path}"] if bank == "disk" else [])])
     trial = Trial(cfg, 300, 8)
     trial.step()
-    found = memory(cfg, 300, trial.head.bank.selected, 16, 8)
+    found = head_bytes(cfg, 300, trial.head.bank.selected, 16, 8)
     state = trial.head.bank.state().values()
     stored = sum(np.prod(array.shape) * array.dtype.itemsize for array in state)
     assert stored == bank_bytes(cfg, 300, 16)
@@ -90,11 +91,14 @@ def test_an_offloaded_bank_is_stored_where_it_says(bank, dtype, optimizer, tmp_p
 
 def test_memory_does_not_grow_with_the_classes_on_disk():
     cfg = load(None, ["Head.bank=disk", "Head.sample_rate=0.01"])
-    assert memory(cfg, 10**6, 10_000, 128, 64) == memory(cfg, 10**8, 10_000, 128, 64)
-    everything = memory(cfg, 10**6, 10**6, 128, 64)  # without sampling: the gradient, and buffers of a block
+    assert head_bytes(cfg, 10**6, 10_000, 128, 64) == head_bytes(cfg, 10**8, 10_000, 128, 64)
+    everything = head_bytes(
+        cfg, 10**6, 10**6, 128, 64
+    )  # without sampling: the gradient, and buffers of a block
     assert everything["gradient"] == 4 * 128 * 10**6 and everything["buffers"] == 8192 * 2 * 128 * 4
     assert (
-        everything["blocks"] != memory(cfg, 10**6, 10**6 - 1, 128, 64)["blocks"] or not kernels.multiplies()
+        everything["blocks"] != head_bytes(cfg, 10**6, 10**6 - 1, 128, 64)["blocks"]
+        or not kernels.multiplies()
     )
 
 
@@ -111,7 +115,7 @@ def test_a_step_from_the_disk_is_timed_in_two_parts(rate, tmp_path):
 def test_the_blocks_stay_within_the_budget(budget, monkeypatch):
     cfg = load(None, [f"Head.logits_budget_mb={budget}"])
     monkeypatch.setenv("PLSC_KERNELS", "0")
-    found = memory(cfg, 100_000, 100_000, 512, 64)["blocks"]
+    found = head_bytes(cfg, 100_000, 100_000, 512, 64)["blocks"]
     block, kept = plan_blocks(64, 100_000, 512, 1, int(budget * 2**20))
     assert found == 4 * block * (3 * 64 + 4 * 512) + 4 * 64 * 100_000 * kept <= budget * 2**20
 
@@ -122,7 +126,7 @@ def test_with_kernels_each_thread_has_blocks_and_a_margin_that_hooks_in_has_none
 
     def blocks(threads, **keys):
         cfg = load(None, [f"Head={{logits_budget_mb: 1, {', '.join(f'{k}: {v}' for k, v in keys.items())}}}"])
-        return memory(cfg, 100_000, 2000, 64, 32, threads)["blocks"]
+        return head_bytes(cfg, 100_000, 2000, 64, 32, threads)["blocks"]
 
     of_thread = 4 * (softmax.BLOCK * (64 + 32) + 32 * 64)
     assert blocks(1) == 4 * 32 * 2000 + of_thread and blocks(3) - blocks(1) == 2 * of_thread
@@ -137,7 +141,7 @@ def test_blocks_with_rounded_copies_stay_within_the_budget(dtype, monkeypatch):
     monkeypatch.setenv("PLSC_KERNELS", "0")
     keys = f"Global.amp={{dtype: {dtype}}}", f"Head.compute_dtype={dtype}"
     by_amp, by_head = (
-        memory(load(None, ["Head.logits_budget_mb=4", key]), 100_000, 100_000, 512, 64)["blocks"]
+        head_bytes(load(None, ["Head.logits_budget_mb=4", key]), 100_000, 100_000, 512, 64)["blocks"]
         for key in keys
     )
     assert 0.9 * (4 << 20) < by_amp == by_head <= 4 << 20

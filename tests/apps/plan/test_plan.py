@@ -11,11 +11,11 @@ import pytest
 from plsc.apps.plan import plan
 from plsc.apps.plan.activations import counted
 from plsc.apps.plan.calibration import SMALLEST
-from plsc.apps.plan.cost import memory
 from plsc.config import load
 from plsc.entry import Entry
 from plsc.errors import MissingFileError, UserError
 from plsc.training.groups import parameters_of
+from plsc.training.head_bytes import head_bytes
 from tests.launch import ROOT
 from tests.tiny_runs import IMAGE_SHAPE, TINY, train
 from tests.undrawn import undrawn
@@ -56,8 +56,8 @@ def test_the_backbone_has_the_arrays_of_its_optimizer(monkeypatch):
         disk = plan.disk_needs(asked, 1000, 50)["checkpoint"] - plan.disk_needs(asked, 0)["checkpoint"]
         assert disk == 4 * (1000 * (arrays - 1) + 50)
     averaged = case(10, 1, 16, "Global.ema={decay: 0.99}")
-    assert plan.backbone_bytes(averaged, found)["averaged weights"] == 4 * 1050
-    assert plan.backbone_bytes(averaged, found).keys() == {"backbone", "averaged weights", "activations"}
+    assert plan.parts_bytes(averaged, found, 1.0) == {"averaged weights": 4 * 1050}
+    assert plan.backbone_bytes(averaged, found).keys() == {"backbone", "activations"}
     monkeypatch.setenv("PLSC_KERNELS", "0")  # as on a GPU
     on_a_gpu = plan.backbone_bytes(averaged, {**found, "sample_bytes": 10})
     assert on_a_gpu["buffers of samples"] == 2 * 16 * 10
@@ -71,16 +71,17 @@ def test_the_backbone_has_the_arrays_of_its_optimizer(monkeypatch):
         ([], 16 * 1000 - 4000),
         (["DataLoader.Train.accumulate=2"], 32 * 1000 - 4000 - 7 * 16),
         (["DataLoader.Train.accumulate=2", "DataLoader.Train.batch_size=4"], 0),
-        (["Teacher.weight=0"], 0),  # it embeds nothing, but is there
     ],
 )
 def test_a_teacher_takes_its_weights_and_what_it_holds_beyond_gradients_and_activations_to_come(keys, held):
     found = {"parameters": 1000, "frozen": 0, "backbone": [[1, None, 8007]], "kept": 7}
     asked = case(10, 1, 16, "Teacher={checkpoint: there}", *keys)
-    alone = plan.backbone_bytes(asked, {**found, "teacher": None})
-    parts = plan.backbone_bytes(asked, {**found, "teacher": {"numbers": 500, "held": 1000}})
+    assert plan.parts_bytes(asked, {**found, "passing": None}, 1.0) == {}
+    parts = plan.parts_bytes(asked, {**found, "passing": {"numbers": 500, "held": 1000}}, 1.0)
     assert parts.pop("teacher") == 4 * 500
-    assert parts.pop("activations of the teacher", 0) == held and parts == alone
+    assert parts.pop("activations of the teacher", 0) == held and parts == {}
+    parts = plan.parts_bytes(asked, {**found, "passing": {"numbers": 500, "held": 0}}, 1.0)
+    assert parts == {"teacher": 4 * 500}, "it embeds nothing, but is there"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_one_class_more_than_the_largest_number_does_not_fit(ranks, rate, heads)
     def bytes_of(classes):
         there = plan.Case(asked.cfg, classes, ranks, 8)
         sizes = there.shard, there.selected(rate), 16, there.samples
-        parts = [memory(asked.cfg, *sizes, second=second) for second in (False, True)[:heads]]
+        parts = [head_bytes(asked.cfg, *sizes, second=second) for second in (False, True)[:heads]]
         return sum(sum({**each, "blocks": 32 * MB}.values()) for each in parts)
 
     assert bytes_of(most) <= 90 * MB < bytes_of(most + 2 * ranks)
@@ -239,8 +240,8 @@ def test_the_networks_of_other_runs_are_planned(before, tmp_path, monkeypatch, d
     assert both["largest_classes"] < 0.8 * alone["largest_classes"]
     if device == "a100":
         seconds, of_both = (each["scaling"][0]["seconds"] for each in (alone, both))
-        assert of_both.keys() - seconds.keys() == {"teacher", "head of compatible_with"}
-        assert min(of_both["teacher"], of_both["head of compatible_with"]) > 0
+        assert of_both.keys() - seconds.keys() == {"network of another run", "head of compatible_with"}
+        assert min(of_both["network of another run"], of_both["head of compatible_with"]) > 0
         assert 0 < of_both["forward"] == seconds["forward"]
 
 
@@ -426,10 +427,10 @@ def test_the_command_plans_and_writes(before, tmp_path, capsys, monkeypatch):
     assert found["head"].keys() == {"full", "sampled"} and found["parameters"] > 0 and found["backbone"]
     assert found["kept"] > 0
     assert found["head"]["full"][0][0] == SMALLEST and all(y > 0 for _, y in found["head"]["full"])
-    assert found["teacher"]["seconds"][-1][0] == 4 and planned["teacher_seconds"] > 0
+    assert found["passing"]["seconds"][-1][0] == 4 and planned["passing_seconds"] > 0
     said = capsys.readouterr().out
     assert said.startswith("3,000 classes on 1 rank, 4 samples each, rate 0.5, bank device, float32\n")
-    assert " ms, that of compatible_with included, teacher " in said
+    assert " ms, that of compatible_with included, network of another run " in said
 
 
 @pytest.mark.parametrize(

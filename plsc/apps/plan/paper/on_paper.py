@@ -26,6 +26,7 @@ from plsc.apps.plan.sizes import (
     head_bytes,
     most,
     of_old_classes,
+    parts_bytes,
 )
 from plsc.config import Config
 from plsc.config.run import head_dtype
@@ -137,6 +138,7 @@ def gpu_bytes(case: Case, measured: dict, rate: float, whole_budget: bool = Fals
         "CUDA and libraries": CONTEXT,
         **network,
         **{name: size for name, size in head.items() if name not in _host(case)},
+        **parts_bytes(case, measured, rate, whole_budget),
     }
 
 
@@ -215,16 +217,16 @@ def work_of(case: Case, measured: dict, device: Device) -> Work:
     )
 
 
-def teacher_seconds(case: Case, work: Work, teacher: dict, cluster: Cluster) -> float:
-    """Predict the seconds in which the teacher embeds a rank's samples. work: of the run. teacher: the result of
-    activations.count_teacher."""
-    kind = kind_of(teacher)
+def passing_seconds(case: Case, work: Work, passing: dict, cluster: Cluster) -> float:
+    """Predict the seconds in which the network of another run embeds a rank's samples. work: of the run. passing: the result
+    of activations.count_passing."""
+    kind = kind_of(passing)
     its = replace(
         work,
-        macs=teacher["macs"],
-        kept=teacher["made"],
+        macs=passing["macs"],
+        kept=passing["made"],
         passes=kind.passes,
-        kernels=kind.kernels * teacher["tensors"] * case.accumulate / 2,  # of one pass of two
+        kernels=kind.kernels * passing["tensors"] * case.accumulate / 2,  # of one pass of two
         dtype=dtype_of(case.cfg, cluster.device, "float32"),
     )
     parts = model.seconds(its, cluster)
@@ -245,8 +247,8 @@ def step_of(case: Case, measured: dict, cluster: Cluster, loader: float) -> dict
     """Predict the seconds of a step by part. loader: images/s that a machine prepares."""
     work = work_of(case, measured, cluster.device)
     parts = model.seconds(work, cluster)
-    if measured["teacher"] and case.cfg.Teacher.weight:
-        parts["teacher"] = teacher_seconds(case, work, measured["teacher"], cluster)
+    if (passing := measured["passing"]) and passing["held"]:
+        parts["network of another run"] = passing_seconds(case, work, passing, cluster)
     if case.cfg.Global.compatible_with:
         parts[OLD_CLASSES] = old_classes_seconds(case, measured, cluster)
     loaded = case.batch * case.accumulate * cluster.gpus / loader

@@ -12,7 +12,7 @@ _DRAWN = {
     "forward": "network",
     "backward": "network",
     "launches": "network",
-    "teacher": "network",
+    "network of another run": "network",
     "head": "head",
     OLD_CLASSES: "head",
     "bank": "bank",
