@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import paddle
 
@@ -26,7 +27,7 @@ from plsc.distributed.sync_batch_norm import synchronise
 from plsc.errors import UserError
 from plsc.evaluation.sets import EvalSet
 from plsc.training import optim
-from plsc.training.build_head import build_head, build_rule
+from plsc.training.build_head import build_head, build_margin, build_rule
 from plsc.training.evaluator import Evaluator, build_sets
 from plsc.training.groups import freeze, settings_of, statistics_of
 from plsc.training.network import Network, check_amp, layers_to_recompute
@@ -38,7 +39,7 @@ from plsc.training.parts.ema import Ema
 from plsc.training.parts.evaluation import Evaluation
 from plsc.training.parts.log import Log
 from plsc.training.parts.loss_scale import LossScale
-from plsc.training.parts.part import Bytes, Sizes
+from plsc.training.parts.part import Bytes, Part, Sizes
 from plsc.training.parts.per_set import PerSet
 from plsc.training.parts.rollback import Rollback
 from plsc.training.parts.signals import Signals
@@ -51,6 +52,68 @@ from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 from plsc.utils.memory import refuse_beyond_memory
 
 MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
+
+
+class Prepared(NamedTuple):
+    """What a run needs before its ranks compute or share anything: the dry run prepares the same, and so refuses the same.
+
+    still: layers in evaluation mode. sets: to evaluate on, by title. features: the parts that the config asks for.
+    """
+
+    dataset: Dataset
+    loader: Loader
+    backbone: paddle.nn.Layer
+    statistics: list[paddle.Tensor]
+    optimizer: optim.BackboneOptimizer
+    still: list[paddle.nn.Layer]
+    recomputed: list[paddle.nn.Layer]
+    sets: dict[str, EvalSet]
+    features: list[Part]
+
+
+def prepare(
+    cfg: Config,
+    rank: int,
+    ranks: int,
+    backbone: paddle.nn.Layer | None = None,
+    make_optimizer: MakeOptimizer | None = None,
+    alone: bool = False,
+) -> Prepared:
+    """Prepare the run of a config on one of its ranks. UserError for what cannot be trained.
+
+    Args:
+        backbone, make_optimizer: as of `build_trainer`.
+        alone: without the other ranks, as for a dry run.
+    """
+    check_amp(cfg.Global.amp)
+    build_margin(cfg.Head)  # for what it refuses, before the centres take memory
+    dataset = build_training_set(cfg)
+    loader = build_loader(cfg, dataset, rank, ranks)
+    backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
+    if cfg.Model.sync_batchnorm:
+        backbone = synchronise(backbone)
+    statistics = statistics_of(backbone)
+    optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
+    recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
+    sets = build_evaluation_sets(cfg, dataset)
+    features = build_features(cfg, dataset, backbone, alone)
+    return Prepared(dataset, loader, backbone, statistics, optimizer, still, recomputed, sets, features)
+
+
+def build_features(
+    cfg: Config, dataset: Dataset, backbone: paddle.nn.Layer, alone: bool = False
+) -> list[Part]:
+    """Build the parts that the config asks for, in the order in which they are called; all other parts come after them."""
+    amp = cfg.Global.amp
+    average = cfg.Global.ema
+    parts = [
+        PerSet(dataset) if isinstance(dataset, Joined) else None,
+        Ema(backbone, average.decay, average.every) if average else None,
+        LossScale() if amp and amp.dtype == "float16" else None,
+        build_teacher(cfg, dataset, alone),
+        build_compatible(cfg, dataset, alone),
+    ]
+    return [part for part in parts if part]
 
 
 def build_trainer(
@@ -66,49 +129,36 @@ def build_trainer(
         make_optimizer: backbone -> Paddle optimizer, instead of the Optimizer section's.
         signals: notes signals that ask the run to stop; None: there are none.
     """
-    check_amp(cfg.Global.amp)
-    dataset = build_training_set(cfg)
-    backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
-    if cfg.Model.sync_batchnorm:
-        backbone = synchronise(backbone)
+    ready = prepare(cfg, distributed.rank(), distributed.world_size(), backbone, make_optimizer)
     if not on_gpu():
         # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
         return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
-    statistics = statistics_of(backbone)
-    optimizer, still = build_optimizer(cfg, backbone, make_optimizer)
-    average = cfg.Global.ema
-    ema = Ema(backbone, average.decay, average.every) if average else None
-    sets = build_evaluation_sets(cfg, dataset)
-    loader = build_loader(cfg, dataset, distributed.rank(), distributed.world_size())
-    sizes = dataset.num_classes, cfg.Model.embedding_size
-    amp = cfg.Global.amp
+    dataset, loader, backbone = ready.dataset, ready.loader, ready.backbone
     check_shared(cfg.Global.output_dir)  # it makes the folder, in which a head's bank may have its file
     head = build_head(
         cfg.Head,
         build_rule(cfg.Optimizer),
-        *sizes,
+        dataset.num_classes,
+        cfg.Model.embedding_size,
         cfg.Global.seed,
         cfg.Global.output_dir,
         getattr(dataset, "ranges", None),
-        amp,
+        cfg.Global.amp,
     )
+    ema = next((part for part in ready.features if isinstance(part, Ema)), None)
+    scale = next((part for part in ready.features if isinstance(part, LossScale)), None)
     root = Path(cfg.Global.output_dir, "checkpoints")
     evaluator = Evaluator(
         cfg.DataLoader.Eval,
-        sets,
+        ready.sets,
         backbone,
         dataset.num_classes,
         head,
         ema.in_place_of_weights if ema else None,
     )
-    scale = LossScale() if amp and amp.dtype == "float16" else None
     rollback = Rollback(cfg.Global.rollbacks, root)
     parts = [
-        PerSet(dataset) if isinstance(dataset, Joined) else None,
-        ema,
-        scale,
-        build_teacher(cfg, dataset),
-        build_compatible(cfg, dataset),
+        *ready.features,
         Divergence(cfg.Global.max_skipped, DumpWriter(f"{cfg.Global.output_dir}/diverged", dataset.name)),
         rollback,
         Log(loader, cfg.Global.log_every, cfg.Global.profile),
@@ -131,14 +181,14 @@ def build_trainer(
         seed=cfg.Global.seed,
         batch_size=cfg.DataLoader.Train.batch_size,
         shares=loader.shares,
-        recomputed=layers_to_recompute(cfg.Model.recompute, backbone),
-        still=still,
-        amp=amp,
+        recomputed=ready.recomputed,
+        still=ready.still,
+        amp=cfg.Global.amp,
         scaler=scale,
-        statistics=statistics,
+        statistics=ready.statistics,
     )
     rates = build_rates(cfg, loader.steps_per_epoch, rollback)
-    return Trainer(cfg, dataset, loader, network, head, optimizer, rates, filter(None, parts))
+    return Trainer(cfg, dataset, loader, network, head, ready.optimizer, rates, parts)
 
 
 def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:

@@ -9,10 +9,8 @@ from typing import Any
 from plsc.config import Config
 from plsc.config.advice import advice
 from plsc.distributed import environment
-from plsc.heads.config import format_rows
 from plsc.training.stand_in import check_data
 from plsc.utils.loggers import check_packages
-from plsc.utils.sharding import split
 
 
 def dry_run(
@@ -29,48 +27,20 @@ def dry_run(
     check_packages(cfg.Global.loggers)
     environment.prepare(cfg.Global.threads)
     from plsc.distributed.device import decide, why_no_gpu
-    from plsc.distributed.sync_batch_norm import synchronise
-    from plsc.heads.optimizer import Frozen
-    from plsc.training.build import (
-        build_evaluation_sets,
-        build_loader,
-        build_optimizer,
-        build_training_set,
-    )
-    from plsc.training.build_head import build_margin
-    from plsc.training.network import check_amp, layers_to_recompute
-    from plsc.training.parts.compatible import build_compatible, head_of_old_classes
-    from plsc.training.parts.teacher import build_teacher
-    from plsc.training.plan_lines import plan_lines, weak_lines
-    from plsc.training.resume import build_backbone
+    from plsc.training.build import prepare
+    from plsc.training.plan_lines import part_lines, plan_lines, weak_lines
 
     decide(cfg.Global.device, [why_no_gpu()])  # for what it refuses
-    dataset = build_training_set(cfg)
-    loader = build_loader(cfg, dataset, environment.rank_from_env(), ranks)
-    backbone = model or build_backbone(cfg, dataset.preprocessing.shape)
-    if cfg.Model.sync_batchnorm:  # these for what they refuse
-        backbone = synchronise(backbone)
-    build_optimizer(cfg, backbone, make_optimizer)
-    layers_to_recompute(cfg.Model.recompute, backbone)
-    build_margin(cfg.Head)
-    check_amp(cfg.Global.amp)
-    sets = build_evaluation_sets(cfg, dataset)
-    weak = weak_lines(cfg, loader.steps_per_epoch, sets)
+    run = prepare(cfg, environment.rank_from_env(), ranks, model, make_optimizer, alone=True)
+    steps_per_epoch = run.loader.steps_per_epoch
+    weak = weak_lines(cfg, steps_per_epoch, run.sets)
     plan = [f"WARNING {line}" for line in [*advice(cfg, ranks, environment.local_size_from_env()), *weak]]
-    plan += plan_lines(cfg, dataset, backbone, loader.steps_per_epoch, ranks)
-    if teacher := build_teacher(cfg, dataset, alone=True):
-        plan.append(f"plan: teacher  {teacher}")
-    if compatible := build_compatible(cfg, dataset, alone=True):
-        head = head_of_old_classes(cfg.Head)
-        classes = split(dataset.num_classes, ranks)[0][1]
-        size = format_rows(head, Frozen.moments, classes, cfg.Model.embedding_size)
-        plan.append(
-            f"plan: old      {compatible.path}, to be compatible with; {classes:,} classes per rank, {size}"
-        )
+    plan += plan_lines(cfg, run.dataset, run.backbone, steps_per_epoch, ranks)
+    plan += part_lines(cfg, run, ranks)
     resumes = cfg.Global.resume and any(Path(cfg.Global.output_dir, "checkpoints").glob("step-*"))
     if cfg.Global.init_from and not resumes:
         from plsc.training.finetune import check_start
 
-        total_steps = cfg.Global.total_steps(loader.steps_per_epoch)
-        plan.append(f"plan: start    {check_start(cfg, backbone, dataset, total_steps)}")
+        total_steps = cfg.Global.total_steps(steps_per_epoch)
+        plan.append(f"plan: start    {check_start(cfg, run.backbone, run.dataset, total_steps)}")
     return "\n".join([cfg.to_yaml(sources=True), *plan])

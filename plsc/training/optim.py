@@ -225,6 +225,12 @@ def check_optimizer(optimizer: object, cfg: Config) -> None:
         )
 
 
+def sizes_of(optimizer: BackboneOptimizer, backbone: paddle.nn.Layer) -> tuple[int, int]:
+    """Count the numbers of a backbone that are trained, and the others."""
+    trained = sum(parameter.size for parameter in optimizer.parameters)
+    return trained, sum(tensor.size for tensor in backbone.state_dict().values()) - trained
+
+
 def _owner(key: str, names: Iterable[str]) -> str | None:
     """Find the parameter that a state, "linear_0.w_0_velocity_0", is of; None for the state of none."""
     return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)

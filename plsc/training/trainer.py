@@ -27,7 +27,7 @@ from plsc.data.loader import Batch, Loader
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finetune import refuse_last_step
 from plsc.training.network import Network
-from plsc.training.optim import BackboneOptimizer
+from plsc.training.optim import BackboneOptimizer, sizes_of
 from plsc.training.parts.part import Part, Sizes
 from plsc.training.resume import (
     changed_keys,
@@ -280,9 +280,8 @@ class Trainer:
     def checkpoint_bytes(self) -> int:
         """Compute the bytes of a checkpoint."""
         bank = self.head.bank
-        numbers = sum(tensor.size for tensor in self.backbone.state_dict().values())
-        trained = sum(parameter.size for parameter in self.optimizer.parameters)
-        sizes = Sizes(trained, numbers - trained)
+        trained, frozen = sizes_of(self.optimizer, self.backbone)
+        sizes = Sizes(trained, frozen)
         parts = sum(entry.checkpoint for part in self.parts for entry in part.bill(self.cfg, sizes).values())
-        core = 4 * (numbers + self.optimizer.state_size)
+        core = 4 * (trained + frozen + self.optimizer.state_size)
         return core + parts + bank.itemsize * bank.numbers * self.head.shard.num_classes

@@ -48,7 +48,7 @@ class Compatible(Part):
         """The old network's checkpoint."""
         return self._other.saved.path
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path}, whose embeddings the new ones can be compared with"
 
     @staticmethod

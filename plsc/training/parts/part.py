@@ -70,6 +70,10 @@ class Part:
 
     name = ""
 
+    def describe(self) -> str:
+        """Describe the part for a line of the dry run; "" where the config says it all."""
+        return ""
+
     @staticmethod
     def bill(cfg: Config, sizes: Sizes) -> dict[str, Bytes]:
         """Return the bytes that the part takes in a run of this config, by what for: {} where it has no such part.

@@ -49,7 +49,7 @@ class Teacher(Part):
         self._batch_size = batch_size
         self._row_C = row_C
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         parameters = sum(parameter.size for parameter in parameters_of(self._backbone).values())
         network = f"{type(self._backbone).__name__} of {self._saved.path}"
         size = f"{parameters:,} parameters, {4 * parameters / 2**20:.1f} MB"
@@ -76,7 +76,7 @@ class Teacher(Part):
         if self._row_C is not None:
             without = take_centres(self._saved, self._row_C, run.head, self._backbone, run.dataset)
         if distributed.rank() == 0:
-            get_logger().info(f"teacher: {self}")
+            get_logger().info(f"teacher: {self.describe()}")
             if without:
                 get_logger().warning(
                     f"teacher: {len(without):,} classes that it does not know have no readable image, and random centres"

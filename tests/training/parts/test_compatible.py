@@ -140,6 +140,6 @@ def test_what_does_not_fit_is_refused(old, tmp_path, runs):
     with pytest.raises(UserError, match="was made with Global.compatible_with, this run is without"):
         train(tmp_path, NO_PAIRS, resume=checkpoint(runs / "compatible", 40))
     assert (
-        f"plan: old      {checkpoint(old)}, to be compatible with; 23 classes per rank, 0.0 MB for centres and gradient"
+        f"plan: compatible {checkpoint(old)}, whose embeddings the new ones can be compared with\nplan: parts    head of compatible_with 0."
         in Entry(TINY, keys).dry_run()
     )
