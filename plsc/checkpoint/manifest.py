@@ -39,6 +39,7 @@ from plsc.utils.files import read_regular
 from plsc.utils.yaml_lines import parse
 
 FORMAT = 6  # the only one that is read; 1 to 5 were written before the first release
+_LISTS = ("Parts",)  # the keys of a config that are no sections
 NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
@@ -313,7 +314,10 @@ def _parse_sections(config: str) -> dict[str, Any]:
     if document.problems:
         raise ValueError(f"line {document.problems[0].line}: {document.problems[0].message}")
     sections = document.value if document.value is not None else {}
-    if not isinstance(sections, dict) or not all(isinstance(value, dict) for value in sections.values()):
+    known = isinstance(sections, dict) and all(
+        isinstance(value, dict) or key in _LISTS for key, value in sections.items()
+    )
+    if not known:
         raise ValueError("is no mapping of sections")
     head = sections.get("Head", {})
     if not isinstance(head.get("name", ""), str) or type(head.get("sub_centres", 1)) is not int:

@@ -16,7 +16,7 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_core import to_jsonable_python
@@ -71,6 +71,9 @@ class Config(Section):
     Checkpoint: CheckpointCfg = Field(CheckpointCfg(), json_schema_extra=NOT_TRAINING)
     Export: ExportCfg = Field(ExportCfg(), json_schema_extra=NOT_TRAINING)
 
+    Parts: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = []
+    """Features of your own for a training, each a class as `package.module:Class` (docs/extend.md)."""
+
     _layers: Layers = PrivateAttr(default_factory=Layers)
 
     def __eq__(self, other: object) -> bool:
@@ -78,6 +81,9 @@ class Config(Section):
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
     __hash__ = None
+
+    def applies(self, key: str) -> bool:
+        return key != "Parts" or bool(self.Parts)
 
     def source(self, key: str) -> str:
         """Name the source of the value of "Section.key": "default", "file:line", "-o", or who edited it.
@@ -301,7 +307,7 @@ def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -
     if path and layers.get(path) is None:
         layers.drop(path)  # an empty section means its defaults
     for key, field in section.model_fields.items():
-        if key[0].isupper():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             _resolve_precedence(layers, (*path, key), field.annotation)
 
     def source(key: str) -> Source:
@@ -332,7 +338,7 @@ def _resolve_precedence(layers: Layers, path: KeyPath, section: type[Section]) -
 def _keys(section: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the paths of all keys that are not sections."""
     for key, field in keys_of(section).items():
-        if keys_of(field.annotation):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from _keys(field.annotation, (*path, key))
         else:
             yield (*path, key)

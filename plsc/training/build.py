@@ -24,7 +24,7 @@ from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
 from plsc.distributed.guard import Guard
 from plsc.distributed.shared_folder import check_shared
 from plsc.distributed.sync_batch_norm import synchronise
-from plsc.errors import UserError
+from plsc.errors import UserError, shown
 from plsc.evaluation.sets import EvalSet
 from plsc.training import optim
 from plsc.training.build_head import build_head, build_margin, build_rule
@@ -50,7 +50,14 @@ from plsc.utils.device import on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 from plsc.utils.memory import refuse_beyond_memory
+from plsc.utils.registry import Registry
 
+OWN = Registry("part", {}, ("plsc.training.parts.part:Part",))
+# The names of the other states of a run.
+OWNERS = (
+    *("run", "backbone", "optimizer", "head", "margin"),
+    *(part.name for part in (Divergence, Rollback, Log, Evaluation, Checkpoints)),
+)
 MakeOptimizer = Callable[[paddle.nn.Layer], paddle.optimizer.Optimizer]
 
 
@@ -113,7 +120,27 @@ def build_features(
         build_teacher(cfg, dataset, alone),
         build_compatible(cfg, dataset, alone),
     ]
-    return [part for part in parts if part]
+    parts = [part for part in parts if part]
+    return [*parts, *build_own_parts(cfg, {part.name for part in parts})]
+
+
+def build_own_parts(cfg: Config, names: set[str]) -> list[Part]:
+    """Build the parts of the user's own. UserError for what is no part, or has the name of a state that is taken."""
+    where = ": ".join(filter(None, (cfg.place(("Parts",)), "Parts")))
+    taken = {"", *names, *OWNERS}
+    parts = []
+    for path in cfg.Parts:
+        try:
+            part = OWN.get(path)()
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        if part.name in taken:
+            raise UserError(
+                f"{where}: {path} must have a name of its own for its state and its loss (got '{shown(part.name)}'); set the class's name"
+            )
+        taken.add(part.name)
+        parts.append(part)
+    return parts
 
 
 def build_trainer(

@@ -1,0 +1,84 @@
+"""Parts of the user's own: named in the config, called in a training, saved and resumed; what is refused."""
+
+import pytest
+
+from plsc.config import ConfigError, load
+from plsc.errors import UserError
+from plsc.training.build import prepare
+from plsc.training.parts.part import Part
+from tests.tiny_runs import TINY, assert_same_arrays, checkpoint, make_trainer, rows, train
+
+OWN = "Parts=[tests.training.parts.test_own:Counting]"
+
+
+class Counting(Part):
+    """Counts the steps, and halves the embeddings' gradient by a loss of its own."""
+
+    name = "counting"
+
+    def __init__(self):
+        self.steps = 0
+
+    def loss(self, batch, emb_BD):
+        return emb_BD.square().mean()
+
+    def update(self, run, step):
+        self.steps += 1
+
+    def row(self):
+        return {"counted": self.steps}
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+class Nameless(Part):
+    pass
+
+
+class Evaluation(Part):
+    name = "evaluation"
+
+
+def test_a_part_of_ones_own_takes_part_and_is_resumed_exactly(tmp_path):
+    train(tmp_path / "whole", OWN, "Checkpoint.keep=9")
+    found = rows(tmp_path / "whole")
+    assert [row["counted"] for row in found] == list(range(1, 13)) and found[0]["loss/counting"] > 0
+    train(tmp_path / "cut", OWN, resume=checkpoint(tmp_path / "whole", 4))
+    assert rows(tmp_path / "cut") == found[4:]
+    assert_same_arrays(checkpoint(tmp_path / "cut"), checkpoint(tmp_path / "whole"))
+    assert "Parts: [" in load(TINY, [OWN]).to_yaml()
+    assert "Parts" not in load(TINY).to_yaml()
+
+
+def test_a_checkpoint_without_it_cannot_be_taken_over_by_one_that_needs_its_state(tmp_path):
+    train(tmp_path / "plain", "Global.max_steps=4", "DataLoader.Eval.dataset=null")
+    with pytest.raises(UserError, match=r"manifest\.json: state\.counting: has no 'steps'") as caught:
+        make_trainer(tmp_path / "own", OWN).resume(checkpoint(tmp_path / "plain", 4))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ("tests.training.parts.test_own:Missing", "Parts: part .* has no class Missing$"),
+        ("nowhere:Part", "Parts: part 'nowhere:Part': cannot import nowhere"),
+        ("subprocess:Popen", "Parts: part .*: Popen must derive from plsc.training.parts.part.Part$"),
+        (
+            "tests.training.parts.test_own:Nameless",
+            "Parts: .* must have a name of its own .* \\(got ''\\)",
+        ),
+        ("tests.training.parts.test_own:Evaluation", "must have a name of its own .* \\(got 'evaluation'\\)"),
+    ],
+)
+def test_what_is_no_part_is_refused_before_the_first_step(named, line):
+    with pytest.raises(UserError, match=line):
+        prepare(load(TINY, [f"Parts=[{named}]"]), 0, 1, alone=True)
+
+
+def test_a_name_without_a_class_is_refused_with_the_config():
+    with pytest.raises(ConfigError, match="Parts"):
+        load(TINY, ["Parts=[counting]"])
