@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,10 @@ from paddle import _C_ops
 
 from plsc import distributed
 from plsc import native as kernels
-from plsc.heads.blocks import Block, Rounded, TargetRows, count_up, plan_blocks
+from plsc.heads.banks.bank import Bank
+from plsc.heads.blocks import Block, Rounded, Similarity, TargetRows, count_up, plan_blocks
+from plsc.heads.sampling import DrawAhead
+from plsc.heads.spec import HeadSpec
 from plsc.native.heads import softmax
 from plsc.utils.device import on_gpu
 from plsc.utils.tensors import rows_in_place, tensor_of
@@ -57,19 +60,49 @@ class BackendInput:
     ranges: tuple[paddle.Tensor, paddle.Tensor] | None = None
 
 
-def takes_kernels(head, inspected: bool) -> bool:
-    """Say whether `KernelBackend` can do a step of the head, whose bank has selected its rows, on this device.
+class Workspace:
+    """Keeps memory for the exponentials beyond a step: fresh pages cost more time than the work on them."""
+
+    def __init__(self):
+        self._spare: np.ndarray | None = None
+
+    def take(self, numbers: int) -> np.ndarray:
+        """Hand out at least so many float32."""
+        memory = self._spare
+        self._spare = None
+        if memory is None or len(memory) < numbers:
+            memory = np.empty(numbers + numbers // 16, np.float32)  # untouched pages cost nothing
+        return memory
+
+    def give_back(self, taken: np.ndarray | None) -> None:
+        """Take memory back. A step without a backward pass keeps what it took, and the next step gets new
+        memory."""
+        self._spare = self._spare if taken is None else taken
+
+
+@dataclass(frozen=True)
+class HeadMemory:
+    """What a head keeps between its steps: centres, how they are compared with samples, classes drawn ahead, and memory."""
+
+    bank: Bank
+    similarity: Similarity
+    drawing: DrawAhead
+    workspace: Workspace = field(default_factory=Workspace)
+
+
+def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
+    """Say whether `KernelBackend` can do a step of a head, whose bank has selected its rows, on this device.
 
     inspected: whether the caller wants the logits themselves.
     """
     return (
-        by_kernels(head.compute_dtype)
+        by_kernels(spec.compute_dtype)
         and not on_gpu()
-        and head.bank.selected > 0
+        and bank.selected > 0
         and not inspected
-        and head.sub_centres == 1
-        and not (head.margin and head.margin.has_others)
-        and head.bank.host_rows("centres") is not None
+        and spec.sub_centres == 1
+        and not (spec.margin and spec.margin.has_others)
+        and bank.host_rows("centres") is not None
     )
 
 
@@ -79,13 +112,13 @@ def by_kernels(dtype: str) -> bool:
     return kernels.has_bfloat16() if dtype == "bfloat16" else dtype == "float32" and kernels.multiplies()
 
 
-def multiplies_slowly(dtype: str, margin, sub_centres: int) -> bool:
-    """Say whether products of this dtype take longer here than float32's: on a CPU without kernels for them,
+def multiplies_slowly(spec: HeadSpec) -> bool:
+    """Say whether the head's products take longer here than float32's: on a CPU without kernels for them,
     where Paddle's ops round the numbers and then multiply in float32."""
-    if dtype == "float32" or on_gpu():
+    if spec.compute_dtype == "float32" or on_gpu():
         return False
-    known = sub_centres == 1 and not (margin and margin.has_others)
-    return not (known and by_kernels(dtype))
+    known = spec.sub_centres == 1 and not (spec.margin and spec.margin.has_others)
+    return not (known and by_kernels(spec.compute_dtype))
 
 
 class _Part(NamedTuple):
@@ -105,14 +138,15 @@ class KernelBackend:
     """Runs compiled kernels on the bank's own memory. Where classes lie in ranges, each range is computed for its own
     samples only."""
 
-    def __init__(self, head, given: BackendInput, keep: bool | None):
-        self.head = head
-        self.bank = head.bank
+    def __init__(self, spec: HeadSpec, memory: HeadMemory, given: BackendInput, keep: bool | None):
+        self.spec = spec
+        self.bank = memory.bank
+        self.workspace = memory.workspace
         self.given = given
         spans = list(_spans(given.bounds, len(given.scaled_ND), self.bank.selected))
         numbers = sum(samples * (stop - start) for _, samples, start, stop in spans)
-        fits = 4 * numbers <= head.budget
-        self.exps = head.workspace.take(numbers) if (fits if keep is None else keep) else None
+        fits = 4 * numbers <= spec.logits_budget
+        self.exps = memory.workspace.take(numbers) if (fits if keep is None else keep) else None
         self.parts = []
         used = 0
         for sample_n, samples, start, stop in spans:
@@ -141,8 +175,8 @@ class KernelBackend:
             index_K,
             given.column_P[targets] - start,
             sample_P,
-            cosine=self.head.margin is not None,
-            bfloat16=self.head.compute_dtype == "bfloat16",
+            cosine=self.spec.margin is not None,
+            bfloat16=self.spec.compute_dtype == "bfloat16",
         )
         return _Part(sample_n, start, stop, targets, softmax.Softmax(problem, exps_KN))
 
@@ -168,10 +202,10 @@ class KernelBackend:
             grad_ND = self._backward_parts(lse_N, dtarget_P, x_ND, grads)
         if self.bank.bias:
             grads["bias"].multiply_(factor)
-        if not self.head.sharded:
+        if not self.spec.sharded:
             for grad in grads.values():
                 distributed.all_reduce(grad)
-        self.head.workspace.give_back(self.exps)
+        self.workspace.give_back(self.exps)
         return tensor_of(grad_ND)
 
     def _backward_parts(self, lse_N, dtarget_P, x_ND, grads: dict[str, paddle.Tensor]) -> np.ndarray:
@@ -219,27 +253,28 @@ class PaddleBackend:
     the sample, which goes into the [N, D] factors of the products. 1 / R_b is the largest number of the softmax.
     """
 
-    def __init__(self, head, given: BackendInput, keep: bool | None):
+    def __init__(self, spec: HeadSpec, memory: HeadMemory, given: BackendInput, keep: bool | None):
+        self.similarity = memory.similarity
         self.given = given
-        self.head = head
-        self.margin = head.margin
-        self.bank = head.bank
+        self.spec = spec
+        self.margin = spec.margin
+        self.bank = memory.bank
         self.hooked = self.margin is not None and self.margin.has_others
         block, fits = plan_blocks(
             given.most,
             self.bank.selected,
             self.bank.width,
-            head.sub_centres,
-            head.budget,
-            head.compute_dtype,
+            spec.sub_centres,
+            spec.logits_budget,
+            spec.compute_dtype,
         )
         self.spans = [
             (start, min(start + block, self.bank.selected)) for start in range(0, self.bank.selected, block)
         ]
-        keep = (fits if keep is None else keep) and head.sub_centres == 1
+        keep = (fits if keep is None else keep) and spec.sub_centres == 1
         self._kept: list[tuple[Block, Rounded]] | None = [] if keep else None
         self._shares: list[tuple[paddle.Tensor, paddle.Tensor]] = []  # maximum and sum of each block, [N]
-        self._x_ND = head.similarity.round_samples(given.scaled_ND, head.compute_dtype)
+        self._x_ND = self.similarity.round_samples(given.scaled_ND, spec.compute_dtype)
 
     def forward(self) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         """Compute three numbers of each sample over the shard's sampled logits but its target, [N] each:
@@ -272,7 +307,7 @@ class PaddleBackend:
         return self._logits(self._block(0, self.bank.selected))[0]
 
     def _block(self, start: int, stop: int) -> Block:
-        return Block(self.head.similarity, start, stop, self.head.compute_dtype)
+        return Block(self.similarity, start, stop, self.spec.compute_dtype)
 
     def _logits(self, block: Block) -> tuple[paddle.Tensor, ...]:
         """Compute a block's scaled logits [N, b], targets at LOWEST; the same before the margin's hook and the
@@ -281,8 +316,8 @@ class PaddleBackend:
         self._leave_out(logit_Nb, block.start, block.stop)
         if not self.hooked:
             return logit_Nb, None, None, nearest_NbJ
-        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.head.scale, *self.given.cosines)
-        return cos_Nb * self.head.scale, logit_Nb, slope_Nb, nearest_NbJ
+        cos_Nb, slope_Nb = self.margin.others(logit_Nb / self.spec.scale, *self.given.cosines)
+        return cos_Nb * self.spec.scale, logit_Nb, slope_Nb, nearest_NbJ
 
     def _leave_out(self, logit_Nb: paddle.Tensor, start: int, stop: int) -> None:
         """Add LOWEST to the logits that take no part in the sum, in place: of the samples' own classes, which may
@@ -343,7 +378,7 @@ class PaddleBackend:
         self._add_targets("centres", by_row_ND)
         if self.bank.bias:
             self._add_targets("bias", dtarget_N * factor)
-        if not self.head.sharded:
+        if not self.spec.sharded:
             for grad in self.bank.gradients().values():
                 distributed.all_reduce(grad)
         return grad_ND
@@ -370,23 +405,3 @@ class PaddleBackend:
         column_N = self.given.column_N
         same_NN = (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")
         return same_NN / same_NN.sum(axis=1, keepdim=True)
-
-
-class Workspace:
-    """Keeps memory for the exponentials beyond a step: fresh pages cost more time than the work on them."""
-
-    def __init__(self):
-        self._spare: np.ndarray | None = None
-
-    def take(self, numbers: int) -> np.ndarray:
-        """Hand out at least so many float32."""
-        memory = self._spare
-        self._spare = None
-        if memory is None or len(memory) < numbers:
-            memory = np.empty(numbers + numbers // 16, np.float32)  # untouched pages cost nothing
-        return memory
-
-    def give_back(self, taken: np.ndarray | None) -> None:
-        """Take memory back. A step without a backward pass keeps what it took, and the next step gets new
-        memory."""
-        self._spare = self._spare if taken is None else taken

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from plsc import distributed
 from plsc.heads.banks import build_bank
 from plsc.heads.margins import Margin
 from plsc.heads.optimizer import Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.spec import HeadSpec
 from plsc.utils.sharding import ClassShard
 
 
@@ -24,6 +27,7 @@ def make_head(
     init_std: float | None = None,
     seed: int = 0,
     rule: Rule | None = None,
+    ranges: Sequence[tuple[int, int]] | None = None,
     **options,
 ) -> SoftmaxHead:
     """Make a head with a new bank of class centres. Every rank calls it.
@@ -35,7 +39,8 @@ def make_head(
             0.01 with a margin.
         seed: of the initial centres and of the sampling.
         rule: the centres' optimizer; None: momentum SGD without weight decay.
-        options: the further arguments of `SoftmaxHead`, as are margin, sharded and sub_centres.
+        ranges: as of `HeadSpec`; a single one is none.
+        options: the further fields of `HeadSpec`, as are margin, sharded and sub_centres.
     """
     if sharded:
         shard = ClassShard.of_rank(num_classes, distributed.world_size(), distributed.rank())
@@ -54,4 +59,7 @@ def make_head(
         std=init_std,
         seed=seed,
     )
-    return SoftmaxHead(made, margin, sharded=sharded, sub_centres=sub_centres, seed=seed, **options)
+    if ranges is not None and len(ranges) < 2:
+        ranges = None
+    spec = HeadSpec(margin, sharded=sharded, sub_centres=sub_centres, seed=seed, ranges=ranges, **options)
+    return SoftmaxHead(made, spec)

@@ -80,7 +80,9 @@ def _compare(sample_rate: float, budget: int | None, tf32: bool) -> list[Differe
     dense = reference.DenseHead(
         initial_rows(3, 0, _CLASSES, _WIDTH, 0.5), margin=(reference.cosface, _MARGIN), scale=_SCALE
     )
-    dense.taken = choose_classes(np.unique(label_N), ClassShard.whole(_CLASSES), sample_rate, head.seed, 0)
+    dense.taken = choose_classes(
+        np.unique(label_N), ClassShard.whole(_CLASSES), sample_rate, head.spec.seed, 0
+    )
     losses_N, dx_ND, dw_KD, _ = dense.loss_and_gradients(x_ND, label_N)
     loss_bound_N, dx_bound_ND, dw_bound_KD = _bounds(dense, x_ND.astype(np.float64), label_N, losses_N, tf32)
     centres_CD = dense.w.copy()

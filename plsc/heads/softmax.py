@@ -33,24 +33,17 @@ from paddle.autograd import PyLayer
 
 from plsc import distributed
 from plsc.errors import UserError
-from plsc.heads.backends import Workspace, multiplies_slowly
+from plsc.heads.backends import HeadMemory, multiplies_slowly
 from plsc.heads.banks.bank import Bank
 from plsc.heads.blocks import Similarity, plan_blocks
 from plsc.heads.margins import Margin
 from plsc.heads.sampling import DrawAhead
+from plsc.heads.spec import HeadSpec
 from plsc.heads.step import Step
 from plsc.utils.device import asynchronous
 from plsc.utils.logging import warn
 from plsc.utils.sharding import ClassShard
 from plsc.utils.timing import timer
-
-_BUDGET = 256 << 20
-_ASYNCHRONOUS_BUDGET = 4096 << 20
-
-
-def default_budget() -> int:
-    """Return the bytes for blocks of classes where nobody names any: a GPU gains from more than a CPU."""
-    return _ASYNCHRONOUS_BUDGET if asynchronous() else _BUDGET
 
 
 @dataclass
@@ -87,69 +80,33 @@ class SoftmaxHead:
     bank.
 
     Args:
-        bank: the class centres of this rank's shard, or all of them; its rows hold `sub_centres` embeddings
+        bank: the class centres of this rank's shard, or all of them; its rows hold `spec.sub_centres` embeddings
             each.
-        margin: None is the plain softmax on inner products (plus the bank's bias); a `Margin` works on
-            cosines times `scale`.
-        scale: the s of the margin losses; 1 for the plain softmax.
-        sharded: True where the ranks' banks share the classes out (`dist_*`); False where each has all of
-            them: a rank then sees its own B samples only, and sums the centres' gradients over the ranks.
-        sub_centres: centres of each class, of which the nearest counts; more than 1 help with label noise.
-            Only with a margin.
-        sample_rate: share of the classes that are drawn anew for each step (Partial FC), to take part
-            together with all positives of the step; 1.0 takes all. Only with `sharded`. seed: of the draw.
-        ranges: [start, stop) of the classes with a softmax of their own, together all classes; None: one
-            softmax over all. A sample's logits of the classes of other ranges take no part in its loss, nor in its
-            accuracy: with several data sets the same person may have a class in each.
-        budget: bytes for logits, exponentials and the other temporaries of a class block; None: `default_budget`.
-        compute_dtype: "float32", "bfloat16" or "float16", to which a step rounds what its three matrix
-            products multiply (`product` in blocks.py); all else is float32, `classify` entirely.
+        spec: what is computed.
     """
 
-    def __init__(
-        self,
-        bank: Bank,
-        margin: Margin | None = None,
-        *,
-        scale: float = 1.0,
-        sharded: bool = True,
-        sub_centres: int = 1,
-        sample_rate: float = 1.0,
-        seed: int = 0,
-        budget: int | None = None,
-        compute_dtype: str = "float32",
-        ranges: Sequence[tuple[int, int]] | None = None,
-    ):
-        assert margin is None or not bank.bias, "a bias is no part of a cosine"
-        assert margin is not None or (scale == 1.0 and sub_centres == 1), (
-            "only a margin has scale and sub-centres"
-        )
-        assert 0 < sample_rate <= 1 and (sharded or sample_rate == 1), (
-            "ranks that share centres must sample the same"
-        )
-        if ranges is not None:
-            edges = [0, *(stop for _, stop in ranges)]
-            assert list(ranges) == list(itertools.pairwise(edges)) and edges[-1] == bank.shard.num_classes, (
-                ranges
-            )
-        if multiplies_slowly(compute_dtype, margin, sub_centres):
+    def __init__(self, bank: Bank, spec: HeadSpec):
+        assert spec.margin is None or not bank.bias, "a bias is no part of a cosine"
+        if spec.ranges is not None:
+            edges = [0, *(stop for _, stop in spec.ranges)]
+            assert list(spec.ranges) == list(itertools.pairwise(edges)), spec.ranges
+            assert edges[-1] == bank.shard.num_classes, spec.ranges
+        if multiplies_slowly(spec):
             warn(
-                f"Head.compute_dtype: {compute_dtype} only rounds the inputs of this head's products here, and is slower than "
+                f"Head.compute_dtype: {spec.compute_dtype} only rounds the inputs of this head's products here, and is slower than "
                 "float32; GPUs compute in it, and processors with AVX512-BF16 in bfloat16 where the kernels can do what it does"
             )
         self.bank = bank
-        self.margin = margin
-        self.scale = scale
-        self.sharded = sharded
-        self.sub_centres = sub_centres
-        self.sample_rate = sample_rate
-        self.seed = seed
-        self.budget = default_budget() if budget is None else budget
-        self.compute_dtype = compute_dtype
-        self.ranges = ranges if ranges and len(ranges) > 1 else None
-        self.workspace = Workspace()
-        self.drawing = DrawAhead(bank.shard, sample_rate, seed)
-        self.similarity = Similarity(bank, margin is not None, sub_centres)
+        self.spec = spec
+        self.memory = HeadMemory(
+            bank,
+            Similarity(bank, spec.margin is not None, spec.sub_centres),
+            DrawAhead(bank.shard, spec.sample_rate, spec.seed),
+        )
+
+    @property
+    def margin(self) -> Margin | None:
+        return self.spec.margin
 
     @property
     def shard(self) -> ClassShard:
@@ -178,7 +135,7 @@ class SoftmaxHead:
         Raises UserError naming the first sample whose label is not in [0, C).
         """
         with timer.part("head"):
-            step = Step(self, emb.flatten(1), label_B, number, counts)
+            step = Step(self.spec, self.memory, emb.flatten(1), label_B, number, counts)
             with paddle.no_grad():
                 losses, saved = step.forward()
             if check and losses.stray.item():
@@ -226,7 +183,7 @@ class SoftmaxHead:
         squares = self.bank.squares()
         if not paddle.is_tensor(squares):
             squares = paddle.to_tensor(squares, dtype="float64")
-        if self.sharded:
+        if self.spec.sharded:
             distributed.all_reduce(squares)
         norms = squares.sqrt()
         return tuple(norms.astype("float32").unbind() if asynchronous() else norms.tolist())
@@ -234,13 +191,13 @@ class SoftmaxHead:
     @paddle.no_grad()
     def inspect(self, emb: paddle.Tensor, label_B: paddle.Tensor) -> ShardInfo:
         """Return the parts of the loss as whole [N, S] tensors. Small problems only. Every rank calls it."""
-        step = Step(self, emb.flatten(1), label_B, number=None)
+        step = Step(self.spec, self.memory, emb.flatten(1), label_B, number=None)
         _, saved = step.forward(keep=False)
         logit_NS = saved.backend.logits()
         shard = self.shard
         local_N = distributed.shard_index(saved.samples.label_N, shard.start, shard.stop)
         own_NS = (local_N.unsqueeze(1) == paddle.arange(shard.size)).astype("float32")
-        target_N1 = self.scale * saved.targets.target_N.unsqueeze(1)
+        target_N1 = self.spec.scale * saved.targets.target_N.unsqueeze(1)
         logit_NS = paddle.where(own_NS > 0, target_N1 * own_NS, logit_NS)
         prob_NS = (logit_NS - saved.lse_N.unsqueeze(1)).exp()
         return ShardInfo(logit_NS, prob_NS, local_N, shard.size)
@@ -255,17 +212,19 @@ class SoftmaxHead:
         that is not finite may give C.
         """
         self.bank.select(None)
-        block, _ = plan_blocks(len(emb_ND), self.shard.size, self.bank.width, self.sub_centres, self.budget)
+        block, _ = plan_blocks(
+            len(emb_ND), self.shard.size, self.bank.width, self.spec.sub_centres, self.spec.logits_budget
+        )
         best_N = paddle.full([len(emb_ND)], float("-inf"))
         class_N = paddle.full([len(emb_ND)], self.shard.num_classes, dtype="int64")
         for start in range(0, self.shard.size, block):
             stop = min(start + block, self.shard.size)
-            logit_Nb = self.similarity.logits(emb_ND.astype("float32"), start, stop)
+            logit_Nb = self.memory.similarity.logits(emb_ND.astype("float32"), start, stop)
             first_N = logit_Nb.argmax(axis=1) + (self.shard.start + start)
             largest_N = logit_Nb.max(axis=1)
             class_N = paddle.where(largest_N > best_N, first_N, class_N)
             best_N = paddle.maximum(largest_N, best_N)
-        if not self.sharded:
+        if not self.spec.sharded:
             return class_N
         own_N = best_N.clone()
         distributed.all_reduce(best_N, "max")

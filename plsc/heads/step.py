@@ -8,6 +8,7 @@ Each phase takes the results of the ones before it and returns a frozen dataclas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,9 +17,10 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc import distributed
-from plsc.heads.backends import BackendInput, KernelBackend, PaddleBackend, takes_kernels
+from plsc.heads.backends import BackendInput, HeadMemory, KernelBackend, PaddleBackend, takes_kernels
 from plsc.heads.blocks import Rows
 from plsc.heads.sampling import choose_classes, draw_classes, unite
+from plsc.heads.spec import HeadSpec
 from plsc.utils.device import asynchronous, to_device
 from plsc.utils.tensors import tensor_of
 
@@ -115,15 +117,25 @@ class Step:
     """Computes one step of a head on this rank's samples.
 
     Args:
-        head: the SoftmaxHead. emb_BD, label_B: this rank's samples.
+        spec: what is computed. memory: what the head keeps between its steps. emb_BD, label_B: this rank's samples.
         number: of the training step, for the sampling; None: an inspection, in which all classes take part
             and nothing is remembered.
         counts: samples of each rank; None: the ranks ask each other.
     """
 
-    def __init__(self, head, emb_BD: paddle.Tensor, label_B: paddle.Tensor, number: int | None, counts=None):
-        self.head = head
-        self.margin = head.margin
+    def __init__(
+        self,
+        spec: HeadSpec,
+        memory: HeadMemory,
+        emb_BD: paddle.Tensor,
+        label_B: paddle.Tensor,
+        number: int | None,
+        counts: Sequence[int] | None = None,
+    ):
+        self.spec = spec
+        self.memory = memory
+        self.bank = memory.bank
+        self.margin = spec.margin
         self.emb_BD = emb_BD
         self.label_B = label_B.flatten()
         self.number = number
@@ -133,7 +145,7 @@ class Step:
 
     def own(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Cut this rank's part [B] out of a per-sample tensor [N]."""
-        if not self.head.sharded:
+        if not self.spec.sharded:
             return x_N
         start = sum(self.counts[: distributed.rank()])
         return x_N[start : start + self.counts[distributed.rank()]]
@@ -141,12 +153,12 @@ class Step:
     def gather(self, x_B: paddle.Tensor) -> paddle.Tensor:
         """Collect the samples that this rank works on: all ranks' if the classes are sharded, its own if
         not."""
-        return distributed.gather_rows(x_B, self.counts) if self.head.sharded else x_B
+        return distributed.gather_rows(x_B, self.counts) if self.spec.sharded else x_B
 
     def gather_all(self, x_N: paddle.Tensor) -> paddle.Tensor:
         """Collect a per-sample tensor of all ranks, for a margin's statistics, which must be the same on
         every rank."""
-        return x_N if self.head.sharded else distributed.gather_rows(x_N, self.counts)
+        return x_N if self.spec.sharded else distributed.gather_rows(x_N, self.counts)
 
     # -- forward ------------------------------------------------------------------------------------------------------------
 
@@ -154,24 +166,26 @@ class Step:
         """Compute the losses. keep: whether exponentials are kept for backward; None: if they fit into the
         budget."""
         samples = self._gather_samples()
-        most = self.num_samples if self.head.sharded else max(self.counts)
+        most = self.num_samples if self.spec.sharded else max(self.counts)
         given: dict = {"scaled_ND": samples.scaled_ND, "most": most}
         place = self._select(samples)
-        if takes_kernels(self.head, self.number is None):
-            plain_N = self.head.similarity.host_targets(samples.rows.values, place.row_P, place.column_P)
+        if takes_kernels(self.spec, self.bank, self.number is None):
+            plain_N = self.memory.similarity.host_targets(samples.rows.values, place.row_P, place.column_P)
             given |= {"row_P": place.row_P, "column_P": place.column_P, "bounds": self._bounds(samples)}
             make = KernelBackend
         else:
             place = place if isinstance(place, DevicePlaces) else self._to_device(place, len(samples.label_N))
             rows = plain_N = None
-            if self.head.bank.selected:
-                rows = self.head.similarity.targets(samples.rows.values, place.column_N)
+            if self.bank.selected:
+                rows = self.memory.similarity.targets(samples.rows.values, place.column_N)
                 plain_N = rows.plain_N
             given |= {"owned_N": place.owned_N, "column_N": place.column_N}
             given |= {"targets": rows, "ranges": self._ranges(samples)}
             make = PaddleBackend
         targets = self._move_targets(samples, place.owned_N, plain_N)
-        backend = make(self.head, BackendInput(cosines=self._share_targets(targets), **given), keep)
+        backend = make(
+            self.spec, self.memory, BackendInput(cosines=self._share_targets(targets), **given), keep
+        )
         losses_N, correct_N, lse_N, miss_N, owned_N = self._join_ranks(targets, self._join_maxima(backend))
         penalty_slope_N = None
         if self.margin and self.margin.trains_norm:
@@ -187,34 +201,33 @@ class Step:
         rows = Rows(self.gather(self.emb_BD.astype("float32")), self.margin is not None, zeros=True)
         if self.margin and self.number is not None:
             self.margin.observe(self.gather_all(rows.length))
-        scaled_ND = rows.values * self.head.scale if self.head.scale != 1.0 else rows.values
+        scaled_ND = rows.values * self.spec.scale if self.spec.scale != 1.0 else rows.values
         norm_N = rows.length if self.margin else None
         return Samples(rows, scaled_ND, norm_N, self.gather(self.label_B))
 
     def _select(self, samples: Samples) -> HostPlaces | DevicePlaces:
         """Let the bank select the classes of the step, on the device where the host would wait, and find the
         samples' own ones."""
-        head = self.head
-        shard = head.shard
-        if not (asynchronous() and head.bank.on_device):
+        shard = self.bank.shard
+        if not (asynchronous() and self.bank.on_device):
             return self._select_on_host(samples.label_N.numpy())
         local_N = samples.label_N - shard.start if shard.start else samples.label_N
         column_N = local_N.clip(0, max(0, shard.size - 1))
         own_N = column_N == local_N if shard.size else paddle.zeros([len(local_N)], "bool")
         owned_N = own_N.astype("float32")
-        if head.sample_rate == 1 or self.number is None or not shard.size:
-            head.bank.select(None)
+        if self.spec.sample_rate == 1 or self.number is None or not shard.size:
+            self.bank.select(None)
             return DevicePlaces(owned_N, column_N)
-        drawn = head.drawing.take(self.number)
+        drawn = self.memory.drawing.take(self.number)
         # Matrix products on GPUs are faster for a multiple of 8 classes.
         spare = 1 + -(len(drawn) + 1 + len(owned_N)) % 8
         padded = to_device(np.append(drawn, np.full(spare, shard.size)))
         index_K, column_N = unite(padded, column_N, own_N, shard.size)
-        head.bank.select_on_device(index_K, len(drawn))
+        self.bank.select_on_device(index_K, len(drawn))
         return DevicePlaces(owned_N, column_N)
 
     def _select_on_host(self, label_N: np.ndarray) -> HostPlaces:
-        shard = self.head.shard
+        shard = self.bank.shard
         row_P = np.flatnonzero((shard.start <= label_N) & (label_N < shard.stop))
         column_P = self._select_classes(label_N[row_P] - shard.start)
         order = np.argsort(column_P, kind="stable")  # so that a block's targets are one run
@@ -225,14 +238,13 @@ class Step:
     def _select_classes(self, class_P: np.ndarray) -> np.ndarray:
         """Let the bank select the classes of this step -> the targets' classes as the selected ones are
         counted."""
-        head = self.head
-        if head.sample_rate == 1 or self.number is None:
-            head.bank.select(None)
+        if self.spec.sample_rate == 1 or self.number is None:
+            self.bank.select(None)
             return class_P
-        drawn_by = head.shard, head.sample_rate, head.seed
+        drawn_by = self.bank.shard, self.spec.sample_rate, self.spec.seed
         index_K = choose_classes(np.unique(class_P), *drawn_by, self.number)
-        head.bank.select(index_K)
-        head.bank.prefetch(partial(draw_classes, *drawn_by, self.number + 1))
+        self.bank.select(index_K)
+        self.bank.prefetch(partial(draw_classes, *drawn_by, self.number + 1))
         return np.searchsorted(index_K, class_P)
 
     def _to_device(self, place: HostPlaces, samples: int) -> DevicePlaces:
@@ -242,12 +254,12 @@ class Step:
 
     def _bounds(self, samples: Samples) -> np.ndarray | None:
         """Find the selected classes in the range of each sample's class, as BackendInput.bounds has them."""
-        if self.head.ranges is None:
+        if self.spec.ranges is None:
             return None
-        starts, stops = np.array(self.head.ranges).T
+        starts, stops = np.array(self.spec.ranges).T
         range_N = np.searchsorted(stops, samples.label_N.numpy(), side="right").clip(max=len(stops) - 1)
-        edges_2N = np.stack([starts, stops])[:, range_N] - self.head.shard.start
-        bank = self.head.bank
+        edges_2N = np.stack([starts, stops])[:, range_N] - self.bank.shard.start
+        bank = self.bank
         if bank.selected == bank.shard.size:
             return edges_2N.clip(0, bank.shard.size)
         return np.searchsorted(bank.index, edges_2N)
@@ -255,10 +267,10 @@ class Step:
     def _ranges(self, samples: Samples) -> tuple[paddle.Tensor, paddle.Tensor] | None:
         """Number the ranges of the samples' classes and of the selected ones, as BackendInput.ranges has
         them."""
-        if self.head.ranges is None:
+        if self.spec.ranges is None:
             return None
-        stops = to_device(np.array([stop for _, stop in self.head.ranges]))
-        of_rows = self.head.bank.index_tensor + self.head.shard.start
+        stops = to_device(np.array([stop for _, stop in self.spec.ranges]))
+        of_rows = self.bank.index_tensor + self.bank.shard.start
         return tuple(
             paddle.searchsorted(stops, classes, right=True) for classes in (samples.label_N, of_rows)
         )
@@ -283,7 +295,7 @@ class Step:
         if not (self.margin and self.margin.has_others):
             return None
         shared_2N = paddle.stack([targets.plain_N, targets.target_N])
-        if self.head.sharded:
+        if self.spec.sharded:
             distributed.all_reduce(shared_2N)
         if self.number is not None:
             self.margin.observe_targets(self.gather_all(shared_2N[0]))
@@ -294,7 +306,7 @@ class Step:
         """Find the largest logit but the target of each sample over all ranks, and this rank's sum of
         exponentials. One MAX."""
         own_N, plain_N, sum_N = backend.forward()
-        if not self.head.sharded or distributed.world_size() == 1:
+        if not self.spec.sharded or distributed.world_size() == 1:
             return Maxima(own_N, plain_N, sum_N)
         largest_2N = distributed.all_reduce(paddle.stack([own_N, plain_N]), "max")
         max_N, plain_max_N = largest_2N.unbind()
@@ -304,10 +316,10 @@ class Step:
         """Compute loss, whether correct, lse, 1 - p(target) and the number of shards that have the class, of all
         N samples on every rank, [N] each. One SUM."""
         packed_4N = paddle.stack([maxima.sum_N, targets.plain_N, targets.target_N, targets.owned_N])
-        if self.head.sharded:
+        if self.spec.sharded:
             distributed.all_reduce(packed_4N)
         sum_N = packed_4N[0]
-        plain_N, target_N = (packed_4N[1:3] * self.head.scale).unbind()
+        plain_N, target_N = (packed_4N[1:3] * self.spec.scale).unbind()
         z_N = maxima.max_N + sum_N.log() - target_N
         loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
         return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N), packed_4N[3]
@@ -318,7 +330,7 @@ class Step:
         """Compute the mean loss and the share of correct samples over all ranks, and count the labels that are
         in no shard."""
         totals = paddle.stack([losses_N, correct_N.astype("float32"), owned_N]).sum(axis=1)
-        if not self.head.sharded:
+        if not self.spec.sharded:
             distributed.all_reduce(totals)
         loss, accuracy, _ = (totals / self.num_samples).unbind()
         return loss, accuracy, paddle.scale(totals[2], -1.0, self.num_samples).astype("int64")
@@ -335,7 +347,7 @@ class Step:
             # Of this shard's target cosines by the norms; like that of the cosines, without factors.
             by_norm_N = -saved.miss_N * saved.targets.norm_slope_N
             grad_ND = paddle.concat([grad_ND, by_norm_N.unsqueeze(1)], axis=1)
-        grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.head.sharded else grad_ND
+        grad_BD = distributed.reduce_scatter_rows(grad_ND, self.counts) if self.spec.sharded else grad_ND
         grad_BD = self._embedding_gradient(saved, grad_BD, factor)
         return grad_BD.astype(self.emb_BD.dtype)
 
@@ -344,7 +356,7 @@ class Step:
     ) -> paddle.Tensor:
         """Turn the gradient by the scaled embeddings, with that by the norms as a last column if they are
         trained, into that by the embeddings."""
-        of_cosine = factor * (self.head.scale * distributed.world_size())
+        of_cosine = factor * (self.spec.scale * distributed.world_size())
         if not self.margin:
             return grad_BD * of_cosine
         rows = saved.samples.rows
@@ -354,5 +366,5 @@ class Step:
             return rows.gradient(grad_BD.multiply_(of_cosine))
         norm_grad_B1 = grad_BD[:, -1:]
         penalty_B1 = self.own(saved.penalty_slope_N).unsqueeze(1)
-        of_norm_BD = (norm_grad_B1 + penalty_B1 / self.head.scale) * of_cosine * rows.values
+        of_norm_BD = (norm_grad_B1 + penalty_B1 / self.spec.scale) * of_cosine * rows.values
         return rows.gradient(grad_BD[:, :-1] * of_cosine) + of_norm_BD

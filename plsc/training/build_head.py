@@ -14,7 +14,8 @@ from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.config import HeadCfg, is_softmax, rows_bytes
 from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
-from plsc.heads.softmax import SoftmaxHead, default_budget
+from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.spec import default_budget
 from plsc.utils.device import on_gpu
 from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.registry import MARGINS

@@ -296,12 +296,12 @@ def _keep(saved: Checkpoint, head: SoftmaxHead, row_C: np.ndarray) -> tuple[floa
             _put(head, state, at, rows)
         else:
             rows = {name: float32_of(state[name][at[0] : at[-1] + 1]) for name in names}
-        centres = rows["centres"].reshape(len(at) * head.sub_centres, -1).astype(np.float64)
+        centres = rows["centres"].reshape(len(at) * head.spec.sub_centres, -1).astype(np.float64)
         sums[0] += _whole(np.linalg.norm(centres, axis=1))
         sums[1] += _whole(rows["bias"]) if head.bank.bias else 0
         sums[2] += len(at)
     length, bias, count = (sum(parts) for parts in zip(*distributed.gather_objects(sums)))
-    return _UNIT * length / (count * head.sub_centres), _UNIT * bias / count
+    return _UNIT * length / (count * head.spec.sub_centres), _UNIT * bias / count
 
 
 def _whole(values: np.ndarray) -> int:

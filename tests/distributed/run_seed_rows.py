@@ -55,7 +55,7 @@ class Case:
 
     def forward(self, keep=None):
         """-> the step, and what its forward pass has saved."""
-        step = Step(self.head, self.emb, self.label_B, 0)
+        step = Step(self.head.spec, self.head.memory, self.emb, self.label_B, 0)
         return step, step.forward(keep)[1]
 
     def info(self):
@@ -139,7 +139,7 @@ def row_2_7():
 def row_2_8():
     """The head's one-hot: it never exists, but the logits that the sum of the others leaves out are where it is 1."""
     case = Case()
-    step = Step(case.head, case.emb, case.label_B, None)  # by Paddle's ops
+    step = Step(case.head.spec, case.head.memory, case.emb, case.label_B, None)  # by Paddle's ops
     with paddle.no_grad():
         left_out = step.forward(keep=False)[1].backend.logits().numpy() < LOWEST / 2
     assert np.array_equal(left_out, case.one_hot == 1)

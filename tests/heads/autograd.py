@@ -141,7 +141,7 @@ def gradients(head, x, label):
 
 
 def assert_equal_to_dense(kind, head, x, label, **options):
-    want = exact_gradients(kind, x, head.bank.state()["centres"], label, scale=head.scale, **options)
+    want = exact_gradients(kind, x, head.bank.state()["centres"], label, scale=head.spec.scale, **options)
     assert_within(gradients(head, x, label), *want)
 
 

@@ -51,7 +51,8 @@ def train(centres=CENTRES, embeddings=EMBEDDINGS, threads=1, **options):
 
 
 def backend_of(options):
-    step = Step(make_head(C, D, **options), paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
+    head = make_head(C, D, **options)
+    step = Step(head.spec, head.memory, paddle.ones([2, D]), paddle.to_tensor([1, 2]), 0)
     return step.forward()[1].backend
 
 

@@ -80,7 +80,7 @@ def test_row_3_5_sampling_leaves_the_callers_labels_alone():
 def test_row_3_6_a_remapped_label_is_the_old_one(rate):
     head = make_head(20, D, CosFace(), sample_rate=rate)
     emb, label = batch()
-    given = step_module.Step(head, emb, label, 5).forward()[1].backend.given
+    given = step_module.Step(head.spec, head.memory, emb, label, 5).forward()[1].backend.given
     if given.column_N is None:
         assert np.array_equal(head.bank.index[given.column_P], label.numpy()[given.row_P])
     else:

@@ -12,6 +12,7 @@ from plsc.heads.banks import build_bank
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import AdamW
 from plsc.heads.softmax import SoftmaxHead
+from plsc.heads.spec import HeadSpec
 from plsc.training.resume import (
     build_backbone,
     build_saved_head,
@@ -129,7 +130,9 @@ def test_centres_of_adamw_go_over_any_ranks_byte_for_byte(kind, dtype, tmp_path)
                 shard = ClassShard(classes, start, stop)
                 options = {"bias": False, "rule": ADAMW, "std": 0.01, "seed": step}
                 heads.append(
-                    SoftmaxHead(build_bank(kind, dtype, tmp_path, shard, width, **options), ArcFace())
+                    SoftmaxHead(
+                        build_bank(kind, dtype, tmp_path, shard, width, **options), HeadSpec(ArcFace())
+                    )
                 )
                 load_rows(heads[-1], Checkpoint.open(written))
                 heads[-1].load_state_dict(Checkpoint.open(written).plain("head"))

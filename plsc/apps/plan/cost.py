@@ -57,7 +57,7 @@ class Trial:
         these are timed separately.
         """
         bank = self.head.bank
-        sampled = self.head.sample_rate < 1
+        sampled = self.head.spec.sample_rate < 1
         bank.sync(drop=True)
         if sampled:
             self.step()

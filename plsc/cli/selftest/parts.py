@@ -193,7 +193,7 @@ def head_errors(
 
 def _rows_left_out(head) -> dict[str, np.ndarray]:
     """Copy the rows of this rank that take no part in the step."""
-    if head.sample_rate == 1:
+    if head.spec.sample_rate == 1:
         return {}
     out = np.ones(head.shard.size, bool)
     out[head.bank.index] = False
@@ -210,11 +210,11 @@ def _compare_step(worst: Worst, head, dense, x, label, counts, number: int):
     positives = np.intersect1d(label, np.arange(head.shard.start, head.shard.stop))
     worst.note("positives that are missing", len(np.setdiff1d(positives, taken)))
     dense.taken = np.arange(head.shard.num_classes)
-    if head.sample_rate < 1:
+    if head.spec.sample_rate < 1:
         counts_of_taken = distributed.gather_counts(len(taken))
         dense.taken = distributed.gather_rows(paddle.to_tensor(taken), counts_of_taken).numpy()
     whole = ClassShard.whole(head.shard.num_classes)
-    of_one_rank = choose_classes(np.unique(label), whole, head.sample_rate, head.seed, number)
+    of_one_rank = choose_classes(np.unique(label), whole, head.spec.sample_rate, head.spec.seed, number)
     worst.note("classes that one rank would not have sampled", len(np.setxor1d(dense.taken, of_one_rank)))
     losses, dx, dw, db = dense.loss_and_gradients(x, label)
     worst.note("loss", relative(out.loss.item(), losses.mean()))

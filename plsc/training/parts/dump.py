@@ -114,7 +114,7 @@ def _bad_extra(step: TakenStep) -> str | None:
 def _is_shared(key: str, head: SoftmaxHead) -> bool:
     """Say whether a gradient is summed over the ranks: such a one does not show whose samples are to
     blame."""
-    own_rows = key.startswith("gradient of head.") and head.sharded
+    own_rows = key.startswith("gradient of head.") and head.spec.sharded
     return not (key == "gradient of the embeddings" or own_rows)
 
 

@@ -75,7 +75,7 @@ def test_scaling_by_a_power_of_two_changes_no_bit(tmp_path, more):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_head_has_the_dtype_of_amp_and_bfloat16_no_scale(tmp_path, dtype):
     trainer = train(tmp_path / "amp", *KEYS, f"Global.amp={{dtype: {dtype}}}")
-    assert trainer.head.compute_dtype == dtype
+    assert trainer.head.spec.compute_dtype == dtype
     assert any(part.name == "loss_scale" for part in trainer.parts) == (dtype == "float16")
     train(tmp_path / "head", *KEYS, f"Head.compute_dtype={dtype}")
     assert_same_arrays(checkpoint(tmp_path / "amp", 6), checkpoint(tmp_path / "head", 6))
