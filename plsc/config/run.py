@@ -4,12 +4,12 @@ They are not in plsc/training, which takes a Config and so lies above this packa
 """
 
 import itertools
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from plsc.heads.config import HeadCfg
-from plsc.utils.section import NOT_TRAINING, Section, few_for_this_machine
+from plsc.utils.section import NOT_TRAINING, OTHER_RUN, Section, few_for_this_machine
 
 DEFAULT_EPOCHS = 10  # when neither epochs nor max_steps is given
 
@@ -78,10 +78,10 @@ class GlobalCfg(Section):
     deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed, machine,
     software and number of ranks then give the same run (docs/gpu.md). A CPU always does."""
-    checkpoint: str | None = Field(None, json_schema_extra=NOT_TRAINING)
+    checkpoint: str | None = Field(None, json_schema_extra=OTHER_RUN)
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
-    init_from: str | None = Field(None, json_schema_extra=NOT_TRAINING)
+    init_from: str | None = Field(None, json_schema_extra=OTHER_RUN)
     """Folder of a checkpoint, or of what `plsc import` wrote, whose backbone training starts with, and the centres
     of the classes that it knows (docs/finetune.md). A run that is resumed has its own."""
     keep_centres: Literal["name", "number", "none"] | None = Field(None, json_schema_extra=NOT_TRAINING)
@@ -94,7 +94,7 @@ class GlobalCfg(Section):
     keep_step: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Begin at the step of `init_from`, where its schedule and the order of its data go on, and not at 0
     (docs/finetune.md)."""
-    compatible_with: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    compatible_with: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
     """Folder of an older run, whose newest checkpoint is taken, or of a checkpoint: the new network learns embeddings that can
     be compared with the old one's, so that its galleries stay in use (docs/gallery.md). null: no other network's."""
     log_every: int = Field(10, ge=1, json_schema_extra=NOT_TRAINING)
@@ -149,6 +149,9 @@ class GlobalCfg(Section):
             raise ValueError("has no meaning without Global.init_from")
         return value
 
+    def without_names(self, name: str) -> dict[str, Any]:
+        return {f"{name}.keep_centres": "none"} if self.init_from and self.keep_centres != "number" else {}
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the step that a run ends at."""
         return self.max_steps or self.epochs * steps_per_epoch
@@ -162,7 +165,7 @@ def head_dtype(head: HeadCfg, amp: AmpCfg | None) -> str:
 class TeacherCfg(Section):
     """Distillation: a trained network, the teacher, shows this run's which embeddings to give (docs/training.md)."""
 
-    checkpoint: str | None = Field(None, min_length=1, json_schema_extra=NOT_TRAINING)
+    checkpoint: str | None = Field(None, min_length=1, json_schema_extra=OTHER_RUN)
     """Folder of the teacher's run, whose newest checkpoint is taken, or of a checkpoint; null: no teacher. Samples and
     embedding size must be those of this run. A resumed run must have the same teacher."""
     weight: float = Field(10.0, ge=0, le=10_000)
@@ -185,6 +188,11 @@ class TeacherCfg(Section):
         if not value and info.data.get("weight") == 0:
             raise ValueError("must be true where Teacher.weight is 0, or nothing is taken from the teacher")
         return value
+
+    def without_names(self, name: str) -> dict[str, Any]:
+        if not self.freezes_centres:
+            return {}
+        return {f"{name}.centres": False} if self.weight else {name: {}}
 
     @property
     def freezes_centres(self) -> bool:

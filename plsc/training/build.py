@@ -96,7 +96,7 @@ def prepare(
     build_margin(cfg.Head)  # for what it refuses, before the centres take memory
     dataset = build_training_set(cfg)
     loader = build_loader(cfg, dataset, rank, ranks)
-    backbone = backbone or build_backbone(cfg, dataset.preprocessing.shape)
+    backbone = backbone or build_backbone(cfg.Model, cfg.Global.seed, dataset.preprocessing.shape)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
     statistics = statistics_of(backbone)
@@ -277,7 +277,10 @@ def build_training_set(cfg: Config) -> Dataset:
 def build_evaluation_sets(cfg: Config, dataset: Dataset) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval; UserError for one that does not fit the data set to train on."""
     seen = getattr(dataset, "identities", None)
-    return build_sets(cfg, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset))
+    place = cfg.Global.seed, cfg.place
+    return build_sets(
+        cfg.DataLoader, *place, dataset.preprocessing, dataset.num_classes, seen, class_names(dataset)
+    )
 
 
 def build_loader(cfg: Config, dataset: Dataset, rank: int, world_size: int) -> Loader:
@@ -354,6 +357,6 @@ def build_optimizer(
         still = freeze(cfg.Optimizer, backbone, settings)
         return optim.build_optimizer(cfg.Optimizer, backbone, settings), still
     optimizer = make(backbone)
-    optim.check_optimizer(optimizer, cfg)
+    optim.check_optimizer(optimizer, cfg.Optimizer, cfg.LRScheduler.learning_rate)
     parts = [optim.Part(optimizer, backbone.parameters())]
     return optim.BackboneOptimizer(type(optimizer).__name__, backbone, parts), []

@@ -17,8 +17,8 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
-from plsc.data.build import build_dataset
-from plsc.data.config import EvalCfg
+from plsc.data.build import Place, build_dataset
+from plsc.data.config import DataLoaderCfg, EvalCfg
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.evaluation.groups import Grouping
@@ -34,7 +34,9 @@ from plsc.utils.metrics import Metrics
 
 
 def build_sets(
-    cfg: Config,
+    loader: DataLoaderCfg,
+    seed: int,
+    place: Place,
     preprocessing: Preprocessing,
     num_classes: int,
     seen: np.ndarray | None = None,
@@ -45,18 +47,19 @@ def build_sets(
     UserError for one that does not fit the training set.
 
     Args:
+        seed, place: as of `build_dataset`.
         preprocessing, num_classes: preprocessing and number of classes of the training set.
         seen: `identities` of the training set, which no pair and no search may have; None: not known.
         names: of the classes trained on, in the order of their numbers, which labelled images must share; None: not known.
     """
-    refuse_flip(cfg.DataLoader.Eval, preprocessing)
+    refuse_flip(loader.Eval, preprocessing)
     sets: dict[str, EvalSet] = {}
-    given = {"DataLoader.Eval.dataset": (None, cfg.DataLoader.Eval.dataset)}
-    given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in cfg.DataLoader.Eval.more.items()})
+    given = {"DataLoader.Eval.dataset": (None, loader.Eval.dataset)}
+    given.update({f"DataLoader.Eval.more.{t}": (t, s) for t, s in loader.Eval.more.items()})
     for key, (title, section) in given.items():
         if section is None:
             continue
-        data = eval_set(build_dataset(cfg.DataLoader, cfg.Global.seed, cfg.place, key))
+        data = eval_set(build_dataset(loader, seed, place, key))
         data.check()
         _check_preprocessing(key, data.preprocessing, preprocessing)
         data.check_trained(key, num_classes, names, seen)
@@ -259,7 +262,14 @@ class Evaluator:
 def build_saved_sets(cfg: Config, saved: Checkpoint) -> dict[str, EvalSet]:
     """Build the sets of DataLoader.Eval for the network of a checkpoint, as `build_sets`."""
     preprocessing = Preprocessing.from_json(saved.preprocessing)
-    return build_sets(cfg, preprocessing, saved.num_classes, names=saved.classes())
+    return build_sets(
+        cfg.DataLoader,
+        cfg.Global.seed,
+        cfg.place,
+        preprocessing,
+        saved.num_classes,
+        names=saved.classes(),
+    )
 
 
 def build_saved_evaluator(

@@ -33,7 +33,7 @@ from plsc.config.run import GlobalCfg
 from plsc.data.dataset import Dataset, class_names
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import CorruptImageError, UserError
-from plsc.heads.config import is_softmax, kind_of_head
+from plsc.heads.config import HeadCfg, is_softmax, kind_of_head
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.embed import ahead, to_input
 from plsc.utils.atomic_write import replace_file
@@ -161,7 +161,13 @@ def _what_fits(
     arrays, names = fitting_arrays(backbone, saved, where), class_names(data)
     match = match_classes(cfg.Global, saved, names, data.num_classes)
     if (match.row_C >= 0).any():
-        refuse_other_head(cfg, saved, where, "set Global.keep_centres=none to start with its backbone alone")
+        refuse_other_head(
+            cfg.Head,
+            cfg.Model.embedding_size,
+            saved,
+            where,
+            "set Global.keep_centres=none to start with its backbone alone",
+        )
     return arrays, names, match
 
 
@@ -238,15 +244,17 @@ def match_classes(cfg: GlobalCfg, saved: Checkpoint, here: list[str] | None, num
     return Match(row_C, dropped)
 
 
-def refuse_other_head(cfg: Config, saved: Checkpoint, where: str, remedy: str) -> None:
+def refuse_other_head(
+    section: HeadCfg, embedding_size: int, saved: Checkpoint, where: str, remedy: str
+) -> None:
     """Refuse by UserError centres whose rows have another meaning in this run's head."""
     theirs = saved.head_arrays.keys() & {"centres", "bias"}
-    ours = {"centres", "bias"} if cfg.Head.bias else {"centres"}
-    width, here = saved.head_arrays["centres"].shape[1], cfg.Model.embedding_size * cfg.Head.sub_centres
+    ours = {"centres", "bias"} if section.bias else {"centres"}
+    width, here = saved.head_arrays["centres"].shape[1], embedding_size * section.sub_centres
     name = head_config(saved.config_yaml).get("name")
     differs = []
-    if name and is_softmax(name) != is_softmax(cfg.Head.name):
-        differs.append(f"the head is {name}, this run's {cfg.Head.name}")
+    if name and is_softmax(name) != is_softmax(section.name):
+        differs.append(f"the head is {name}, this run's {section.name}")
     if width != here:
         differs.append(f"a class has {width} numbers, in this run {here} (Head.sub_centres)")
     if theirs != ours:

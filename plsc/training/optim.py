@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import paddle
 from paddle.incubate.optimizer import LarsMomentumOptimizer
 
-from plsc.config import Config
 from plsc.config.optimizer import DECAYS, OptimizerCfg, class_of, moments_of
 from plsc.config.run import LRSchedulerCfg
 from plsc.errors import UserError
@@ -199,12 +198,11 @@ def _make(
         raise UserError(f"Optimizer: {cfg.name} refuses its arguments: {error}") from error
 
 
-def check_optimizer(optimizer: object, cfg: Config) -> None:
+def check_optimizer(optimizer: object, section: OptimizerCfg, rate: float) -> None:
     """Refuse by UserError a user's optimizer whose learning rate cannot be set, or that a config's groups are
     not for; warn if its own rate is not the config's, which replaces it."""
-    rate = cfg.LRScheduler.learning_rate
     for key in ("clip_norm", "groups", "freeze_norms", "layer_decay"):
-        if getattr(cfg.Optimizer, key):
+        if getattr(section, key):
             raise UserError(
                 f"Optimizer.{key}: has no meaning with an optimizer from set_optimizer; leave it out, and give that optimizer "
                 "a grad_clip and the parameters to train"

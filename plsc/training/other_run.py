@@ -1,6 +1,6 @@
 """Open another run, whose network or class centres take part in this one without being trained.
 
-other = OtherRun("output/before", "Teacher.checkpoint")
+other = OtherRun("output/before", "Global.compatible_with")
 network = other.build_network(dataset.preprocessing)
 row_C = other.rows_of(class_names(dataset))
 """

@@ -13,6 +13,7 @@ from typing import Any
 import paddle
 from pydantic import ValidationError
 
+from plsc.backbones.config import ModelCfg
 from plsc.checkpoint import store
 from plsc.checkpoint.manifest import config_sections
 from plsc.config import Config
@@ -32,17 +33,17 @@ from plsc.utils.section import affects_training
 _ROWS_AT_ONCE = 65_536  # of the centres: no second copy of the shard in memory
 
 
-def build_backbone(cfg: Config, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
+def build_backbone(section: ModelCfg, seed: int, image_shape: tuple[int, ...]) -> paddle.nn.Layer:
     """Build the backbone with its initial weights, the same on every rank."""
-    if cfg.Model.name in BACKBONES.builtin:
-        _refuse_impossible(cfg, image_shape)
-    paddle.seed(cfg.Global.seed)
-    return cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
+    if section.name in BACKBONES.builtin:
+        _refuse_impossible(section, image_shape)
+    paddle.seed(seed)
+    return section.build(embedding_size=section.embedding_size, image_shape=image_shape)
 
 
-def _refuse_impossible(cfg: Config, image_shape: tuple[int, ...]) -> None:
+def _refuse_impossible(section: ModelCfg, image_shape: tuple[int, ...]) -> None:
     """Raise UserError if a built-in network does not take such samples, or its weights do not fit the memory."""
-    name = cfg.Model.name
+    name = section.name
     if len(image_shape) != 3:
         raise UserError(
             f"Model.name: {name} takes images [C, H, W], the samples have shape {list(image_shape)}; name a network of your own "
@@ -52,7 +53,7 @@ def _refuse_impossible(cfg: Config, image_shape: tuple[int, ...]) -> None:
     remedy = "lower its widths, Model.embedding_size or the size of the images"
     try:
         with paddle.LazyGuard(), paddle.utils.unique_name.guard():  # of weights there are shapes alone
-            backbone = cfg.Model.build(embedding_size=cfg.Model.embedding_size, image_shape=image_shape)
+            backbone = section.build(embedding_size=section.embedding_size, image_shape=image_shape)
     except IndexError:  # where Paddle makes 32 bits of a shape
         raise UserError(f"{what}: a matrix would have a side of more than 2^31 numbers; {remedy}") from None
     refuse_beyond_memory(4 * sum(math.prod(weight.shape) for weight in backbone.parameters()), what, remedy)
@@ -186,15 +187,8 @@ def refuse_other_classes(saved: store.Checkpoint, data: Dataset) -> None:
 
 def refuse_other_frozen(cfg: Config, saved: store.Checkpoint, backbone: paddle.nn.Layer) -> None:
     """Refuse by UserError a checkpoint of a run that froze other parameters than `cfg`: what was frozen has no
-    optimizer state, and the state of what is frozen now would be lost. Likewise one whose class centres are the
-    teacher's where these are not, or the other way round: only the start of a run takes them."""
+    optimizer state, and the state of what is frozen now would be lost."""
     sections = config_sections(saved.config_yaml)
-    teacher = sections.get("Teacher", {})
-    if teacher.get("checkpoint") and (there := teacher.get("centres", True)) != cfg.Teacher.centres:
-        raise UserError(
-            f"checkpoint {saved.path.name} was made with Teacher.centres {there}, this run has {cfg.Teacher.centres}: resume with the "
-            "same, or start a new run with Global.init_from in another Global.output_dir"
-        )
     theirs = sections.get("Optimizer")
     if not theirs:
         return

@@ -13,6 +13,7 @@ from plsc.data.images import CHANNELS, EncodedImages, sides
 from plsc.errors import MissingFileError, UserError
 from plsc.utils.messages import arguments_of
 from plsc.utils.registry import DATASETS
+from plsc.utils.section import Section
 
 
 def check_data(config: Config) -> None:
@@ -55,10 +56,9 @@ def stand_in(config: Config) -> Config:
         "DataLoader.Eval.more": {},
     }
     # Classes of noise have no names, by which those of another run would be found.
-    if config.Global.init_from and config.Global.keep_centres != "number":
-        changes["Global.keep_centres"] = "none"
-    if config.Teacher.freezes_centres:
-        changes.update({"Teacher.centres": False} if config.Teacher.weight else {"Teacher": {}})
+    for name, section in config:
+        if isinstance(section, Section):
+            changes.update(section.without_names(name))
     return config.edit(changes, "--stand-in")
 
 

@@ -49,6 +49,20 @@ def few_for_this_machine(value: int | None) -> int | None:
 NOT_TRAINING = {"affects_training": False}
 
 
+# Marks a field: the folder of another run, or of one of its checkpoints.
+OTHER_RUN = {**NOT_TRAINING, "is_run": True}
+
+
+def is_run(section: type[BaseModel], path: Sequence[str]) -> bool:
+    """Return whether the key at `path` below a section names another run."""
+    for key in path:
+        field = getattr(section, "model_fields", {}).get(key)
+        if field is None:
+            return False
+        section = field.annotation
+    return (field.json_schema_extra or {}).get("is_run", False)
+
+
 def affects_training(section: type[BaseModel], path: Sequence[str]) -> bool:
     """Return whether the key at `path` below a section affects the training; True for an unknown key."""
     for key in path:
@@ -82,6 +96,10 @@ class Section(BaseModel):
         ):
             raise ValueError(f"has no meaning with {info.data['name']}, only with {listed(names)}")
         return value
+
+    def without_names(self, name: str) -> dict[str, Any]:
+        """Return what to change in the section of this name where the classes of the data have no names, as `Config.edit` takes it."""
+        return {}
 
     def applies(self, key: str) -> bool:
         """Say whether a key has a meaning in this section, so that it is listed."""

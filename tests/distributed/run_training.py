@@ -89,7 +89,12 @@ overrides = [*MORE, "DataLoader.Eval.flip=true", "DataLoader.Eval.batch_size=7"]
 
 
 def make_evaluator(cfg, backbone):
-    return Evaluator(cfg.DataLoader.Eval, build_sets(cfg, NoisePairs().preprocessing, 23), backbone, 23)
+    return Evaluator(
+        cfg.DataLoader.Eval,
+        build_sets(cfg.DataLoader, cfg.Global.seed, cfg.place, NoisePairs().preprocessing, 23),
+        backbone,
+        23,
+    )
 
 
 evaluator = make_evaluator(load(TINY, overrides), net)

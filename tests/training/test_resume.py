@@ -27,6 +27,10 @@ from tests.checkpoints import Bits, content, save_ranks
 from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, train
 
 
+def backbone_of(cfg):
+    return build_backbone(cfg.Model, cfg.Global.seed, IMAGE_SHAPE)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
@@ -35,15 +39,15 @@ def saved(tmp_path_factory):
 
 
 def test_a_seed_decides_the_initial_weights():
-    first, again = (build_backbone(load(TINY), IMAGE_SHAPE).state_dict() for _ in range(2))
-    other = build_backbone(load(TINY, ["Global.seed=4"]), IMAGE_SHAPE).state_dict()
+    first, again = (backbone_of(load(TINY)).state_dict() for _ in range(2))
+    other = backbone_of(load(TINY, ["Global.seed=4"])).state_dict()
     assert all(first[name].numpy().tobytes() == again[name].numpy().tobytes() for name in first)
     assert not np.array_equal(first["stages.0.0.weight"].numpy(), other["stages.0.0.weight"].numpy())
 
 
 def test_backbone_and_head_are_those_of_the_checkpoint(saved, monkeypatch):
     monkeypatch.setattr("plsc.training.resume._ROWS_AT_ONCE", 5)  # 23 classes in five pieces
-    backbone, found = build_backbone(load(TINY, ["Global.seed=4"]), IMAGE_SHAPE), arrays(saved)
+    backbone, found = backbone_of(load(TINY, ["Global.seed=4"])), arrays(saved)
     load_backbone(backbone, Checkpoint.open(saved))
     for name, value in backbone.state_dict().items():
         assert value.numpy().tobytes() == found[f"backbone: {name}"].tobytes(), name
@@ -54,7 +58,7 @@ def test_backbone_and_head_are_those_of_the_checkpoint(saved, monkeypatch):
 
 
 def test_another_network_is_refused(saved):
-    other = build_backbone(load(TINY, ["Model.widths=[4, 7]"]), IMAGE_SHAPE)
+    other = backbone_of(load(TINY, ["Model.widths=[4, 7]"]))
     with pytest.raises(UserError, match="of another shape"):
         load_backbone(other, Checkpoint.open(saved))
 
@@ -63,7 +67,7 @@ def test_a_damaged_config_of_a_checkpoint_is_one_line(saved):
     there = Checkpoint.open(saved)
     there.config_yaml = there.config_yaml.replace("freeze_norms: false", "freeze_norms: 3x")
     with pytest.raises(UserError, match=r"manifest.json: config: Optimizer.freeze_norms: .*boolean") as error:
-        refuse_other_frozen(load(TINY), there, build_backbone(load(TINY), IMAGE_SHAPE))
+        refuse_other_frozen(load(TINY), there, backbone_of(load(TINY)))
     assert "\n" not in str(error.value)
 
 

@@ -165,7 +165,7 @@ def import_weights(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output}: is there already; name a new folder for what is imported")
     width = config.Model.embedding_size
-    backbone = build_backbone(config, preprocessing.shape)
+    backbone = build_backbone(config.Model, config.Global.seed, preprocessing.shape)
     arrays, rows = match(read_weights(path), backbone, path)
     report = {"file": path, "model": config.Model.name, "tensors": [row._asdict() for row in rows]}
     with writing(output):

@@ -135,7 +135,7 @@ def build(cfg: Config, shape: tuple[int, ...]) -> tuple[paddle.nn.Layer, dict[st
 
     Returns it, and how many numbers its "parameters" have that are trained, and those that are "frozen".
     """
-    backbone = build_backbone(cfg, shape)
+    backbone = build_backbone(cfg.Model, cfg.Global.seed, shape)
     if cfg.Model.sync_batchnorm:
         backbone = synchronise(backbone)
     whole = sum(p.size for p in backbone.parameters() if not p.stop_gradient)

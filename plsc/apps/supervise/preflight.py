@@ -35,6 +35,7 @@ from plsc.evaluation.sets import EvalSet, eval_set
 from plsc.heads.config import rows_bytes
 from plsc.utils.disk import free_bytes
 from plsc.utils.memory import available_bytes
+from plsc.utils.section import is_run
 from plsc.utils.sharding import split
 from plsc.utils.text import table
 from plsc.utils.version import __version__
@@ -54,8 +55,6 @@ _OF_MACHINE = (
     *("Global.output_dir", "Global.threads", "Head.bank_folder", "Head.logits_budget_mb"),
     "DataLoader.Train.num_workers",
 )
-# Folders that a machine may have elsewhere: the last part of the path counts.
-_FOLDERS = ("Global.init_from", "Global.compatible_with", "Teacher.checkpoint", "Global.checkpoint")
 
 # -- this machine -------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +138,8 @@ def _config_facts(cfg: Config) -> dict[str, Any]:
     for key, value in cfg.values().items():
         if key in _OF_MACHINE or key.startswith(sets) and isinstance(value, str) and os.path.exists(value):
             continue
-        values[key] = os.path.basename(value) if key in _FOLDERS and value else value
+        # A machine may have another run elsewhere: the last part of the path counts.
+        values[key] = os.path.basename(value) if is_run(Config, key.split(".")) and value else value
     return json.loads(json.dumps(values))  # as the others' come
 
 

@@ -90,10 +90,16 @@ class Teacher(Part):
             return distributed.global_mean(self._weight * (1 - cosine_B), batch.counts)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"required": "Teacher.checkpoint", "network": self.network}
+        return {"required": "Teacher.checkpoint", "network": self.network, "centres": self._row_C is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         refuse_other_network(self.name, state, self.network)
+        ours = self._row_C is not None
+        if (theirs := state.get("centres")) != ours:  # only the start of a run takes them
+            raise UserError(
+                f"the checkpoint was made with Teacher.centres {theirs}, this run has {ours}: resume with the same, or start a new run "
+                "with Global.init_from in another Global.output_dir"
+            )
 
     @paddle.no_grad()
     def _embed(self, images: np.ndarray) -> paddle.Tensor:
@@ -124,7 +130,7 @@ def build_teacher(cfg: Config, data: Dataset, alone: bool = False) -> Teacher | 
         return None
     row_C = None
     if cfg.Teacher.centres:
-        refuse_other_head(cfg, other.saved, other.where, _REMEDY)
+        refuse_other_head(cfg.Head, cfg.Model.embedding_size, other.saved, other.where, _REMEDY)
         try:
             row_C = other.rows_of(class_names(data))
         except UserError as error:
