@@ -70,8 +70,10 @@ def train(package: Path, args: argparse.Namespace) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         every = max(1, args.steps // 6)
         given = [f"Global.output_dir={folder}", f"Global.max_steps={args.steps}", f"Global.log_every={every}"]
-        given += ["DataLoader.Eval={dataset: null}"]
-        given += ["Global.profile=true"] if package == HERE else []
+        given += [
+            "DataLoader.Eval={dataset: null}",
+            "Global.profile=true",
+        ]  # of both versions, since it costs time
         arguments = ["train", *(["-c", args.config] if args.config else []), "-o", *args.override, *given]
         lines: list[str] = []
         main = package.resolve() / "__main__.py"
