@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import paddle
+from pydantic import NonNegativeInt
 
 from plsc import distributed
 from plsc.checkpoint import store
@@ -28,7 +29,7 @@ from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finetune import refuse_last_step
 from plsc.training.network import Network
 from plsc.training.optim import BackboneOptimizer, sizes_of
-from plsc.training.parts.part import Part, Sizes
+from plsc.training.parts.part import Part, Sizes, State
 from plsc.training.resume import (
     changed_keys,
     load_rows,
@@ -49,6 +50,12 @@ class Rates(NamedTuple):
 
     backbone: float
     head: float
+
+
+class Counted(State):
+    """What a run goes on to count."""
+
+    since_good: NonNegativeInt
 
 
 class Trainer:
@@ -238,7 +245,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the count of steps; `refuse_other_run` has compared the rest."""
-        self.since_good = state["since_good"]
+        self.since_good = Counted.model_validate(state).since_good
 
     def resume(self, path: str | Path) -> None:
         """Take over a checkpoint of any world size: all states, and its step. UserError if it is of another

@@ -1,5 +1,7 @@
 """What a checkpoint puts into a new network and a new head; whole runs that resume are in test_trainer.py."""
 
+import shutil
+
 import numpy as np
 import paddle
 import pytest
@@ -23,8 +25,8 @@ from plsc.training.resume import (
 )
 from plsc.utils.section import affects_training
 from plsc.utils.sharding import ClassShard, split
-from tests.checkpoints import Bits, content, save_ranks
-from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, train
+from tests.checkpoints import Bits, content, reseal, save_ranks
+from tests.tiny_runs import IMAGE_SHAPE, TINY, arrays, checkpoint, make_trainer, train
 
 
 def backbone_of(cfg):
@@ -206,3 +208,31 @@ def test_each_key_says_whether_it_affects_the_training():
         assert affects_training(Config, path) is not expected, path
     assert not affects_training(Config, ["DataLoader", "Eval", "more", "a title", "name"])
     assert affects_training(Config, ["Global", "of_another_version"])
+
+
+@pytest.mark.parametrize(
+    ("owner", "value", "line"),
+    [
+        ("run", {"since_good": "x"}, "state.run.since_good: Input should be a valid integer"),
+        (
+            "checkpoints",
+            {"best": {"step": "1"}},
+            "state.checkpoints.best.step: Input should be a valid integer",
+        ),
+        (
+            "divergence",
+            {"skipped": -1},
+            "state.divergence.skipped: Input should be greater than or equal to 0",
+        ),
+        ("rollback", {"count": 0.5}, "state.rollback.count: Input should be a valid integer"),
+        ("log", {"replaced": []}, "state.log.replaced: List should have at least 1 item"),
+        ("evaluation", {"threshold": "high"}, "state.evaluation.threshold: Input should be a valid number"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused_in_one_line(saved, tmp_path, owner, value, line):
+    """As somebody might write it, with a right checksum."""
+    folder = shutil.copytree(saved, tmp_path / saved.name)
+    reseal(folder, lambda fields: fields["state"][owner].update(value))
+    with pytest.raises(UserError, match=line) as caught:
+        make_trainer(tmp_path / "out").resume(folder)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith(f"{folder}/manifest.json: ")

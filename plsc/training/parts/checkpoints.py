@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import NonNegativeInt
+
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.checkpoint.saved import Best
@@ -18,13 +20,20 @@ from plsc.data.dataset import class_names
 from plsc.errors import UserError
 from plsc.training.evaluator import Evaluator
 from plsc.training.finite import finite_arrays
-from plsc.training.parts.part import Part
+from plsc.training.parts.part import Part, State
 from plsc.training.step import StepResult
 from plsc.utils.disk import check_space, saves_ahead
 from plsc.utils.logging import get_logger
 
 LAST_SAVE_PAUSES = (10, 60, 300)  # seconds before the save of the last step is tried again
 MOST_FAILED_SAVES = 3  # in a row; all steps since the last checkpoint are lost when the run ends
+
+
+class Saved(State):
+    """The step of a checkpoint, and the best evaluation up to there."""
+
+    saved: NonNegativeInt = 0
+    best: Best | None = None
 
 
 class Checkpoints(Part):
@@ -119,14 +128,12 @@ class Checkpoints(Part):
         best = best or self.best
         last = run.step == run.total_steps
         states = {name: owner.state_dict() for name, owner in run.stateful.items()}
-        states[self.name] = {"saved": run.step, "best": best.model_dump() if best else None}
+        states[self.name] = Saved(saved=run.step, best=best).model_dump()
         rows = run.head.bank.state()
-        weights = [
-            array
-            for owner in ("backbone", self._weights)
-            for array in states[owner].get("arrays", {}).values()
-        ]
-        if not distributed.every(finite_arrays([*weights, *(rows[name] for name in run.head.bank.names)])):
+        arrays = [rows[name] for name in run.head.bank.names]
+        for owner in {"backbone", self._weights}:
+            arrays += states[owner].get("arrays", {}).values()
+        if not distributed.every(finite_arrays(arrays)):
             line = f"checkpoint of step {run.step} not written: its weights are not finite"
             if last:
                 raise UserError(
@@ -168,6 +175,6 @@ class Checkpoints(Part):
         get_logger().info(f"checkpoint {path}")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        best = state.get("best")
-        self.best = Best.model_validate(best) if best else None
-        self._saved = state.get("saved", 0)
+        saved = Saved.model_validate(state)
+        self.best = saved.best
+        self._saved = saved.saved
