@@ -37,7 +37,7 @@ from plsc.utils.text import duration, table
 # memory of published figures (programs.py).
 CONTEXT = 1886 * 2**20
 # Kernels of a step beside those of forward and backward.
-KERNELS = 115
+KERNELS = 104
 
 
 class Kind(NamedTuple):
