@@ -121,7 +121,7 @@ class BackboneOptimizer:
     # names it after the layer's, "stem.weight:velocity_0".
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the arrays of all parameters by "parameter:kind", and the name of the optimizer."""
+        """Return the arrays of all parameters by "parameter:kind"."""
         ours = {parameter.name: name for name, parameter in self._backbone.named_parameters()}
         arrays = {}
         for part in self._parts:
@@ -129,7 +129,7 @@ class BackboneOptimizer:
                 owner = _owner(key, ours)
                 if owner is not None:
                     arrays[f"{ours[owner]}:{key[len(owner) + 1 :]}"] = value.numpy()
-        return {"name": self.name, "arrays": arrays}
+        return {"arrays": arrays}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the arrays."""
