@@ -59,6 +59,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _supervise(args: argparse.Namespace) -> int:
     """Train on several ranks of this machine, which run this verb without --ranks."""
+    if (rank := os.environ.get("PADDLE_TRAINER_ID")) is not None:
+        raise UserError(
+            f"--ranks {args.ranks}: this process is rank {rank} of a launch already (PADDLE_TRAINER_ID); leave --ranks out, or start without "
+            "Paddle's launcher"
+        )
     from plsc.apps.supervise.options import Options
     from plsc.apps.supervise.supervisor import Supervisor
 

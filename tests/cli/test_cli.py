@@ -227,6 +227,15 @@ def test_no_rank_is_refused(capsys):
     assert "--ranks must be at least 1 (got 0)" in capsys.readouterr().err
 
 
+def test_ranks_are_not_started_by_a_rank_of_another_launcher(monkeypatch, capsys):
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    assert cli.main(["train", "--ranks", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "ERROR --ranks 2: this process is rank 1 of a launch already (PADDLE_TRAINER_ID); leave --ranks out"
+    )
+
+
 def test_a_mistake_about_a_long_name_is_a_short_line_for_a_terminal(monkeypatch, capsys):
     class Fails(Recorder):
         def train(self):
