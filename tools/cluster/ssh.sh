@@ -58,6 +58,7 @@ SCRIPT
         --nnodes "${NNODES:-${#machines[@]}}" --rank "$rank" --master "${machines[0]#*@}:${PORT:-8090}" "$@"
 }
 
+# shellcheck disable=SC2329 # the handlers invoke it
 pass_on() { # signal: sends it to the plsc run of each machine that has not ended
     for rank in "${!jobs[@]}"; do
         if kill -0 "${jobs[rank]}" 2>/dev/null; then
@@ -71,18 +72,19 @@ SCRIPT
 finish() { # job: waits for its end and returns its exit code; a signal interrupts the wait
     local code
     while true; do
-        caught=""
         code=0
         wait "$1" || code=$?
-        [[ $caught ]] || return "$code"
-        pass_on "$caught"
+        kill -0 "$1" 2>/dev/null || return "$code"
     done
 }
 
-trap 'caught=INT' INT
-trap 'caught=TERM' TERM
+# The handlers pass a signal on themselves: it may come while no wait has begun yet.
+asked=""
+trap 'asked=130; pass_on INT' INT
+trap 'asked=143; pass_on TERM' TERM
 jobs=()
 for rank in "${!machines[@]}"; do
+    [[ $asked ]] && break
     (train "$rank" "$@" 2>&1 | sed -u "s/^/${machines[rank]}: /") &
     jobs+=($!)
 done
@@ -90,4 +92,4 @@ codes=()
 for job in "${jobs[@]}"; do
     finish "$job" && codes+=(0) || codes+=($?)
 done
-exit "${codes[0]}"
+exit "${codes[0]:-$asked}"
