@@ -151,13 +151,19 @@ class Trainer:
         """Train the remaining steps of the epoch, up to the run's end; fewer where a part goes back to an older step."""
         with contextlib.closing(self.loader.from_step(self.step)) as batches:
             for batch in batches:
-                result = self.train_step(batch)
-                for part in self.parts:
-                    part.between(self, result)
-                    if self.step != result.number:
-                        return
-                if self.step == self.total_steps or self.stopped:
+                number = self.step + 1
+                self._between(
+                    self.train_step(batch)
+                )  # no name here: the next step needs the memory of this one
+                if self.step != number or self.step == self.total_steps or self.stopped:
                     return
+
+    def _between(self, result: StepResult) -> None:
+        """Let the parts do what is due after a step, until one goes back to an older step."""
+        for part in self.parts:
+            part.between(self, result)
+            if self.step != result.number:
+                return
 
     def train_step(self, batch: Batch) -> StepResult:
         """Take one optimizer step on this rank's samples. Every rank calls it.

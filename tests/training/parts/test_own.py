@@ -1,5 +1,7 @@
 """Parts of the user's own: named in the config, called in a training, saved and resumed; what is refused."""
 
+import weakref
+
 import pytest
 
 from plsc.config import ConfigError, load
@@ -82,3 +84,24 @@ def test_what_is_no_part_is_refused_before_the_first_step(named, line):
 def test_a_name_without_a_class_is_refused_with_the_config():
     with pytest.raises(ConfigError, match="Parts"):
         load(TINY, ["Parts=[counting]"])
+
+
+class Remembering(Part):
+    """Looks whether the step before is still in memory."""
+
+    name = "remembering"
+
+    def __init__(self):
+        self.before = lambda: None
+        self.kept = []
+
+    def loss(self, batch, emb_BD):
+        self.kept.append(self.before() is not None)
+
+    def between(self, run, result):
+        self.before = weakref.ref(result)
+
+
+def test_a_step_is_forgotten_before_the_next_one_takes_memory(tmp_path):
+    trainer = train(tmp_path, "Parts=[tests.training.parts.test_own:Remembering]", "Global.max_steps=4")
+    assert trainer.part("remembering").kept == [False] * 4
