@@ -184,7 +184,7 @@ def main() -> None:
 
 def _measure(side) -> dict:
     """Measure passes for about a second, after one that does not count; bytes are those over the imports'."""
-    measure.reset_peak()
+    measure.reset_resident_peak()
     began = time.perf_counter()
     side.run()
     count = max(2, min(20, round(SECONDS / (time.perf_counter() - began))))

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--threads", type=int, nargs="+", help="default: all processors; several with --against only"
     )
     parser.add_argument("--runs", type=int, default=3, help="of each, in turn; 0: count only")
-    parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto", help="without --against")
+    parser.add_argument("--device", default="auto", help="as Global.device; without --against")
     parser.add_argument("--against", choices=["torch"], help="compare with the same networks in PyTorch")
     parser.add_argument("--json", type=Path, help="with --against: also write the numbers there")
     args = parser.parse_args(argv)
@@ -82,13 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch = args.batch or 8
     threads, _ = environment.prepare(args.threads[0] if args.threads else None)
     from plsc import distributed  # here: it imports Paddle, which has to find the environment prepared
+    from plsc.distributed import accelerator
 
     distributed.init(args.device, threads)
     names = args.names or BACKBONES.names()
     seconds = {}
     if args.runs:
         work = {name: one_pass(name, size, batch) for name in names}
-        seconds = alternate(args.runs, work, distributed.finish)
+        seconds = alternate(args.runs, work, accelerator.finish)
     print(f"| {' | '.join(HEADERS)} |\n|{'---|' * len(HEADERS)}")
     for name in names:
         print(row(name, size, batch / seconds[name] if seconds else None), flush=True)

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of each rank; default: the processors, shared out")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense head out")
     parser.add_argument("--runs", type=int, default=5, help="of each, in turn; medians count")
-    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where to compute")
+    parser.add_argument("--device", default="cpu", help="as Global.device: where to compute")
     add_overrides(parser, "as in training")
     parser.add_argument("--plot", type=Path, help="also draw the times, PNG")
     parser.add_argument("--row", type=Path, help="measure one row in this process, and write it there")
@@ -81,23 +81,24 @@ def measure_row(cfg: Config, classes: int, args: argparse.Namespace) -> dict:
     threads, _ = environment.prepare(args.threads)
     from plsc import distributed
     from plsc.apps.plan.cost import Trial
+    from plsc.distributed import accelerator
     from plsc.training.head_bytes import head_bytes
 
     distributed.init(args.device, threads)
     ranks = distributed.world_size()
     Trial(cfg, 1000, 8).step()  # Paddle's own base: libraries, threads, first buffers
-    base = measure.used_bytes()
-    measure.reset_peak()
+    base = accelerator.used_bytes()
+    accelerator.reset_peak()
     trial = Trial(cfg, classes, args.batch // ranks)
     for _ in range(2):
         trial.step()
-    peak = measure.peak_bytes() - base
+    peak = accelerator.peak_bytes() - base
     shard, selected = trial.head.shard, trial.head.bank.selected
     work = {"step": trial.step, "products": bare_products(args.batch, args.dim, selected)}
     dense_bytes = 4 * (5 * classes * args.dim + 6 * args.batch * classes)
     if ranks == 1 and dense_bytes < MOST_DENSE and not args.no_dense:
         work["dense"] = Dense(cfg, classes, trial).step
-    seconds = measure.alternate(args.runs, work, distributed.finish)
+    seconds = measure.alternate(args.runs, work, accelerator.finish)
     return {
         "classes": classes,
         "rate": cfg.Head.sample_rate,

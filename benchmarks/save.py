@@ -28,7 +28,7 @@ from plsc.heads.banks import BANKS, Bank, build_bank
 from plsc.heads.optimizer import Momentum
 from plsc.training.finite import finite_arrays
 from plsc.utils.bfloat16 import float32_of
-from plsc.utils.measure import reset_peak, resident_bytes
+from plsc.utils.measure import reset_resident_peak, resident_bytes
 from plsc.utils.sharding import ClassShard
 
 _ROWS = 65_536  # filled at a time
@@ -52,7 +52,7 @@ def save(args: argparse.Namespace) -> dict:
     state = filled(args.bank, args.bank_dtype, args.classes, args.dim, args.folder).state()
     size = sum(math.prod(array.shape) * array.dtype.itemsize for array in state.values())
     seconds: dict[str, list[float]] = {"plain": [], "save": []}
-    reset_peak()
+    reset_resident_peak()
     before = resident_bytes()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for _ in range(args.runs):

@@ -43,6 +43,13 @@ for child in children:
 sys.exit(15 if asked else next((child.wait() for child in children if child.wait()), 0))
 """
 
+PADDLE = """
+from types import SimpleNamespace
+
+device = SimpleNamespace(get_all_custom_device_type=lambda: [], cuda=None)
+is_compiled_with_cuda = is_compiled_with_xpu = lambda: False
+"""
+
 COLLECTIVE = """
 import time
 
@@ -133,7 +140,8 @@ def write(folder: Path) -> None:
     package.mkdir(parents=True)
     for path in (package, package.parent, package.parent.parent):
         (path / "__init__.py").write_text("")
-    (folder / "fake/paddle/__init__.py").write_text("def is_compiled_with_cuda():\n    return False\n")
+    (folder / "fake/paddle/__init__.py").write_text(PADDLE)
+    (folder / "fake/paddle/utils.py").write_text("dlpack = None\n")
     (package / "__main__.py").write_text(LAUNCHER)
     (package.parent / "collective.py").write_text(COLLECTIVE)
     (folder / "program.py").write_text(PROGRAM)

@@ -211,12 +211,26 @@ STAND_IN = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add -c and -o, which `load(args.config, args.override)` takes, to a command."""
+class _Device(argparse.Action):
+    """Takes --device as an override of Global.device."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        namespace.override = [*namespace.override, f"Global.device={values}"]
+
+
+def add_arguments(parser: argparse.ArgumentParser, device: bool = True) -> None:
+    """Add -c and -o, which `load(args.config, args.override)` takes, to a command; and --device, which is short for an override."""
     parser.add_argument(
         "-c", "--config", metavar="FILE", help="YAML file, or a folder: its default.yaml or config.yaml"
     )
     add_overrides(parser, "wins over the file")
+    if device:
+        parser.add_argument(
+            "--device",
+            action=_Device,
+            metavar="KIND",
+            help="cpu, gpu, gpu:1, npu, ...: -o Global.device=KIND",
+        )
 
 
 def add_overrides(parser: argparse.ArgumentParser, meaning: str) -> None:

@@ -4,10 +4,12 @@ They are not in plsc/training, which takes a Config and so lies above this packa
 """
 
 import itertools
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
+from plsc.distributed import kinds
 from plsc.heads.config import HeadCfg
 from plsc.utils.section import NOT_TRAINING, OTHER_RUN, Section, few_for_this_machine
 
@@ -18,7 +20,7 @@ class AmpCfg(Section):
     """Mixed precision: which 16-bit numbers a training computes with."""
 
     dtype: Literal["bfloat16", "float16"] = Field(...)
-    """bfloat16 has float32's range, and needs an A100 or a later GPU; float16 has more digits, and its gradients
+    """bfloat16 has float32's range, and needs an A100 or later among GPUs; float16 has more digits, and its gradients
     are scaled."""
     level: str = "O1"
     """O1, Paddle's name for: convolutions and matrix products in 16 bits, weights and sums in float32."""
@@ -69,15 +71,15 @@ class GlobalCfg(Section):
 
     The number of ranks may differ from before.
     """
-    device: Literal["auto", "cpu", "gpu"] = Field("auto", json_schema_extra=NOT_TRAINING)
-    """`auto` takes the GPUs when Paddle was built for them and every rank has one, the CPU when none has; all ranks
-    decide alike (docs/gpu.md)."""
+    device: str = Field("auto", json_schema_extra=NOT_TRAINING)
+    """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it, `gpu:1`. `auto`
+    takes the kind that Paddle has when every rank has a card, the CPU when none has (docs/devices.md)."""
     tf32: bool = True
     """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point and
     float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""
     deterministic: bool = Field(False, json_schema_extra=NOT_TRAINING)
     """Let a GPU use only algorithms of Paddle that repeat their bits, at some cost in speed: the same seed, machine,
-    software and number of ranks then give the same run (docs/gpu.md). A CPU always does."""
+    software and number of ranks then give the same run (docs/devices.md). A CPU always does."""
     checkpoint: str | None = Field(None, json_schema_extra=OTHER_RUN)
     """The checkpoint to read, for test, predict, export and `resume`: a folder, or `newest` or `best` of those in
     `output_dir` (best: of the main evaluation's accuracy or rank-1). null is `newest`, the newest whole one."""
@@ -129,6 +131,15 @@ class GlobalCfg(Section):
     """Licence or terms of use of the training data, for the model card (docs/verification.md)."""
     threads: int | None = Field(None, ge=1, json_schema_extra=NOT_TRAINING)
     """CPU threads per rank. null shares the processors out among the ranks; set it when others need some."""
+
+    @field_validator("device")
+    @classmethod
+    def _device_or_card(cls, value: str) -> str:
+        if not re.fullmatch(kinds.PATTERN, value):
+            raise ValueError(
+                "must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto takes what is there"
+            )
+        return value
 
     @field_validator("threads")
     @classmethod

@@ -14,7 +14,6 @@ from plsc.distributed import environment
 _COLLECTIVES = (
     *(
         "init",
-        "finish",
         "data_parallel",
         "average_gradients",
         "barrier",

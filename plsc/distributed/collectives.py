@@ -1,6 +1,6 @@
 """Communicate between ranks: every collective is called here; on one process each function is the identity.
 
-Gloo on CPU and NCCL on GPU, with the same code. Gloo has no reduce-scatter, so ours is an all_reduce and a
+Gloo on CPUs and a device's own library there, with the same code. Gloo has no reduce-scatter, so ours is an all_reduce and a
 slice.
 
 Loss convention: the loss is the mean over the global batch of N samples. Paddle's data parallel averages the
@@ -28,13 +28,12 @@ from paddle.autograd import PyLayer
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from plsc.distributed import calls
-from plsc.distributed.device import decide, set_precision, why_no_gpu
+from plsc.distributed import accelerator, calls
 from plsc.distributed.environment import rank_from_env as rank
 from plsc.distributed.environment import world_size_from_env as world_size
 from plsc.distributed.key_value_store import get_store
+from plsc.distributed.kinds import CPU
 from plsc.errors import UserError
-from plsc.utils.device import on_gpu
 from plsc.utils.sharding import split
 from plsc.utils.timing import timer
 
@@ -52,30 +51,35 @@ def init(
     Every rank calls it once.
 
     Args:
-        device: "cpu", "gpu" or "auto" (the GPU of each rank if all have one).
+        device: "cpu", a kind that Paddle lists, one card of it ("gpu:1"), or "auto" (the first kind, if all ranks have a card).
         threads: CPU threads for this rank's matrix products; None leaves Paddle's own choice.
-        tf32: float32 products of a GPU may be computed in TensorFloat-32, with 10 bits after the point.
-        deterministic: of a GPU's algorithms those that repeat their bits.
+        tf32: float32 products may be computed in TensorFloat-32, with 10 bits after the point.
+        deterministic: of the device's algorithms those that repeat their bits.
 
     Raises UserError, on every rank, where the ranks cannot have what was asked for.
     """
-    if device != "cpu":
-        lacks = [why_no_gpu()] if world_size() == 1 else _texts_of_ranks("device", why_no_gpu())
-        try:
-            device = decide(device, lacks)
-        except UserError:
-            barrier()  # rank 0 has the store, so it must not end before the others have read
-            raise
-    if device == "gpu":
-        set_precision(tf32, deterministic)
-    if device == "cpu" or world_size() == 1:
-        paddle.set_device(device)  # in a launch on GPUs, fleet picks each rank's own
+    kind = _agree_on_kind(device)
+    accelerator.set_precision(kind, tf32, deterministic)
+    accelerator.use(kind, device, world_size())
     if world_size() > 1 and not dist.is_initialized():
         get_store()  # before the ranks exchange their addresses by it
-        with _backend_for(device), _groups_of_all_ranks_share_one():
+        with _backend_for(kind), _groups_of_all_ranks_share_one():
             fleet.init(is_collective=True, log_level="ERROR")
     if threads is not None:
         paddle.base.core.set_num_threads(threads)
+
+
+def _agree_on_kind(device: str) -> str:
+    """Decide for all ranks alike on which kind of device they compute."""
+    if device == CPU:
+        return CPU
+    why = accelerator.why_none(device, world_size())
+    lacks = [why] if world_size() == 1 else _texts_of_ranks("device", why)
+    try:
+        return accelerator.decide(device, lacks)
+    except UserError:
+        barrier()  # rank 0 has the store, so it must not end before the others have read
+        raise
 
 
 def _texts_of_ranks(name: str, text: str) -> list[str]:
@@ -86,21 +90,21 @@ def _texts_of_ranks(name: str, text: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _backend_for(device: str) -> Iterator[None]:
-    """Inside the block, make Paddle choose Gloo for ranks on CPUs: a build for GPUs would start NCCL.
+def _backend_for(kind: str) -> Iterator[None]:
+    """Inside the block, make Paddle choose the collectives of a kind: for ranks on CPUs it would take the device's.
 
     Processes that this one starts later choose for themselves.
     """
-    name = "PADDLE_DISTRI_BACKEND"
-    before = os.environ.get(name)
-    if device == "cpu":
-        os.environ[name] = "gloo"
+    chosen = accelerator.backend_variables(kind)
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
     try:
         yield
     finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -130,12 +134,6 @@ def _groups_of_all_ranks_share_one():
         for line in output.getvalue().splitlines():
             if not line.startswith(("=====", "FLAGS(")):
                 print(line, file=sys.stderr)
-
-
-def finish() -> None:
-    """Wait until the device has finished its work, to measure time; a CPU always has."""
-    if on_gpu():
-        paddle.device.synchronize()
 
 
 def data_parallel(layer: paddle.nn.Layer) -> paddle.nn.Layer:
@@ -248,7 +246,7 @@ def gather_array(x: np.ndarray) -> np.ndarray:
 
     All axes but the first must agree; B may be 0.
 
-    For large results: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a GPU holds
+    For large results: sent in pieces of PIECE_BYTES, so that no single collective takes long, and a device holds
     only W pieces. Waits in `barrier` first, so the ranks may come to it minutes apart.
     """
     if world_size() == 1:

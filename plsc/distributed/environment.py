@@ -16,6 +16,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from plsc.distributed.kinds import AUTO, set_environment
+
 MACHINE = "PLSC_MACHINE"  # in the environment of ranks: the number of their machine, by plsc run on several
 MACHINES = "PLSC_MACHINES"  # how many machines take part
 COMMAND = "PLSC_COMMAND"  # the command that started the ranks
@@ -91,11 +93,12 @@ def command_line() -> str:
     return shlex.join([*(["python", program] if name.endswith(".py") else [name]), *arguments])
 
 
-def prepare(threads: int | None = None) -> tuple[int, list[str]]:
+def prepare(threads: int | None = None, device: str = AUTO) -> tuple[int, list[str]]:
     """Set the environment; call it before the first Paddle computation.
 
     Args:
         threads: threads for this rank; None shares the processors out evenly among the ranks of this machine.
+        device: as Global.device; its kind may need settings before Paddle is imported.
 
     Returns:
         The number of threads for `distributed.init`, and a line for the log about each decision.
@@ -112,7 +115,7 @@ def prepare(threads: int | None = None) -> tuple[int, list[str]]:
         if _late and chosen == "5":
             why += "; set after Paddle was imported, so without effect if it has computed before"
         notes.append(f"MKL_DEBUG_CPU_TYPE={chosen}{why}")
-    return threads, notes
+    return threads, notes + set_environment(device)
 
 
 def cpu_threads() -> int:

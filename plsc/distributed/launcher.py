@@ -17,7 +17,7 @@ from typing import IO
 
 from plsc.distributed import environment
 from plsc.distributed.guard import stopped_on
-from plsc.distributed.paddle_launch import hidden
+from plsc.distributed.kinds import CHOICE
 from plsc.errors import UserError, shown_lines
 
 LOG = "launcher.log"  # in the folder of the ranks' logs
@@ -41,19 +41,18 @@ def launch(
         say: is called with each line that rank 0 prints, line end included. Rank 0 does not inherit stdout,
             since a notebook shows only what Python prints. The launcher's own messages go to launcher.log.
         main: another __main__.py than this plsc's.
-        device: that `arguments` ask for; the ranks see no GPU if it is "cpu".
+        device: that `arguments` ask for.
 
     Returns: the launcher's exit code, 0 if every rank ended with 0.
-    Raises: UserError if there are more ranks than GPUs.
+    Raises: UserError if there are more ranks than cards.
     """
     starter = [str(STARTER), "--nproc_per_node", str(ranks), "--log_dir", str(logs)]
     env = {
         **environment.for_ranks(),
         environment.COMMAND: environment.command_line(),
+        CHOICE: device,
         "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)]),
     }
-    if device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = hidden(ranks)
     with open_log(logs) as log:
         log_start = log.tell()
         process = subprocess.Popen(
@@ -125,7 +124,7 @@ def _mistakes(logs: str | Path, start: int) -> list[str]:
 def run_ranks(arguments: list[str], ranks: int, logs: Path, device: str = "cpu", main: Path = MAIN) -> str:
     """Run `python main *arguments` on `ranks` new processes, and return the last line that they print.
 
-    device: that the arguments ask for. main: of plsc, or of the benchmarks. Raises UserError if there are more ranks than GPUs.
+    device: that the arguments ask for. main: of plsc, or of the benchmarks. Raises UserError if there are more ranks than cards.
     """
     lines: list[str] = []
     if ranks > 1:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import paddle
 
+from plsc.distributed.accelerator import finish
 from plsc.distributed.collectives import (
     all_reduce,
     every,
-    finish,
     gather_rows,
     reduce_scatter_rows,
     world_size,

@@ -1,9 +1,9 @@
 """Run Paddle's launcher: `python .../paddle_launch.py` in place of `python -m paddle.distributed.launch`.
 
 With -m Python looks for modules in the working folder first, and would run a paddle.py there. The launcher gives each
-rank one of the labels in CUDA_VISIBLE_DEVICES, whether there are such GPUs or not, and ends with an IndexError where
-labels are missing: the variable is set right here, or the launch refused. Variables that would override its arguments
-are dropped. Imports nothing of plsc.
+rank one of the labels in a variable of the environment, such as CUDA_VISIBLE_DEVICES, whether there are such cards or
+not, and ends with an IndexError where labels are missing: the variable is set right here, or the launch refused.
+Variables that would override its arguments are dropped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-NAME = "CUDA_VISIBLE_DEVICES"
-
 # In these the launcher prefers the environment to its arguments. An operator on Kubernetes sets some.
 _OVERRIDES = (
     *("PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_RANK", "PADDLE_TRAINER_ID", "POD_IP"),
@@ -24,12 +22,14 @@ _OVERRIDES = (
 )
 
 
-def prepare(argv: Sequence[str], gpus: int | None) -> str:
+def prepare(argv: Sequence[str], variables: Sequence[str], cards: int, on_cpu: bool = False) -> str:
     """Set the environment as Paddle's launcher needs it; return why it cannot start, "" if it can.
 
     Args:
-        argv: arguments of the launcher. With its --devices the GPUs are not looked at.
-        gpus: visible ones, of which a rank needs one each unless there are none; None: Paddle is built for CPUs.
+        argv: arguments of the launcher. With its --devices the cards are not looked at.
+        variables: those in which the launcher looks for labels; first that of the kind it starts ranks on, if any.
+        cards: visible ones of that kind, of which a rank needs one each unless there are none.
+        on_cpu: the ranks are to compute on the CPU whatever cards there are.
     """
     for name in _OVERRIDES:
         os.environ.pop(name, None)
@@ -40,32 +40,37 @@ def prepare(argv: Sequence[str], gpus: int | None) -> str:
     ranks = given.nproc_per_node
     if given.devices:
         return ""
-    if gpus is None:
-        os.environ.pop(NAME, None)
-    elif gpus == 0:
-        if NAME in os.environ:
-            os.environ[NAME] = hidden(ranks)
-    elif ranks > gpus:
-        return (
-            f"{ranks} ranks on this machine, but {gpus} visible GPU{'s' * (gpus > 1)}: a rank takes one; start at most {gpus}, "
-            "or set Global.device=cpu"
-        )
+    if on_cpu or cards == 0:
+        labels = ",".join(["-1"] * ranks)  # cards that are not there
+        for name in variables:
+            if on_cpu or name in os.environ:
+                os.environ[name] = labels
+    elif ranks > cards:
+        shown = "1 visible card" if cards == 1 else f"{cards} visible cards"
+        return f"{ranks} ranks on this machine, but {shown}: a rank takes one; start at most {cards}, or set Global.device=cpu"
     return ""
-
-
-def hidden(ranks: int) -> str:
-    """Return the CUDA_VISIBLE_DEVICES with which so many ranks of one launch see no GPU."""
-    return ",".join(["-1"] * ranks)
 
 
 def main() -> None:
     """Run Paddle's launcher; exit code 2, and one line on stderr, if it cannot start."""
     del sys.path[0]  # this folder: its modules must not shadow others
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     warnings.filterwarnings("ignore", message="No ccache found")
-    import paddle
+    from plsc.distributed.kinds import AUTO, CHOICE, CPU, GPU, XPU, kind_of, label_variable, set_environment
 
-    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else None
-    if why := prepare(sys.argv[1:], gpus):
+    device = os.environ.get(CHOICE, AUTO)
+    set_environment(device)
+    from plsc.distributed import accelerator  # here: it imports Paddle, which reads the environment
+
+    kinds = accelerator.kinds()
+    on_cpu = kind_of(device) == CPU
+    if kinds:
+        why = prepare(sys.argv[1:], [label_variable(kinds[0])], accelerator.count(kinds[0]), on_cpu)
+    else:  # the launcher would take either's labels for cards
+        for name in (label_variable(GPU), label_variable(XPU), "XPULINK_VISIBLE_DEVICES"):
+            os.environ.pop(name, None)
+        why = prepare(sys.argv[1:], [], 0)
+    if why:
         print(f"ERROR {why}", file=sys.stderr)
         sys.exit(2)
     runpy.run_module("paddle.distributed.launch", run_name="__main__", alter_sys=True)

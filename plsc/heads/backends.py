@@ -21,12 +21,12 @@ from paddle import _C_ops
 
 from plsc import distributed
 from plsc import native as kernels
+from plsc.distributed.accelerator import on_device
 from plsc.heads.banks.bank import Bank
 from plsc.heads.blocks import Block, Rounded, Similarity, TargetRows, count_up, plan_blocks
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
 from plsc.native.heads import softmax
-from plsc.utils.device import on_gpu
 from plsc.utils.tensors import rows_in_place, tensor_of
 
 LOWEST = -1e30  # stands for "no other logit": finite, so that differences with it are not NaN
@@ -97,7 +97,7 @@ def takes_kernels(spec: HeadSpec, bank: Bank, inspected: bool) -> bool:
     """
     return (
         by_kernels(spec.compute_dtype)
-        and not on_gpu()
+        and not on_device()
         and bank.selected > 0
         and not inspected
         and spec.sub_centres == 1
@@ -115,7 +115,7 @@ def by_kernels(dtype: str) -> bool:
 def multiplies_slowly(spec: HeadSpec) -> bool:
     """Say whether the head's products take longer here than float32's: on a CPU without kernels for them,
     where Paddle's ops round the numbers and then multiply in float32."""
-    if spec.compute_dtype == "float32" or on_gpu():
+    if spec.compute_dtype == "float32" or on_device():
         return False
     known = spec.sub_centres == 1 and not (spec.margin and spec.margin.has_others)
     return not (known and by_kernels(spec.compute_dtype))

@@ -17,9 +17,9 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
+from plsc.distributed.accelerator import asynchronous, on_device, to_device
 from plsc.heads.banks.bank import Bank
 from plsc.native.heads import rows as row_kernels
-from plsc.utils.device import asynchronous, on_gpu, to_device
 from plsc.utils.tensors import tensor_of
 
 _CACHED_ROWS = 4096  # a block of this many classes stays in a processor's cache between its passes
@@ -143,7 +143,7 @@ def product_of_16_bits(
     a: paddle.Tensor, b: paddle.Tensor, transpose_a: bool, transpose_b: bool
 ) -> paddle.Tensor:
     """Multiply matrices of a dtype of 16 bits -> float32; on a GPU by a product of 16 bits."""
-    if on_gpu():
+    if on_device():
         return paddle.matmul(a, b, transpose_a, transpose_b).astype("float32")
     return paddle.matmul(a.astype("float32"), b.astype("float32"), transpose_a, transpose_b)
 

@@ -16,13 +16,13 @@ import paddle
 
 from plsc import distributed
 from plsc import native as kernels
+from plsc.distributed.accelerator import on_device
 from plsc.errors import UserError
 from plsc.heads import make_head, reference
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import CosFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes
-from plsc.utils.device import on_gpu
 from plsc.utils.sharding import ClassShard
 
 _CLASSES = 101
@@ -112,7 +112,9 @@ def _bounds(
     """
     unit_ND, inverse_N1 = reference.unit(x_ND)
     centre_KD, inverse_K1 = reference.unit(dense.w[dense.taken])
-    eps = (4 * _WIDTH + len(dense.taken) + len(x_ND)) * _EPSILON + (2 * _TF32 if tf32 and on_gpu() else 0.0)
+    eps = (4 * _WIDTH + len(dense.taken) + len(x_ND)) * _EPSILON + (
+        2 * _TF32 if tf32 and on_device() else 0.0
+    )
     logits_NK = dense.logits(x_ND, label_N)[0]
     of_logits_N = _SCALE * eps * (np.abs(unit_ND) @ np.abs(centre_KD).T + _MARGIN).max(axis=1)
     target_N = logits_NK[np.arange(len(x_ND)), np.searchsorted(dense.taken, label_N)]
@@ -145,7 +147,7 @@ def refuse_a_wrong_head(tf32: bool) -> None:
     if worst.excess <= 1:
         return
     flags = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("FLAGS_")]
-    backend = "with kernels" if kernels.library() and not on_gpu() else "without kernels"
+    backend = "with kernels" if kernels.library() and not on_device() else "without kernels"
     remedy = f"unset {' '.join(flags)}" if flags else "try PLSC_KERNELS=0, or another version of Paddle"
     raise UserError(
         f"this machine computes the head wrongly: {worst.what} of a tiny case differ from float64's by {worst.difference:.2g}, and rounding "

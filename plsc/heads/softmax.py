@@ -32,6 +32,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from plsc import distributed
+from plsc.distributed.accelerator import asynchronous
 from plsc.errors import UserError
 from plsc.heads.backends import HeadMemory, multiplies_slowly
 from plsc.heads.banks.bank import Bank
@@ -40,7 +41,6 @@ from plsc.heads.margins import Margin
 from plsc.heads.sampling import DrawAhead
 from plsc.heads.spec import HeadSpec
 from plsc.heads.step import Step
-from plsc.utils.device import asynchronous
 from plsc.utils.logging import warn
 from plsc.utils.sharding import ClassShard
 from plsc.utils.timing import timer

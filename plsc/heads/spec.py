@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plsc.distributed.accelerator import asynchronous
 from plsc.heads.margins import Margin
-from plsc.utils.device import asynchronous
 
 _BUDGET = 256 << 20
 _ASYNCHRONOUS_BUDGET = 4096 << 20

@@ -17,11 +17,11 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc import distributed
+from plsc.distributed.accelerator import asynchronous, to_device
 from plsc.heads.backends import BackendInput, HeadMemory, KernelBackend, PaddleBackend, takes_kernels
 from plsc.heads.blocks import Rows
 from plsc.heads.sampling import choose_classes, draw_classes, unite
 from plsc.heads.spec import HeadSpec
-from plsc.utils.device import asynchronous, to_device
 from plsc.utils.tensors import tensor_of
 
 

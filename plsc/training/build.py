@@ -21,6 +21,7 @@ from plsc.data.dataset import Dataset, check_labels, class_names
 from plsc.data.joined import Joined
 from plsc.data.loader import Loader
 from plsc.data.samplers import PK, Balanced, Mixture, Sampler, Shuffle
+from plsc.distributed.accelerator import on_device
 from plsc.distributed.guard import Guard
 from plsc.distributed.shared_folder import check_shared
 from plsc.distributed.sync_batch_norm import synchronise
@@ -46,7 +47,6 @@ from plsc.training.parts.signals import Signals
 from plsc.training.parts.teacher import Teacher, build_teacher, open_teacher
 from plsc.training.resume import build_backbone
 from plsc.training.trainer import Rates, Trainer
-from plsc.utils.device import on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.malloc import keep_freed_blocks, return_large_blocks
 from plsc.utils.memory import refuse_beyond_memory
@@ -157,7 +157,7 @@ def build_trainer(
         signals: notes signals that ask the run to stop; None: there are none.
     """
     ready = prepare(cfg, distributed.rank(), distributed.world_size(), backbone, make_optimizer)
-    if not on_gpu():
+    if not on_device():
         # Recomputation saves about what malloc would keep; without it fresh pages cost a tenth of a step.
         return_large_blocks() if cfg.Model.recompute else keep_freed_blocks()
     dataset, loader, backbone = ready.dataset, ready.loader, ready.backbone

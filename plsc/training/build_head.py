@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from plsc import distributed
 from plsc.config.optimizer import OptimizerCfg
 from plsc.config.run import AmpCfg, head_dtype
+from plsc.distributed.accelerator import on_device
 from plsc.heads import make_head
 from plsc.heads.adaptive import InterClassFilter
 from plsc.heads.config import HeadCfg, is_softmax, rows_bytes
@@ -16,7 +17,6 @@ from plsc.heads.margins import Margin, StraightThrough
 from plsc.heads.optimizer import LARS, AdamW, Momentum, Rule
 from plsc.heads.softmax import SoftmaxHead
 from plsc.heads.spec import default_budget
-from plsc.utils.device import on_gpu
 from plsc.utils.memory import refuse_beyond_memory
 from plsc.utils.registry import MARGINS
 
@@ -70,7 +70,7 @@ def build_head(
     optimizer. `folder`: for the file of a bank on disk without Head.bank_folder. `ranges`: of classes, as of
     SoftmaxHead. `amp`: of the training, for the dtype of the head's products."""
     margin = build_margin(cfg)
-    if cfg.bank != "disk" and not on_gpu():
+    if cfg.bank != "disk" and not on_device():
         classes = math.ceil(num_classes / distributed.world_size()) if cfg.sharded else num_classes
         refuse_beyond_memory(
             rows_bytes(cfg, 1, classes, embedding_size),

@@ -22,7 +22,7 @@ from plsc.checkpoint.saved import Checkpoint
 from plsc.config import Config
 from plsc.data import fingerprint
 from plsc.data.dataset import Dataset, shared_identities
-from plsc.distributed import environment
+from plsc.distributed import accelerator, environment
 from plsc.errors import UserError, shown
 from plsc.evaluation.card import JSON, MARKDOWN, Card, files_of, read_card, write_card
 from plsc.evaluation.results import numbers_of
@@ -31,7 +31,6 @@ from plsc.native import library
 from plsc.training.build import build_training_set
 from plsc.training.evaluator import build_saved_evaluator, build_saved_sets
 from plsc.training.finish import date
-from plsc.utils.device import on_gpu
 from plsc.utils.files import read_json, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.measure import commit, processor
@@ -166,7 +165,7 @@ def machine_of(cfg: Config) -> dict[str, Any]:
     chosen = [f"{name}={os.environ[name]}" for name in _INSTRUCTIONS if name in os.environ]
     return {
         "processor": processor(),
-        "device": paddle.device.cuda.get_device_name() if on_gpu() else "CPU",
+        "device": accelerator.name(),
         "threads of a rank": cfg.Global.threads or environment.cpu_threads(),
         "ranks": environment.world_size_from_env(),
         "batch size": cfg.DataLoader.Eval.batch_size,

@@ -9,6 +9,7 @@ from typing import Any
 from plsc.config import Config
 from plsc.config.advice import advice
 from plsc.distributed import environment
+from plsc.distributed.kinds import CPU
 from plsc.training.stand_in import check_data
 from plsc.utils.loggers import check_packages
 
@@ -25,12 +26,13 @@ def dry_run(
     cfg.check_ranks(ranks)
     check_data(cfg)
     check_packages(cfg.Global.loggers)
-    environment.prepare(cfg.Global.threads)
-    from plsc.distributed.device import decide, why_no_gpu
+    environment.prepare(cfg.Global.threads, cfg.Global.device)
+    from plsc.distributed import accelerator
     from plsc.training.build import prepare
     from plsc.training.plan_lines import part_lines, plan_lines, weak_lines
 
-    decide(cfg.Global.device, [why_no_gpu()])  # for what it refuses
+    accelerator.decide(cfg.Global.device, [accelerator.why_none(cfg.Global.device)])  # for what it refuses
+    accelerator.use(CPU)
     run = prepare(cfg, environment.rank_from_env(), ranks, model, make_optimizer, alone=True)
     steps_per_epoch = run.loader.steps_per_epoch
     weak = weak_lines(cfg, steps_per_epoch, run.sets)

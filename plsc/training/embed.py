@@ -15,8 +15,8 @@ import paddle
 
 from plsc import distributed
 from plsc.data.preprocessing import Preprocessing
+from plsc.distributed.accelerator import asynchronous, to_device
 from plsc.errors import UserError
-from plsc.utils.device import asynchronous, to_device
 from plsc.utils.sharding import split
 
 

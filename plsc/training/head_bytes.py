@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from plsc.config import Config
 from plsc.config.run import head_dtype
+from plsc.distributed.accelerator import asynchronous
 from plsc.heads.backends import by_kernels
 from plsc.heads.banks.offloaded import buffer_bytes
 from plsc.heads.blocks import bytes_per_class, kept_bytes, plan_blocks
@@ -16,7 +17,6 @@ from plsc.heads.config import HeadCfg, rows_bytes
 from plsc.heads.optimizer import Frozen
 from plsc.native.heads import softmax
 from plsc.training.build_head import build_rule, changes_others, logits_budget
-from plsc.utils.device import asynchronous
 
 
 def head_bytes(

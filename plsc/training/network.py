@@ -27,12 +27,12 @@ from plsc import distributed
 from plsc.backbones.layers import Addresses
 from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
+from plsc.distributed.accelerator import Sender, on_device, why_no_autocast
 from plsc.distributed.recompute import recomputing
 from plsc.errors import UserError
 from plsc.training.embed import check_output, to_input, to_send
 from plsc.training.groups import statistics_of
 from plsc.training.parts.loss_scale import LossScale
-from plsc.utils.device import Sender, on_gpu
 from plsc.utils.logging import warn
 from plsc.utils.registry import did_you_mean
 from plsc.utils.sharding import count_micro_batches, split
@@ -224,7 +224,7 @@ class Network:
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         """Let Paddle choose the dtype of each op; on a CPU it would warn, and change nothing."""
-        if self._amp is None or not on_gpu():
+        if self._amp is None or not on_device():
             return contextlib.nullcontext()
         return paddle.amp.auto_cast(level=self._amp.level, dtype=self._amp.dtype)
 
@@ -248,26 +248,19 @@ def _joined(tensors: list[paddle.Tensor]) -> paddle.Tensor:
     return paddle.concat([_C_ops.flatten(tensor, 0, -1) for tensor in tensors])
 
 
-# The least compute capability of GPUs, below which Paddle's autocast does nothing but warn, and the first of them.
-_CAPABLE = {"float16": ((7, 0), "V100"), "bfloat16": ((8, 0), "A100")}
-
-
 def check_amp(amp: AmpCfg | None) -> None:
-    """Refuse by UserError mixed precision that this GPU lacks; warn that on a CPU it does not mix."""
+    """Refuse by UserError mixed precision that the device lacks; warn that on a CPU it does not mix."""
     if amp is None:
         return
-    if not on_gpu():
+    if not on_device():
         warn(
             f"Global.amp: a CPU computes the backbone in float32, so nothing is saved; only the head's products are rounded to {amp.dtype}"
         )
         return
-    (major, minor), first = _CAPABLE[amp.dtype]
-    has = tuple(paddle.device.cuda.get_device_capability())
-    if has < (major, minor):
-        others = [dtype for dtype, (least, _) in _CAPABLE.items() if has >= least]
+    if why := why_no_autocast(amp.dtype):
+        others = [dtype for dtype in ("float16", "bfloat16") if not why_no_autocast(dtype)]
         raise UserError(
-            f"Global.amp.dtype: {amp.dtype} needs a GPU of compute capability {major}.{minor} ({first}) or later, this one has "
-            f"{has[0]}.{has[1]}; set {' or '.join(others) or 'Global.amp to null'}"
+            f"Global.amp.dtype: {amp.dtype} {why}; set {' or '.join(others) or 'Global.amp to null'}"
         )
 
 

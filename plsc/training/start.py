@@ -16,7 +16,7 @@ from plsc.utils.logging import get_logger, setup
 
 def start(cfg: Config) -> list[str]:
     """Set up environment, ranks and log; return lines about threads and matrix products, which a training logs."""
-    threads, notes = environment.prepare(cfg.Global.threads)
+    threads, notes = environment.prepare(cfg.Global.threads, cfg.Global.device)
     from plsc import distributed
 
     section = cfg.Global

@@ -25,6 +25,7 @@ from plsc.checkpoint import store
 from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch, Loader
+from plsc.distributed.accelerator import to_device
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finetune import refuse_last_step
 from plsc.training.network import Network
@@ -39,7 +40,6 @@ from plsc.training.resume import (
 )
 from plsc.training.step import LeftOut, StepResult, TakenStep, Verdict
 from plsc.training.verdict import agree
-from plsc.utils.device import to_device
 from plsc.utils.logging import get_logger, warn
 from plsc.utils.metrics import Metrics
 from plsc.utils.timing import timer

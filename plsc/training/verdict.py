@@ -9,10 +9,10 @@ import paddle
 from paddle import _C_ops
 
 from plsc import distributed
+from plsc.distributed.accelerator import to_device
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finite import nonfinite
 from plsc.training.step import TakenStep, Verdict
-from plsc.utils.device import to_device
 
 _JUDGED = 5  # numbers of a step before those of the parts
 

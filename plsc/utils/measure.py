@@ -2,8 +2,8 @@
 
 Timings on a shared machine drift, so variants are measured alternately in one run and compared by the ratio
 of their medians. Memory is the peak resident set of the process less its value after Paddle's first
-computation, from /proc (Linux); where Paddle computes on a GPU, that of its tensors there. A GPU works on while
-Python goes ahead: who times it waits for it before each look at the clock.
+computation, from /proc (Linux); of a device that Paddle computes on, distributed/accelerator.py tells it. A device works
+on while Python goes ahead: who times it waits for it before each look at the clock.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
@@ -25,34 +23,9 @@ def resident_bytes(field: str = "VmRSS") -> int:
     return int(line.split()[1]) * 1024
 
 
-def used_bytes() -> int:
-    """Read the memory that is in use now: of the GPU's tensors where Paddle computes there, else of this process."""
-    gpu = _gpu()
-    return gpu.memory_allocated() if gpu else resident_bytes()
-
-
-def peak_bytes() -> int:
-    """Read the most memory that was in use since `reset_peak`; see `used_bytes`."""
-    gpu = _gpu()
-    return gpu.max_memory_allocated() if gpu else resident_bytes("VmHWM")
-
-
-def reset_peak() -> None:
-    """Reset the peak to the present value. On a GPU Paddle 2.6 cannot: there it stays that of the whole process."""
-    gpu = _gpu()
-    if gpu is None:
-        Path("/proc/self/clear_refs").write_text("5")
-    elif hasattr(gpu, "reset_max_memory_allocated"):
-        gpu.reset_max_memory_allocated()
-
-
-def _gpu() -> ModuleType | None:
-    """Return Paddle's functions for its GPU; None if Paddle computes on a CPU, or is not there."""
-    if "paddle" not in sys.modules:
-        return None
-    from plsc.utils.device import on_gpu  # here: it imports Paddle
-
-    return sys.modules["paddle"].device.cuda if on_gpu() else None
+def reset_resident_peak() -> None:
+    """Reset the peak of this process's resident memory to the present value."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def alternate(runs: int, work: dict, finish: Callable[[], object] = lambda: None) -> dict:

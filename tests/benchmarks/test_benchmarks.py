@@ -5,11 +5,10 @@ import mmap
 from types import SimpleNamespace
 
 import numpy as np
-import paddle
 
 from benchmarks import chart
-from plsc.distributed import launcher
-from plsc.utils import device, measure
+from plsc.distributed import accelerator, launcher
+from plsc.utils import measure
 from tests.launch import run_python
 
 
@@ -45,25 +44,25 @@ def test_the_device_has_finished_whenever_the_clock_is_read(monkeypatch):
 
 def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch):
     cuda = SimpleNamespace(memory_allocated=lambda: 3, max_memory_allocated=lambda: 5)
-    monkeypatch.setattr(device, "on_gpu", lambda: True)
-    monkeypatch.setattr(paddle.device, "cuda", cuda)
-    measure.reset_peak()  # Paddle 2.6 has nothing for it
-    assert (measure.used_bytes(), measure.peak_bytes()) == (3, 5)
+    monkeypatch.setattr(accelerator, "on_device", lambda: True)
+    monkeypatch.setattr(accelerator, "_memory", cuda)
+    accelerator.reset_peak()  # Paddle 2.6 has nothing for it
+    assert (accelerator.used_bytes(), accelerator.peak_bytes()) == (3, 5)
     cuda.reset_max_memory_allocated = lambda: setattr(cuda, "max_memory_allocated", cuda.memory_allocated)
-    measure.reset_peak()
-    assert measure.peak_bytes() == 3
+    accelerator.reset_peak()
+    assert accelerator.peak_bytes() == 3
 
 
 def test_the_gauge_sees_memory_come_and_its_peak_go():
     size = 64 * 2**20
-    measure.reset_peak()
+    measure.reset_resident_peak()
     before = measure.resident_bytes()
     taken = mmap.mmap(-1, size)  # from the system: an array may get what earlier tests left to the allocator
     np.frombuffer(taken, np.uint8)[:] = 1
     assert measure.resident_bytes() - before > 0.9 * size
     taken.close()
     assert measure.resident_bytes("VmHWM") - before > 0.9 * size
-    measure.reset_peak()
+    measure.reset_resident_peak()
     assert measure.resident_bytes("VmHWM") - before < 0.5 * size
 
 

@@ -34,8 +34,8 @@ from plsc.utils.section import Section
         ("Global: {resume: 1}", "Global.resume: must be true or false (got 1)"),
         ("Global: {output_dir: 3}", "Global.output_dir: must be text (not empty) (got 3)"),
         (
-            "Global: {device: xpu}",
-            "Global.device: must be one of auto, cpu, gpu (got 'xpu'), did you mean 'gpu'?",
+            "Global: {device: 'gpu:x'}",
+            "Global.device: must be a kind that Paddle lists, such as cpu, gpu, npu, or one card of it, gpu:1; auto takes what is there (got 'gpu:x')",
         ),
         ("Head: {scale: true}", "Head.scale: must be a number in (0, 1000] (got true)"),
         ("Head: {scale: null}", "Head.scale: must be a number in (0, 1000] (got null)"),

@@ -6,7 +6,7 @@ import pytest
 
 from plsc.distributed import launcher
 from plsc.distributed.launcher import launch
-from plsc.distributed.paddle_launch import NAME, prepare
+from plsc.distributed.paddle_launch import prepare
 from plsc.errors import UserError
 from tests.launch import launch as start
 
@@ -50,23 +50,27 @@ def test_the_ranks_can_import_what_this_process_can(tmp_path, monkeypatch):
     assert any("name: mine.Mine" in line for line in said)
 
 
+NAME = "CUDA_VISIBLE_DEVICES"
+
+
 @pytest.mark.parametrize(
-    "visible, gpus, labels",
+    "visible, cards, on_cpu, labels",
     [
-        ("0", None, None),  # a build for CPUs: the launcher must not count GPUs
-        (None, None, None),
-        ("", 0, "-1,-1"),
-        ("0", 0, "-1,-1"),  # made up
-        (None, 0, None),
-        ("0,1,2", 3, "0,1,2"),
-        (None, 2, None),
+        ("", 0, False, "-1,-1"),
+        ("0", 0, False, "-1,-1"),  # made up
+        (None, 0, False, None),
+        ("0,1,2", 3, False, "0,1,2"),
+        (None, 2, False, None),
+        (None, 2, True, "-1,-1"),
+        ("0", 1, True, "-1,-1"),
     ],
 )
-def test_each_rank_has_a_label_for_paddles_launcher(monkeypatch, visible, gpus, labels):
+def test_each_rank_has_a_label_for_paddles_launcher(monkeypatch, visible, cards, on_cpu, labels):
     monkeypatch.setenv(NAME, visible or "")
     if visible is None:
         monkeypatch.delenv(NAME)
-    assert prepare(["--log_dir", "log", "--nproc_per_node", "2", "train.py", "--device", "x"], gpus) == ""
+    arguments = ["--log_dir", "log", "--nproc_per_node", "2", "train.py", "--device", "x"]
+    assert prepare(arguments, [NAME], cards, on_cpu) == ""
     assert os.environ.get(NAME) == labels
 
 
@@ -86,8 +90,10 @@ def test_arguments_win_over_the_environment_of_an_operator(tmp_path, monkeypatch
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv(NAME, "0")
-    assert "2 ranks on this machine, but 1 visible GPU:" in prepare(["--nproc_per_node=2", "train.py"], 1)
-    assert prepare(["train.py"], 1) == "" and prepare(["--nproc_per_node", "2", "--devices", "0,0"], 1) == ""
+    said = prepare(["--nproc_per_node=2", "train.py"], [NAME], 1)
+    assert "2 ranks on this machine, but 1 visible card:" in said and "Global.device=cpu" in said
+    assert prepare(["train.py"], [NAME], 1) == ""
+    assert prepare(["--nproc_per_node", "2", "--devices", "0,0"], [NAME], 1) == ""
 
 
 def test_two_ranks_on_cpus_start_beside_one_gpu(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ launch several on a GPU (a reduction, a sort).
 Bytes: all inputs and outputs of an op, except that of a table from which rows are taken, or into which they are put,
 only as many bytes count as these rows have.
 Waits: the methods of Tensor by which Python reads a value, copies from pageable memory, and ops whose output's
-shape depends on values. Copies by `plsc.utils.device` wait for nothing on a GPU.
+shape depends on values. Copies by `plsc.distributed.accelerator` wait for nothing on a GPU.
 
 Try it, in a process that was started with `environment()`:
 

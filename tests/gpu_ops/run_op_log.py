@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from plsc.utils.device import to_device
+from plsc.distributed.accelerator import to_device
 from tests.gpu_ops import op_log
 
 

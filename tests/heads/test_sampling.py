@@ -4,12 +4,12 @@ import numpy as np
 import paddle
 import pytest
 
+from plsc.distributed.accelerator import asynchronous
 from plsc.heads import make_head, sampling
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace
 from plsc.heads.optimizer import Momentum
 from plsc.heads.sampling import choose_classes, draw_classes
-from plsc.utils.device import asynchronous
 from plsc.utils.sharding import ClassShard
 from tests.bounds import assert_within, perturbed
 

@@ -14,10 +14,10 @@ from plsc.backbones.mobilefacenet import MobileFaceNet
 from plsc.backbones.small_resnet import SmallResNet
 from plsc.config.run import AmpCfg
 from plsc.data.preprocessing import Preprocessing
+from plsc.distributed import accelerator
 from plsc.errors import UserError
 from plsc.training.network import Network, check_amp, layers_to_recompute
 from plsc.training.parts.loss_scale import LossScale
-from plsc.utils import device
 from tests.bounds import EPS, assert_within, rounded
 from tests.tiny_runs import IMAGE_SHAPE, Linear
 
@@ -232,7 +232,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
     network.forward(IMAGES, 0)
     assert not asked  # on a CPU Paddle would warn in each step
-    monkeypatch.setattr(device, "on_gpu", lambda: False)  # copies as on a CPU
+    monkeypatch.setattr(accelerator, "_pinned_place", lambda: None)  # copies as on a CPU
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
     emb_BD = network.forward(IMAGES, 0)
     once = [{"level": "O1", "dtype": dtype}, "out"]

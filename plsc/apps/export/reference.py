@@ -11,13 +11,13 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from plsc.utils.device import on_gpu
+from plsc.distributed.accelerator import on_device
 
 
 @contextlib.contextmanager
 def on_cpu(model: nn.Layer) -> Iterator[None]:
     """Compute inside the block on the CPU, as the exported graphs are run: a GPU's products may have fewer digits."""
-    if not on_gpu():
+    if not on_device():
         yield
         return
     device = paddle.get_device()

@@ -24,7 +24,6 @@ from plsc.backbones.config import ModelCfg
 from plsc.config import Config, load
 from plsc.distributed import environment, launcher
 from plsc.errors import UserError, writing
-from plsc.utils import measure
 from plsc.utils.disk import nearest_folder
 from plsc.utils.sharding import split
 
@@ -144,14 +143,15 @@ def _with_bank_folder(cfg: Config) -> Iterator[Config]:
 
 def work(cfg: Config, asked: dict) -> dict:
     """Measure on this rank; every rank calls it."""
-    threads, _ = environment.prepare(asked["threads"])
+    threads, _ = environment.prepare(asked["threads"], asked["device"])
     from plsc import distributed
     from plsc.apps.plan.cost import Trial
+    from plsc.distributed import accelerator
 
     distributed.init(asked["device"], threads)
     small = {"Head": {"sample_rate": 1.0}}
     Trial(_with(cfg, **small), 1000, 8).step()
-    base = measure.used_bytes()
+    base = accelerator.used_bytes()
     measured: dict = {
         "base": base,
         "gpu": describe_gpu(),
@@ -178,14 +178,11 @@ def work(cfg: Config, asked: dict) -> dict:
 
 def describe_gpu() -> dict | None:
     """Return name and bytes of the GPU on which Paddle computes; None on a CPU."""
-    import paddle
+    from plsc.distributed import accelerator  # here: it imports Paddle
 
-    from plsc.utils.device import on_gpu
-
-    if not on_gpu():
+    if not accelerator.on_device():
         return None
-    properties = paddle.device.cuda.get_device_properties()
-    return {"name": properties.name, "bytes": properties.total_memory}
+    return {"name": accelerator.name(), "bytes": accelerator.total_bytes()}
 
 
 class Times:
@@ -195,15 +192,15 @@ class Times:
 
     def median(self, step: Callable[[], None]) -> float:
         """Time `step` _STEPS times after a run that is not timed; return the median in seconds."""
-        from plsc import distributed
+        from plsc.distributed import accelerator
 
         step()
         times = []
         for _ in range(_STEPS):
-            distributed.finish()
+            accelerator.finish()
             began = time.perf_counter()
             step()
-            distributed.finish()
+            accelerator.finish()
             times.append(time.perf_counter() - began)
         middle = statistics.median(times)
         low, _, high = statistics.quantiles(times, n=4)
@@ -274,10 +271,11 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
     from plsc import distributed
     from plsc.apps.plan.activations import build, kept_bytes
     from plsc.backbones.count import count
+    from plsc.distributed import accelerator
     from plsc.distributed.recompute import recomputing
     from plsc.training.network import layers_to_recompute
 
-    shape, before = tuple(asked["image_shape"]), measure.used_bytes()
+    shape, before = tuple(asked["image_shape"]), accelerator.used_bytes()
     backbone, sizes = build(cfg, shape)
     recomputed = layers_to_recompute(cfg.Model.recompute, backbone)
     measured, began = [], time.monotonic()
@@ -294,9 +292,9 @@ def _backbone_costs(cfg: Config, asked: dict, seconds: float, times: Times) -> d
             out.flatten(1).backward(grad)
             backbone.clear_gradients()
 
-        measure.reset_peak()
+        accelerator.reset_peak()
         spent = times.median(step)
-        measured.append([batch, spent, measure.peak_bytes() - before])
+        measured.append([batch, spent, accelerator.peak_bytes() - before])
         if not distributed.every(time.monotonic() - began < _GIVE_UP * seconds):
             break
     return {"backbone": measured, "kept": kept_bytes(backbone, shape, recomputed), **sizes}

@@ -343,7 +343,7 @@ def config_of(args: argparse.Namespace) -> Config:
 def parser() -> argparse.ArgumentParser:
     """Build the parser of `plsc plan`."""
     options = argparse.ArgumentParser("plsc plan", description=__doc__.splitlines()[0])
-    add_arguments(options)
+    add_arguments(options, device=False)
     options.add_argument("--stand-in", action="store_true", help=STAND_IN)
     options.add_argument(
         "--classes", type=whole_number, help="such as 250000, 100k, 10M or 1.5e6; default: what the data has"

@@ -89,7 +89,7 @@ def of_old_classes(case: Case) -> Case:
 def backbone_bytes(case: Case, measured: dict) -> dict[str, int]:
     """Predict the bytes of the backbone on a rank: values, gradients and momentum; activations; on a GPU also the
     buffers that samples are sent to."""
-    from plsc.utils.device import Sender, asynchronous  # here: it imports Paddle
+    from plsc.distributed.accelerator import Sender, asynchronous  # here: it imports Paddle
 
     if not measured["backbone"]:
         return {}

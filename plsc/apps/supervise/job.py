@@ -17,7 +17,8 @@ from plsc.apps.supervise import secret
 from plsc.apps.supervise.options import Options
 from plsc.apps.supervise.postmortem import Failure, Watch, send
 from plsc.checkpoint import store
-from plsc.distributed import environment, guard, launcher, paddle_launch
+from plsc.distributed import environment, guard, launcher
+from plsc.distributed.kinds import CHOICE
 from plsc.errors import UserError, shown
 from plsc.utils import disk
 from plsc.utils.files import read_json
@@ -56,8 +57,6 @@ class Job:
         self.folder = Path(self.cfg.Global.output_dir)
         self.chosen = any(override.startswith("Global.resume=") for override in given.override)
         self.ranks = options.ranks or 1
-        # Else the launcher would look for a GPU for each rank.
-        self._hides_gpus = self.cfg.Global.device == "cpu" and not options.devices
         self.logs = options.log_dir or str(self.folder / "log")
         if number is not None:  # the folder may be on a disk that all machines share
             self.logs = str(Path(self.logs) / f"machine-{number}")
@@ -88,11 +87,10 @@ class Job:
             **environment.for_ranks(),
             guard.SUPERVISOR: str(os.getpid()),
             environment.COMMAND: environment.command_line(),
+            CHOICE: self.cfg.Global.device,
             **self._env,
             **(env or {}),
         }
-        if self._hides_gpus:
-            whole["CUDA_VISIBLE_DEVICES"] = paddle_launch.hidden(self.ranks)
         whole.pop(
             secret.NAME, None
         )  # the ranks need not know it, and the launcher writes its environment into a log

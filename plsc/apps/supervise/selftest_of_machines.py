@@ -15,6 +15,7 @@ from pathlib import Path
 from plsc.apps.supervise.machines import Machine
 from plsc.apps.supervise.options import Options, read_options
 from plsc.config import add_arguments, load
+from plsc.distributed.kinds import AUTO
 from plsc.distributed.launcher import MAIN
 from plsc.errors import UserError
 from plsc.utils.disk import nearest_folder
@@ -28,7 +29,7 @@ def make_parser(parts: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--ranks", type=int, default=2, metavar="N", help="1: this process only; above 2: 2 and N"
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto")
+    parser.add_argument("--device", default=AUTO, help="as Global.device (auto)")
     parser.add_argument("--parts", nargs="+", choices=parts, metavar="PART", help="default: all")
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     several = parser.add_argument_group("several machines", "the same command on each, with its own --rank")
@@ -37,7 +38,7 @@ def make_parser(parts: Sequence[str] | None = None) -> argparse.ArgumentParser:
     several.add_argument("--master", metavar="HOST:PORT", help="of machine 0")
     several.add_argument("--wait", default="600", metavar="SECONDS", help="for the other machines (600)")
     several.add_argument("--nproc_per_node", default="1", metavar="N", help="ranks of this machine (1)")
-    add_arguments(several)  # what a training would compare
+    add_arguments(several, device=False)  # what a training would compare
     return parser
 
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     )
     code = 2
     try:
-        device = cfg.Global.device if args.device == "auto" else args.device
+        device = cfg.Global.device if args.device == AUTO else args.device
         code = Machine(_options(args, device, folder)).run()
     finally:
         if code == 0 or not (folder / "log").exists():

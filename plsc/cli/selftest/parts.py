@@ -18,13 +18,13 @@ import paddle
 from plsc import distributed
 from plsc.checkpoint import store
 from plsc.distributed import environment
+from plsc.distributed.accelerator import asynchronous
 from plsc.heads import make_head, reference
 from plsc.heads.banks.bank import initial_rows
 from plsc.heads.margins import ArcFace, CosFace
 from plsc.heads.optimizer import LARS, AdamW, Momentum
 from plsc.heads.sampling import choose_classes
 from plsc.heads.self_check import head_differences
-from plsc.utils.device import asynchronous
 from plsc.utils.sharding import ClassShard, split
 
 D = 16  # of every head here

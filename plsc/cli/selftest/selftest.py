@@ -29,7 +29,8 @@ import paddle
 from plsc import distributed
 from plsc.apps.supervise.selftest_of_machines import make_parser
 from plsc.cli.selftest.parts import PARTS
-from plsc.distributed import environment, launcher
+from plsc.distributed import accelerator, environment, launcher
+from plsc.distributed.kinds import CPU
 from plsc.distributed.network import measure_network
 from plsc.utils.text import table
 
@@ -163,7 +164,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Run `plsc selftest` here; return 0 if every part passed, else 1. In a launch: of this rank alone."""
     args = _arguments(argv)
-    threads, _ = environment.prepare()
+    threads, _ = environment.prepare(device=args.device)
     distributed.init(args.device, threads, tf32=False)  # the limits are those of float32
     rows = run_parts(args.parts, args.results)
     ranks, device = distributed.world_size(), paddle.get_device().partition(":")[0]
@@ -199,5 +200,5 @@ def _launch_all(parts: Sequence[str], numbers: Sequence[int], device: str) -> li
 
 
 def _device_for(ranks: int, device: str) -> str:
-    """Choose the GPUs if there is one for each rank, else the CPU."""
-    return "cpu" if device == "cpu" or paddle.device.cuda.device_count() < ranks else "gpu"
+    """Choose the kind of device if there is a card for each rank, else the CPU."""
+    return CPU if accelerator.count(device) < ranks else device

@@ -7,10 +7,10 @@ import paddle
 from paddle import _C_ops
 
 from plsc import native as kernels
+from plsc.distributed.accelerator import asynchronous, on_device
 from plsc.heads.banks.bank import INIT_ROWS, UPDATE_ROWS, Bank, initial_blocks
 from plsc.heads.optimizer import Rule, Update
 from plsc.utils.bfloat16 import float32_of
-from plsc.utils.device import asynchronous, on_gpu
 from plsc.utils.sharding import ClassShard
 from plsc.utils.tensors import host_view, rows_in_place, tensor_of, write_rows
 
@@ -133,7 +133,7 @@ class DeviceBank(Bank):
     # -- updates ------------------------------------------------------------------------------------------------------------
 
     def _update(self, update, step):
-        by_kernels = kernels.library() is not None and not on_gpu()
+        by_kernels = kernels.library() is not None and not on_device()
         for name, grad in self.gradients().items():
             names = [name, *self.moments_of(name)]
             if by_kernels:
@@ -173,7 +173,7 @@ class DeviceBank(Bank):
     # -- checkpoints --------------------------------------------------------------------------------------------------------
 
     def state(self):
-        make = host_view if not on_gpu() else DeviceRows
+        make = host_view if not on_device() else DeviceRows
         return {name: make(self._array(name)) for name in self._tables}
 
     def load_rows(self, start, rows):

@@ -17,6 +17,7 @@ from plsc import distributed
 from plsc.config import Config
 from plsc.data.dataset import Dataset
 from plsc.data.loader import Batch
+from plsc.distributed.accelerator import to_device
 from plsc.heads.config import HeadCfg
 from plsc.heads.optimizer import Frozen
 from plsc.heads.softmax import SoftmaxHead
@@ -25,7 +26,6 @@ from plsc.training.finetune import set_means
 from plsc.training.head_bytes import head_bytes
 from plsc.training.other_run import OtherRun, refuse_other_network
 from plsc.training.parts.part import Bytes, Part, Sizes
-from plsc.utils.device import to_device
 from plsc.utils.logging import get_logger
 
 

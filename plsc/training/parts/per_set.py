@@ -14,10 +14,10 @@ from pydantic import Field, FiniteFloat, NonNegativeInt
 
 from plsc import distributed
 from plsc.data.joined import Joined
+from plsc.distributed.accelerator import to_device
 from plsc.errors import UserError, shown
 from plsc.training.parts.part import Part, State
 from plsc.training.step import TakenStep
-from plsc.utils.device import to_device
 from plsc.utils.tensors import tensor_of
 
 

@@ -349,7 +349,7 @@ def test_a_network_on_a_gpu_is_compared_on_the_cpu(tmp_path, monkeypatch):
     asked = []
     net = trained(Net())
     embed = reference.embed
-    monkeypatch.setattr(reference, "on_gpu", lambda: True)
+    monkeypatch.setattr(reference, "on_device", lambda: True)
     monkeypatch.setattr(reference, "embed", lambda *args: asked.append("embed") or embed(*args))
     monkeypatch.setattr(plsc.apps.export, "embed", reference.embed)
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:1")

@@ -270,7 +270,7 @@ TABLE: dict[str, Rule] = {
     "Global.pretrained_model": only(None, _WEIGHTS),
     "Global.finetune": only(False, _WEIGHTS),
     "Global.output_dir": "Global.output_dir",
-    "Global.device": one_of(("cpu", "gpu"), "Global.device", lost("plsc runs on CPUs and GPUs")),
+    "Global.device": "Global.device",
     "Global.save_interval": only(
         1, "checkpoints are written at the end of each epoch, and each Checkpoint.every_steps"
     ),

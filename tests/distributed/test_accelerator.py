@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
-from plsc.distributed import collectives, device
-from plsc.distributed.device import decide, why_no_gpu
+from plsc.distributed import accelerator, collectives, environment, kinds
+from plsc.distributed.accelerator import decide, why_none
 from plsc.errors import UserError
 from tests.launch import ROOT, launch
 
@@ -43,19 +43,43 @@ def core(monkeypatch):
 
 def test_a_cpu_build_is_told_what_to_install_and_a_gpu_build_what_it_sees(build, monkeypatch):
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: False)
-    assert "install paddlepaddle-gpu" in why_no_gpu()
+    assert "install paddlepaddle-gpu" in why_none("gpu")
+    assert "install paddlepaddle and paddle-custom-npu" in why_none("npu:1")
+    assert "a plug-in for other" in why_none("other") and "CPUs alone" in why_none("auto")
+    assert why_none("cpu") == ""
     build(0)
-    assert "sees none (" in why_no_gpu() and "install" not in why_no_gpu()
+    assert "sees no card" in why_none("auto") and "install" not in why_none("auto")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert "sees none with CUDA_VISIBLE_DEVICES=-1" in why_no_gpu()
+    assert "sees no card with CUDA_VISIBLE_DEVICES=-1" in why_none("gpu")
 
 
-def test_a_rank_takes_the_gpu_of_its_number(build, monkeypatch):
+def test_a_rank_takes_the_card_of_its_number(build, monkeypatch):
     build(2)
     for number, lacks in ((0, False), (1, False), (2, True)):
         monkeypatch.setenv("FLAGS_selected_gpus", str(number))
-        assert bool(why_no_gpu()) == lacks
-    assert "2 visible GPUs" in why_no_gpu() and "number 2" in why_no_gpu()
+        assert bool(why_none("gpu")) == bool(why_none("auto", 4)) == lacks
+    assert "2 visible cards" in why_none("gpu") and "number 2" in why_none("gpu")
+    assert why_none("gpu:1") == "" and "number 5" in why_none("gpu:5")
+    assert "one card, and this is a run of 2 ranks" in why_none("gpu:1", 2)
+
+
+def test_a_launch_takes_the_first_kind_that_paddle_has(build, monkeypatch):
+    build(2)
+    monkeypatch.setattr(paddle.device, "get_all_custom_device_type", lambda: ["npu"])
+    assert accelerator.kinds() == ("npu", "gpu") and accelerator.kind_for("auto") == "npu"
+    assert why_none("gpu") == "" and "takes npu, the first kind" in why_none("gpu", 2)
+
+
+def test_settings_of_a_kind_are_made_unless_the_user_has_made_them(monkeypatch):
+    for name in kinds.KINDS["npu"].settings:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLAGS_npu_jit_compile", "1")
+    _, notes = environment.prepare(1, "npu:0")
+    assert os.environ["FLAGS_use_stride_kernel"] == "0" and os.environ["FLAGS_npu_jit_compile"] == "1"
+    assert "FLAGS_npu_jit_compile=1 (as set by you)" in notes[-1] and "settings of npu:" in notes[-1]
+    for device in ("cpu", "gpu:1", "auto"):
+        assert "settings of" not in environment.prepare(1, device)[1][-1]
+    assert kinds.describe("other").settings == {"FLAGS_use_stride_kernel": "0"}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +93,8 @@ def test_a_rank_takes_the_gpu_of_its_number(build, monkeypatch):
         ("cpu", ["", "none"], "cpu"),
     ],
 )
-def test_all_ranks_decide_alike(asked, lacks, decided):
+def test_all_ranks_decide_alike(build, asked, lacks, decided):
+    build(2)
     assert decide(asked, lacks) == decided
 
 
@@ -89,22 +114,22 @@ def test_ranks_without_a_gpu_beside_others_are_refused(asked, lacks, named):
 
 @pytest.mark.parametrize("tf32", [True, False])
 def test_tf32_is_switched_for_products_and_convolutions(core, tf32):
-    device.set_precision(tf32, deterministic=False)
+    accelerator.set_precision("gpu", tf32, deterministic=False)
     assert core.asked == {"cublas": tf32, "cudnn": tf32} and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
 def test_deterministic_sets_the_flags_that_this_paddle_has(core, monkeypatch):
     warned = []
-    monkeypatch.setattr(device, "warn", warned.append)
+    monkeypatch.setattr(accelerator, "warn", warned.append)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # the user's own
-    device.set_precision(tf32=True, deterministic=True)
+    accelerator.set_precision("gpu", tf32=True, deterministic=True)
     assert (
         core.asked["FLAGS_cudnn_deterministic"] is True and core.asked["FLAGS_embedding_deterministic"] == 1
     )
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8" and not warned
     core.flags.remove("FLAGS_embedding_deterministic")
     core.asked.clear()
-    device.set_precision(tf32=True, deterministic=True)
+    accelerator.set_precision("gpu", tf32=True, deterministic=True)
     assert "FLAGS_embedding_deterministic" not in core.asked and "FLAGS_embedding_deterministic" in warned[0]
 
 
@@ -129,4 +154,4 @@ def test_the_choice_of_gloo_does_not_outlive_the_start(monkeypatch):
 
 def test_a_rank_without_a_gpu_beside_one_that_has_is_refused_on_both(tmp_path):
     said = launch(ROOT / "tests/distributed/run_device.py", 2, tmp_path).stdout
-    assert said.count("refused: Global.device: auto, but rank 1: none there; give each rank a GPU") == 2
+    assert said.count("refused: Global.device: auto, but rank 1: none there; give each rank a card") == 2

@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
-from plsc.utils import device
-from plsc.utils.device import Sender, asynchronous, to_device
+from plsc.distributed import accelerator
+from plsc.distributed.accelerator import Sender, asynchronous, to_device
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("0", True), ("1", False), (None, False)])
@@ -106,8 +106,8 @@ class FakeGpu:
 
         plain = paddle.Tensor.copy_
         monkeypatch.setattr(paddle.Tensor, "copy_", copy)
-        monkeypatch.setattr(device, "on_gpu", lambda: True)
-        monkeypatch.setattr(paddle, "CUDAPinnedPlace", paddle.CPUPlace)
+        monkeypatch.setattr(accelerator, "on_device", lambda: True)
+        monkeypatch.setattr(accelerator, "_pinned_place", paddle.CPUPlace)
         monkeypatch.setattr(paddle.device, "Event", Event)
         monkeypatch.setattr(paddle.device, "Stream", Stream)
         monkeypatch.setattr(paddle.device, "stream_guard", Guard)
