@@ -38,7 +38,7 @@ from typing import Any
 import plsc
 
 PACKAGE = Path(plsc.__file__).resolve().parent
-_DEVICE = str(PACKAGE / "utils" / "device.py")
+_DEVICE = str(PACKAGE / "distributed" / "accelerator.py")
 _MARK = "@@@@ "
 # Files of Paddle whose log says which kernels run, on what: forward, backward, and copies of views.
 _FILES = ("*_functions", "*_function", "*_func", "*nodes", "*_node", "*api*", "utils", "data_transform")

@@ -101,5 +101,5 @@ def test_on_a_gpu_one_process_measures_and_waits_for_it_before_each_look_at_the_
         queued.clear()
 
     monkeypatch.setattr(calibration.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr("plsc.distributed.collectives.finish", finish)
+    monkeypatch.setattr("plsc.distributed.accelerator.finish", finish)
     assert calibration.Times().median(lambda: queued.append(2.0)) == 2.0
