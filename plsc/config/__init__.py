@@ -26,6 +26,7 @@ from plsc.config.layers import DEFAULT, Layers, Source
 from plsc.config.optimizer import OptimizerCfg
 from plsc.config.run import DEFAULT_EPOCHS, CheckpointCfg, ExportCfg, GlobalCfg, LRSchedulerCfg, TeacherCfg
 from plsc.data.config import EVAL_SET, MORE_SETS, TRAIN_SET, DataLoaderCfg, TrainDatasetCfg
+from plsc.distributed import kinds
 from plsc.errors import MissingFileError, UserError
 from plsc.heads.config import HeadCfg, takes_options
 from plsc.utils.messages import (
@@ -280,6 +281,9 @@ def _checked(layers: Layers) -> Config:
     _drop_options_of_another_margin(layers)
     _drop_default_evaluation(layers)
     every_key = [".".join(path) for path in _keys(Config)]
+    device = layers.get(("Global", "device"))
+    # Now: a section may name a class whose module imports Paddle.
+    kinds.set_environment(device if isinstance(device, str) else kinds.AUTO)
     try:
         config = Config.model_validate_json(json.dumps(layers.tree), strict=True, context=every_key)
     except ValidationError as error:

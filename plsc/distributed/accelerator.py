@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
-from plsc.distributed.kinds import AUTO, CPU, GPU, XPU, describe, kind_of
+from plsc.distributed.kinds import AUTO, CPU, GPU, XPU, describe, kind_of, not_in_force
 from plsc.errors import UserError
 from plsc.utils.kernels import turned_off
 from plsc.utils.logging import warn
@@ -117,7 +117,16 @@ def decide(device: str, lacks: Sequence[str]) -> str:
 
 
 def use(kind: str, device: str = AUTO, ranks: int = 1) -> None:
-    """Compute on a kind of device from here on; in a launch of several ranks on cards, Paddle picks each rank's own."""
+    """Compute on a kind of device from here on; in a launch of several ranks on cards, Paddle picks each rank's own.
+
+    Raises UserError if Paddle was imported without the settings of the kind.
+    """
+    if lacking := not_in_force(kind):
+        shown = " ".join(f"{name}={value}" for name, value in lacking.items())
+        raise UserError(
+            f"Global.device: {device} is {kind}, but Paddle was imported without its settings; put {shown} into the "
+            f"environment, or load a config with Global.device={kind} before Paddle is imported"
+        )
     if kind == CPU:
         paddle.set_device(CPU)
     elif ranks == 1:

@@ -9,9 +9,14 @@ table is a plug-in of that name, with the settings that plug-ins share.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
 
 AUTO = "auto"
 CPU = "cpu"
@@ -22,6 +27,7 @@ CHOICE = "PLSC_DEVICE"  # in the environment of Paddle's launcher: the device th
 
 # Operators that would give strided views give copies instead: a plug-in has no kernel `contiguous`.
 _NO_VIEWS = {"FLAGS_use_stride_kernel": "0"}
+_late: set[str] = set()  # settings that were made when Paddle had been imported already
 
 
 @dataclass(frozen=True)
@@ -80,16 +86,35 @@ def label_variable(kind: str) -> str:
     return "CUDA_VISIBLE_DEVICES" if kind == GPU else f"{kind.upper()}_VISIBLE_DEVICES"
 
 
+def installed() -> str:
+    """Return the kind that Paddle will compute on besides the CPU, by the files of its plug-in or wheel; "" if none is found.
+
+    Paddle itself must not be asked: the settings have to be made before it is imported.
+    """
+    paddle = importlib.util.find_spec("paddle")
+    beside = Path(paddle.origin).parents[1] / "paddle_custom_device" if paddle and paddle.origin else ""
+    for library in sorted(Path(os.environ.get("CUSTOM_DEVICE_ROOT") or beside).glob("libpaddle-*.so")):
+        name = library.stem.removeprefix("libpaddle-").removeprefix("custom-").replace("-", "_")
+        return f"custom_{name}" if name in (CPU, GPU) else name
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return XPU if metadata.version("paddlepaddle-xpu") else ""
+    return ""
+
+
 def set_environment(device: str) -> list[str]:
     """Make the settings of a device's kind, unless the user has made them; return a line for the log about them.
 
-    Call it before Paddle is imported. "auto" and "cpu" have none.
+    Call it before Paddle is imported. "auto" has those of the kind that is installed. "cpu" has none, and forgets the card
+    that Paddle's launcher gave this rank, for which Paddle's import would look.
     """
-    kind = kind_of(device)
-    if kind == AUTO:
-        return []
-    settings = describe(kind).settings
+    kind = installed() if device == AUTO else kind_of(device)
+    if kind == CPU:
+        for name in [name for name in os.environ if name.startswith("FLAGS_selected_")]:
+            del os.environ[name]
+    settings = describe(kind).settings if kind else {}
     for name, value in settings.items():
+        if name not in os.environ and "paddle" in sys.modules:
+            _late.add(name)
         os.environ.setdefault(name, value)
     if not settings:
         return []
@@ -98,3 +123,12 @@ def set_environment(device: str) -> list[str]:
         for name, value in settings.items()
     )
     return [f"settings of {kind}: {shown}"]
+
+
+def not_in_force(kind: str) -> dict[str, str]:
+    """Return those settings of a kind that Paddle cannot know: not made, or made after it was imported."""
+    return {
+        name: value
+        for name, value in describe(kind).settings.items()
+        if name in _late or name not in os.environ
+    }
