@@ -246,23 +246,39 @@ def _pinned_place() -> object | None:
     return paddle.CUDAPinnedPlace() if kind_in_use() == GPU else None
 
 
+_in_flight: deque[tuple[paddle.device.Event, paddle.Tensor]] = (
+    deque()
+)  # sources of copies, which must live until these are done
+
+
 def to_device(array: np.ndarray) -> paddle.Tensor:
     """Copy an array to the current device as a tensor of the same shape and dtype, without gradient.
 
-    On a GPU the copy is queued. The array itself may be changed at once.
+    The copy is queued. The array itself may be changed at once.
     """
-    pinned_place = _pinned_place()
-    if pinned_place is None:
+    if not on_device():
         return tensor_of(array)
-    pinned = tensor_of(array, pinned_place)
-    # Paddle keeps the source until a copy that does not block is done.
-    return pinned._copy_to(paddle.framework._current_expected_place(), False)
+    pinned_place = _pinned_place()
+    source = tensor_of(array, pinned_place or paddle.CPUPlace())
+    tensor = source._copy_to(paddle.framework._current_expected_place(), False)
+    if pinned_place is None:  # of pinned memory Paddle itself keeps the source
+        while _in_flight and _in_flight[0][0].query():
+            _in_flight.popleft()
+        event = paddle.device.Event()
+        event.record()
+        _in_flight.append((event, source))
+    return tensor
+
+
+def to_host(tensor: paddle.Tensor) -> np.ndarray:
+    """Read a tensor's numbers: the host waits once, until the device has done all that was queued."""
+    return tensor._copy_to(paddle.CPUPlace(), True).numpy()
 
 
 class Sender:
     """Copies large arrays to the device, one a step, on a stream of its own beside the work of the step before.
 
-    Where there is no pinned memory, on plug-ins, the copy blocks. On CPUs an array is passed on as it is.
+    Where there is no pinned memory, on plug-ins, it is `to_device`. On CPUs an array is passed on as it is.
     """
 
     BUFFERS = 2  # of one shape: one is filled while the work of the step before uses the other
@@ -280,15 +296,14 @@ class Sender:
         """
         if not asynchronous():
             return array
+        if self._stream is None:
+            return to_device(array)
         buffers = self._buffers.setdefault((array.shape, array.dtype.name), deque())
         if len(buffers) < self.BUFFERS:
             buffers.append(_Buffer(array, self._stream, self._pinned_place))
         else:
             buffers.rotate(-1)
         buffer = buffers[-1]
-        if self._stream is None:
-            buffer.on_device.get_tensor().set(array, paddle.framework._current_expected_place())
-            return buffer.on_device
         buffer.fill(array)
         if self._queued is not None:
             self._stream.wait_event(self._queued)  # the last use of this buffer was queued before
@@ -302,12 +317,10 @@ class Sender:
 
 
 class _Buffer:
-    """Memory for one array on the device; with a stream also pinned memory, and the event of the last copy between them."""
+    """Memory for one array on the device and pinned memory, and the event of the last copy between them."""
 
-    def __init__(self, array: np.ndarray, stream: paddle.device.Stream | None, pinned_place: object | None):
+    def __init__(self, array: np.ndarray, stream: paddle.device.Stream, pinned_place: object):
         self.on_device = paddle.empty(array.shape, array.dtype.name)
-        if stream is None:
-            return
         self._place = pinned_place
         self.on_host = tensor_of(array, pinned_place)
         self.copied = paddle.device.Event()

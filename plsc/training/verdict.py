@@ -9,7 +9,7 @@ import paddle
 from paddle import _C_ops
 
 from plsc import distributed
-from plsc.distributed.accelerator import to_device
+from plsc.distributed.accelerator import to_device, to_host
 from plsc.heads.softmax import SoftmaxHead
 from plsc.training.finite import nonfinite
 from plsc.training.step import TakenStep, Verdict
@@ -36,7 +36,7 @@ def agree(
     tensors = [bad_backbone, bad_head, out.stray, out.loss, out.accuracy]
     numbers = [_C_ops.flatten(tensor.detach().astype("float64"), 0, -1) for tensor in tensors]
     row_1F = paddle.concat([*numbers, to_device(np.array(list(flags.values()), np.float64))]).unsqueeze(0)
-    rows_WF = distributed.gather_rows(row_1F, [1] * distributed.world_size()).numpy()
+    rows_WF = to_host(distributed.gather_rows(row_1F, [1] * distributed.world_size()))
     bad_backbone, bad_head, stray, *_ = rows_WF.max(axis=0).tolist()
     _, _, _, loss, accuracy, *_ = rows_WF[0].tolist()
     of_parts = dict(zip(flags, rows_WF[:, _JUDGED:].T))

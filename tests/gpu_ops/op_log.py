@@ -131,6 +131,7 @@ class Recorder:
         from paddle import _C_ops
 
         from plsc.heads import blocks
+        from plsc.training import verdict
 
         undo = []
 
@@ -146,6 +147,7 @@ class Recorder:
         patch(dense, "__array__", self._waiting)
         patch(paddle, "to_tensor", self._waiting)
         patch(paddle.device, "synchronize", self._waiting)
+        patch(verdict, "to_host", self._waiting)
         for name in dir(_C_ops):
             if callable(getattr(_C_ops, name)) and not name.startswith("_"):
                 patch(_C_ops, name, _with_lists)

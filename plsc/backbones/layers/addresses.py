@@ -23,7 +23,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -35,11 +35,17 @@ _LAYER = 1  # keys of Philox beside a layer's number, and for the places
 _PLACE = 2
 
 
-class _Samples(NamedTuple):
-    """The samples of a forward pass: random numbers int64 [B, 2] of each, and the numbers of the layers."""
+@dataclass(frozen=True)
+class _Samples:
+    """The samples of a forward pass: random numbers uint64 [B, 2] of each, and the numbers of the layers."""
 
-    keys_B2: paddle.Tensor
+    numbers_B2: np.ndarray
     layers: dict[nn.Layer, int]
+
+    @functools.cached_property
+    def keys_B2(self) -> paddle.Tensor:
+        """The numbers as int64 on the device; copied when a layer first asks for them."""
+        return _tensor(self.numbers_B2)
 
 
 _samples: ContextVar[_Samples | None] = ContextVar("samples", default=None)
@@ -64,7 +70,7 @@ class Addresses:
         philox = np.random.Philox(key=[self._seed, step])
         philox.advance(first)
         keys = philox.random_raw(4 * count).reshape(count, 4)[:, :2]
-        token = _samples.set(_Samples(_tensor(keys), self._layers))
+        token = _samples.set(_Samples(keys, self._layers))
         try:
             yield
         finally:
