@@ -11,9 +11,10 @@ pageable memory, waits until the queue is empty. A CPU has no queue.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import paddle
@@ -239,6 +240,33 @@ def total_bytes() -> int | None:
     if kind_in_use() != GPU:
         return None
     return paddle.device.cuda.get_device_properties().total_memory
+
+
+@contextlib.contextmanager
+def out_of_memory(remedy: str) -> Iterator[None]:
+    """Raise UserError, with a remedy, in place of what Paddle raises inside the block when a device has no more memory.
+
+    A plug-in's failed call says no more than that it failed: it is one for memory if as much as is in use cannot be had again.
+    """
+    try:
+        yield
+    except (MemoryError, OSError) as error:
+        if not on_device() or not (isinstance(error, MemoryError) or _cannot_double(error)):
+            raise
+        used = used_bytes() / 2**20
+        raise UserError(
+            f"{kind_in_use()}: its memory is used up ({used:,.1f} MB by tensors); {remedy}"
+        ) from error
+
+
+def _cannot_double(error: OSError) -> bool:
+    if "CustomDevice error" not in str(error):
+        return False
+    try:
+        paddle.empty([max(used_bytes(), 2**20)], "uint8")
+    except OSError:
+        return True
+    return False
 
 
 def _pinned_place() -> object | None:

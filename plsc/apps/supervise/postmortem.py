@@ -37,6 +37,15 @@ _COLLECTIVE = re.compile(
 )  # in a stack: it waits for other ranks
 
 
+def _lost_peer(error: dict[str, Any]) -> bool:
+    """Say whether a recorded exception is of a collective that another rank did not come to.
+
+    Paddle says the same of all that a plug-in refuses: there the line that raised it tells.
+    """
+    of_plug_in = "CustomDevice error" in error["message"] and _COLLECTIVE.search(error.get("where", ""))
+    return bool(of_plug_in or _LOST_PEER.search(error["message"]))
+
+
 @dataclass(frozen=True)
 class Failure:
     """The first failure.
@@ -201,9 +210,7 @@ class Watch:
             return Failure(text, rank=cause, time=times[cause], consequence=waits)
         error = raised[first]
         waited_for = self._halted or vanished
-        if waited_for and _LOST_PEER.search(
-            error["message"]
-        ):  # the others waited for it until the launcher killed it
+        if waited_for and _lost_peer(error):  # the others waited for it until the launcher killed it
             return self._of_waited_for(waited_for, error["time"])
         return self._of_raised(first, raised)
 
@@ -221,7 +228,7 @@ class Watch:
         text = f"{error['type']}: {error['message']}" if not error["user"] else error["message"]
         if error["type"] == "MemoryError":
             text += "; lower DataLoader.Train.batch_size"
-        lost = bool(_LOST_PEER.search(error["message"])) and not error["user"]
+        lost = _lost_peer(error) and not error["user"]
         text = f"rank {rank} failed at step {error['step'] + 1}: {text}"
         return Failure(text, error["user"], rank, error["time"], lost)
 
@@ -233,7 +240,7 @@ class Watch:
         launcher may have killed it.
         """
         times = {rank: self._crash_time(rank) or when for rank, when in times.items()}
-        causes = [rank for rank in raised if not _LOST_PEER.search(raised[rank]["message"])]
+        causes = [rank for rank in raised if not _lost_peer(raised[rank])]
         for rank in vanished:
             trace = self._trace(rank)
             crash = _CRASH.search(trace)
