@@ -67,6 +67,7 @@ setup(
     package_data={
         "": ["*.jinja", "page/*"],
         "plsc": ["py.typed"],
+        "plsc.distributed": ["kernel_tables.txt"],
         **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
     },
     install_requires=[

@@ -74,6 +74,9 @@ class GlobalCfg(Section):
     device: str = Field("auto", json_schema_extra=NOT_TRAINING)
     """`cpu`, a kind of device that Paddle lists, such as `gpu`, `npu`, `xpu` or `mlu`, or one card of it, `gpu:1`. `auto`
     takes the kind that Paddle has when every rank has a card, the CPU when none has (docs/devices.md)."""
+    fallback: Literal["warn", "refuse"] = Field("warn", json_schema_extra=NOT_TRAINING)
+    """What to do where a plug-in's device has no kernel for an operator of a step, which Paddle then runs on the CPU,
+    with copies: name them before the first step, or refuse the run (docs/devices.md)."""
     tf32: bool = True
     """Let a GPU compute products of float32 numbers in TensorFloat-32, with 10 bits of the 23 after the point and
     float32 sums: several times faster from Ampere (A100) on. false: in float32. Without effect on CPUs."""

@@ -12,6 +12,7 @@ pageable memory, waits until the queue is empty. A CPU has no queue.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import paddle
 
-from plsc.distributed.kinds import AUTO, CPU, GPU, XPU, describe, kind_of, not_in_force
+from plsc.distributed.kernel_tables import ANY, BLACK_LIST, KernelTable, listed
+from plsc.distributed.kinds import AS_KIND, AUTO, CPU, GPU, XPU, describe, kind_of, not_in_force
 from plsc.errors import UserError
 from plsc.utils.kernels import turned_off
 from plsc.utils.logging import warn
@@ -163,6 +165,31 @@ def asynchronous() -> bool:
     With the kernels turned off a CPU takes the devices' way in everything, so that it can be tested and counted there.
     """
     return turned_off() or on_device()
+
+
+def lacks(operator: str) -> bool:
+    """Say whether the kind in use has no kernel for a float32 operator in its vendor's sources, so that others do its work.
+
+    Where the sources are not known, nothing is lacking.
+    """
+    return _lacks(os.environ.get(AS_KIND) or kind_in_use(), operator)
+
+
+@functools.cache
+def _lacks(kind: str, operator: str) -> bool:
+    table = listed(kind)
+    return table is not None and table.lacks(operator, "float32")
+
+
+def registered(kind: str) -> KernelTable:
+    """Return the kernels that this Paddle and its plug-in have for a kind, without those that the environment turns off."""
+    off = os.environ.get(BLACK_LIST, "").split(",")
+    kernels: dict[str, set[str]] = {}
+    for operator, keys in paddle.base.core._get_registered_phi_kernels("all").items():
+        for backend, layout, dtype in (key.strip("()").split(", ") for key in keys):
+            if backend.lower() in (kind, "custom") and layout != "STRIDED" and operator not in off:
+                kernels.setdefault(operator, set()).add(ANY if dtype == "Undefined" else dtype)
+    return KernelTable(f"Paddle {paddle.__version__} with its {kind}", kernels)
 
 
 def name() -> str:

@@ -23,6 +23,9 @@ CPU = "cpu"
 GPU = "gpu"
 XPU = "xpu"
 PATTERN = r"auto|cpu|(?!auto|cpu)[a-z][a-z0-9_]*(:\d+)?"  # of Global.device
+AS_KIND = (
+    "PLSC_AS_KIND"  # in the environment: a kind whose way the CPU goes, to record what a step asks of it
+)
 CHOICE = "PLSC_DEVICE"  # in the environment of Paddle's launcher: the device that its ranks are asked for
 
 # Operators that would give strided views give copies instead: a plug-in has no kernel `contiguous`.

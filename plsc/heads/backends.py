@@ -395,13 +395,12 @@ class PaddleBackend:
         return block, self._weights(block, logit_Nb, slope_Nb, nearest_NbJ)
 
     def _add_targets(self, name: str, part_N: paddle.Tensor) -> None:
-        """Add the samples' gradients by their own rows to the bank's. Each of k samples of one class adds the k-th
-        part of their sum, so that the result does not depend on the order in which a GPU adds."""
-        self.bank.add_gradient(name, self.given.column_N, paddle.matmul(self._mean_of_class, part_N))
+        """Add the samples' gradients by their own rows to the bank's. Each of the samples of one class has their sum, so
+        that the result does not depend on the order of a GPU."""
+        self.bank.add_gradient(name, self.given.column_N, paddle.matmul(self._same_class, part_N))
 
     @functools.cached_property
-    def _mean_of_class(self) -> paddle.Tensor:
-        """[N, N]: 1 / k where two samples have the same class, as k of the samples have."""
+    def _same_class(self) -> paddle.Tensor:
+        """[N, N]: 1 where two samples have the same class, else 0."""
         column_N = self.given.column_N
-        same_NN = (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")
-        return same_NN / same_NN.sum(axis=1, keepdim=True)
+        return (column_N.unsqueeze(1) == column_N.unsqueeze(0)).astype("float32")

@@ -106,9 +106,14 @@ def unite(
     Returns: the chosen classes, int64 [length of drawn + N], rising; those that are left over are `size`.
     And the place of each sample's class among them [N], any for a sample of another shard.
     """
-    nobody_N = paddle.full_like(class_N, size)
-    sorted_N = paddle.where(own_N, class_N, nobody_N).sort()
-    again_N = paddle.concat([paddle.zeros([1], "bool"), sorted_N[1:] == sorted_N[:-1]])
-    in_draw_N = paddle.gather(drawn, paddle.searchsorted(drawn, sorted_N)) == sorted_N
-    index_K = paddle.concat([drawn, paddle.where(again_N | in_draw_N, nobody_N, sorted_N)]).sort()
-    return index_K, paddle.searchsorted(index_K, class_N)
+    class_K = paddle.concat([drawn, paddle.where(own_N, class_N, paddle.full_like(class_N, size))])
+    sorted_K, order_K = paddle._C_ops.argsort(class_K, 0, False, False)
+    nobody_K = paddle.full_like(class_K, size)
+    new_K = paddle.concat([paddle.ones([1], "bool"), sorted_K[1:] != sorted_K[:-1]])
+    place_K = new_K.astype("int64").cumsum() - 1  # of each class among those that differ
+    last_K = paddle.full_like(class_K, len(class_K) - 1)  # takes what comes again
+    index_K = paddle.scatter(
+        nobody_K, paddle.where(new_K, place_K, last_K), paddle.where(new_K, sorted_K, nobody_K)
+    )
+    column_N = paddle.scatter(nobody_K, order_K, place_K)[len(drawn) :]
+    return index_K, paddle.where(own_N, column_N, paddle.zeros_like(column_N))

@@ -17,7 +17,7 @@ import paddle
 import paddle.nn.functional as F
 
 from plsc import distributed
-from plsc.distributed.accelerator import asynchronous, to_device
+from plsc.distributed.accelerator import asynchronous, lacks, to_device
 from plsc.heads.backends import BackendInput, HeadMemory, KernelBackend, PaddleBackend, takes_kernels
 from plsc.heads.blocks import Rows
 from plsc.heads.sampling import choose_classes, draw_classes, unite
@@ -111,6 +111,14 @@ class Saved:
     lse_N: paddle.Tensor
     miss_N: paddle.Tensor
     penalty_slope_N: paddle.Tensor | None
+
+
+def log1p(x: paddle.Tensor) -> paddle.Tensor:
+    """Compute log(1 + x) for x in [0, 1] to rounding, where the device lacks it as Kahan's log(u) x / (u - 1), u = 1 + x."""
+    if not lacks("log1p"):
+        return paddle.log1p(x)
+    more = x + 1.0
+    return paddle.where(more > 1.0, more.log() * (x / (more - 1.0)), x)
 
 
 class Step:
@@ -272,7 +280,8 @@ class Step:
         stops = to_device(np.array([stop for _, stop in self.spec.ranges]))
         of_rows = self.bank.index_tensor + self.bank.shard.start
         return tuple(
-            paddle.searchsorted(stops, classes, right=True) for classes in (samples.label_N, of_rows)
+            (classes.unsqueeze(1) >= stops).astype("float32").sum(axis=1)
+            for classes in (samples.label_N, of_rows)
         )
 
     def _move_targets(
@@ -321,7 +330,7 @@ class Step:
         sum_N = packed_4N[0]
         plain_N, target_N = (packed_4N[1:3] * self.spec.scale).unbind()
         z_N = maxima.max_N + sum_N.log() - target_N
-        loss_N = paddle.log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
+        loss_N = log1p((-z_N.abs()).exp()) + z_N.clip(min=0.0)
         return loss_N, plain_N >= maxima.plain_max_N, target_N + loss_N, F.sigmoid(z_N), packed_4N[3]
 
     def _totals(

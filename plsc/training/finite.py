@@ -47,7 +47,7 @@ def _nonfinite(tensors: Iterable[paddle.Tensor]) -> paddle.Tensor:
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
     of_groups = [unscale(group, 1.0) for group in groups.values()]
-    return paddle.stack(of_groups).any(axis=0) if of_groups else paddle.zeros([1], "bool")
+    return paddle.concat(of_groups).any(keepdim=True) if of_groups else paddle.zeros([1], "bool")
 
 
 @paddle.no_grad()

@@ -186,9 +186,14 @@ class Network:
         assert len(images) == stop - first
         if count == 1:
             return [MicroBatch(step, 0, first, slice(0, len(images)), images)]
+        rows = [slice(start, stop) for start, stop in split(len(images), count)]
+        if isinstance(images, np.ndarray):
+            parts = [images[each] for each in rows]
+        else:  # NPUs have no kernel that slices pixels
+            parts = images.split([each.stop - each.start for each in rows])
         return [
-            MicroBatch(step, number, first + start, slice(start, stop), images[start:stop])
-            for number, (start, stop) in enumerate(split(len(images), count))
+            MicroBatch(step, number, first + each.start, each, part)
+            for number, (each, part) in enumerate(zip(rows, parts))
         ]
 
     def _embed(self, model: paddle.nn.Layer, part: MicroBatch) -> paddle.Tensor:

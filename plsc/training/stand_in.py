@@ -46,7 +46,7 @@ def stand_in(config: Config) -> Config:
         "name": "Synthetic",
         "num_classes": train.num_classes,
         "num_samples": train.num_samples,
-        "image_shape": _image_shape(train.sets[0]),
+        "image_shape": image_shape(train.sets[0]),
     }
     changes = {
         "DataLoader.Train.dataset": noise,
@@ -62,7 +62,7 @@ def stand_in(config: Config) -> Config:
     return config.edit(changes, "--stand-in")
 
 
-def _image_shape(section: DatasetCfg) -> tuple[int, int, int]:
+def image_shape(section: DatasetCfg) -> tuple[int, int, int]:
     """Return [C, H, W] of the images of a data set that is not built. UserError where only its files tell."""
     cls = DATASETS.get(section.name)
     if not issubclass(cls, EncodedImages):

@@ -12,6 +12,7 @@ from plsc.config.advice import advice
 from plsc.distributed import environment, guard
 from plsc.errors import UserError
 from plsc.training.finish import finish
+from plsc.training.operators import refuse_or_name_fallbacks
 from plsc.training.start import find_checkpoint, make_folder, start
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.loggers import check_packages
@@ -83,6 +84,10 @@ def _begin(
     from plsc.training.plan_lines import plan_lines, weak_lines
 
     trainer = build.build_trainer(cfg, model, make_optimizer, signals=guarded)
+    if (
+        model is None and make_optimizer is None
+    ):  # a caller's own cannot be handed to the process that records
+        distributed.run_on_rank_0(partial(refuse_or_name_fallbacks, cfg, trainer.dataset.preprocessing))
     path = find_checkpoint(cfg, writes=True) if cfg.Global.resume else None
     beginning = finetune.Start([], {})
     if path:

@@ -15,9 +15,12 @@ IMAGES = {"FaceViT_tiny": [3, 32, 32], "IResNet18": [3, 32, 32], "MobileFaceNet"
 IMAGES |= {"ResNet50": [3, 32, 32], "SmallResNet": [1, 12, 10], "LeNet": [1, 28, 28]}
 
 
+def noise(shape: list[int]) -> dict:
+    return {"name": "Synthetic", "num_classes": 23, "images_per_class": 5, "image_shape": shape}
+
+
 def data_set(shape: list[int]) -> str:
-    noise = {"name": "Synthetic", "num_classes": 23, "images_per_class": 5, "image_shape": shape}
-    return f"DataLoader.Train.dataset={json.dumps(noise)}"
+    return f"DataLoader.Train.dataset={json.dumps(noise(shape))}"
 
 
 def cases() -> dict[str, list[str]]:
@@ -38,6 +41,9 @@ def cases() -> dict[str, list[str]]:
         "sampled": ["Head.sample_rate=0.3"],
         "sampled sub-centres": ["Head.sample_rate=0.3", "Head.sub_centres=2"],
         "sampled softmax": ["Head={name: dist_softmax, bias: true, sample_rate: 0.3}"],
+        "softmaxes of their own": [
+            f"DataLoader.Train.dataset=[{', '.join([json.dumps({**noise([1, 12, 10]), 'head': 'own'})] * 2)}]"
+        ],
         "small blocks": ["Head.logits_budget_mb=0.001"],
         "sampled small blocks": ["Head.sample_rate=0.3", "Head.logits_budget_mb=0.001"],
         "host bank": ["Head.bank=host"],

@@ -1,7 +1,8 @@
-"""Every op of a training step has a kernel, in its dtype, in Paddle 2.6.2's GPU build.
+"""Every op of a training step has a kernel, in its dtype, in Paddle 2.6.2's GPU build, and in Ascend's plug-in (npu).
 
-No GPU is needed: kernels-2.6.2.txt lists what that build has, and the steps run on the CPU as they would on a GPU. Where this
-fails, the op is new: take another, or if Paddle 2.6.2 runs another one for the same call, add it to NAMES.
+No device is needed: kernels-2.6.2.txt and plsc/distributed/kernel_tables.txt list what these have, and the steps run on the CPU as they
+would on the device. Where this fails, the op is new: take another, or if Paddle 2.6.2 runs another one for the same call, add it to
+EARLIER.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from plsc.distributed.kernel_tables import EARLIER, listed
+from plsc.distributed.kinds import AS_KIND
 from tests.gpu_ops import op_log
 from tests.gpu_ops.record import IMAGES
 from tests.launch import run_python
 from tests.training.test_amp_dtypes import dtypes_on_a_gpu, needs_programs, program_of
 
 TABLE = Path(__file__).with_name("kernels-2.6.2.txt")
-# Ops that newer versions of Paddle run in the place of one that 2.6.2 has.
-NAMES = {"div_scale": "scale", "index_elementwise_get": "gather_nd", "linear": "matmul"}
 NO_KERNEL = {"", "data", "shape64"}  # the embeddings; the images; a shape is known to the host
 
 
@@ -35,7 +36,7 @@ def missing(ops: dict[str, list[str]]) -> list[str]:
         f"{op}: {dtype}"
         for op, dtypes in ops.items()
         for dtype in dtypes
-        if not {dtype, "all"} & has.get(NAMES.get(op, op), set())
+        if not {dtype, "all"} & has.get(EARLIER.get(op, op), set())
     ]
 
 
@@ -53,13 +54,31 @@ def test_an_op_without_a_kernel_is_found():
     ]
 
 
-def test_the_ops_of_training_steps(tmp_path):
-    target = tmp_path / "ops.json"
-    env = op_log.environment(sizes=False)
-    run_python("-m", "tests.gpu_ops.record", target, tmp_path, cwd=tmp_path, **env)
+def recorded(folder: Path, **env: str) -> dict[str, dict[str, list[str]]]:
+    """Return the ops of each case, and the dtypes of each."""
+    target = folder / "ops.json"
+    env = {**op_log.environment(sizes=False), **env}
+    run_python("-m", "tests.gpu_ops.record", target, folder, cwd=folder, **env)
     steps = json.loads(target.read_text())
     assert all("matmul" in ops for ops in steps.values())  # they were recorded
-    lacking = {name: found for name, ops in steps.items() if (found := missing(ops))}
+    return steps
+
+
+def test_the_ops_of_training_steps(tmp_path):
+    lacking = {name: found for name, ops in recorded(tmp_path).items() if (found := missing(ops))}
+    assert not lacking
+
+
+def test_the_ops_of_training_steps_on_an_npu(tmp_path):
+    npu = listed("npu")
+    steps = recorded(tmp_path, FLAGS_use_stride_kernel="0", **{AS_KIND: "npu"})
+    lacking = {
+        f"{name}: {op} of {dtype}"
+        for name, ops in steps.items()
+        for op, dtypes in ops.items()
+        for dtype in dtypes
+        if npu.lacks(op, dtype)
+    }
     assert not lacking
 
 

@@ -5,13 +5,14 @@ from plsc.backbones.layers.convolution import Conv2D
 from plsc.backbones.layers.layout import by_onednn, enter, leave
 from plsc.backbones.layers.normalisation import normalise
 from plsc.backbones.layers.pooling import AvgPool2D
-from plsc.backbones.layers.relu import ReLU
+from plsc.backbones.layers.relu import PReLU, ReLU
 
 __all__ = [
     "Addresses",
     "AvgPool2D",
     "Conv2D",
     "Dropout",
+    "PReLU",
     "ReLU",
     "by_onednn",
     "enter",

@@ -173,8 +173,9 @@ class Bank(ABC):
             write_rows(self._gradient_memory(name), start, grad)
 
     def add_gradient(self, name: str, number_N: paddle.Tensor, part_N: paddle.Tensor) -> None:
-        """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]."""
-        _C_ops.index_add_(self._grads[name], number_N, part_N, 0)
+        """Add to the gradients of the selected rows with these numbers, [N] and [N, width] or [N]: parts of the same number
+        are the same, and one of them is added."""
+        paddle.scatter_(self._grads[name], number_N, paddle.gather(self._grads[name], number_N) + part_N)
 
     def gradient(self, name: str) -> paddle.Tensor:
         """Return the memory for the gradient of the selected rows, [K, width] or [K], for a kernel that writes it

@@ -26,6 +26,7 @@ import paddle
 from pydantic import NonNegativeInt
 
 from plsc.config import Config
+from plsc.distributed.accelerator import lacks
 from plsc.errors import UserError
 from plsc.training.parts.part import Bytes, Part, Sizes, State
 from plsc.training.step import TakenStep
@@ -82,10 +83,13 @@ class Ema(Part):
             earlier = self.steps // self._every - 1
             share = paddle.full([1], 1 - min(self._decay**self._every, earlier / (earlier + 9)), "float32")
             for name, tensor in self._floats():
-                if name in self._average:
-                    self._average[name].lerp_(tensor, share.astype(tensor.dtype))
-                else:
+                average = self._average.get(name)
+                if average is None:
                     self._average[name] = tensor.clone()
+                elif lacks("lerp"):
+                    average.add_((tensor - average) * share.astype(tensor.dtype))
+                else:
+                    average.lerp_(tensor, share.astype(tensor.dtype))
 
     def _floats(self) -> list[tuple[str, paddle.Tensor]]:
         return [item for item in self._backbone.state_dict().items() if item[1].is_floating_point()]
