@@ -67,6 +67,7 @@ setup(
     package_data={
         "": ["*.jinja", "page/*"],
         "plsc": ["py.typed"],
+        "plsc.apps.export.kit": ["check.c"],
         **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
     },
     install_requires=[
