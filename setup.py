@@ -68,6 +68,7 @@ setup(
         "": ["*.jinja", "page/*"],
         "plsc": ["py.typed"],
         "plsc.distributed": ["kernel_tables.txt"],
+        "plsc.apps.export.kit": ["check.c"],
         **{f"plsc.native{part}": ["*.cpp", "*.h"] for part in ("", ".heads", ".layers")},
     },
     install_requires=[

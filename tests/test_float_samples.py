@@ -138,10 +138,10 @@ def test_evaluation_prediction_and_export_give_the_same_embeddings(trained, tmp_
     for form in FORMATS:
         got = open_graph(folder / "export", facts["files"][form])(samples)
         assert_within(got, evaluated, bound, paths=2)
-    sample = np.load(folder / "export" / "check.npy")
-    check = json.loads((folder / "export" / "check.json").read_text())
-    assert (sample.shape, sample.dtype, check["sample"]) == (SHAPE, np.float32, "check.npy")
-    assert_within(run.predict(sample[None])[0][0], np.array(check["embedding"]), bound.max(), paths=2)
+    of_kit = np.load(folder / "export" / "kit" / "samples.npy")
+    assert (of_kit.shape[1:], of_kit.dtype) == (SHAPE, np.float32)
+    right = np.load(folder / "export" / "kit" / "reference.npy")
+    assert_within(run.predict(of_kit)[0], right, bound.max(), paths=2)
     readme = (folder / "export" / "README.txt").read_text()
     assert "pixel" not in readme and "cv2" not in readme
 

@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(cfg: Config, folder: Path) -> None:
-    """Export the checkpoint that the config names to a folder."""
+    """Export the checkpoint that the config names to a folder, without the kit, which nobody would use."""
     from plsc.entry import Entry  # imports Paddle
 
-    Entry(cfg).export(folder)
+    Entry(cfg.edit({"Export.kit": 0}, "plsc serve")).export(folder)

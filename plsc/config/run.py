@@ -286,6 +286,9 @@ class ExportCfg(Section):
     """Version of the ONNX operators. Lower it for an old runtime."""
     int8_pictures: int = Field(512, ge=1)
     """Pictures of the training set from which onnx_int8 takes the ranges of its numbers."""
+    kit: int = Field(200, ge=0, le=1000)
+    """Pictures of the main evaluation set, or else of the training set, that go with the export, to check other runtimes by
+    (docs/export.md); 0: none, there is no kit."""
 
     @field_validator("formats")
     @classmethod

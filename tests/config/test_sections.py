@@ -21,7 +21,7 @@ from plsc.utils.section import Section
             "Head.embedding_size: unknown key, did you mean 'Model.embedding_size'?",
         ),
         ("DataLoader: {Tain: {}}", "DataLoader.Tain: unknown section, did you mean 'Train'?"),
-        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset, int8_pictures)"),
+        ("Export: {zzz: 1}", "Export.zzz: unknown key (one of formats, opset, int8_pictures, kit)"),
         ("Zzz: {a: 1}", f"Zzz: unknown section (one of {', '.join(Config.model_fields)})"),
         # types are strict
         (

@@ -5,11 +5,11 @@
     embedding  float32 [batch, D]: of length 1, so that a dot product is the cosine (zeros stay zeros)
 
 Normalising the input and the embedding is part of the graph. What is left to do outside, and the cosine above
-which two samples are of the same class, stands in preprocessing.json; check.* is a sample with its embedding, for
-trying out one's own code, and README.txt says how.
+which two samples are of the same class, stands in preprocessing.json, and README.txt says how. The folder kit, see plsc.apps.export.kit,
+has samples with their embeddings, and programs that say whether another runtime or one's own code gives these.
 
 The graphs for Paddle Inference and ONNX Runtime lie in the folder itself; other formats have folders of their names in it, with
-all of these files, so that each can be taken away alone.
+all of these files but the kit, so that each can be taken away alone.
 
 Pixels that were normalised already would give embeddings that are all alike, and every comparison would be
 accepted. So an image without a pixel above 3 gets an embedding of zeros, which resembles nothing: a mistake is
@@ -27,7 +27,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from paddle import nn
 
 from plsc.apps.export.card import make_card
@@ -35,10 +34,11 @@ from plsc.apps.export.description import Description
 from plsc.apps.export.graphs import check, open_graph, save_onnx, save_paddle
 from plsc.apps.export.insightface import save_insightface
 from plsc.apps.export.int8 import Int8Data, save_int8
+from plsc.apps.export.kit import FOLDER as KIT
+from plsc.apps.export.kit import KitPictures, make_kit
 from plsc.apps.export.paddlex import save_paddlex
-from plsc.apps.export.reference import embed, example, on_cpu, untouched
+from plsc.apps.export.reference import example, on_cpu, untouched
 from plsc.apps.export.requirements import NEED_ONNX, check_packages, check_pictures, check_replaceable
-from plsc.apps.export.self_check import sample_to_check
 from plsc.utils.atomic_write import atomic_write
 from plsc.utils.calibration import Calibration
 
@@ -59,6 +59,7 @@ def export(
     compatible_with: str | None = None,
     int8: Callable[[], Int8Data] | None = None,
     documents: Mapping[str, bytes] | None = None,
+    kit: KitPictures | None = None,
     check_batches: Sequence[int] = (1, 8),
 ) -> dict:
     """Write `model` (prepared samples [B, *shape] -> embeddings [B, D]) to the folder `out_dir`, for any B.
@@ -79,6 +80,7 @@ def export(
         compatible_with: identity of the network that it was trained to be compatible with; None: there is none.
         int8: makes what "onnx_int8" needs; called for that format only.
         documents: further files for each folder, such as the model card: name -> content.
+        kit: samples for the acceptance kit; None: there is no kit.
 
     Returns: what preprocessing.json has (see make_card), and "folder".
     Raises: UserError (missing packages, or samples that a format does not take, before anything is written; a model that does
@@ -89,21 +91,21 @@ def export(
     check_pictures(formats, preprocessing)
     check_replaceable(out)
     int8_data = int8() if "onnx_int8" in formats else None
-    sample = sample_to_check(preprocessing)
     with atomic_write(out) as tmp:
         tmp.mkdir(parents=True)
         with on_cpu(model), untouched(model):
             model.eval()
             examples = [example(model, preprocessing, batch) for batch in check_batches]
-            embedding = embed(model, preprocessing, sample[np.newaxis].astype(np.float32))[0]
+            checker = make_kit(model, preprocessing, kit, flip) if kit else None
             graphs = {"paddle": save_paddle(model, preprocessing, tmp)}
         if not NEED_ONNX.isdisjoint(formats):
             graphs["onnx"] = save_onnx(tmp, graphs["paddle"], opset)
-        card = make_card(preprocessing, len(embedding), threshold, flip)
+        card = make_card(preprocessing, examples[0][1].shape[1], threshold, flip)
         card.update(threshold_set=threshold_set, threshold_step=threshold_step, network=network)
         card["compatible_with"] = compatible_with
         card["calibration"] = calibration.to_json() if calibration else None
-        about = Description(card, preprocessing, sample, embedding, documents or {})
+        card["kit"] = {"folder": KIT, "samples": len(kit.samples), "of": kit.title} if kit else None
+        about = Description(card, preprocessing, documents or {})
         files, checks = {}, []
         for kind in formats:
             if kind in graphs:
@@ -115,6 +117,9 @@ def export(
         for kind in graphs.keys() - set(formats):
             for name in graphs[kind]["files"]:
                 (tmp / name).unlink()
+        if checker:
+            in_8_bits = open_graph(tmp, files["onnx_int8"]) if "onnx_int8" in files else None
+            checker.write(tmp / KIT, threshold, threshold_set or "the main evaluation set", in_8_bits)
         card = about.write(tmp, files, checks)
         if out.exists():
             shutil.rmtree(out)
@@ -129,12 +134,13 @@ def _save_in_folder(
     Returns the names of its files as seen from beside, and the comparisons with the training graph.
     """
     kind, source, checks, others = folder.name, folder.parent, [], {}
+    if about.card["kit"]:
+        about = replace(about, card={**about.card, "kit": {**about.card["kit"], "folder": f"../{KIT}"}})
     folder.mkdir()
     if kind == "onnx_int8":
         assert int8 is not None
         names, others = save_int8(folder, source, graphs["onnx"], about.preprocessing, int8)
-        embedding = open_graph(folder, names)(about.sample[np.newaxis].astype(np.float32))[0]
-        about = replace(about, card={**about.card, **others}, embedding=embedding)
+        about = replace(about, card={**about.card, **others})
         about.write(folder, {"onnx": names}, [])  # to who takes it away it is an ONNX graph like another
     else:
         if kind == "insightface":

@@ -12,6 +12,7 @@ import paddle
 from plsc import distributed
 from plsc.apps.export import export
 from plsc.apps.export.int8_data import int8_data
+from plsc.apps.export.kit.pictures import kit_pictures
 from plsc.config import Config
 from plsc.training.card import files_for_export
 from plsc.training.start import open_checkpoint
@@ -49,6 +50,7 @@ def export_checkpoint(
             network=saved.network,
             compatible_with=network.compatible_with,
             int8=partial(int8_data, cfg, saved),
+            kit=kit_pictures(cfg, saved),
             documents=files_for_export(Path(cfg.Global.output_dir), saved),
         )
         print(f"done: exported {saved.path} to {folder}")

@@ -1,4 +1,4 @@
-"""Write what stands beside the graphs in a folder: preprocessing.json, README.txt, and a sample with its embedding."""
+"""Write what stands beside the graphs in a folder: preprocessing.json and README.txt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from plsc.apps.export.readme import readme_text
-from plsc.apps.export.self_check import write_self_check
 from plsc.utils.files import sha256_of
 
 
@@ -19,13 +16,11 @@ from plsc.utils.files import sha256_of
 class Description:
     """Describes a network for those who run its graph.
 
-    card: see make_card. sample, embedding: [*shape] and what the graph gives for it, [D]. documents: further files, name -> content.
+    card: see make_card. documents: further files, name -> content.
     """
 
     card: dict
     preprocessing: Any
-    sample: np.ndarray
-    embedding: np.ndarray
     documents: Mapping[str, bytes]
 
     def write(self, folder: Path, files: dict[str, dict], checks: list[dict]) -> dict:
@@ -35,9 +30,8 @@ class Description:
             files: format -> names of its files, input and output.
             checks: comparisons with the training graph.
         """
-        self_check = write_self_check(folder, self.preprocessing, self.sample, self.embedding)
         sha256 = {name: sha256_of(folder / name) for names in files.values() for name in names["files"]}
-        card = {**self.card, "files": files, "sha256": sha256, "checks": checks, "self_check": self_check}
+        card = {**self.card, "files": files, "sha256": sha256, "checks": checks}
         (folder / "README.txt").write_text(readme_text(card), encoding="utf-8")
         (folder / "preprocessing.json").write_text(json.dumps(card, indent=1) + "\n")
         for name, content in self.documents.items():

@@ -1,10 +1,10 @@
-"""Write README.txt: what a graph takes and gives, what its cosines mean, and ten lines that use it."""
+"""Write README.txt: what a graph takes and gives, what its cosines mean, how to check that, and ten lines that use it."""
 
 from __future__ import annotations
 
 from plsc.apps.export.card import RESIZE
+from plsc.apps.export.kit import HOW_TO_READ
 from plsc.apps.export.paddlex import NAME
-from plsc.apps.export.self_check import HOW_TO_READ
 from plsc.data.preprocessing import DARKEST
 from plsc.errors import shown
 
@@ -20,8 +20,7 @@ _THEIRS = {
 
 def readme_text(card: dict) -> str:
     """Write the text of README.txt for the folder whose preprocessing.json is `card`."""
-    self_check = card["self_check"]
-    noun = "image" if "image" in self_check else "sample"
+    noun = "image" if "channels" in card["preprocessing"] else "sample"
     kind = next((kind for kind in ("insightface", "paddlex", "onnx", "paddle") if _is_here(card, kind)), None)
     lines = [
         *_input(card, noun, kind),
@@ -31,11 +30,7 @@ def readme_text(card: dict) -> str:
         *_folders(card),
         "",
         *(_NOT_NORMALISED if noun == "image" else []),
-        "",
-        f"Check your code: {self_check[noun]} must get the embedding in check.json, with a cosine above",
-        f"{self_check['least_cosine']}. Below that, the {noun} is not what the graph takes (normalisation, order of the axes"
-        + (", of the channels); 0 means" if noun == "image" else ")."),
-        *(["that it was normalised."] if noun == "image" else []),
+        *_kit(card, noun),
     ]
     if kind:
         lines += ["", *(f"    {line}" for line in _code(card, noun, kind))]
@@ -88,24 +83,45 @@ def _int8(card: dict) -> list[str]:
     ]
 
 
+def _kit(card: dict, noun: str) -> list[str]:
+    """Say whose pictures the kit has, and how it is used."""
+    kit = card["kit"]
+    if kit is None:
+        return []
+    folder, what = kit["folder"], f"[{kit['samples']}, {card['embedding_size']}]"
+    both = f" of {card['threshold_of']}" if card["flip"] else ""
+    pictures = (
+        f"{folder}/pictures"
+        if card["preprocessing"].get("channels") in HOW_TO_READ
+        else f"{folder}/samples.npy"
+    )
+    whose = f"Its {kit['samples']} {noun}s are your own data, of {shown(kit['of'])}: look at them before you hand the export on;"
+    return [
+        "",
+        f"The kit says whether a converted network is right, or which fault it has. {whose} Export.kit=0 leaves the kit out.",
+        f"1. Embed {pictures} in their order, on the board or by the other runtime, and save float32 {what}{both}: mine.npy.",
+        f"2. python {folder}/check.py mine.npy (needs NumPy), or in {folder}: cc -std=c99 check.c -o check -lm && ./check mine.npy",
+        "3. It says `pass`, or the likely fault. A file that is no .npy has the numbers alone.",
+    ]
+
+
 def _folders(card: dict) -> list[str]:
     kinds = [kind for kind, names in card["files"].items() if "/" in names["model"]]
     return [f"{kind}/{' ' * (10 - len(kind))}has a README.txt of its own" for kind in kinds]
 
 
 def _code(card: dict, noun: str, kind: str) -> list[str]:
-    """Write the lines that embed the sample, check that, and compare it with another one."""
-    reading = HOW_TO_READ.get(card["preprocessing"].get("channels"), "np.load('check.npy')")
-    mirrored, turned = f"{noun}[..., ::-1]", f"{noun}[:, ::-1]"
-    modules = "json, cv2, numpy as np" if "cv2" in reading else "json, numpy as np"
+    """Write the lines that embed the kit's samples, or two files, and compare the first two."""
+    reading, mirrored = HOW_TO_READ.get(card["preprocessing"].get("channels")), f"{noun}[..., ::-1]"
+    modules = "glob, json, cv2, numpy as np" if reading else "json, numpy as np"
+    if kind in _THEIRS:
+        reading, mirrored = "cv2.imread(name)", f"{noun}[:, ::-1]"
     if kind == "insightface":
-        reading, mirrored, turned = "cv2.imread('check.png')", f"{noun}[:, ::-1]", f"{noun}[::-1]"
-        start = ["import json, cv2, numpy as np, insightface"]
+        start = [f"import {modules}, insightface"]
         start += ["model = insightface.model_zoo.get_model('model.onnx')"]
         embed = [f"def embed({noun}):", f"    return model.get_feat({noun})[0]"]
     elif kind == "paddlex":
-        reading, mirrored, turned = "cv2.imread('check.png')", f"{noun}[:, ::-1]", f"{noun}[::-1]"
-        start = ["import json, cv2, numpy as np, paddlex"]
+        start = [f"import {modules}, paddlex"]
         start += [f"model = paddlex.create_model('{NAME}', model_dir='.')"]
         embed = [f"def embed({noun}):", f"    return np.ravel(next(iter(model.predict({noun})))['feature'])"]
     elif kind == "onnx":
@@ -122,22 +138,30 @@ def _code(card: dict, noun: str, kind: str) -> list[str]:
         embed = [f"def embed({noun}):"]
         embed += [f"    predictor.get_input_handle('{noun}').copy_from_cpu({copied})", "    predictor.run()"]
         embed += [f"    return predictor.get_output_handle('{names['output']}').copy_to_cpu()[0]"]
-    expected = f"json.load(open('check.json'))['embedding'] > {card['self_check']['least_cosine']}"
-    lines = [*start, *embed, f"{noun} = {reading}", f"assert embed({noun}) @ {expected}"]
-    if card["threshold"] is not None:
-        lines += _comparison(card, noun, mirrored, turned)
-    return lines
-
-
-def _comparison(card: dict, noun: str, mirrored: str, turned: str) -> list[str]:
-    """Write the lines that compare the sample with another one, here an image upside down, by the threshold."""
-    lines = ["card = json.load(open('preprocessing.json'))"]
-    embed, other = "embed", turned if noun == "image" else noun
+    lines, kit = [*start, *embed], card["kit"]
+    if reading:
+        lines += ["def read(name):", f"    return {reading}"]
+        names = f"sorted(glob.glob('{kit['folder']}/pictures/*.png'))" if kit else "['a.png', 'b.png']"
+        lines += [f"{noun}s = [read(name) for name in {names}]"]
+    else:
+        lines += [f"{noun}s = np.load('{kit['folder'] + '/' if kit else ''}samples.npy')"]
+    embed = "embed"
     if card["flip"]:
         embed = "both"
         lines += [f"def both({noun}):", f"    total = embed({noun}) + embed({mirrored})"]
         lines += ["    return total / np.linalg.norm(total)"]
-    lines += [f"cosine = {embed}({noun}) @ {embed}({other})  # give it two of your own"]
+    lines += [f"embeddings = np.stack([{embed}({noun}) for {noun} in {noun}s])"]
+    if kit:
+        lines += [f"np.save('{kit['folder']}/mine.npy', embeddings)  # for check.py"]
+    if card["threshold"] is not None:
+        lines += _comparison(card)
+    return lines
+
+
+def _comparison(card: dict) -> list[str]:
+    """Write the lines that compare the first two embeddings by the threshold."""
+    lines = ["card = json.load(open('preprocessing.json'))"]
+    lines += ["cosine = embeddings[0] @ embeddings[1]"]
     lines += ["print(cosine, 'same class' if cosine > card['threshold'] else 'different')"]
     if card.get("calibration"):
         lines += ["known = card['calibration']"]

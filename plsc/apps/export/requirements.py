@@ -10,14 +10,27 @@ from typing import Any
 import paddle
 
 from plsc.apps.export import insightface, paddlex
+from plsc.apps.export.kit import FOLDER as KIT
+from plsc.apps.export.kit import PICTURES
 from plsc.errors import UserError
 
 NEED_ONNX = frozenset({"onnx", "onnx_int8", "insightface"})
 _FOLDERS = {"onnx_int8", "insightface", "paddlex"}
+_KIT_FILES = {
+    "kit.txt",
+    "check.py",
+    "check.c",
+    "check",
+    "reference.npy",
+    "faults.npy",
+    "samples.npy",
+    "mine.npy",
+}
+_PNG_FILES = {f"{number:04d}.png" for number in range(1000)}  # Export.kit is at most that
 _FILES = {f"inference.{end}" for end in ("json", "pdmodel", "pdiparams", "pdiparams.info", "yml")}
-_FILES |= {"model.onnx", "preprocessing.json", "README.txt", "check.png", "check.npy", "check.json"}
+_FILES |= {"model.onnx", "preprocessing.json", "README.txt"}
 _FILES |= {"card.md", "card.json"}  # the model card
-_FILES |= {"contract.json"}  # what earlier versions called preprocessing.json
+_FILES |= {"contract.json", "check.png", "check.npy", "check.json"}  # of earlier versions
 
 
 def check_packages(formats: Sequence[str]) -> None:
@@ -56,8 +69,11 @@ def check_replaceable(out: Path) -> None:
 
 
 def _other_files(out: Path) -> list[str]:
-    folders = [out, *(out / name for name in _FOLDERS if (out / name).is_dir())]
-    paths = [path for folder in folders for path in folder.iterdir()]
+    known = {out: _FILES, out / KIT: _KIT_FILES, out / KIT / PICTURES: _PNG_FILES}
+    known.update((out / name, _FILES) for name in _FOLDERS)
+    paths = [(path, names) for folder, names in known.items() if folder.is_dir() for path in folder.iterdir()]
     return sorted(
-        str(path.relative_to(out)) for path in paths if path not in folders and path.name not in _FILES
+        str(path.relative_to(out))
+        for path, names in paths
+        if not (path in known and path.is_dir() or path.name in names)
     )

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
 
+import cv2
 import numpy as np
 import paddle
 import pytest
 from paddle import inference, nn
 
-import plsc.apps.export
+import plsc
 from plsc.apps.export import export, graphs, reference
+from plsc.apps.export.kit import KitPictures, check
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from tests.bounds import assert_within, of_network
 
 SHAPE = (3, 16, 12)
 PREPROCESSING = Preprocessing.of_images(SHAPE)
-SELF_CHECK = {"README.txt", "check.json", "check.png"}
+KIT = KitPictures(
+    np.random.default_rng(9).integers(0, 256, (4, *SHAPE), np.uint8), np.empty((0, 3), int), "noise"
+)
 MISSING = [name for name in ("paddle2onnx", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(
     bool(MISSING) or paddle.__version__.startswith("2."),
@@ -120,7 +123,7 @@ def test_onnx_agrees_names_are_plain_and_the_batch_is_open(tmp_path):
 def test_onnx_alone(tmp_path):
     report = export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["onnx"])
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"preprocessing.json", "model.onnx", *SELF_CHECK}
+    assert names == {"preprocessing.json", "README.txt", "model.onnx"}
     assert list(report["files"]) == ["onnx"] and len(report["checks"]) == 2
 
 
@@ -161,37 +164,39 @@ def test_preprocessing_json(tmp_path):
     assert card["output"] == {"dtype": "float32", "shape": ["batch", 16], "length": 1}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "preprocessing.json",
+        "README.txt",
         *card["files"]["paddle"]["files"],
-        *SELF_CHECK,
     }
 
 
 @pytest.mark.parametrize("form", ["paddle", "onnx"])
-def test_the_code_in_the_readme_checks_the_export(tmp_path, monkeypatch, form):
-    """It runs as it stands, and an image whose channels are exchanged does not pass."""
+def test_the_code_in_the_readme_makes_what_the_kit_checks(tmp_path, monkeypatch, capsys, form):
+    """It runs as it stands, and pictures whose channels are exchanged do not pass."""
     if form == "onnx" and (MISSING or paddle.__version__.startswith("2.")):
         pytest.skip("no ONNX export here")
-    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=[form])
+    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=[form], kit=KIT)
     text = (tmp_path / "out" / "README.txt").read_text()
     assert "raw pixels 0..255; normalisation is inside the graph" in text
     code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
     monkeypatch.chdir(tmp_path / "out")
+    kit = tmp_path / "out" / "kit"
     exec(code, {})
-    with pytest.raises(AssertionError):
-        exec(code.replace("[..., ::-1]", ""), {})
+    assert check.main(["kit/mine.npy"], kit) == 0
+    exec(code.replace("[..., ::-1]", ""), {})
+    assert check.main(["kit/mine.npy"], kit) == 1
+    assert "fault: colour order: " in capsys.readouterr().out
 
 
-def test_channels_that_no_png_has_are_checked_by_an_array(tmp_path):
-    preprocessing = replace(PREPROCESSING, channels="3")
-    net = trained(Net())
-    card = export(net, tmp_path / "out", preprocessing=preprocessing, formats=["paddle"])
-    content = json.loads((tmp_path / "out" / card["self_check"]["embedding"]).read_text())
-    pixels = np.load(tmp_path / "out" / content["image"])
-    assert (pixels.dtype, pixels.shape) == (np.uint8, SHAPE)
-    found = run_paddle(tmp_path / "out", pixels[None].astype(np.float32))[0]
-    (want,), (bound,) = expected_of(net, pixels[None])
-    assert_within(found, want, bound)
-    assert_within(content["embedding"], want, bound + 0.5e-7)  # written to seven digits
+def test_without_a_kit_the_code_in_the_readme_reads_two_pictures(tmp_path, monkeypatch):
+    export(trained(Net()), tmp_path / "out", preprocessing=PREPROCESSING, formats=["paddle"])
+    monkeypatch.chdir(tmp_path / "out")
+    pixels = pixels_of(2)
+    for name, image in zip(("a.png", "b.png"), pixels):
+        cv2.imwrite(name, image[::-1].transpose(1, 2, 0))
+    text = (tmp_path / "out" / "README.txt").read_text()
+    names = {}
+    exec("\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")), names)
+    assert_within(names["embeddings"], *expected_of(trained(Net()), pixels))
 
 
 @pytest.mark.parametrize("mean, deviation", [(127.5, 127.5), (0, 255), (127.5, 57.5)])
@@ -351,7 +356,6 @@ def test_a_network_on_a_gpu_is_compared_on_the_cpu(tmp_path, monkeypatch):
     embed = reference.embed
     monkeypatch.setattr(reference, "on_device", lambda: True)
     monkeypatch.setattr(reference, "embed", lambda *args: asked.append("embed") or embed(*args))
-    monkeypatch.setattr(plsc.apps.export, "embed", reference.embed)
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:1")
     monkeypatch.setattr(paddle, "set_device", asked.append)
     monkeypatch.setattr(net, "to", lambda device: asked.append(f"model to {device}"))

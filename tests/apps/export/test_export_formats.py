@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -22,6 +23,7 @@ from paddle import nn
 from plsc.apps.export import export, graphs
 from plsc.apps.export.graphs import open_graph
 from plsc.apps.export.int8 import Int8Data, Judged
+from plsc.apps.export.kit import KitPictures, check
 from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError
 from plsc.utils.calibration import Calibration
@@ -33,7 +35,8 @@ NEEDED = ("paddle2onnx", "onnx", "onnxruntime", "ml_dtypes")
 CAN_ONNX = all(importlib.util.find_spec(name) for name in NEEDED) and not paddle.__version__.startswith("2.")
 needs_onnx = pytest.mark.skipif(not CAN_ONNX, reason=f"needs Paddle 3 and {', '.join(NEEDED)}")
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, *SHAPE), np.uint8)
-BESIDE = {"README.txt", "preprocessing.json", "check.png", "check.json"}
+BESIDE = {"README.txt", "preprocessing.json"}
+KIT = KitPictures(PIXELS, np.empty((0, 3), int), "noise")
 FORMATS = ["paddle", "onnx", "insightface", "paddlex"] if CAN_ONNX else ["paddle", "paddlex"]
 
 
@@ -71,7 +74,7 @@ def made(tmp_path_factory):
     """The network, and the folder with its exports."""
     net, out = trained(), tmp_path_factory.mktemp("formats") / "out"
     facts = {"threshold": 0.3, "threshold_set": "people", "threshold_step": 5, "network": "abc", "flip": True}
-    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, **facts)
+    export(net, out, preprocessing=PREPROCESSING, formats=FORMATS, kit=KIT, **facts)
     return net, out
 
 
@@ -167,8 +170,8 @@ def test_paddlex_itself(made):
 
 
 @pytest.mark.parametrize("kind", ["insightface", "paddlex"])
-def test_each_folder_can_be_taken_away_alone(made, tmp_path, monkeypatch, capsys, kind):
-    """The code of its README.txt runs in a copy, compares by the threshold, and notices exchanged channels."""
+def test_each_folder_can_be_taken_away_with_the_kit(made, tmp_path, monkeypatch, capsys, kind):
+    """The code of its README.txt runs in a copy, compares by the threshold, and the kit notices exchanged channels."""
     if kind not in FORMATS:
         pytest.skip("no ONNX export here")
     out = made[1]
@@ -189,10 +192,13 @@ def test_each_folder_can_be_taken_away_alone(made, tmp_path, monkeypatch, capsys
     monkeypatch.setitem(sys.modules, "insightface", types.SimpleNamespace(model_zoo=zoo))
     make = types.SimpleNamespace(create_model=lambda name, model_dir: LikePaddleX(name, copy))
     monkeypatch.setitem(sys.modules, "paddlex", make)
+    shutil.copytree(out / "kit", tmp_path / "kit")
     exec(code, {})
     assert capsys.readouterr().out.split()[1] in ("same", "different")
-    with pytest.raises(AssertionError):
-        exec(code.replace("cv2.imread('check.png')", "cv2.imread('check.png')[..., ::-1]"), {})
+    assert check.main(["../kit/mine.npy"], tmp_path / "kit") == 0
+    exec(code.replace("cv2.imread(name)", "cv2.imread(name)[..., ::-1]"), {})
+    assert check.main(["../kit/mine.npy"], tmp_path / "kit") == 1
+    assert "fault: colour order: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["paddle", "onnx"])
@@ -204,14 +210,19 @@ def test_the_code_of_the_readme_says_how_probable_it_is_that_two_are_the_same(
     points = {"cosine": [-0.5, 0.9], "log_odds": [-6.0, 6.0]}
     meaning = Calibration(method="by hand", set="people", step=5, pairs=9, prior=0.5, **points)
     net, out = trained(), tmp_path / "out"
-    facts = {"threshold": 0.3, "threshold_set": "people", "threshold_step": 5, "calibration": meaning}
+    facts = {
+        "threshold": 0.3,
+        "threshold_set": "people",
+        "threshold_step": 5,
+        "calibration": meaning,
+        "kit": KIT,
+    }
     export(net, out, preprocessing=PREPROCESSING, formats=[kind], flip=True, **facts)
     monkeypatch.chdir(out)
     text = (out / "README.txt").read_text()
     exec("\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")), {})
     cosine, *verdict, word, probability = capsys.readouterr().out.split()
-    picture = cv2.imread("check.png")[..., ::-1].transpose(2, 0, 1)
-    images = np.stack([picture, picture[:, ::-1]])  # it and itself upside down
+    images = PIXELS[:2]
 
     def cosine_of(found):
         one, other = unit(unit(found[:2]) + unit(found[2:]))  # each with its mirror image
@@ -229,6 +240,7 @@ def test_the_card_of_the_whole_lists_every_file(made):
     card = json.loads((out / "preprocessing.json").read_text())
     listed = {name for names in card["files"].values() for name in names["files"]}
     there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    there = {name for name in there if not name.startswith("kit/")}
     assert there == listed | BESIDE and list(card["files"]) == FORMATS
     assert len(card["checks"]) == 2 * len(FORMATS)
     for kind, names in card["files"].items():
@@ -277,7 +289,7 @@ def int8(judge):
 
 
 @needs_onnx
-def test_8_bits_are_close_a_quarter_as_large_and_another_network(tmp_path):
+def test_8_bits_are_close_a_quarter_as_large_and_another_network(tmp_path, capsys):
     seen = []
 
     def judge(embed):
@@ -286,7 +298,8 @@ def test_8_bits_are_close_a_quarter_as_large_and_another_network(tmp_path):
 
     net, out = trained(), tmp_path / "out"
     formats = ["onnx", "onnx_int8"]
-    report = export(net, out, preprocessing=PREPROCESSING, formats=formats, network="abc", int8=int8(judge))
+    facts = {"network": "abc", "int8": int8(judge), "kit": KIT}
+    report = export(net, out, preprocessing=PREPROCESSING, formats=formats, **facts)
     floating, rounded = seen
     assert_within(floating, *embeddings_of(net, PIXELS))
     assert np.sum(floating * rounded, axis=1).min() > 0.99 and np.abs(floating - rounded).max() > 1e-4
@@ -301,13 +314,13 @@ def test_8_bits_are_close_a_quarter_as_large_and_another_network(tmp_path):
     )
     assert "in float32" not in (out / "README.txt").read_text()
     assert {path.name for path in (out / "onnx_int8").iterdir()} == BESIDE | {"model.onnx"}
-    # To who has this folder alone it is an ONNX graph like another, and check.json is what it gives.
+    # To who has this folder alone it is an ONNX graph like another.
     again = open_graph(out / "onnx_int8", card["files"]["onnx"])(PIXELS.astype(np.float32))
     np.testing.assert_array_equal(again, rounded)
-    picture = cv2.imread(str(out / "onnx_int8" / "check.png"))[..., ::-1].transpose(2, 0, 1)
-    expected = json.loads((out / "onnx_int8" / "check.json").read_text())["embedding"]
-    found = open_graph(out / "onnx_int8", card["files"]["onnx"])(picture[None].astype(np.float32))[0]
-    assert [round(number, 7) for number in found.tolist()] == expected
+
+    np.save(out / "kit" / "mine.npy", again)
+    assert check.main([str(out / "kit" / "mine.npy")], out / "kit") == 0
+    assert "pass: as in 8 bits" in capsys.readouterr().out
 
 
 @needs_onnx
