@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan,
         published,
         save,
+        search,
         serve,
         step,
     )
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan": (plan, plan.check),
         "published": (published, published.published),
         "save": (save, save.save),
+        "search": (search, search.search),
         "serve": (serve, serve.serve),
         "step": (step, step.step),
     }
