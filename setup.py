@@ -92,7 +92,6 @@ setup(
             "onnxruntime",
             "paddle2onnx==2.1.*",
         ],
-        "faiss": ["faiss-cpu"],
         "loggers": ["mlflow", "tensorboardX", "wandb"],
         "serve": ["fastapi>=0.110", "prometheus-client>=0.18", "python-multipart>=0.0.13", "uvicorn>=0.29"],
         "test": [

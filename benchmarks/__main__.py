@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan,
         published,
         save,
+        search,
         serve,
         step,
     )
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan": (plan, plan.check),
         "published": (published, published.published),
         "save": (save, save.save),
+        "search": (search, search.search),
         "serve": (serve, serve.serve),
         "step": (step, step.step),
     }

@@ -25,6 +25,9 @@ COMMAND = "PLSC_COMMAND"  # the command that started the ranks
 # Whether MKL_DEBUG_CPU_TYPE was set after Paddle was imported: it is read once, at the first product.
 _late = False
 
+# The threads that `prepare` was given.
+_given: int | None = None
+
 # Warnings that Paddle gives at every start and that a user cannot act on.
 _NUISANCES = (
     "When training, we now always track",
@@ -103,6 +106,8 @@ def prepare(threads: int | None = None, device: str = AUTO) -> tuple[int, list[s
     Returns:
         The number of threads for `distributed.init`, and a line for the log about each decision.
     """
+    global _given
+    _given = threads
     before_paddle()
     notes = []
     threads, why = _threads(threads)
@@ -119,8 +124,8 @@ def prepare(threads: int | None = None, device: str = AUTO) -> tuple[int, list[s
 
 
 def cpu_threads() -> int:
-    """Return how many threads this process may compute with, where `prepare` was not given a number."""
-    return _threads(None)[0]
+    """Return how many threads this process may compute with: the number that `prepare` was given, else its choice."""
+    return _threads(_given)[0]
 
 
 def _threads(wanted: int | None) -> tuple[int, str]:

@@ -29,7 +29,7 @@ LEVELS = (
     "AVX2",
     "AVX-512",
 )  # instruction sets that the loops are compiled for, as native.cpp numbers them
-_VERSION = 7  # of the functions below, as in native.cpp: a library from before a change must not be called
+_VERSION = 8  # of the functions below, as in native.cpp: a library from before a change must not be called
 _ARGUMENTS = {
     "plsc_version": [],
     "plsc_setup": [c_void_p] * 5,
@@ -56,6 +56,9 @@ _ARGUMENTS = {
     + [c_int64, c_int, c_int64, c_int64, c_int, c_float, c_float]
     + [c_void_p] * 4,
     "plsc_norm_backward": [c_void_p] * 6 + [c_int64, c_int, c_int64, c_int64, c_int] + [c_void_p] * 6,
+    "plsc_scan_kinds": [],
+    "plsc_quantise": [c_int, c_void_p] + [c_int64] * 3 + [c_void_p] * 3,
+    "plsc_scan": [c_int, c_void_p, c_int64, c_int64, c_void_p],
 }
 
 
@@ -64,8 +67,13 @@ def library() -> ctypes.CDLL | None:
     return None if turned_off() else _load()
 
 
+def without_paddle() -> ctypes.CDLL | None:
+    """Load the compiled kernels and import no Paddle: only those of scan.cpp may be called; None as of `library`."""
+    return None if turned_off() else _open_once()[0]
+
+
 def describe() -> str:
-    """Describe the compiled kernels, without importing Paddle: "version 7", or "none" and why."""
+    """Describe the compiled kernels, without importing Paddle: "version 8", or "none" and why."""
     if turned_off():
         return "none (PLSC_KERNELS=0)"
     native, why = _open()
@@ -108,6 +116,9 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
     return (native, "") if _fits(native) else (None, "built from other sources; build them again")
 
 
+_open_once = functools.cache(_open)
+
+
 @functools.cache
 def _load() -> ctypes.CDLL | None:
     native, why = _open()
@@ -136,6 +147,8 @@ def _fits(native: ctypes.CDLL) -> bool:
     for name, arguments in _ARGUMENTS.items():
         getattr(native, name).argtypes = arguments
     native.plsc_sum_of_squares.restype = c_double
+    native.plsc_quantise.restype = c_double
+    native.plsc_scan.restype = c_int64
     return True
 
 

@@ -74,8 +74,11 @@ def test_what_the_launcher_sets_is_not_the_users():
 
 def test_the_config_comes_before_the_environment(monkeypatch):
     monkeypatch.setattr(environment, "_environment_at_start", lambda: {"OMP_NUM_THREADS": "3"})
+    monkeypatch.setattr(environment, "_given", None)
+    assert environment.cpu_threads() == 3
     threads, notes = environment.prepare(5)
     assert threads == 5 and notes[0] == "5 CPU threads per rank (Global.threads)"
+    assert environment.cpu_threads() == 5
 
 
 def test_ranks_share_the_processors_and_get_one_at_least(monkeypatch):
