@@ -45,9 +45,10 @@ FEWEST = 20  # pictures that show how the gallery's are
 _FACES = 0.8  # share of the pictures with a face from which on the gallery is taken for one of faces
 _SECOND = 0.25  # of the largest face's area, from which on another face counts
 _FLAT = 1.0  # mean square of the gradient below which a picture shows nothing, in grey levels
-SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of the other people; see wrong_people
-FALSE = 0.05  # expected share of false ones among people found twice
+LEAST_SHARE = 0.05  # of the other people, who are more like a picture of the wrong person
+FALSE = 0.05  # expected share of right ones among those that are named wrong
 FEWEST_PEOPLE = 10
+_QUARTILE = 0.6745  # deviations from the median to a quartile of a normal distribution
 _COHORT = 10_000  # people that a picture is compared with, to count who is more like it than its own person
 _SAME_COSINE = 0.98  # and _SAME_BITS: of two copies of a picture, encoded or resized anew
 _SAME_BITS = 3
@@ -352,32 +353,40 @@ def compare(embeddings: np.ndarray, owners: np.ndarray) -> Alike:
 def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> np.ndarray:
     """Find pictures that show somebody else than the others of their person: bool [N].
 
-    A stranger's picture is as like its supposed person as it is like anybody: the share of people who are more like it is uniform between
-    0 and 1. A picture of the person has a share near 0, if the network knows people apart. So those above the middle are strangers, and as
-    many for their width are expected below. The smallest limit of SHARES is taken above which there are not clearly more. Besides, the
-    picture is below the threshold of pairs, where that is known. Two pictures of a person do not show which of them is wrong, and fewer
-    than FEWEST_PEOPLE people not what is usual.
+    How like pictures are to their own person follows about a normal distribution, which is fitted by median and lower quartile: some wrong
+    ones do not change these. The least alike are named as far as at most FALSE of them are expected among right ones (Benjamini and
+    Hochberg 1995, J. R. Stat. Soc. B 57(1)), so a network that tells people apart badly names few. Besides, a share LEAST_SHARE of the other
+    people is more like the picture, and it is below the threshold of pairs, where that is known. Two pictures of a person do not show which
+    of them is wrong, and fewer than FEWEST_PEOPLE people not what is usual.
     """
-    if len(np.unique(owners)) < FEWEST_PEOPLE:
-        return np.zeros(len(owners), bool)
-    judged = (np.bincount(owners)[owners] > 2) & (alike.own < (1.0 if threshold is None else threshold))
-    shares = alike.share[judged]
-    middle = SHARES[-1]
-    above = int((shares > middle).sum())
-    for limit in SHARES:
-        expected = above * (middle - limit) / (1 - middle)
-        between = int(((shares > limit) & (shares <= middle)).sum())
-        if between <= expected + 2 * math.sqrt(2 * expected) + 1:
-            break
-    return judged & (np.nan_to_num(alike.share) > limit)
+    wrong = np.zeros(len(owners), bool)
+    judged = np.flatnonzero(np.bincount(owners)[owners] > 2)
+    if len(judged) < FEWEST or len(np.unique(owners)) < FEWEST_PEOPLE:
+        return wrong
+    own = alike.own[judged].astype(np.float64)
+    quartile, middle = np.quantile(own, [0.25, 0.5])
+    deviations = (middle - own) / max((middle - quartile) / _QUARTILE, 1e-6)
+    chance = np.array([0.5 * math.erfc(each / math.sqrt(2)) for each in deviations.tolist()])
+    wrong[judged] = _improbable(chance)
+    below = alike.own < (1.0 if threshold is None else threshold)
+    return wrong & below & (alike.share > LEAST_SHARE)
+
+
+def _improbable(chance: np.ndarray) -> np.ndarray:
+    """Choose of probabilities float64 [n] the smallest, of which a share FALSE is expected by chance: bool [n]."""
+    order = np.argsort(chance, kind="stable")
+    passed = np.flatnonzero(chance[order] * len(chance) <= FALSE * np.arange(1, len(chance) + 1))
+    found = np.zeros(len(chance), bool)
+    found[order[: passed[-1] + 1 if len(passed) else 0]] = True
+    return found
 
 
 def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, int, float]]:
     """Find people who are in the gallery under two names: number, number, cosine; the surest first.
 
     Each is the other's nearest. How far people are from their nearest follows about a Weibull distribution, the one of the smallest of
-    many distances, which is fitted by the quartiles: some doubles do not change these. A pair is named as far as at most FALSE of the named
-    ones are expected among people who are different (Benjamini and Hochberg 1995, J. R. Stat. Soc. B 57(1)).
+    many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE of the named ones are expected among people
+    who are different, as in `wrong_people`.
     """
     people = int(owners.max(initial=-1)) + 1
     if people < FEWEST_PEOPLE:
@@ -393,12 +402,10 @@ def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, i
     near, far = np.quantile(distance, [0.25, 0.75])
     exponent = math.log(math.log(4) / math.log(4 / 3)) / max(math.log(far / near), 1e-6)
     chance = -np.expm1(-math.log(4) * (distance / far) ** exponent)
-    order = np.argsort(chance, kind="stable")
-    passed = np.flatnonzero(chance[order] * people <= FALSE * np.arange(1, people + 1))
-    found = order[: passed[-1] + 1].tolist() if len(passed) else []
+    found = np.flatnonzero(_improbable(chance))
     return [
         (person, int(nearest[person]), float(cosine[person]))
-        for person in found
+        for person in found[np.argsort(chance[found], kind="stable")].tolist()
         if nearest[nearest[person]] == person and person < nearest[person]
     ]
 
@@ -536,7 +543,7 @@ def judge_addition(
         return findings
     bad = {finding.picture for finding in findings}
     enrolled = name in gallery and len(gallery.sources(name)) > 1
-    top = max(2, math.ceil(SHARES[0] * len(gallery)) + 1)
+    top = max(2, math.ceil(LEAST_SHARE * len(gallery)) + 1)
     for number, matches in enumerate(gallery.search(embeddings, top, 1.0)):
         if number in bad:
             continue
@@ -545,7 +552,7 @@ def judge_addition(
         below = own is not None and own < (gallery.pair_threshold or 1.0)
         if below and name not in [match.name for match in matches]:
             value = (
-                f"more than {SHARES[0]:.0%} of the people are more like it than {name} ({own:.2f}); {nearest.name} most "
+                f"more than {LEAST_SHARE:.0%} of the people are more like it than {name} ({own:.2f}); {nearest.name} most "
                 f"({nearest.similarity:.2f})"
             )
             findings.append(
