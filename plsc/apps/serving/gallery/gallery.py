@@ -16,6 +16,7 @@ from plsc.apps.serving.gallery import files, log
 from plsc.apps.serving.gallery.content import content_of, embed_people, header_of, measured, unit
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture
+from plsc.apps.serving.gallery.quality import Review
 from plsc.apps.serving.gallery.rows import Rows, sums
 from plsc.apps.serving.gallery.strangers import (
     FPIR,
@@ -100,6 +101,7 @@ class Gallery:
         embedder: Any,
         people: Mapping[str, Sequence[Picture]],
         template: Literal["mean", "images"] = "mean",
+        review: Review = "off",
     ) -> Gallery:
         """Make a gallery in the new folder `folder`.
 
@@ -108,6 +110,7 @@ class Gallery:
             people: name -> paths of pictures, or samples as the network takes them.
             template: "mean": one row for each person, the sum of the pictures' embeddings at length 1; "images": a row for
                 each picture.
+            review: which pictures are refused, see plsc.apps.serving.gallery.quality.
 
         The threshold is measured on people whom the network was not trained on, see plsc.apps.serving.gallery.strangers. Pictures that
         cannot be used are logged and listed in `left_out`. UserError if none can, or the folder exists.
@@ -115,7 +118,7 @@ class Gallery:
         folder = Path(folder)
         files.refuse_existing(folder)
         header = header_of(embedder, template, generation=1)
-        content, left_out = embed_people(embedder, files.by_name(people), template)
+        content, left_out = embed_people(embedder, files.by_name(people), template, review)
         if not content.names:
             why = (
                 f"no picture can be used, the first: {left_out[0].reason}"

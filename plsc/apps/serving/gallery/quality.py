@@ -30,6 +30,7 @@ from plsc.evaluation.search import search
 from plsc.utils.atomic_write import replace_file
 from plsc.utils.bar import Bar
 from plsc.utils.files import read_regular
+from plsc.utils.logging import get_logger
 from plsc.utils.text import counted
 from plsc.utils.vectors import unit_rows
 
@@ -146,9 +147,13 @@ def _bits(grey: np.ndarray) -> str:
 def _faces(pixels: np.ndarray, faces: detector.Detector) -> tuple[int, float | None]:
     colours = cv2.cvtColor(pixels, cv2.COLOR_GRAY2RGB if pixels.ndim == 2 else cv2.COLOR_BGR2RGB)
     found = faces.detect(colours)
+    border = 0
+    if not found:  # a face that fills the picture is found in a larger one
+        border = max(colours.shape[:2]) // 2
+        found = faces.detect(cv2.copyMakeBorder(colours, *[border] * 4, cv2.BORDER_CONSTANT))
     if not found:
         return 0, None
-    places = found[0].landmarks / colours.shape[1::-1] - TEMPLATE / SIZE
+    places = (found[0].landmarks - border) / colours.shape[1::-1] - TEMPLATE / SIZE
     large = sum(face.area >= _SECOND * found[0].area for face in found)
     return large, float(np.sqrt(np.mean(np.sum(places**2, axis=1))))
 
@@ -525,7 +530,7 @@ def judge(
 
 
 def judge_addition(
-    gallery: Any, name: str, files: Sequence[str], embeddings: np.ndarray, looks: Sequence[Look | None]
+    gallery: Any, name: str, embeddings: np.ndarray, looks: Sequence[Look | None]
 ) -> list[Finding]:
     """Find what is wrong with pictures before they are added to a person of a gallery.
 
@@ -568,6 +573,44 @@ def judge_addition(
                 Finding(number, "same person", value, f"if it shows {nearest.name}, enrol it under that name")
             )
     return findings
+
+
+def review_people(
+    embedder: Any,
+    names: Sequence[str],
+    pictures: Sequence[Any],
+    owners: np.ndarray,
+    embeddings: np.ndarray,
+    review: Review,
+) -> dict[int, str]:
+    """Judge the pictures that a gallery is built of: number of each refused one, and why. The others that are doubtful are logged.
+
+    pictures: N paths, or samples, whose pixels are not judged. owners: int64 [N], numbers of `names`. embeddings: float32 [N, D]. UserError
+    where most are not aligned, for a network of aligned faces.
+    """
+    preprocessing = embedder.preprocessing
+    files = [picture if isinstance(picture, str) else "" for picture in pictures]
+    of_files = [number for number, file in enumerate(files) if file]
+    looks: list[Look | None] = [None] * len(files)
+    found = look_at_files([files[number] for number in of_files], preprocessing, face_detector(preprocessing))
+    for number, look in zip(of_files, found):
+        looks[number] = look
+    refuse_unaligned(looks, preprocessing)
+    judged = Pictures(files, looks, embeddings, owners, names)
+    limits = limits_of(looks, preprocessing)
+    for line in not_checked(looks, limits, preprocessing) if of_files else []:
+        get_logger().info(line)
+    return refused(judge(judged, preprocessing, embedder.threshold, limits), judged, review)
+
+
+def refused(findings: Sequence[Finding], pictures: Pictures, review: Review) -> dict[int, str]:
+    """Return the number of each picture that the review refuses, and why; warn of the others."""
+    for finding in findings:
+        if not is_refused(finding, review):
+            get_logger().warning(describe(finding, pictures))
+    return {
+        finding.picture: describe(finding, pictures) for finding in findings if is_refused(finding, review)
+    }
 
 
 # -- what becomes of them -------------------------------------------------------------------------------------------------------------
