@@ -245,9 +245,12 @@ def _review(
 ) -> None:
     """Judge pictures before they are added; UserError names those that are refused."""
     preprocessing = embedder.preprocessing
-    looks = quality.look_at_files(files, preprocessing, quality.face_detector(preprocessing))
+    faces = quality.face_detector(preprocessing)
+    looks = quality.look_at_files(files, preprocessing, faces)
     pictures = quality.Pictures(files, looks, embeddings, np.zeros(len(files), np.int64), [name])
-    findings = quality.judge_addition(gallery, name, embeddings, looks)
+    findings = quality.judge_addition(
+        gallery, name, embeddings, looks, quality.limits_of_gallery(gallery, faces)
+    )
     if refused := quality.refused(findings, pictures, review):
         raise UserError(
             "\n".join([*refused.values(), "nothing was added; --review off adds them all the same"])

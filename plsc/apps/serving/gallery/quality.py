@@ -43,6 +43,7 @@ STRETCHED = 1.2  # change of the ratio of width to height, against the gallery's
 DEVIATIONS = 5.0  # beyond the median from which on sharpness and landmarks are no ordinary picture's
 OFFSET = 0.1  # where the gallery's own pictures are too few: aligned faces of LFW have 0.03, 99.5 % of them at most 0.06
 FEWEST = 20  # pictures that show how the gallery's are
+_SAMPLE = 200  # pictures of a gallery that show its limits, where one is added
 _FACES = 0.8  # share of the pictures with a face from which on the gallery is taken for one of faces
 _SECOND = 0.25  # of the largest face's area, from which on another face counts
 _FLAT = 1.0  # mean square of the gradient below which a picture shows nothing, in grey levels
@@ -529,21 +530,26 @@ def judge(
     return sorted(findings, key=lambda finding: finding.picture)
 
 
+def limits_of_gallery(gallery: Any, faces: detector.Detector | None) -> Limits:
+    """Derive the limits from some of the pictures of a plsc.apps.serving.gallery.Gallery, as far as their files are there still.
+
+    faces: finds these; None: they are not judged.
+    """
+    preprocessing = gallery.preprocessing
+    files = [file for person in gallery.names() for file in gallery.sources(person)]
+    chosen = files[:: max(1, len(files) // _SAMPLE)]
+    return limits_of(look_at_files(chosen, preprocessing, faces), preprocessing)
+
+
 def judge_addition(
-    gallery: Any, name: str, embeddings: np.ndarray, looks: Sequence[Look | None]
+    gallery: Any, name: str, embeddings: np.ndarray, looks: Sequence[Look | None], limits: Limits
 ) -> list[Finding]:
     """Find what is wrong with pictures before they are added to a person of a gallery.
 
-    gallery: a plsc.apps.serving.gallery.Gallery. embeddings: float32 [n, D] of length 1. What a gallery of few people or pictures
-    does not show, see `wrong_people`, is not judged.
+    gallery: a plsc.apps.serving.gallery.Gallery. embeddings: float32 [n, D] of length 1. limits: see `limits_of_gallery`. What a gallery of
+    few people does not show, see `wrong_people`, is not judged.
     """
-    preprocessing = gallery.preprocessing
-    known = [file for person in gallery.names() for file in gallery.sources(person)]
-    chosen = known[:: max(1, len(known) // 200)]
-    limits = limits_of(
-        look_at_files(chosen, preprocessing, face_detector(preprocessing)) if chosen else [], preprocessing
-    )
-    findings = judge_pixels(looks, limits, preprocessing)
+    findings = judge_pixels(looks, limits, gallery.preprocessing)
     if len(gallery) < FEWEST_PEOPLE:
         return findings
     bad = {finding.picture for finding in findings}
