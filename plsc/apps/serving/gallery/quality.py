@@ -48,7 +48,10 @@ _FACES = 0.8  # share of the pictures with a face from which on the gallery is t
 _SECOND = 0.25  # of the largest face's area, from which on another face counts
 _FLAT = 1.0  # mean square of the gradient below which a picture shows nothing, in grey levels
 LEAST_SHARE = 0.05  # of the other people, who are more like a picture of the wrong person
-FALSE = 0.05  # expected share of right ones among those that are named wrong
+# Expected share of different people among pairs that are named one person, and of right pictures among those that are named another
+# person's, if the fits hold. The latter are refused, and of a weak network their tail is longer than a normal one's.
+FALSE_PAIRS = 0.05
+FALSE_PICTURES = 0.02
 FEWEST_PEOPLE = 10
 _QUARTILE = 0.6745  # deviations from the median to a quartile of a normal distribution
 _COHORT = 10_000  # people that a picture is compared with, to count who is more like it than its own person
@@ -360,7 +363,7 @@ def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> n
     """Find pictures that show somebody else than the others of their person: bool [N].
 
     How like pictures are to their own person follows about a normal distribution, which is fitted by median and lower quartile: some wrong
-    ones do not change these. The least alike are named as far as at most FALSE of them are expected among right ones (Benjamini and
+    ones do not change these. The least alike are named as far as at most FALSE_PICTURES of them are expected among right ones (Benjamini and
     Hochberg 1995, J. R. Stat. Soc. B 57(1)), so a network that tells people apart badly names few. Besides, a share LEAST_SHARE of the other
     people is more like the picture, and it is below the threshold of pairs, where that is known. Two pictures of a person do not show which
     of them is wrong, and fewer than FEWEST_PEOPLE people not what is usual.
@@ -373,15 +376,15 @@ def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> n
     quartile, middle = np.quantile(own, [0.25, 0.5])
     deviations = (middle - own) / max((middle - quartile) / _QUARTILE, 1e-6)
     chance = np.array([0.5 * math.erfc(each / math.sqrt(2)) for each in deviations.tolist()])
-    wrong[judged] = _improbable(chance)
+    wrong[judged] = _improbable(chance, FALSE_PICTURES)
     below = alike.own < (1.0 if threshold is None else threshold)
     return wrong & below & (alike.share > LEAST_SHARE)
 
 
-def _improbable(chance: np.ndarray) -> np.ndarray:
-    """Choose of probabilities float64 [n] the smallest, of which a share FALSE is expected by chance: bool [n]."""
+def _improbable(chance: np.ndarray, false: float) -> np.ndarray:
+    """Choose of probabilities float64 [n] the smallest, of which at most a share `false` is expected by chance: bool [n]."""
     order = np.argsort(chance, kind="stable")
-    passed = np.flatnonzero(chance[order] * len(chance) <= FALSE * np.arange(1, len(chance) + 1))
+    passed = np.flatnonzero(chance[order] * len(chance) <= false * np.arange(1, len(chance) + 1))
     found = np.zeros(len(chance), bool)
     found[order[: passed[-1] + 1 if len(passed) else 0]] = True
     return found
@@ -391,7 +394,7 @@ def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, i
     """Find people who are in the gallery under two names: number, number, cosine; the surest first.
 
     Each is the other's nearest. How far people are from their nearest follows about a Weibull distribution, the one of the smallest of
-    many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE of the named ones are expected among people
+    many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE_PAIRS of the named ones are expected among people
     who are different, as in `wrong_people`.
     """
     people = int(owners.max(initial=-1)) + 1
@@ -408,7 +411,7 @@ def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, i
     near, far = np.quantile(distance, [0.25, 0.75])
     exponent = math.log(math.log(4) / math.log(4 / 3)) / max(math.log(far / near), 1e-6)
     chance = -np.expm1(-math.log(4) * (distance / far) ** exponent)
-    found = np.flatnonzero(_improbable(chance))
+    found = np.flatnonzero(_improbable(chance, FALSE_PAIRS))
     return [
         (person, int(nearest[person]), float(cosine[person]))
         for person in found[np.argsort(chance[found], kind="stable")].tolist()
