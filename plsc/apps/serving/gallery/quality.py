@@ -278,11 +278,11 @@ def _judge_look(look: Look, limits: Limits, preprocessing: Preprocessing) -> tup
 
 def refuse_unaligned(looks: Sequence[Look | None], preprocessing: Preprocessing) -> None:
     """Refuse by UserError pictures of which most are no aligned faces, for a network of aligned faces."""
-    offsets = [look.offset or 1.0 for look in looks if look is not None and look.faces is not None]
-    wrong = sum(offset > OFFSET for offset in offsets)
-    if preprocessing.aligned and 2 * wrong > len(offsets):
+    searched = [look for look in looks if look is not None and look.faces is not None]
+    wrong = sum(look.offset is None or look.offset > OFFSET for look in searched)
+    if preprocessing.aligned and 2 * wrong > len(searched):
         raise UserError(
-            f"{wrong:,} of {counted(len(offsets), 'picture')} show no face at the places where the network's pictures have it "
+            f"{wrong:,} of {counted(len(searched), 'picture')} show no face at the places where the network's pictures have it "
             f"(landmarks more than {OFFSET:g} of the side away, or no face): the network was trained on aligned faces; align these "
             "first, plsc align PHOTOS ALIGNED"
         )
