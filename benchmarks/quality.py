@@ -23,9 +23,10 @@ import numpy as np
 from plsc.apps.serving.embedder import from_run
 from plsc.apps.serving.gallery import quality as doctor
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.apps.serving.gallery.strangers import MOST_PICTURES
 from plsc.evaluation.intervals import wilson
 from plsc.evaluation.search import search
-from plsc.evaluation.strangers import fit_tail
+from plsc.evaluation.strangers import fit_tail, one_of_everybody_first
 from plsc.utils.text import table
 from plsc.utils.vectors import unit_rows
 
@@ -78,27 +79,27 @@ def quality(args: argparse.Namespace) -> dict:
         pictures = doctor.Pictures(planted.files, looks, embeddings, owners.astype(np.int64), names.tolist())
         findings = doctor.judge(pictures, preprocessing, embedder.threshold)
         strangers, _, _ = embed_pictures(embedder, planted.strangers, planted.strangers)
-    result = count(planted, findings)
     named = np.zeros(len(planted.files), bool)
     named[[finding.picture for finding in findings]] = True
-    clean = planted.kinds == ""
-    fpir = {
-        "without the planted": fpir_of(embeddings[clean], owners[clean], strangers, args.seed),
-        "with them": fpir_of(embeddings, owners, strangers, args.seed),
-        "after the list": fpir_of(embeddings[~named], owners[~named], strangers, args.seed),
+    galleries = {
+        "without the planted": planted.kinds == "",
+        "with them": np.ones(len(named), bool),
+        "after the list": ~named,
     }
-    old = threshold_of(embeddings[clean], owners[clean], strangers)
+    fpir, by_themselves = {}, {}
+    for name, kept in galleries.items():
+        nearest = _nearest(embeddings[kept], owners[kept], strangers)
+        fpir[name] = fpir_of(nearest, args.seed)
+        threshold = own_threshold(embeddings[kept], owners[kept])
+        by_themselves[name] = [threshold, float(np.mean(nearest > threshold))]
     return {
-        **result,
+        **count(planted, findings),
         "half": args.half,
         "pictures": len(planted.files),
         "people": len(names),
         "strangers": len(strangers),
         "fpir": fpir,
-        "fpir_at_the_clean_threshold": {
-            "with them": float(np.mean(_nearest(embeddings, owners, strangers) > old)),
-            "after the list": float(np.mean(_nearest(embeddings[~named], owners[~named], strangers) > old)),
-        },
+        "by_themselves": by_themselves,
         "not_checked": doctor.not_checked(looks, doctor.limits_of(looks, preprocessing), preprocessing),
     }
 
@@ -235,15 +236,20 @@ def _nearest(embeddings: np.ndarray, owners: np.ndarray, strangers: np.ndarray) 
     return search(strangers, unit_rows(sums, np.linalg.norm(sums, axis=1)), 1)[0][:, 0].astype(np.float64)
 
 
-def threshold_of(embeddings: np.ndarray, owners: np.ndarray, strangers: np.ndarray) -> float:
-    """Measure the threshold of a gallery by strangers, one picture of each."""
-    return fit_tail(_nearest(embeddings, owners, strangers), np.arange(len(strangers)), FPIR).threshold(FPIR)
+def own_threshold(embeddings: np.ndarray, owners: np.ndarray) -> float:
+    """Measure the threshold of a gallery by its own people, each without their own pictures, as `plsc gallery build` does."""
+    people = np.unique(owners, return_inverse=True)[1]
+    chosen = one_of_everybody_first(people, MOST_PICTURES)
+    cosines = doctor.compare(embeddings, people).other[chosen]
+    return fit_tail(cosines, people[chosen], FPIR).threshold(FPIR)
 
 
-def fpir_of(embeddings: np.ndarray, owners: np.ndarray, strangers: np.ndarray, seed: int) -> float:
-    """Measure the threshold by half of the strangers, and the FPIR by the others: the mean of _SPLITS such halves."""
+def fpir_of(nearest: np.ndarray, seed: int) -> float:
+    """Measure the threshold by half of the strangers, and the FPIR by the others: the mean of _SPLITS such halves.
+
+    nearest: float64 [n], the cosine of each with the nearest person.
+    """
     rng = np.random.default_rng(seed)
-    nearest = _nearest(embeddings, owners, strangers)
     rates = []
     for _ in range(_SPLITS):
         order = rng.permutation(len(nearest))
@@ -266,8 +272,11 @@ def show(result: dict) -> str:
             f"named though not planted: {alarms}",
             f"FPIR of {result['strangers']:,} strangers, nominal {FPIR:g}, threshold measured by half of them: "
             + ", ".join(f"{name} {rate:.4f}" for name, rate in result["fpir"].items()),
-            "at the threshold of the gallery without the planted: "
-            + ", ".join(f"{name} {rate:.4f}" for name, rate in result["fpir_at_the_clean_threshold"].items()),
+            "threshold that the gallery measures by its own people, and FPIR of the strangers at it: "
+            + ", ".join(
+                f"{name} {threshold:.3f}, {rate:.4f}"
+                for name, (threshold, rate) in result["by_themselves"].items()
+            ),
             *result["not_checked"],
         ]
     )
