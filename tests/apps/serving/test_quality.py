@@ -259,7 +259,10 @@ def test_build_refuses_what_the_review_says(folder, capsys, review, refused):
 def test_add_refuses_a_wrong_person_and_adds_nothing(folder, capsys):
     assert run(capsys, "build", "g", "-c", "a.yaml", "people")[0] == 0
     code, _, err = run(capsys, "add", "g", "p20", "wrong.png")
-    assert code == 2 and "p20: wrong.png: wrong person: more than 5% of the people are more like it" in err
+    assert (
+        code == 2
+        and "p20: wrong.png: wrong person: 17 % of the other people are more like it than p20 (" in err
+    )
     assert "nothing was added; --review off adds them all the same" in err
     assert len(Gallery.open("g").sources("p20")) == 4
     code, _, err = run(capsys, "add", "g", "p04", "small.png")
@@ -269,6 +272,18 @@ def test_add_refuses_a_wrong_person_and_adds_nothing(folder, capsys):
         code == 0 and "somebody: wrong.png: same person: p03 is like it above the gallery's threshold" in err
     )
     assert run(capsys, "add", "g", "p20", "wrong.png", "--review", "off")[0] == 0
+
+
+def test_people_of_the_training_are_no_measure(folder, capsys, monkeypatch):
+    """Nothing says then how well the network knows people whom it has not seen: a wrong person is not named."""
+    monkeypatch.setattr(PatternEmbedder, "trained_on", lambda self: frozenset(f"p{n:02}" for n in range(30)))
+    assert run(capsys, "build", "g", "-c", "a.yaml", "people")[0] == 0
+    gallery = Gallery.open("g")
+    assert gallery.sample()[0].shape == (0, 64) and gallery.sample()[1] == []
+    embeddings = PatternEmbedder().embed(picture(3, 9)[None, None])
+    limits = quality.limits_of_gallery(gallery, None)
+    assert limits.sharpness is not None
+    assert not quality.judge_addition(gallery, "p20", embeddings, [look(picture(3, 9))], limits)
 
 
 def test_the_doctor_lists_what_remove_removes(folder, capsys):

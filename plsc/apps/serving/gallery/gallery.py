@@ -187,11 +187,10 @@ class Gallery:
         with self._mutex:
             return [*self._sources[self._number(files.composed(name))]]
 
-    def sample(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return pictures of its people whom the network was not trained on: embeddings float32 [n, D], whose they are int64 [n]."""
+    def sample(self) -> tuple[np.ndarray, list[str]]:
+        """Return at most 1,000 pictures of its people whom the network was not trained on: embeddings float32 [n, D], and whose they are."""
         with self._mutex:
-            people = np.unique(self._pictures.own_people, return_inverse=True)[1]
-            return self._pictures.own, people
+            return self._pictures.own, [self._people[number] for number in self._pictures.own_people.tolist()]
 
     @property
     def header(self) -> files.Header:

@@ -402,6 +402,13 @@ def _improbable(chance: np.ndarray, false: float) -> np.ndarray:
     return found
 
 
+def _means(embeddings: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Sum the embeddings of each person, float32 [people, D] of length 1."""
+    sums = np.zeros((int(owners.max(initial=-1)) + 1, embeddings.shape[1]), np.float32)
+    np.add.at(sums, owners, embeddings)
+    return unit_rows(sums, np.linalg.norm(sums, axis=1))
+
+
 def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, int, float]]:
     """Find people who are in the gallery under two names: number, number, cosine; the surest first.
 
@@ -409,12 +416,10 @@ def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, i
     many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE_PAIRS of the named ones are expected among people
     who are different, as in `wrong_people`.
     """
-    people = int(owners.max(initial=-1)) + 1
+    means = _means(embeddings, owners)
+    people = len(means)
     if people < FEWEST_PEOPLE:
         return []
-    sums = np.zeros((people, embeddings.shape[1]), np.float32)
-    np.add.at(sums, owners, embeddings)
-    means = unit_rows(sums, np.linalg.norm(sums, axis=1))
     cosine, place = search(means, means, 2)
     column = (place[:, 0] == np.arange(people)).astype(int)
     cosine = cosine[np.arange(people), column].astype(np.float64)
@@ -570,18 +575,19 @@ def judge_addition(
     if len(gallery) < FEWEST_PEOPLE:
         return findings
     bad = {finding.picture for finding in findings}
-    sure = tells_apart(compare(*gallery.sample()))
+    sample, people = gallery.sample()
+    known, numbers = np.unique(np.asarray(people, str), return_inverse=True)
+    sure = tells_apart(compare(sample, numbers))
+    others = _means(sample, numbers)[known != name]
     enrolled = name in gallery and len(gallery.sources(name)) > 1
-    top = max(2, math.ceil(LEAST_SHARE * len(gallery)) + 1)
-    for number, matches in enumerate(gallery.search(embeddings, top, 1.0)):
+    for number, (nearest, *_) in enumerate(gallery.search(embeddings, 1, 1.0)):
         if number in bad:
             continue
-        nearest = matches[0]
         own = gallery.verify(name, embeddings[number], 1.0).similarity if enrolled else None
-        below = own is not None and own < (gallery.pair_threshold or 1.0)
-        if below and name not in [match.name for match in matches]:
+        share = 0.0 if own is None or not len(others) else float(np.mean(others @ embeddings[number] >= own))
+        if own is not None and own < (gallery.pair_threshold or 1.0) and share > LEAST_SHARE:
             value = (
-                f"more than {LEAST_SHARE:.0%} of the people are more like it than {name} ({own:.2f}); {nearest.name} most "
+                f"{100 * share:.0f} % of the other people are more like it than {name} ({own:.2f}); {nearest.name} most "
                 f"({nearest.similarity:.2f})"
             )
             findings.append(
