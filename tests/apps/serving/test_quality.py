@@ -317,6 +317,15 @@ def test_the_doctor_lists_what_remove_removes(folder, capsys):
     assert run(capsys, "doctor", "g", "--output", "found")[0] == 0
 
 
+def test_a_gallery_of_aligned_faces_refuses_a_compatible_network_of_others(folder, capsys):
+    assert run(capsys, "build", "g", "-c", "a.yaml", "people")[0] == 0
+    gallery = Gallery.build("h", PatternEmbedder(aligned=True), {"Ann": ["people/p00/0.png"]})
+    assert gallery.preprocessing.aligned is True and Gallery.open("g").preprocessing.aligned is None
+    gallery.check(PatternEmbedder())  # not known of it
+    with pytest.raises(UserError, match="are of aligned faces, those of .* of pictures that are not aligned"):
+        gallery.check(PatternEmbedder(aligned=False))
+
+
 def test_a_list_that_is_none_is_refused(folder, capsys):
     run(capsys, "build", "g", "-c", "a.yaml", "people")
     (folder / "list").write_text("p00\n")
