@@ -103,6 +103,8 @@ class Preprocessing(BaseModel):
     channels: str | None = None
     mean: FiniteFloat
     scale: FiniteFloat
+    aligned: bool | None = None
+    """Not in the file where it is not known."""
 
 
 class Manifest(BaseModel):

@@ -35,6 +35,7 @@ class SampleSet:
     mean: float | None = None  # None: of images 127.5, of other samples 0
     scale: float | None = None  # None: of images 1 / 127.5, of other samples 1
     channels: str | None = None  # of images: "grey", "RGB" or "BGR"; None: grey for one, RGB for three
+    aligned: bool | None = None  # of images: whether they are aligned faces; None: not known
 
     @property
     def preprocessing(self) -> Preprocessing:

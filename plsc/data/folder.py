@@ -169,6 +169,11 @@ def _warn_of_same_names(folder: str, names: list[str]) -> None:
         _report("warning", folder, "folder", what, same)
 
 
+def is_aligned(folder: str) -> bool:
+    """Say whether `plsc align` wrote the folder: what it keeps of its options lies there."""
+    return os.path.isfile(os.path.join(folder, ALIGNMENT[1]))
+
+
 class ImageFolder(ImageFiles):
     """The images of a folder that has a folder for each identity; the sorted names are the labels 0, 1, ...
 
@@ -182,6 +187,8 @@ class ImageFolder(ImageFiles):
         self.check(folder=folder, **options)
         super().__init__(**options)
         self.folder = folder
+        if self.aligned is None and is_aligned(folder):
+            self.aligned = True
         paths, labels, names = read_folder(folder)
         self.identities = identity_names([os.path.join(folder, name) for name in names])
         self.nested_hint = nested_hint(folder, paths)

@@ -114,12 +114,14 @@ class _Encoded:
         channels: Literal["RGB", "BGR", "grey"] = "RGB",
         mean: float = MEAN,
         scale: float = SCALE,
+        aligned: bool | None = None,
     ):
         self.check(size=size, channels=channels, scale=scale)
         self.image_shape = (CHANNELS[channels], *sides(size))
         self.channels = channels
         self.mean = mean
         self.scale = scale
+        self.aligned = aligned
 
     @classmethod
     def check(cls, **kwargs) -> None:
@@ -142,7 +144,8 @@ class EncodedImages(_Encoded, Dataset):
     """Labelled images that are decoded when they are needed; the base of all formats.
 
     `size`: [height, width] that images are resized to, or an integer for both. `channels`: "RGB", "BGR" or "grey". The network sees
-    (pixel - `mean`) * `scale`. What training changes in a picture, drawn anew each epoch, all off by default:
+    (pixel - `mean`) * `scale`. `aligned`: whether the images are faces that `plsc align` has aligned, or another program to ArcFace's
+    places; exports, galleries and the service then ask for such pictures. null: not known, but a folder that `plsc align` wrote is. What training changes in a picture, drawn anew each epoch, all off by default:
 
     `flip`: mirror half of the images. `crop`: the share of the sides that may be cut off; the rest is resized
     back. `rotate`: up to so many degrees either way. `colour`: brightness, contrast and saturation each times

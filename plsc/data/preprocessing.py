@@ -31,7 +31,8 @@ class Preprocessing:
     """Turns samples into the network's input.
 
     shape, dtype: of one sample. channels: of an image "grey", "RGB" or "BGR", or how many they are; None: the samples
-    are no images.
+    are no images. aligned: whether the images are faces whose landmarks lie at ArcFace's places, as `plsc align` writes them;
+    None: not known.
     """
 
     shape: tuple[int, ...]
@@ -39,6 +40,7 @@ class Preprocessing:
     channels: str | None = None
     mean: float = 0.0
     scale: float = 1.0
+    aligned: bool | None = None
 
     @classmethod
     def of_images(
@@ -47,9 +49,12 @@ class Preprocessing:
         mean: float = MEAN,
         scale: float = SCALE,
         channels: str | None = None,
+        aligned: bool | None = None,
     ) -> Preprocessing:
         """Describe uint8 images [C, H, W]; the channels of one are grey, of three RGB, unless they are given."""
-        return cls(tuple(shape), "uint8", channels or _NAMES.get(shape[0], str(shape[0])), mean, scale)
+        return cls(
+            tuple(shape), "uint8", channels or _NAMES.get(shape[0], str(shape[0])), mean, scale, aligned
+        )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Preprocessing:
@@ -57,13 +62,17 @@ class Preprocessing:
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {**asdict(self), "shape": list(self.shape)}
+        """Return the fields as plain values, without `aligned` where that is not known."""
+        fields = {**asdict(self), "shape": list(self.shape)}
+        if self.aligned is None:
+            del fields["aligned"]
+        return fields
 
     def differences(self, other: Preprocessing) -> list[tuple[str, Any, Any]]:
-        """List the fields that `other` has otherwise: name, own value, its value."""
+        """List the fields that `other` has otherwise: name, own value, its value. What is not known of one is no difference."""
         ours, theirs = self.to_json(), other.to_json()
-        return [(name, value, theirs[name]) for name, value in ours.items() if value != theirs[name]]
+        both = (name for name in ours if name in theirs)
+        return [(name, ours[name], theirs[name]) for name in both if ours[name] != theirs[name]]
 
     @property
     def is_image(self) -> bool:
@@ -125,7 +134,7 @@ def preprocessing_of(data: Any) -> Preprocessing:
         )
     )
     if pixels:
-        return Preprocessing.of_images(shape, mean, scale, data.channels)
+        return Preprocessing.of_images(shape, mean, scale, data.channels, data.aligned)
     return Preprocessing(shape, _dtype(data.sample_dtype, where), None, mean, scale)
 
 

@@ -191,9 +191,9 @@ def init_backbone(
     own = backbone.state_dict()
     for name, array in arrays.items():
         own[name].set_value(array)
-    if saved.preprocessing != (ours := preprocessing.to_json()):
+    if Preprocessing.from_json(saved.preprocessing).differences(preprocessing):
         get_logger().warning(
-            f"{saved.path} was trained on samples {saved.preprocessing}, this run has {ours}"
+            f"{saved.path} was trained on samples {saved.preprocessing}, this run has {preprocessing.to_json()}"
         )
     averaged = f", {saved.weights_file}" if saved.manifest.weights != BACKBONE else ""
     return f"starting with the {len(arrays)} tensors of the backbone in {saved.path}{averaged}"

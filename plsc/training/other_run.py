@@ -70,9 +70,9 @@ class OtherRun:
 
     def refuse_other(self, preprocessing: Preprocessing, embedding_size: int) -> None:
         """Refuse by UserError a run whose samples or embeddings are not of the kind of this run's."""
-        if self.saved.preprocessing != (ours := preprocessing.to_json()):
+        if self.preprocessing.differences(preprocessing):
             raise UserError(
-                f"{self.where}: has samples {self.saved.preprocessing}, this run has {ours}; both must be alike"
+                f"{self.where}: has samples {self.saved.preprocessing}, this run has {preprocessing.to_json()}; both must be alike"
             )
         if self.saved.embedding_size != embedding_size:
             raise UserError(

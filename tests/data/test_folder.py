@@ -39,6 +39,13 @@ def test_what_is_no_image_of_an_identity_is_said(folder, capsys):
     assert ImageFolder(str(folder)).identities.tolist() == ["Ann", "Bob", "Zoe"]
 
 
+def test_a_folder_that_was_aligned_says_so(folder):
+    assert "aligned" not in ImageFolder(str(folder)).preprocessing.to_json()
+    (folder / "alignment.json").write_text("{}")
+    assert ImageFolder(str(folder)).preprocessing.aligned is True
+    assert ImageFolder(str(folder), aligned=False).preprocessing.aligned is False
+
+
 def test_formats_that_are_not_read_are_named(folder, tmp_path, capsys):
     (folder / "Ann" / "1.gif").write_bytes(b"")
     assert len(ImageFolder(str(folder))) == 6

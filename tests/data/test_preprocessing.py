@@ -69,3 +69,13 @@ def test_wrong_attributes_are_refused_by_name(attributes, line):
     with pytest.raises(UserError, match=f"^Anything.{line}") as error:
         Anything(**attributes).preprocessing  # noqa: B018
     assert "\n" not in str(error.value)
+
+
+def test_alignment_is_part_of_it_where_it_is_known():
+    plain = Preprocessing.of_images((3, 8, 8))
+    assert "aligned" not in plain.to_json()  # the identity of networks of which it is not known stays
+    aligned, other = (Preprocessing.of_images((3, 8, 8), aligned=value) for value in (True, False))
+    assert aligned.to_json()["aligned"] is True and Preprocessing.from_json(aligned.to_json()) == aligned
+    assert aligned.differences(other) == [("aligned", True, False)]
+    assert aligned.differences(plain) == plain.differences(aligned) == []
+    assert Anything(image_shape=(3, 8, 8), aligned=True).preprocessing == aligned

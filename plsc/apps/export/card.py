@@ -19,6 +19,8 @@ def make_card(preprocessing: Any, embedding_size: int, threshold: float | None, 
     # What is left to do. Mean and scale are not among it: a reader who saw them here would normalise once more.
     if preprocessing.is_image:
         values, left = VALUES, {"size": shape[1:], "channels": preprocessing.channels, "resize": RESIZE}
+        if preprocessing.aligned is not None:
+            left["aligned"] = preprocessing.aligned
     else:
         values = (
             f"samples as in training ({preprocessing.dtype}), as float32; normalisation is inside the graph"

@@ -12,6 +12,10 @@ _NOT_NORMALISED = [
     "Do not subtract a mean, do not divide by 255 or 127.5: the graph does what has to be done.",
     f"An image without a pixel above {DARKEST:g} was normalised before, or is black: its embedding is all zeros.",
 ]
+_ALIGNED = {
+    True: "yes: faces whose landmarks lie at ArcFace's places, as plsc align writes them",
+    False: "no: the network was trained on pictures that are not",
+}
 _THEIRS = {
     "insightface": "the picture as cv2.imread gives it; insightface resizes it, linearly, and makes RGB of it.",
     "paddlex": "a file, or the picture as cv2.imread gives it; PaddleX resizes it, linearly, and makes RGB of it.",
@@ -51,6 +55,8 @@ def _input(card: dict, noun: str, kind: str | None) -> list[str]:
             f"channels   {left['channels']}",
             f"size       height and width {left['size']}; resized {RESIZE}",
         ]
+        if "aligned" in left:
+            lines.append(f"aligned    {_ALIGNED[left['aligned']]}")
     return lines
 
 

@@ -242,6 +242,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--mean", type=float, default=MEAN, help="subtracted from the pixels, 0 to 255")
     parser.add_argument("--scale", type=float, default=SCALE, help="of what is left; default: 1 / 127.5")
+    parser.add_argument(
+        "--aligned",
+        action="store_true",
+        default=None,
+        help="the weights were trained on aligned faces, as InsightFace's were: services and galleries then ask for such",
+    )
     args = parser.parse_args(argv)
     if args.weights is None:
         _translate(args)
@@ -256,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = {"Model.name": args.model, "Model.embedding_size": size}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     image_shape = (1 if args.channels == "grey" else 3, *args.size)
-    preprocessing = Preprocessing.of_images(image_shape, args.mean, args.scale, args.channels)
+    preprocessing = Preprocessing.of_images(image_shape, args.mean, args.scale, args.channels, args.aligned)
     rows = import_weights(
         args.weights, load(args.config, [*overrides, *args.override]), args.output, preprocessing
     )

@@ -32,6 +32,7 @@ class _Input(_Part):
 class _Outside(_Part):
     dtype: str = "uint8"
     channels: str | None = None
+    aligned: bool | None = None
 
 
 class _Inside(_Part):

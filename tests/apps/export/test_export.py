@@ -169,6 +169,16 @@ def test_preprocessing_json(tmp_path):
     }
 
 
+@pytest.mark.parametrize("aligned", [None, True, False])
+def test_an_export_says_whether_its_pictures_were_aligned(tmp_path, aligned):
+    preprocessing = replace(PREPROCESSING, aligned=aligned)
+    card = export(trained(Net()), tmp_path / "out", preprocessing=preprocessing, formats=["paddle"])
+    assert card["preprocessing"].get("aligned") is aligned
+    said = {None: "", True: "aligned    yes: ", False: "aligned    no: "}[aligned]
+    text = (tmp_path / "out" / "README.txt").read_text()
+    assert said in text and ("aligned    " in text) == (aligned is not None)
+
+
 @pytest.mark.parametrize("form", ["paddle", "onnx"])
 def test_the_code_in_the_readme_makes_what_the_kit_checks(tmp_path, monkeypatch, capsys, form):
     """It runs as it stands, and pictures whose channels are exchanged do not pass."""

@@ -140,6 +140,7 @@ def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
         "--size",
         "20",
         "16",
+        "--aligned",
     ]
     assert cli.main(["import", *arguments, "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -157,7 +158,8 @@ def test_the_verbs_work_on_the_folder(tmp_path, net, monkeypatch, capsys):
         return emb / np.linalg.norm(emb, axis=1, keepdims=True)
 
     assert_within(found, *rounded(net, unit), paths=2)
-    assert entry.export()["embedding_size"] == 6
+    exported = entry.export()
+    assert exported["embedding_size"] == 6 and exported["preprocessing"]["aligned"] is True
 
 
 def broken(net, **changes):

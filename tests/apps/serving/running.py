@@ -24,9 +24,9 @@ PATIENT = 60.0
 class Pixels(Embedder):
     """Takes the pixels less their mean for the embedding, and keeps the sizes of its batches."""
 
-    def __init__(self, size: int = 8, channels: str = "grey", **fields: Any):
+    def __init__(self, size: int = 8, channels: str = "grey", aligned: bool | None = None, **fields: Any):
         shape = (1 if channels == "grey" else 3, size, size)
-        preprocessing = Preprocessing.of_images(shape, channels=channels)
+        preprocessing = Preprocessing.of_images(shape, channels=channels, aligned=aligned)
         fields = {"network": "a" * 64, "described": "pixels", "threshold": 0.5, **fields}
         super().__init__(preprocessing=preprocessing, embedding_size=int(np.prod(shape)), **fields)
         self.batches: list[int] = []

@@ -130,7 +130,7 @@ def test_people_are_listed_added_and_removed(client, gallery):
     assert client.ask("GET", "/people")[1] == {"count": 3, "names": ["Ann", "Bob", "Zoë"]}
     assert client.ask("GET", "/people?start=1&limit=1")[1] == {"count": 3, "names": ["Bob"]}
     status, answer = client.send("/people?name=Eve", picture(7), picture(7, noise=0.2), Authorization=BEARER)
-    assert (status, answer) == (201, {"name": "Eve", "pictures": 2, "count": 4})
+    assert (status, answer) == (201, {"name": "Eve", "pictures": 2, "count": 4, "warnings": []})
     assert client.send("/search", picture(7))[1]["name"] == "Eve"
     assert Gallery.open(gallery.folder).names() == ["Ann", "Bob", "Zoë", "Eve"]
     assert client.ask("DELETE", "/people?name=Eve", Authorization=BEARER)[0] == 200

@@ -43,11 +43,11 @@ def photo():
 
 @pytest.fixture
 def serve(monkeypatch):
-    def with_faces(count, channels="RGB"):
+    def with_faces(count, channels="RGB", aligned=None):
         finder = Finder(count)
         monkeypatch.setattr(detector, "installed", lambda: True)
         monkeypatch.setattr(detector, "Detector", lambda: finder)
-        return running(create_app(Pixels(SIZE, channels), options=Options(deadline=PATIENT))), finder
+        return running(create_app(Pixels(SIZE, channels, aligned), options=Options(deadline=PATIENT))), finder
 
     return with_faces
 
@@ -100,6 +100,38 @@ def test_a_service_without_a_detector_says_so(monkeypatch):
             "align: this service finds no faces; install the extra align",
         )
         assert client.ask("GET", "/about")[1]["align"] is False
+
+
+def test_a_network_of_aligned_faces_gets_them_unless_told_otherwise(serve, photo, monkeypatch):
+    service, _ = serve(1, aligned=True)
+    with service as client:
+        assert client.ask("GET", "/about")[1]["aligned"] is True
+        aligned, asked = (client.send(f"/embed{query}", photo[0])[1] for query in ("", "?align=true"))
+        assert aligned == asked and aligned["faces"] == [1]
+        assert client.send("/embed?align=false", photo[0])[1]["faces"] is None
+    monkeypatch.setattr(detector, "installed", lambda: False)
+    with running(create_app(Pixels(SIZE, "RGB", True), options=Options(deadline=PATIENT))) as client:
+        status, answer = client.send("/embed", photo[0])
+        assert status == 422 and "trained on aligned faces, and this service finds none" in answer["error"]
+        assert client.send("/embed?align=false", photo[0])[0] == 200
+
+
+def test_a_network_of_other_pictures_refuses_to_align(serve, photo):
+    service, _ = serve(1, aligned=False)
+    with service as client:
+        status, answer = client.send("/embed?align=true", photo[0])
+        assert status == 422 and "trained on pictures that are not aligned" in answer["error"]
+        assert client.send("/embed", photo[0])[1]["faces"] is None
+
+
+def test_stretched_and_small_pictures_are_warned_of(serve, photo):
+    service, _ = serve(1)
+    with service as client:
+        wide, small = picture(0, (SIZE, 2 * SIZE, 3)), picture(0, (4, 4, 3))
+        first, second = client.send("/verify", wide, small)[1]["warnings"]
+        assert first.startswith("picture 1: stretched: 32 x 16 pixels, stretched 2.00 times")
+        assert second.startswith("picture 2: too small: 4 x 4 pixels")
+        assert client.send("/embed", photo[0])[1]["warnings"] == []
 
 
 @pytest.mark.skipif(not detector.installed(), reason="the extra align is not installed")

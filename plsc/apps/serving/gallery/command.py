@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from plsc.apps.serving.gallery import Gallery, Match
+from plsc.apps.serving.gallery import Gallery, Match, quality
 from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.files import Mapped, name_of
 from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.data.folder import is_aligned
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
@@ -63,13 +64,37 @@ def _parser() -> argparse.ArgumentParser:
         default="mean",
         help="a row for each person, or each picture",
     )
+    review = {
+        "choices": quality.REVIEWS,
+        "default": "standard",
+        "help": "standard: refuse what is surely wrong (no face, another person), and warn of what is doubtful; "
+        "strict: refuse both; off: refuse what cannot be read; default: standard",
+    }
+    build.add_argument("--review", **review)
     add = verb("add", "add pictures of a person", "optional")
     add.add_argument("name")
     add.add_argument("pictures", nargs="+")
-    remove = verb("remove", "remove people, from all of its files")
-    remove.add_argument("names", nargs="+", metavar="name")
+    add.add_argument("--review", **review)
+    remove = verb("remove", "remove people, from all of its files", "optional")
+    remove.add_argument("names", nargs="*", metavar="name")
+    remove.add_argument(
+        "--list",
+        type=Path,
+        metavar="FILE",
+        help="remove the pictures of a list of plsc gallery doctor; whom no picture is left is removed",
+    )
     remove.add_argument(
         "--receipt", type=Path, metavar="FILE", help="a new file, JSON: who was removed, when"
+    )
+    doctor = verb("doctor", "find what is wrong with the pictures in a gallery", "optional")
+    doctor.add_argument(
+        "--review",
+        choices=quality.REVIEWS[1:],
+        default="standard",
+        help="strict: doubtful ones, too, are in the list uncommented",
+    )
+    doctor.add_argument(
+        "--output", type=Path, default=Path("doctor"), metavar="FOLDER", help="default: doctor"
     )
     verb("list", "show what is in a gallery")
     search = verb("search", "find the most similar people", "optional")
@@ -137,7 +162,9 @@ Answer = tuple[str, Any, int]
 
 
 def _build(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.build(args.gallery, _embedder(args), people_of(args.people), args.template)
+    embedder, people = _embedder(args), people_of(args.people)
+    _check_folder(embedder, args.people)
+    gallery = Gallery.build(args.gallery, embedder, people, args.template, args.review)
     return _made(gallery, "built")
 
 
@@ -190,7 +217,10 @@ def _add(args: argparse.Namespace) -> Answer:
     name = name_of(args.name)
     known = gallery.sources(name) if name in gallery.names() else []
     embedder = _fitting_embedder(args, gallery)
-    gallery.add(name, _embed(embedder, args.pictures), paths, embedder)
+    embeddings = _embed(embedder, args.pictures)
+    if args.review != "off":
+        _review(embedder, gallery, name, args.pictures, embeddings, args.review)
+    gallery.add(name, embeddings, paths, embedder)
     twice = sorted(path for path, count in Counter([*known, *paths]).items() if path in paths and count > 1)
     if twice:
         get_logger().warning(
@@ -201,11 +231,104 @@ def _add(args: argparse.Namespace) -> Answer:
     return text, {"name": name, "pictures": len(args.pictures), "people": len(gallery)}, 0
 
 
+def _check_folder(embedder: Any, folder: str) -> None:
+    """Refuse by UserError aligned pictures, for a network that was trained on others."""
+    if embedder.preprocessing.aligned is False and is_aligned(folder):
+        raise UserError(
+            f"{shown(folder)}: its pictures were aligned by plsc align, the network was trained on pictures that are not; give the "
+            "photos themselves"
+        )
+
+
+def _review(
+    embedder: Any, gallery: Gallery, name: str, files: Sequence[str], embeddings: np.ndarray, review: Any
+) -> None:
+    """Judge pictures before they are added; UserError names those that are refused."""
+    preprocessing = embedder.preprocessing
+    faces = quality.face_detector(preprocessing)
+    looks = quality.look_at_files(files, preprocessing, faces)
+    pictures = quality.Pictures(files, looks, embeddings, np.zeros(len(files), np.int64), [name])
+    findings = quality.judge_addition(
+        gallery, name, embeddings, looks, quality.limits_of_gallery(gallery, faces)
+    )
+    if refused := quality.refused(findings, pictures, review):
+        raise UserError(
+            "\n".join([*refused.values(), "nothing was added; --review off adds them all the same"])
+        )
+
+
+def _doctor(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    embedder = _fitting_embedder(args, gallery)
+    files = [(number, file) for number, name in enumerate(gallery.names()) for file in gallery.sources(name)]
+    if not files:
+        raise UserError(f"{shown(args.gallery)}: has no pictures from files, which the doctor reads again")
+    embeddings, kept, left_out = embed_pictures(
+        embedder, [file for _, file in files], [gallery.names()[number] for number, _ in files]
+    )
+    used = [files[number] for number in kept.tolist()]
+    preprocessing = embedder.preprocessing
+    paths = [file for _, file in used]
+    looks = quality.look_at_files(paths, preprocessing, quality.face_detector(preprocessing))
+    owners = np.array([number for number, _ in used], np.int64)
+    pictures = quality.Pictures(paths, looks, embeddings, owners, gallery.names())
+    limits = quality.limits_of(looks, preprocessing)
+    findings = quality.judge(pictures, preprocessing, gallery.pair_threshold, limits)
+    notes = quality.not_checked(looks, limits, preprocessing)
+    notes += [f"not checked: {each.reason}" for each in left_out]
+    args.output.mkdir(parents=True, exist_ok=True)
+    quality.write_list(args.output / quality.LIST, findings, pictures, args.review)
+    quality.write_page(
+        args.output / quality.PAGE, f"Gallery {shown(args.gallery)}", findings, pictures, preprocessing, notes
+    )
+    sure = sum(finding.sure for finding in findings)
+    counts = Counter((finding.rule, "yes" if finding.sure else "no") for finding in findings)
+    lines = [quality.describe(finding, pictures) for finding in findings if finding.sure]
+    lines += (
+        [table([[*rule, count] for rule, count in counts.items()], ["rule", "sure", "pictures"])]
+        if counts
+        else []
+    )
+    lines += notes
+    lines.append(
+        f"{counted(len(paths), 'picture')} of {_people(gallery)}: {sure:,} surely wrong, {len(findings) - sure:,} doubtful; "
+        f"{args.output / quality.PAGE} shows them, plsc gallery remove {shown(args.gallery)} --list {args.output / quality.LIST} "
+        "removes those without # in the list"
+    )
+    answer = {"findings": quality.as_json(findings, pictures), "not_checked": notes}
+    return "\n".join(lines), answer, 2 if sure else int(bool(findings))
+
+
+def _remove_listed(args: argparse.Namespace, gallery: Gallery) -> tuple[list[str], dict[str, list[str]]]:
+    """Return whom a list concerns, and which files of each are left. UserError for a picture that is not in the gallery."""
+    listed = quality.read_list(args.list)
+    named = {shown(name): name for name in gallery.names()}
+    left: dict[str, list[str]] = {}
+    for (name, file), line in listed.items():
+        files = left.setdefault(named[name], gallery.sources(named[name])) if name in named else []
+        if not any(shown(path) == file for path in files):
+            raise UserError(
+                f"{shown(args.list)}:{line}: {file} of {name}: is not in the gallery; run plsc gallery doctor again"
+            )
+        left[named[name]] = [path for path in files if shown(path) != file]
+    return [*left], left
+
+
 def _remove(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
+    if bool(args.names) == (args.list is not None):
+        raise UserError("remove: needs names, or --list with a list of plsc gallery doctor")
+    left: dict[str, list[str]] = {}
+    added = {}
+    if args.list:
+        args.names, left = _remove_listed(args, gallery)
+        embedder = _fitting_embedder(args, gallery) if any(left.values()) else None
+        added = {name: _embed(embedder, files) for name, files in left.items() if files}
     if args.receipt and (args.receipt.exists() or not args.receipt.parent.is_dir()):
         raise UserError(f"--receipt: {shown(args.receipt)}: must be a new file, in a folder that is there")
     facts = gallery.erase(args.names)
+    for name, embeddings in added.items():
+        gallery.add(name, embeddings, left[name], embedder)
     receipt = {
         "gallery": os.path.abspath(args.gallery),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -217,6 +340,9 @@ def _remove(args: argparse.Namespace) -> Answer:
         text = json.dumps(receipt, indent=1, ensure_ascii=False) + "\n"
         replace_file(args.receipt, text.encode("utf-8", "backslashreplace"))
     names = ", ".join(shown(person["name"]) for person in facts["removed"])
+    if args.list:
+        receipt["left"] = left
+        names = f"pictures of {counted(len(left), 'person', 'people')}, all of {len(left) - len(added):,}"
     return f"{names}: removed; {_people(gallery)}", receipt, 0
 
 
@@ -237,7 +363,7 @@ def _cell(value: Any) -> str:
 def _search(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     limit = gallery.limit(args.threshold)
-    embeddings = _embed(_fitting_embedder(args, gallery), args.pictures)
+    embeddings = _embed_queries(_fitting_embedder(args, gallery), args.pictures)
     matches = gallery.search(embeddings, args.top, limit)
     blocks = [
         f"{shown(picture)}: {_verdict(best, limit)}\n{_table(best)}"
@@ -258,7 +384,7 @@ def _search(args: argparse.Namespace) -> Answer:
 def _verify(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     limit = _pair_threshold(args, gallery)
-    found = gallery.verify(args.name, _embed(_fitting_embedder(args, gallery), args.pictures), limit)
+    found = gallery.verify(args.name, _embed_queries(_fitting_embedder(args, gallery), args.pictures), limit)
     said = "yes" if found.accepted else "no"
     numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
     return f"{said}\n{numbers}", {"threshold": limit, **found._asdict()}, int(not found.accepted)
@@ -284,6 +410,7 @@ def _evaluate(args: argparse.Namespace) -> Answer:
 
 
 _VERBS = {
+    "doctor": _doctor,
     "evaluate": _evaluate,
     "build": _build,
     "add": _add,
@@ -332,6 +459,21 @@ def _embed(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
     embeddings, _, unusable = embed_pictures(embedder, pictures, pictures)
     if unusable:
         raise UserError("\n".join(picture.reason for picture in unusable))
+    return embeddings
+
+
+def _embed_queries(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
+    """Embed pictures to compare, all of which must be usable; warn of those that are not aligned where the network's were."""
+    embeddings = _embed(embedder, pictures)
+    preprocessing = embedder.preprocessing
+    if preprocessing.aligned:
+        looks = quality.look_at_files(pictures, preprocessing, quality.face_detector(preprocessing))
+        limits = quality.limits_of(looks, preprocessing)
+        for finding in quality.judge_pixels(looks, limits, preprocessing):
+            file = shown(pictures[finding.picture])
+            get_logger().warning(f"{file}: {finding.rule}: {finding.value}; {finding.remedy}")
+        if not any(look is not None and look.faces is not None for look in looks):
+            get_logger().info(quality.NO_DETECTOR)
     return embeddings
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from plsc.apps.serving.gallery import files
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture, embed_pictures
+from plsc.apps.serving.gallery.quality import Review, review_people
 from plsc.apps.serving.gallery.rows import Rows, sums
 from plsc.apps.serving.gallery.strangers import FPIR, MOST_PICTURES, held_out, measure
 from plsc.errors import UserError, shown
@@ -59,7 +60,7 @@ def measured(header: files.Header, content: files.Content, others: str, fpir: fl
 
 
 def embed_people(
-    embedder: Any, people: Mapping[str, Sequence[Picture]], template: str
+    embedder: Any, people: Mapping[str, Sequence[Picture]], template: str, review: Review = "off"
 ) -> tuple[files.Content, list[LeftOut]]:
     """Embed all pictures of all people; those of whom no picture can be used are not in the content."""
     names = [*people]
@@ -68,6 +69,12 @@ def embed_people(
     embeddings, kept, left_out = embed_pictures(
         embedder, pictures, [names[owner] for owner in owners.tolist()]
     )
+    if review != "off" and len(kept):
+        judged = [pictures[number] for number in kept.tolist()]
+        why = review_people(embedder, names, judged, owners[kept], embeddings, review)
+        left_out += [LeftOut(names[owners[kept[place]]], reason) for place, reason in why.items()]
+        accepted = np.array([place not in why for place in range(len(kept))], bool)
+        embeddings, kept = embeddings[accepted], kept[accepted]
     for each in left_out:
         get_logger().warning(f"left out: {each.reason}")
     present, numbers = np.unique(owners[kept], return_inverse=True)

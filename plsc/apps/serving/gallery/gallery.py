@@ -16,6 +16,7 @@ from plsc.apps.serving.gallery import files, log
 from plsc.apps.serving.gallery.content import content_of, embed_people, header_of, measured, unit
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.pictures import LeftOut, Picture
+from plsc.apps.serving.gallery.quality import Review
 from plsc.apps.serving.gallery.rows import Rows, sums
 from plsc.apps.serving.gallery.strangers import (
     FPIR,
@@ -100,6 +101,7 @@ class Gallery:
         embedder: Any,
         people: Mapping[str, Sequence[Picture]],
         template: Literal["mean", "images"] = "mean",
+        review: Review = "off",
     ) -> Gallery:
         """Make a gallery in the new folder `folder`.
 
@@ -108,6 +110,7 @@ class Gallery:
             people: name -> paths of pictures, or samples as the network takes them.
             template: "mean": one row for each person, the sum of the pictures' embeddings at length 1; "images": a row for
                 each picture.
+            review: which pictures are refused, see plsc.apps.serving.gallery.quality.
 
         The threshold is measured on people whom the network was not trained on, see plsc.apps.serving.gallery.strangers. Pictures that
         cannot be used are logged and listed in `left_out`. UserError if none can, or the folder exists.
@@ -115,7 +118,7 @@ class Gallery:
         folder = Path(folder)
         files.refuse_existing(folder)
         header = header_of(embedder, template, generation=1)
-        content, left_out = embed_people(embedder, files.by_name(people), template)
+        content, left_out = embed_people(embedder, files.by_name(people), template, review)
         if not content.names:
             why = (
                 f"no picture can be used, the first: {left_out[0].reason}"
@@ -184,6 +187,11 @@ class Gallery:
         with self._mutex:
             return [*self._sources[self._number(files.composed(name))]]
 
+    def sample(self) -> tuple[np.ndarray, list[str]]:
+        """Return at most 1,000 pictures of its people whom the network was not trained on: embeddings float32 [n, D], and whose they are."""
+        with self._mutex:
+            return self._pictures.own, [self._people[number] for number in self._pictures.own_people.tolist()]
+
     @property
     def header(self) -> files.Header:
         """The facts in gallery.json."""
@@ -228,6 +236,13 @@ class Gallery:
             raise UserError(
                 f"{shown(self.folder)}: its embeddings are of the network {_name(ours)}, these are of {_name(embedder)}, and cannot "
                 "be compared; use that network, or plsc gallery upgrade"
+            )
+        theirs = embedder.preprocessing.aligned
+        if None not in (ours.preprocessing.aligned, theirs) and ours.preprocessing.aligned != theirs:
+            aligned = {True: "of aligned faces", False: "of pictures that are not aligned"}
+            raise UserError(
+                f"{shown(self.folder)}: its embeddings ({_name(ours)}) are {aligned[not theirs]}, those of {_name(embedder)} are "
+                f"{aligned[theirs]}, and cannot be compared; use that network, or plsc gallery upgrade"
             )
         if embedder.flip != ours.flip:
             kinds = {True: "of image and mirror image together", False: "of the image alone"}

@@ -25,6 +25,8 @@ class Embeddings(_Answer):
     """Embeddings of other networks cannot be compared with these."""
     faces: list[int] | None = None
     """With align: how many faces each picture shows; the largest was taken."""
+    warnings: list[str] = []
+    """What is wrong with the pixels: too small, stretched, blurred."""
 
 
 class Comparison(_Answer):
@@ -40,6 +42,8 @@ class Comparison(_Answer):
     """Whether the similarity is above the threshold; null where there is no threshold."""
     faces: list[int] | None = None
     """With align: how many faces each picture shows; the largest was taken."""
+    warnings: list[str] = []
+    """What is wrong with the pixels: too small, stretched, blurred."""
 
 
 class Candidate(_Answer):
@@ -65,6 +69,8 @@ class Search(_Answer):
     """Each name once, best first."""
     faces: list[int] | None = None
     """With align: how many faces the picture shows; the largest was taken."""
+    warnings: list[str] = []
+    """What is wrong with the pixels: too small, stretched, blurred."""
 
 
 class People(_Answer):
@@ -83,6 +89,8 @@ class Changed(_Answer):
     """How many were added."""
     count: int
     """Names in the gallery now."""
+    warnings: list[str] = []
+    """What is doubtful in the pictures that were added."""
 
 
 class Health(_Answer):
@@ -109,6 +117,8 @@ class About(_Answer):
     calibrated: bool
     align: bool
     """Whether faces can be found and aligned."""
+    aligned: bool | None = None
+    """Whether the network was trained on aligned faces, which align follows; null: not known."""
     writable: bool
     max_bytes: int
     max_pixels: int

@@ -29,6 +29,15 @@ from starlette.requests import ClientDisconnect
 from plsc.apps.curate import detector
 from plsc.apps.serving.embedder import Embedder
 from plsc.apps.serving.gallery.files import name_of
+from plsc.apps.serving.gallery.quality import (
+    Finding,
+    Limits,
+    Look,
+    is_refused,
+    judge_addition,
+    judge_pixels,
+    limits_of_gallery,
+)
 from plsc.apps.serving.service import answers
 from plsc.apps.serving.service.batcher import Batcher
 from plsc.apps.serving.service.guard import Guard, check_token
@@ -99,7 +108,12 @@ async def _check_query(request: Request) -> None:
 
 _STRICT = [Depends(_check_query)]
 
-Align = Annotated[bool, Query(description="Find faces, and align the largest")]
+Align = Annotated[
+    bool | None,
+    Query(
+        description="Find faces, and align the largest; by default as the network's pictures were, if that is known"
+    ),
+]
 Name = Annotated[str, Query(min_length=1, max_length=500)]
 Cosine = Annotated[float | None, Query(ge=-1, le=1, description="Instead of the stored threshold")]
 Far = Annotated[
@@ -168,6 +182,8 @@ class _Service:
         self._searching = Batcher(self._search_batch, options.batch, options.deadline)
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="plsc-work")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="plsc-write")
+        # Faces are looked for on the way to the sample only.
+        self._limits = Limits() if gallery is None else limits_of_gallery(gallery, None)
         self._detector = detector.Detector() if detector.installed() else None
         self.metrics = Metrics(
             lambda: self._embedding.waiting, lambda: 0 if gallery is None else len(gallery)
@@ -205,10 +221,12 @@ class _Service:
 
     # -- the paths; their docstrings are the text of /docs ---------------------------------------------------------------------
 
-    async def embed(self, request: Request, align: Align = False) -> answers.Embeddings:
+    async def embed(self, request: Request, align: Align = None) -> answers.Embeddings:
         """Compute the embeddings of pictures."""
-        embeddings, faces = await self._embed(request, self._options.max_pictures, align)
-        return answers.Embeddings(embeddings=embeddings.tolist(), network=self._embedder.network, faces=faces)
+        embeddings, prepared = await self._embed(request, self._options.max_pictures, align)
+        return answers.Embeddings(
+            embeddings=embeddings.tolist(), network=self._embedder.network, **self._remarks(prepared)
+        )
 
     async def verify(
         self,
@@ -217,14 +235,14 @@ class _Service:
             str | None,
             Query(min_length=1, max_length=500, description="Compare one picture with this name"),
         ] = None,
-        align: Align = False,
+        align: Align = None,
         threshold: Cosine = None,
         far: Far = None,
     ) -> answers.Comparison:
         """Compare two pictures, or one with a name of the gallery."""
         of = self._embedder if name is None else self._need_gallery()
         wanted = 2 if name is None else 1
-        embeddings, faces = await self._embed(request, wanted, align)
+        embeddings, prepared = await self._embed(request, wanted, align)
         if len(embeddings) != wanted:
             raise Refusal(422, "needs two pictures, or one and a name")
         if name is None:
@@ -238,19 +256,19 @@ class _Service:
             probability=_probability(of, similarity),
             threshold=limit,
             same=_accepted(similarity, limit),
-            faces=faces,
+            **self._remarks(prepared),
         )
 
     async def search(
         self,
         request: Request,
         top: Annotated[int, Query(ge=1, le=MOST_MATCHES, description="Names to return")] = 5,
-        align: Align = False,
+        align: Align = None,
         threshold: Cosine = None,
     ) -> answers.Search:
         """Say who it is, or nobody: find the names of the gallery that are most like a picture."""
         gallery = self._need_gallery()
-        embeddings, faces = await self._embed(request, 1, align)
+        embeddings, prepared = await self._embed(request, 1, align)
         (matches,) = await self._searching.submit([(embeddings[0], top)])
         limit = gallery.threshold if threshold is None else threshold
         candidates = [
@@ -263,7 +281,13 @@ class _Service:
         ]
         known = candidates[0].name if candidates and candidates[0].accepted else None
         verdict = "undecided" if limit is None else "nobody" if known is None else "known"
-        return answers.Search(verdict=verdict, name=known, threshold=limit, matches=candidates, faces=faces)
+        return answers.Search(
+            verdict=verdict,
+            name=known,
+            threshold=limit,
+            matches=candidates,
+            **self._remarks(prepared),
+        )
 
     async def people(
         self,
@@ -274,13 +298,13 @@ class _Service:
         names = await self._in_thread(self._names)
         return answers.People(count=len(names), names=names[start : start + limit])
 
-    async def add(self, request: Request, name: Name, align: Align = False) -> answers.Changed:
+    async def add(self, request: Request, name: Name, align: Align = None) -> answers.Changed:
         """Add pictures of a name to the gallery."""
         self._need_writable(request)
         name = _name_of(name)
-        embeddings, _ = await self._embed(request, self._options.max_pictures, align)
-        count = await self._write(self._add, name, embeddings)
-        return answers.Changed(name=name, pictures=len(embeddings), count=count)
+        embeddings, prepared = await self._embed(request, self._options.max_pictures, align)
+        count, warnings = await self._write(self._add, name, embeddings, [each.look for each in prepared])
+        return answers.Changed(name=name, pictures=len(embeddings), count=count, warnings=warnings)
 
     async def remove(self, request: Request, name: Name) -> answers.Changed:
         """Remove a name from the gallery."""
@@ -299,6 +323,7 @@ class _Service:
             threshold=self._embedder.threshold,
             calibrated=self._embedder.calibration is not None,
             align=self._detector is not None,
+            aligned=preprocessing.aligned,
             writable=options.writable,
             max_bytes=options.max_bytes,
             max_pixels=options.max_pixels,
@@ -315,10 +340,11 @@ class _Service:
 
     # -- from a request to embeddings ------------------------------------------------------------------------------------------
 
-    async def _embed(self, request: Request, most: int, align: bool) -> tuple[np.ndarray, list[int] | None]:
-        """Return the embeddings float32 [n, D] of a request's pictures, and with `align` the numbers of faces."""
-        if align and self._detector is None:
-            raise Refusal(422, "align: this service finds no faces; install the extra align")
+    async def _embed(
+        self, request: Request, most: int, align: bool | None
+    ) -> tuple[np.ndarray, list[Prepared]]:
+        """Return the embeddings float32 [n, D] of a request's pictures, and these."""
+        align = self._check_align(align)
         pictures = await read_pictures(request, most)
         jobs = [
             self._in_thread(self._prepare, number, data, align) for number, data in enumerate(pictures, 1)
@@ -334,7 +360,31 @@ class _Service:
                     422,
                     f"picture {number} shows nothing: its embedding is zero, as of a black picture, or not finite",
                 )
-        return embeddings, [picture.faces for picture in prepared] if align else None
+        return embeddings, prepared
+
+    def _check_align(self, align: bool | None) -> bool:
+        """Say whether faces are aligned first: as asked, else as the network's pictures were. Refusal where they cannot be, or must not."""
+        aligned = self._embedder.preprocessing.aligned
+        if align and aligned is False:
+            raise Refusal(
+                422, "align: the network was trained on pictures that are not aligned; leave it out"
+            )
+        if align is None and aligned and self._detector is None:
+            raise Refusal(
+                422,
+                "align: the network was trained on aligned faces, and this service finds none: install the extra align, or send aligned "
+                "pictures with align=false",
+            )
+        if align and self._detector is None:
+            raise Refusal(422, "align: this service finds no faces; install the extra align")
+        return bool(aligned) if align is None else align
+
+    def _remarks(self, prepared: list[Prepared]) -> dict[str, Any]:
+        """Return what an answer says of the pictures beside what was asked: the numbers of faces, and what is wrong with the pixels."""
+        looks = [picture.look for picture in prepared]
+        findings = judge_pixels(looks, self._limits, self._embedder.preprocessing)
+        faces = [picture.faces for picture in prepared if picture.faces is not None]
+        return {"faces": faces or None, "warnings": [*map(_as_warning, findings)]}
 
     def _prepare(self, number: int, data: bytes, align: bool) -> Prepared:
         finder = self._detector if align else None
@@ -393,10 +443,14 @@ class _Service:
         gallery.check(self._embedder)
         return similarity
 
-    def _add(self, name: str, embeddings: np.ndarray) -> int:
-        gallery = self._refreshed()
+    def _add(self, name: str, embeddings: np.ndarray, looks: list[Look]) -> tuple[int, list[str]]:
+        gallery, review = self._refreshed(), self._options.review
+        findings = [] if review == "off" else judge_addition(gallery, name, embeddings, looks, self._limits)
+        for finding in findings:
+            if is_refused(finding, review):
+                raise Refusal(422, _as_warning(finding))
         gallery.add(name, embeddings, embedder=self._embedder)
-        return len(gallery)
+        return len(gallery), [*map(_as_warning, findings)]
 
     def _remove(self, name: str) -> int:
         gallery = self._refreshed()
@@ -438,6 +492,10 @@ def _name_of(person: str) -> str:
         return name_of(person)
     except UserError as error:
         raise Refusal(422, f"name: {error}") from None
+
+
+def _as_warning(finding: Finding) -> str:
+    return _as_text(f"picture {finding.picture + 1}: {finding.rule}: {finding.value}; {finding.remedy}")
 
 
 def _need_name(gallery: "Gallery", name: str) -> None:

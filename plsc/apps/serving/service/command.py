@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None, export: Export) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from plsc.apps.serving.gallery.quality import REVIEWS
     from plsc.apps.serving.service.options import DEFAULTS
 
     parser = argparse.ArgumentParser(
@@ -77,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
     parser.add_argument(
         "--writable", action="store_true", help=f"let who brings the token ({TOKEN}) change the gallery"
+    )
+    parser.add_argument(
+        "--review",
+        choices=REVIEWS,
+        default=DEFAULTS.review,
+        help="of pictures that are added, as plsc gallery add has it (default: %(default)s)",
     )
     parser.add_argument("--token-file", metavar="FILE", help=f"read the token there, not from {TOKEN}")
     limits = parser.add_argument_group("limits")
@@ -126,6 +133,7 @@ def _options(args: argparse.Namespace) -> Options:
         **limits,
         token=token,
         writable=args.writable,
+        review=args.review,
         private=token is not None and not loopback,
         hosts=_LOOPBACK | {args.host} if loopback else None,
     )

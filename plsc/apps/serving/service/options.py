@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from plsc.apps.serving.gallery.quality import Review
+
 
 @dataclass(frozen=True)
 class Options:
@@ -16,6 +18,7 @@ class Options:
     token: what `Authorization: Bearer` must bring; None: nothing asks for it.
     writable: whether /people may be changed, which takes the token.
     private: whether reading takes the token, too.
+    review: which pictures are refused when they are added, see plsc.apps.serving.gallery.quality.
     hosts: names that a request may call this machine by; None: any.
     """
 
@@ -28,6 +31,7 @@ class Options:
     token: str | None = field(default=None, repr=False)
     writable: bool = False
     private: bool = False
+    review: Review = "standard"
     hosts: frozenset[str] | None = None
 
 

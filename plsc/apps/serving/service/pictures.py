@@ -11,8 +11,9 @@ import numpy as np
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from plsc.apps.curate.alignment import align
+from plsc.apps.curate.alignment import SIZE, align, similarity_transform
 from plsc.apps.curate.detector import Detector
+from plsc.apps.serving.gallery.quality import Look, look_at
 from plsc.apps.serving.service.refusal import Refusal
 from plsc.data.image_size import has_many_chunks, promised_pixels
 from plsc.data.images import decode_pixels, to_sample
@@ -34,6 +35,8 @@ class Prepared(NamedTuple):
     """uint8 [C, H, W]."""
     faces: int | None
     """How many faces were found; the largest was taken. None: they were not looked for."""
+    look: Look
+    """Of the picture, or of the part of it that was aligned."""
 
 
 async def read_pictures(request: Request, most: int) -> list[bytes]:
@@ -72,9 +75,10 @@ def prepare(
     """
     if detector is None:
         picture = _decode(data, preprocessing.channels == "grey", most_pixels)
-        return Prepared(to_sample(picture, preprocessing), None)
-    picture, faces = _largest_face(_decode(data, False, most_pixels), max(preprocessing.size), detector)
-    return Prepared(to_sample(picture, preprocessing), faces)
+        return Prepared(to_sample(picture, preprocessing), None, look_at(picture, preprocessing))
+    picture, faces, side = _largest_face(_decode(data, False, most_pixels), max(preprocessing.size), detector)
+    look = look_at(picture, preprocessing)._replace(width=side, height=side)
+    return Prepared(to_sample(picture, preprocessing), faces, look)
 
 
 def _refuse_none(most: int) -> list[bytes]:
@@ -109,14 +113,15 @@ def _check_scans(data: bytes, pixels: int, most_pixels: int) -> None:
         raise Refusal(422, _DAMAGED)
 
 
-def _largest_face(picture: np.ndarray, size: int, detector: Detector) -> tuple[np.ndarray, int]:
-    """Return the largest face aligned, uint8 [size, size, 3] in BGR, and how many there are."""
+def _largest_face(picture: np.ndarray, size: int, detector: Detector) -> tuple[np.ndarray, int, int]:
+    """Return the largest face aligned, uint8 [size, size, 3] in BGR, how many there are, and the side of its square in the picture."""
     faces = detector.detect(np.ascontiguousarray(picture[..., ::-1]))
     if not faces:
         raise Refusal(
             422, "shows no face that the detector finds; without align=true the whole picture is taken"
         )
     try:
-        return align(picture, faces[0].landmarks, size), len(faces)
+        side = SIZE / float(np.hypot(*similarity_transform(faces[0].landmarks)[:, 0]))
+        return align(picture, faces[0].landmarks, size), len(faces), max(1, round(side))
     except UserError as error:
         raise Refusal(422, f"shows a face that cannot be aligned: {error}") from None

@@ -68,6 +68,10 @@ function facesLine(faces) {
   return make("p", "faint", `Faces found: ${faces.join(" and ")}; the largest was taken.`);
 }
 
+function warningLines(warnings) {
+  return warnings.map((text) => make("p", "problem", shown(text)));
+}
+
 function showComparison(answer) {
   const words = { null: "No threshold is known", true: "The same", false: "Different" };
   return [
@@ -75,6 +79,7 @@ function showComparison(answer) {
     scale(answer.similarity, answer.threshold, answer.same),
     numbers(answer.similarity, answer.probability, answer.threshold),
     facesLine(answer.faces),
+    ...warningLines(answer.warnings),
   ];
 }
 
@@ -89,7 +94,7 @@ function showSearch(answer) {
   }
   const above = answer.threshold === null ? "" : make("p", "faint", `The nearest is the answer if it is above ${answer.threshold.toFixed(3)}, the mark on the bars.`);
   const empty = answer.matches.length ? "" : make("p", "faint", "The gallery is empty.");
-  return [make("p", `verdict ${tone({ known: true, nobody: false }[answer.verdict] ?? null)}`, verdict), above, list, empty, facesLine(answer.faces)];
+  return [make("p", `verdict ${tone({ known: true, nobody: false }[answer.verdict] ?? null)}`, verdict), above, list, empty, facesLine(answer.faces), ...warningLines(answer.warnings)];
 }
 
 // Keeps the last request of a result only: an answer to an earlier one is not shown.
@@ -101,7 +106,7 @@ function asker(result, path, show) {
     result.replaceChildren(make("p", "faint", "Comparing …"));
     let children;
     try {
-      children = show(await ask(path + (byId("align").checked ? "?align=true" : ""), pictures));
+      children = show(await ask(path + (byId("align-line").hidden ? "" : `?align=${byId("align").checked}`), pictures));
     } catch (error) {
       children = [make("p", "problem", shown(error.message))];
     }
@@ -180,7 +185,8 @@ async function describe() {
   }
   const people = about.people === null ? "no gallery" : `${about.people.toLocaleString("en")} in the gallery`;
   byId("about").textContent = `${shown(about.described)} · ${people}`;
-  byId("align-line").hidden = !about.align;
+  byId("align-line").hidden = !about.align || about.aligned === false;
+  byId("align").checked = about.aligned === true;
   byId("search").hidden = about.people === null;
   byId("main").hidden = false;
 }

