@@ -15,7 +15,8 @@ from tests.launch import Forking
 from tests.warm import do_not_sync
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_")  # of the environment, which launches hand on
+# Of the environment, which launches hand on; a config that names a device makes the settings of its kind.
+SETTINGS = ("PADDLE_", "OMP_", "MKL_", "ONEDNN_", "GLOG_", "FLAGS_", "BKCL_", "CUSTOM_DEVICE_BLACK")
 LEFTOVERS = {"output", "log", *RUN_FILES}  # of a run with relative paths
 
 

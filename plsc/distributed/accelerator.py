@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -215,8 +216,14 @@ def why_no_autocast(dtype: str) -> str:
         if has >= (major, minor):
             return ""
         return f"needs a GPU of compute capability {major}.{minor} ({first}) or later, this one has {has[0]}.{has[1]}"
-    has = paddle.amp.is_bfloat16_supported if dtype == "bfloat16" else paddle.amp.is_float16_supported
-    return "" if has() else f"is none that {kind} computes in, as its Paddle says"
+    one = paddle.ones([1, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # Paddle warns of a dtype that it does not know there, and computes in float32
+        with paddle.amp.auto_cast(dtype=dtype):
+            mixes = paddle.matmul(one, one).dtype != paddle.float32
+    return "" if mixes else f"is none that Paddle's autocast has for {kind}"
 
 
 def set_precision(kind: str, tf32: bool, deterministic: bool) -> None:
@@ -311,7 +318,7 @@ def to_device(array: np.ndarray) -> paddle.Tensor:
 
     The copy is queued. The array itself may be changed at once.
     """
-    if not on_device():
+    if kind_in_use() == CPU:
         return tensor_of(array)
     pinned_place = _pinned_place()
     source = tensor_of(array, pinned_place or paddle.CPUPlace())

@@ -129,11 +129,18 @@ def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
     [
         ("standin:7", None, {}, "there are 2 visible cards of standin, and this rank would take number 7"),
         ("npu", None, {}, "this Paddle has standin (install paddlepaddle and paddle-custom-npu)"),
+        (
+            "standin Global.amp={dtype: bfloat16}",
+            None,
+            {},
+            "bfloat16 is none that Paddle's autocast has for standin",
+        ),
         ("standin", 3, {}, "3 ranks on this machine, but 2 visible cards: a rank takes one"),
     ],
 )
 def test_a_card_that_is_not_there_is_refused_in_a_line(device, ranks, env, said, plugin, tmp_path):
-    code, text = train(tmp_path, f"Global.device={device}", ranks=ranks, check=False, **plugin, **env)
+    device, *more = device.split(" ", 1)
+    code, text = train(tmp_path, f"Global.device={device}", *more, ranks=ranks, check=False, **plugin, **env)
     assert code == 2 and said in text and "Traceback" not in text
 
 

@@ -184,6 +184,7 @@ NOT_TRAINING = {
             "output_dir",
             "resume",
             "device",
+            "fallback",
             "deterministic",
             "checkpoint",
             "init_from",
