@@ -232,7 +232,7 @@ def test_a_training_step_is_under_autocast_on_a_gpu(dtype, monkeypatch):
     monkeypatch.setattr(paddle.amp, "auto_cast", auto_cast)
     network.forward(IMAGES, 0)
     assert not asked  # on a CPU Paddle would warn in each step
-    monkeypatch.setattr(accelerator, "_pinned_place", lambda: None)  # copies as on a CPU
+    monkeypatch.setattr(accelerator, "_pinned_place", paddle.CPUPlace)  # copies as on a CPU
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
     emb_BD = network.forward(IMAGES, 0)
     once = [{"level": "O1", "dtype": dtype}, "out"]
