@@ -9,6 +9,7 @@ import json
 import os
 import signal
 
+import cv2
 import numpy as np
 import pytest
 
@@ -102,6 +103,46 @@ def test_a_run_goes_on_from_the_cpu_to_a_card_and_back(plugin, tmp_path):
     train(cpu, "Global.max_steps=6", **THE_WAY_OF_DEVICES)
     last = f"checkpoints/step-{6:08d}/backbone.safetensors"
     assert arrays(mixed / "output")[last] == arrays(cpu / "output")[last]
+
+
+FACES = """
+Global: {max_steps: 4, output_dir: output}
+Model: {widths: [4, 8], blocks: [1, 1], embedding_size: 8}
+DataLoader:
+  Train: {dataset: {name: ImageFolder, folder: faces, size: [16, 16], channels: grey, hold_out: 0.5}, batch_size: 8}
+  Eval: {dataset: {name: ImagePairs, images: faces, size: [16, 16], channels: grey, hold_out: 0.5}}
+Export: {kit: 0}
+"""
+VERBS = [
+    ["train", "-c", "faces.yaml"],
+    ["eval", "-c", "output"],
+    ["predict", "-c", "output", "faces/1/0.png"],
+    ["export", "-c", "output"],
+    ["gallery", "build", "known.gallery", "-c", "output", "faces"],
+    ["gallery", "search", "known.gallery", "-c", "output", "--threshold", "0.5", "--json", "faces/2/1.png"],
+]
+
+
+def test_each_verb_gives_on_a_card_what_it_gives_on_the_cpu(plugin, tmp_path):
+    """Training, evaluation, embeddings, the exported graph, and who is found in a gallery."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16), np.uint8)
+    found = {}
+    for kind, env in (("standin", plugin), ("cpu", {})):
+        folder = tmp_path / kind
+        for person, pictures in enumerate(pixels):
+            (folder / f"faces/{person}").mkdir(parents=True)
+            for number, picture in enumerate(pictures):
+                cv2.imwrite(str(folder / f"faces/{person}/{number}.png"), picture)
+        (folder / "faces.yaml").write_text(FACES)
+        said = [
+            run_python(
+                "-m", "plsc", *verb, "-o", f"Global.device={kind}", cwd=folder, **THE_WAY_OF_DEVICES, **env
+            )
+            for verb in VERBS
+        ]
+        files = ["test/results.json", "predict/embeddings.npy", "export/model.onnx"]
+        found[kind] = [said[-1].stdout, *((folder / "output" / name).read_bytes() for name in files)]
+    assert found["standin"] == found["cpu"] and '"similarity"' in found["cpu"][0]
 
 
 def test_the_cpu_beside_a_plug_in_is_the_cpu(plugin, tmp_path):
