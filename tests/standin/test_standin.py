@@ -160,8 +160,9 @@ def test_the_cpu_beside_a_plug_in_is_the_cpu(plugin, tmp_path):
 
 
 def test_auto_is_the_kind_of_the_plug_in_with_its_settings(plugin, tmp_path):
-    code, said = train(tmp_path, **plugin)
+    code, said = train(tmp_path, "Global.deterministic=true", **plugin)
     assert code == 0 and "settings of standin: FLAGS_use_stride_kernel=0" in said
+    assert "Global.deterministic: Paddle has no such setting for standin" in said
     assert '"device": "standin"' in (tmp_path / "output/card.json").read_text()
 
 
@@ -212,6 +213,42 @@ def test_a_rank_that_fails_the_others_is_restarted_with_them(fault, said, plugin
     model = FAULTY.format(plan=plans[fault], marks=tmp_path)
     code, text = train(tmp_path, model, "Global.device=standin", ranks=2, **env, **plugin)
     assert code == 0 and said in text and "newest checkpoint step 4" in text
+
+
+MEMORY = """
+import paddle
+from plsc.distributed import accelerator
+from plsc.errors import UserError
+
+try:
+    accelerator.use("standin")
+except UserError as error:
+    print(error)
+    raise SystemExit(7)
+before = accelerator.used_bytes()
+tensor = paddle.ones([100_000])
+assert accelerator.used_bytes() - before == 400_000 + 384  # in whole 512 bytes
+del tensor
+assert accelerator.peak_bytes() > accelerator.used_bytes()
+accelerator.reset_peak()
+assert accelerator.peak_bytes() == accelerator.used_bytes() == before
+assert accelerator.total_bytes() is None and accelerator.name() == "standin"
+for error in (OSError("a disk"), OSError("CustomDevice error of another kind")):
+    try:
+        with accelerator.out_of_memory("remedy"):
+            raise error
+    except OSError as raised:
+        assert raised is error
+"""
+
+
+@pytest.mark.parametrize("settings", [{}, {"FLAGS_use_stride_kernel": "0"}])
+def test_the_memory_is_the_cards_and_settings_that_came_too_late_are_refused(settings, plugin, tmp_path):
+    (tmp_path / "memory.py").write_text(MEMORY)
+    done = run_python("memory.py", cwd=tmp_path, check=False, **plugin, **settings)
+    assert done.returncode == (0 if settings else 7), done.stderr
+    late = "but Paddle was imported without its settings; put FLAGS_use_stride_kernel=0 into the environment"
+    assert settings or late in done.stdout
 
 
 # -- that it finds what it is there to find --------------------------------------------------------------------------------------
