@@ -23,12 +23,15 @@ import numpy as np
 
 from plsc.apps.serving.gallery import Gallery, Match
 from plsc.apps.serving.gallery.evaluate import evaluate
-from plsc.apps.serving.gallery.files import Mapped, name_of
+from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
+from plsc.apps.serving.gallery.names import name_of
 from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.apps.serving.gallery.store import refuse_existing
 from plsc.distributed import environment
 from plsc.errors import UserError, shown
 from plsc.utils.atomic_write import replace_file
+from plsc.utils.files import parse_json, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted, table
 from plsc.utils.version import __version__
@@ -42,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, help: str, network: str = "") -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=f"plsc gallery {name}: {help}.")
-        made.add_argument("gallery", help="the gallery's folder")
+        made.add_argument("gallery", help="the gallery's file")
         made.add_argument("--json", action="store_true", help="print JSON")
         if network:
             given = made.add_mutually_exclusive_group(required=network == "required")
@@ -66,8 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     add = verb("add", "add pictures of a person", "optional")
     add.add_argument("name")
     add.add_argument("pictures", nargs="+")
+    add.add_argument("--meta", metavar="JSON", help="keep this with the person, and show it beside the name")
     remove = verb("remove", "remove people, from all of its files")
-    remove.add_argument("names", nargs="+", metavar="name")
+    remove.add_argument("names", nargs="*", metavar="name", help="none: what an interrupted removal has left")
     remove.add_argument(
         "--receipt", type=Path, metavar="FILE", help="a new file, JSON: who was removed, when"
     )
@@ -76,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("pictures", nargs="+")
     search.add_argument("--top", type=int, default=5, metavar="N", help="people to show (default: 5)")
     search.add_argument("--threshold", **threshold)
+    for made, whose in ((build, "of these people"), (add, "of the person"), (search, "search this one only")):
+        made.add_argument("--collection", default=None if made is search else "", metavar="NAME", help=whose)
+    backup = verb("backup", "copy a gallery, while others use it")
+    backup.add_argument("target", help="a new file")
     verify = verb("verify", "say whether pictures show a person", "optional")
     verify.add_argument("name")
     verify.add_argument("pictures", nargs="+", help="of one person")
@@ -137,8 +145,11 @@ Answer = tuple[str, Any, int]
 
 
 def _build(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.build(args.gallery, _embedder(args), people_of(args.people), args.template)
-    return _made(gallery, "built")
+    refuse_existing(args.gallery)
+    people = people_of(args.people)
+    return _made(
+        Gallery.build(args.gallery, _embedder(args), people, args.template, args.collection), "built"
+    )
 
 
 def _upgrade(args: argparse.Namespace) -> Answer:
@@ -154,30 +165,26 @@ def _upgrade(args: argparse.Namespace) -> Answer:
 def _upgrade_by_map(args: argparse.Namespace, gallery: Gallery) -> Answer:
     pictures = people_of(args.map)
     new = _embedder(args)
-    old = _old_embedder(args, gallery)
-    gallery.check(old)
-    gallery.check_map(new, old.network, new.network)  # before all pictures are embedded
-    gallery.upgrade_by_map(new, fit_map(old, new, pictures))
+    if args.old:
+        gallery.use(_embedder_of(args.old))
+    gallery.check_map(new, gallery.embedder.network, new.network)  # before all pictures are embedded
+    gallery.upgrade_by_map(new, fit_map(gallery.embedder, new, pictures))
     return _made(gallery, "upgraded by a map")
 
 
-def _old_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
-    """Make the embedder of the gallery's present network."""
+def _embedder_of(path: str) -> Any:
+    """Make the embedder of a run, or of an export's folder."""
     from plsc.apps.serving import embedder
 
-    if args.old:
-        exported = os.path.isfile(os.path.join(args.old, "preprocessing.json"))
-        return embedder.from_export(args.old) if exported else embedder.from_run(args.old)
-    if not gallery.header.origin:
-        raise UserError(f"{shown(args.gallery)}: does not say where its network is; name it with --old")
-    return embedder.from_origin(gallery.header.origin, gallery.header.network)
+    exported = os.path.isfile(os.path.join(path, "preprocessing.json"))
+    return embedder.from_export(path) if exported else embedder.from_run(path)
 
 
 def _made(gallery: Gallery, what: str) -> Answer:
     others = gallery.left_out
-    text = f"{shown(gallery.folder)}: {what}, {_people(gallery)}, {counted(gallery.rows, 'row')}"
-    if gallery.header.mapped:
-        text += f"\nrows {shown(_describe_map(gallery.header.mapped))}"
+    text = f"{shown(gallery.path)}: {what}, {_people(gallery)}, {counted(gallery.rows, 'row')}"
+    if gallery.facts.mapped:
+        text += f"\nrows {shown(_describe_map(gallery.facts.mapped))}"
     text += f"\n{gallery.describe_threshold()}"
     if others:  # the log names them
         text += f"\nleft out: {counted(len(others), 'picture')}"
@@ -185,12 +192,14 @@ def _made(gallery: Gallery, what: str) -> Answer:
 
 
 def _add(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
-    paths = [*map(os.path.abspath, args.pictures)]
     name = name_of(args.name)
-    known = gallery.sources(name) if name in gallery.names() else []
-    embedder = _fitting_embedder(args, gallery)
-    gallery.add(name, _embed(embedder, args.pictures), paths, embedder)
+    meta = (
+        None if args.meta is None else parse_json(args.meta, "--meta", "give an object such as '{\"id\": 7}'")
+    )
+    gallery = _opened(args)
+    paths = [*map(os.path.abspath, args.pictures)]
+    known = gallery.sources(name) if name in gallery else []
+    gallery.add(name, args.pictures, collection=args.collection, meta=meta)
     twice = sorted(path for path, count in Counter([*known, *paths]).items() if path in paths and count > 1)
     if twice:
         get_logger().warning(
@@ -205,28 +214,65 @@ def _remove(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     if args.receipt and (args.receipt.exists() or not args.receipt.parent.is_dir()):
         raise UserError(f"--receipt: {shown(args.receipt)}: must be a new file, in a folder that is there")
-    facts = gallery.erase(args.names)
+    before = _state(gallery)
+    removed = gallery.remove(*args.names)
     receipt = {
         "gallery": os.path.abspath(args.gallery),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "plsc": __version__,
-        "network": gallery.header.network,
-        **facts,
+        "network": gallery.facts.network,
+        "removed": removed,
+        "before": before,
+        "after": _state(gallery),
     }
     if args.receipt:
         text = json.dumps(receipt, indent=1, ensure_ascii=False) + "\n"
         replace_file(args.receipt, text.encode("utf-8", "backslashreplace"))
-    names = ", ".join(shown(person["name"]) for person in facts["removed"])
+    names = ", ".join(shown(person["name"]) for person in removed) or "nobody"
     return f"{names}: removed; {_people(gallery)}", receipt, 0
+
+
+def _state(gallery: Gallery) -> dict[str, Any]:
+    """Describe a gallery: how many people and rows, and the SHA-256 of each file."""
+    sums = {path.name: sha256_of(path) for path in gallery.files()}
+    return {"people": len(gallery), "rows": gallery.rows, "sha256": sums}
+
+
+def _backup(args: argparse.Namespace) -> Answer:
+    gallery = Gallery.open(args.gallery)
+    gallery.backup(args.target)
+    size = os.path.getsize(args.target)
+    return (
+        f"{shown(args.target)}: {_people(gallery)}, {size:,} bytes",
+        {"target": args.target, "bytes": size},
+        0,
+    )
 
 
 def _list(args: argparse.Namespace) -> Answer:
     gallery = Gallery.open(args.gallery)
     facts = _facts(gallery)
-    people = [{"name": name, "pictures": gallery.sources(name)} for name in gallery.names()]
+    people = [
+        {
+            "name": person.name,
+            "pictures": gallery.sources(person.name),
+            "collection": person.collection,
+            "meta": person.meta,
+        }
+        for person in gallery.people()
+    ]
     lines = [f"{key + ' ':12}{_cell(value)}" for key, value in facts.items() if key != "measured"]
     lines.append(gallery.describe_threshold())
-    names = table([[shown(each["name"]), len(each["pictures"])] for each in people], ["name", "files"])
+    cells = [
+        [
+            shown(each["name"]),
+            len(each["pictures"]),
+            shown(each["collection"]),
+            "" if each["meta"] is None else shown(json.dumps(each["meta"])),
+        ]
+        for each in people
+    ]
+    names = table(cells, ["name", "files", "collection", "meta"])
     return "\n".join([*lines, "", names]), {**facts, "people": people}, 0
 
 
@@ -235,10 +281,9 @@ def _cell(value: Any) -> str:
 
 
 def _search(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+    gallery = _opened(args)
     limit = gallery.limit(args.threshold)
-    embeddings = _embed(_fitting_embedder(args, gallery), args.pictures)
-    matches = gallery.search(embeddings, args.top, limit)
+    matches = gallery.search(args.pictures, args.top, limit, args.collection)
     blocks = [
         f"{shown(picture)}: {_verdict(best, limit)}\n{_table(best)}"
         for picture, best in zip(args.pictures, matches)
@@ -256,20 +301,20 @@ def _search(args: argparse.Namespace) -> Answer:
 
 
 def _verify(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+    gallery = _opened(args)
     limit = _pair_threshold(args, gallery)
-    found = gallery.verify(args.name, _embed(_fitting_embedder(args, gallery), args.pictures), limit)
+    found = gallery.verify(args.name, args.pictures, limit)
     said = "yes" if found.accepted else "no"
     numbers = table([[found.similarity, limit, found.probability]], ["similarity", "threshold", "P(same)"])
     return f"{said}\n{numbers}", {"threshold": limit, **found._asdict()}, int(not found.accepted)
 
 
 def _evaluate(args: argparse.Namespace) -> Answer:
-    gallery = Gallery.open(args.gallery)
+    gallery = _opened(args)
     people = people_of(args.people)
     pictures = [path for paths in people.values() for path in paths]
     owners = [name for name, paths in people.items() for _ in paths]
-    embeddings, kept, left_out = embed_pictures(_fitting_embedder(args, gallery), pictures, owners)
+    embeddings, kept, left_out = embed_pictures(gallery.embedder, pictures, owners)
     result = evaluate(gallery, embeddings, [owners[number] for number in kept.tolist()])
     lines = [result.table()]
     lines += [f"left out: {each.reason}" for each in left_out]
@@ -284,6 +329,7 @@ def _evaluate(args: argparse.Namespace) -> Answer:
 
 
 _VERBS = {
+    "backup": _backup,
     "evaluate": _evaluate,
     "build": _build,
     "add": _add,
@@ -295,44 +341,27 @@ _VERBS = {
 }
 
 
-def _embedder(args: argparse.Namespace, gallery: Gallery | None = None) -> Any:
-    """Make the embedder that the arguments name, or else the one that the gallery was built with."""
+def _opened(args: argparse.Namespace) -> Gallery:
+    """Open the gallery, with the network that the arguments name, or else its own when that is needed."""
+    environment.prepare()
+    gallery = Gallery.open(args.gallery)
+    if args.override and not args.config:
+        raise UserError("-o: changes the config that -c names; give -c too")
+    if args.config or args.export:
+        gallery.use(_embedder(args))
+    if line := gallery.describe_other(gallery.embedder):
+        get_logger().info(line)
+    return gallery
+
+
+def _embedder(args: argparse.Namespace) -> Any:
+    """Make the embedder that the arguments name."""
     environment.prepare()
     from plsc.apps.serving import embedder
 
     if args.override and not args.config:
         raise UserError("-o: changes the config that -c names; give -c too")
-    if args.export:
-        return embedder.from_export(args.export)
-    if args.config:
-        return embedder.from_run(args.config, args.override)
-    if gallery is None or not gallery.header.origin:
-        raise UserError(
-            f"{shown(args.gallery)}: does not say where its network is; name its run with -c, or --export"
-        )
-    try:
-        return embedder.from_origin(gallery.header.origin, gallery.header.network)
-    except UserError as error:
-        raise UserError(
-            f"{error}; it is the network of {shown(args.gallery)}: name where it is now with -c, or --export"
-        ) from None
-
-
-def _fitting_embedder(args: argparse.Namespace, gallery: Gallery) -> Any:
-    """Make the embedder that the arguments name, or the gallery's; UserError where its embeddings cannot be compared."""
-    embedder = _embedder(args, gallery)
-    gallery.check(embedder)
-    if line := gallery.describe_other(embedder):
-        get_logger().info(line)
-    return embedder
-
-
-def _embed(embedder: Any, pictures: Sequence[str]) -> np.ndarray:
-    """Embed pictures, all of which must be usable."""
-    embeddings, _, unusable = embed_pictures(embedder, pictures, pictures)
-    if unusable:
-        raise UserError("\n".join(picture.reason for picture in unusable))
-    return embeddings
+    return embedder.from_export(args.export) if args.export else embedder.from_run(args.config, args.override)
 
 
 def _pair_threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
@@ -347,7 +376,7 @@ def _pair_threshold(args: argparse.Namespace, gallery: Gallery) -> float | None:
 
 
 def _facts(gallery: Gallery) -> dict[str, Any]:
-    header = gallery.header
+    header = gallery.facts
     return {
         "people": len(gallery),
         "rows": gallery.rows,

@@ -12,7 +12,6 @@ import numpy as np
 
 from plsc.distributed import environment
 from plsc.evaluation.search import search
-from plsc.utils.vectors import unit_rows
 
 # Rows and queries from which on faiss is used if it is installed; with fewer queries NumPy's products are faster.
 FAISS_ROWS = 100_000
@@ -127,15 +126,3 @@ class _Part:
 
 def _grown(array: np.ndarray, more: int) -> np.ndarray:
     return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
-
-
-def sums(embeddings: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sum the embeddings of each person: the sums at length 1 [P, D], and the lengths that they had [P], float32.
-
-    embeddings: float32 [N, D] of length 1; a person's begin at `starts` [P], increasing, and end where the next begin.
-    """
-    if len(starts) == len(embeddings):
-        return embeddings, np.ones(len(embeddings), np.float32)
-    total = np.add.reduceat(embeddings, starts, axis=0)
-    lengths = np.linalg.norm(total, axis=1)
-    return unit_rows(total, lengths), lengths
