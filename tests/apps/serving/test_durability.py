@@ -131,7 +131,7 @@ def test_what_cannot_be_finished_leaves_nothing(gallery, tmp_path, monkeypatch):
     """A build, a backup, and an index on a full disk."""
     big = units(3000), np.arange(3000)
     names = [f"p{number}" for number in range(3000)]
-    with full_from(100_000), pytest.raises(UserError, match="new.tmp: cannot be read or written"):
+    with full_from(100_000), pytest.raises(UserError, match="new: cannot be read or written"):
         Gallery.from_embeddings(tmp_path / "new", FakeEmbedder(), names, *big)
     assert [path.name for path in tmp_path.glob("new*")] == []
     made = Gallery.from_embeddings(tmp_path / "big", FakeEmbedder(), names, *big)

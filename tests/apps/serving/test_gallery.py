@@ -538,7 +538,7 @@ def _change(gallery, text, *values):
         ("UPDATE embeddings SET vector = ? WHERE picture = 2", (b"\0" * 28,), "of different sizes"),
         ("UPDATE embeddings SET vector = 'text' WHERE picture = 2", (), "of different sizes"),
         ("UPDATE people SET meta = '{' WHERE id = 2", (), "is not JSON"),
-        ("DROP TABLE strangers", (), "its tables are not those of this plsc"),
+        ("DROP TABLE strangers", (), "is damaged, or no gallery .no such table: strangers."),
         ("PRAGMA user_version = 9", (), r"not those of this plsc \(format 9, expected 1\)"),
         (
             "CREATE TRIGGER t AFTER INSERT ON people BEGIN DELETE FROM people; END",

@@ -31,7 +31,9 @@ def networks(monkeypatch):
     """Config -> embedder, in the place of checkpoints."""
     known = {
         "a.yaml": FakeEmbedder(
-            threshold=0.95, calibration=CALIBRATION, origin={"config": "a.yaml", "overrides": []}
+            threshold=0.95,
+            calibration=CALIBRATION,
+            origin={"config": "a.yaml", "overrides": [], "checkpoint": "output/checkpoints/step-1"},
         ),
         "b.yaml": FakeEmbedder(seed=1, threshold=None),
         "turned.yaml": Turned(),

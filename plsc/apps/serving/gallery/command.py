@@ -234,8 +234,9 @@ def _remove(args: argparse.Namespace) -> Answer:
 
 def _state(gallery: Gallery) -> dict[str, Any]:
     """Describe a gallery: how many people and rows, and the SHA-256 of each file."""
-    sums = {path.name: sha256_of(path) for path in gallery.files()}
-    return {"people": len(gallery), "rows": gallery.rows, "sha256": sums}
+    counts = {"people": len(gallery), "rows": gallery.rows}
+    gallery.close()  # see store.py; it is opened again when it is used
+    return {**counts, "sha256": {path.name: sha256_of(path) for path in gallery.files()}}
 
 
 def _backup(args: argparse.Namespace) -> Answer:

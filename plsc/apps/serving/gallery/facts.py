@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt
 
 from plsc.checkpoint.manifest import Preprocessing as PreprocessingFields
 from plsc.errors import shown
+from plsc.utils.calibration import Calibration
 from plsc.utils.version import __version__
 
 
@@ -73,7 +74,7 @@ class Facts(_Fields):
     """Whose pictures the strangers' are."""
     pair_threshold: FiniteFloat | None = None
     """The checkpoint's: two pictures with a higher cosine show the same person."""
-    calibration: dict[str, Any] | None = None
+    calibration: Calibration | None = None
     mapped: Mapped | None = None
     """How the embeddings came from another network without pictures; null: they are the network's own."""
 
@@ -95,7 +96,7 @@ def facts_of(embedder: Any, template: str) -> Facts:
         embedding_size=embedder.embedding_size,
         template=template,
         pair_threshold=embedder.threshold,
-        calibration=embedder.calibration and embedder.calibration.to_json(),
+        calibration=embedder.calibration,
     )
 
 

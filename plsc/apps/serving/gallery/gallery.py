@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from plsc.apps.serving.gallery import index
 from plsc.apps.serving.gallery.content import additions_of, embed_people, source_of, unit
-from plsc.apps.serving.gallery.facts import Facts, Measured, facts_of, name_of_network
+from plsc.apps.serving.gallery.facts import Facts, facts_of, name_of_network
 from plsc.apps.serving.gallery.index import Index
 from plsc.apps.serving.gallery.mapping import FittedMap
 from plsc.apps.serving.gallery.names import by_name, composed, name_of
@@ -30,7 +30,6 @@ from plsc.apps.serving.gallery.strangers import (
     measured,
     without_the_same,
 )
-from plsc.data.preprocessing import Preprocessing
 from plsc.errors import UserError, shown
 from plsc.evaluation.strangers import LEAST_PEOPLE, one_of_everybody_first
 from plsc.utils.calibration import Calibration
@@ -214,7 +213,8 @@ class Gallery:
     @property
     def facts(self) -> Facts:
         """What the gallery knows of itself."""
-        return self._facts
+        with self._reading():
+            return self._facts
 
     @property
     def rows(self) -> int:
@@ -223,33 +223,19 @@ class Gallery:
             return len(self._index)
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """How the network's pictures are prepared."""
-        return Preprocessing.from_json(self._facts.preprocessing.model_dump())
-
-    @property
     def threshold(self) -> float | None:
         """The cosine above which the nearest person of a search is accepted; None: too few people to measure it."""
-        with self._reading():
-            return self._facts.threshold
-
-    @property
-    def measured(self) -> Measured | None:
-        """How the threshold was measured; None: it is not known, or was set by hand."""
-        with self._reading():
-            return self._facts.measured
+        return self.facts.threshold
 
     @property
     def pair_threshold(self) -> float | None:
         """The checkpoint's cosine above which two pictures show the same person; None: it had none."""
-        with self._reading():
-            return self._facts.pair_threshold
+        return self.facts.pair_threshold
 
     @property
     def calibration(self) -> Calibration | None:
         """What a cosine means; None: the network had no calibration."""
-        with self._reading():
-            return self._calibration
+        return self.facts.calibration
 
     @property
     def embedder(self) -> Any:
@@ -312,7 +298,7 @@ class Gallery:
             array = np.asarray(pictures)
             if array.dtype.kind == "f" and array.ndim <= 2:
                 return unit(array, self._facts.embedding_size)
-            samples = [*array] if array.ndim > len(self.preprocessing.shape) else [array]
+            samples = [*array] if array.ndim > len(self.embedder.preprocessing.shape) else [array]
         names = [path if isinstance(path, str) else "an array" for path in samples]
         embeddings, _, unusable = embed_pictures(self.embedder, samples, names)
         if unusable:
@@ -491,7 +477,7 @@ class Gallery:
         return removed
 
     def files(self) -> list[Path]:
-        """Return the gallery's files."""
+        """Return the gallery's files, which are read after `close` only."""
         return [path for path in (*self._store.files(), self._index_path) if path.exists()]
 
     def backup(self, target: str | os.PathLike) -> None:
@@ -543,10 +529,7 @@ class Gallery:
                 )
             self._store.remove_pictures()
             _fill(self._store, embedder, facts.template, additions)
-            self._network = None
-        self._embedder = embedder
-        self.refresh()
-        self._save_index()
+        self._follow(embedder)
 
     def upgrade_by_map(self, embedder: Any, fitted: FittedMap) -> None:
         """Carry all embeddings over to another network by a map, without pictures; all or nothing.
@@ -564,8 +547,12 @@ class Gallery:
             self._store.set_strangers(np.empty((0, width), np.float32), np.empty(0, np.int64))
             without = {"mapped": fitted.facts, "pair_threshold": None, "calibration": None}
             self._set_facts(facts_of(embedder, self._facts.template).model_copy(update=without))
-            self._network = None
-        self._embedder = embedder
+        self._follow(embedder)
+
+    def _follow(self, embedder: Any) -> None:
+        """Be about the network that the gallery has now."""
+        with self._mutex:
+            self._network, self._embedder = None, embedder
         self.refresh()
         self._save_index()
 
@@ -617,7 +604,7 @@ class Gallery:
             self._set_facts(facts)
 
     def _set_facts(self, facts: Facts) -> None:
-        self._store.set_facts(facts.model_dump())
+        self._store.set_facts(facts.model_dump(mode="json"))
 
     # -- what is in memory ----------------------------------------------------------------------------------------------------
 
@@ -650,9 +637,6 @@ class Gallery:
             return
         try:
             facts = Facts.model_validate_json(self._store.facts())
-            calibration = facts.calibration and Calibration.from_json(
-                facts.calibration, f"{shown(self.path)}: calibration"
-            )
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             key = shown(".".join(map(str, first["loc"])))
@@ -669,9 +653,7 @@ class Gallery:
             self._strangers = Strangers(*self._store.strangers())
         else:
             self._index.update(self._store, changed)
-        self._facts, self._calibration = facts, calibration
-        self._network = facts.network, facts.flip
-        self._revision = revision
+        self._facts, self._network, self._revision = facts, (facts.network, facts.flip), revision
 
     @property
     def _index_path(self) -> Path:
@@ -714,7 +696,7 @@ def _fill(store: SqliteStore, embedder: Any, template: str, additions: Sequence[
     store.set_strangers(*held_out(embedder, [new.name for new in additions], enrolled))
     facts = facts_of(embedder, template).model_copy(update={"others": HELD_OUT})
     rows = Index.of_store(store, embedder.embedding_size, template)
-    store.set_facts(measured(store, rows, facts, FPIR).model_dump())
+    store.set_facts(measured(store, rows, facts, FPIR).model_dump(mode="json"))
 
 
 def _cosine(product: float) -> float:

@@ -6,6 +6,8 @@
 
 A change is on the disk when its transaction ends. Several processes may read and write: readers see whole transactions and
 wait for nobody, writers wait for each other. `revision` changes with each transaction.
+
+A process that has the store open must not open its files in another way: closing them would drop SQLite's locks (POSIX).
 """
 
 from __future__ import annotations
@@ -132,14 +134,8 @@ class SqliteStore:
         found = self._one("PRAGMA application_id"), self._one("PRAGMA user_version")
         if found[0] != _APPLICATION:
             raise UserError(f"{self.name}: is no gallery; name a file that plsc gallery build wrote")
-        kinds = {
-            sql
-            for (sql,) in self._all(
-                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'trigger'"
-            )
-        }
-        triggers = self._one("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'")
-        if found[1] != _FORMAT or not _tables() <= kinds or triggers:
+        strange = self._one("SELECT count(*) FROM sqlite_master WHERE type IN ('trigger', 'view')")
+        if found[1] != _FORMAT or strange:  # a trigger would write what nobody asked for
             raise UserError(
                 f"{self.name}: its tables are not those of this plsc (format {found[1]}, expected {_FORMAT}); build it again"
             )
@@ -147,38 +143,18 @@ class SqliteStore:
     @classmethod
     def create(cls, path: str | os.PathLike, fill: Callable[[SqliteStore], None]) -> SqliteStore:
         """Make a gallery's file; it appears at `path` when `fill` has written into it and all is on the disk."""
-        path = Path(path)
-        refuse_existing(path)
-        beside = _unfinished(Path(os.path.abspath(path)))
-        with writing(beside, remedy="name another file"):
-            beside.parent.mkdir(parents=True, exist_ok=True)
-            os.close(
-                os.open(beside, os.O_CREAT | os.O_EXCL, 0o666)
-            )  # what is there is another process's, and stays
-        try:
-            with _said(shown(beside)), contextlib.closing(_plain(beside)) as connection:
+        with _new_file(path) as beside:
+            with _said(shown(path)), contextlib.closing(sqlite3.connect(beside)) as connection:
                 connection.execute(f"PRAGMA page_size={_PAGE}")
                 connection.execute(f"PRAGMA application_id={_APPLICATION}")
                 connection.executescript(f"{_SCHEMA} PRAGMA user_version={_FORMAT};")
-            store = cls(beside)
-            with contextlib.closing(store):
+            with contextlib.closing(cls(beside)) as store:
                 # Nobody else knows of it: what matters is that all is on the disk when it gets its name.
                 store._run("PRAGMA journal_mode=OFF")
                 store._run("PRAGMA synchronous=OFF")
                 with store.transaction():
                     fill(store)
                 store._run("PRAGMA journal_mode=WAL")
-            with writing(path, remedy="name another file"):
-                descriptor = os.open(beside, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-                os.rename(beside, path)
-                sync_folder(beside.parent)
-        finally:
-            for end in ("", *_BESIDE):
-                Path(f"{beside}{end}").unlink(missing_ok=True)
         return cls(path)
 
     @property
@@ -257,10 +233,6 @@ class SqliteStore:
         self._changed(_EVERYTHING)
 
     # -- people ---------------------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Return the number of people."""
-        return self._one("SELECT count(*) FROM people")
 
     def find(self, name: str) -> Person | None:
         """Return the person of this name."""
@@ -388,38 +360,31 @@ class SqliteStore:
 
     def erase(self) -> None:
         """Write the file anew, without what is left of removed people in its free parts, and empty its log."""
+        end = time.monotonic() + _WAIT
         with self._writer, _said(self.name):
-            for text in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
-                end = time.monotonic() + _WAIT
-                while not self._done(text):
-                    if time.monotonic() > end:
-                        raise sqlite3.OperationalError("database is locked")
-                    time.sleep(0.01)
+            while not self._erased():
+                if time.monotonic() > end:
+                    raise sqlite3.OperationalError("database is locked")
+                time.sleep(0.01)
 
-    def _done(self, text: str) -> bool:
-        """Run a statement that SQLite gives up at once where another connection runs one like it; say whether it was run."""
+    def _erased(self) -> bool:
+        """Say whether it was done. SQLite gives up at once where another connection is at the same."""
         try:
-            busy = self._row(text)
+            self._run("VACUUM")
+            return self._one("PRAGMA wal_checkpoint(TRUNCATE)") == 0
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
                 raise
             return False
-        return busy is None or busy[0] == 0
 
     def backup(self, target: str | os.PathLike) -> None:
         """Copy the gallery's present state to a new file, while others read and write."""
-        target = Path(os.path.abspath(target))
-        refuse_existing(target)
-        beside = _unfinished(target)
-        try:
-            with _said(shown(target)), contextlib.closing(_plain(beside)) as connection:
-                self._connected().backup(connection)
-            with writing(target, remedy="name another file"):
-                os.rename(beside, target)
-                sync_folder(target.parent)
-        finally:
-            for end in ("", *_BESIDE):
-                Path(f"{beside}{end}").unlink(missing_ok=True)
+        with (
+            _new_file(target) as beside,
+            _said(shown(target)),
+            contextlib.closing(sqlite3.connect(beside)) as to,
+        ):
+            self._connected().backup(to)
 
     def files(self) -> list[Path]:
         """Return the store's files that are there."""
@@ -440,18 +405,16 @@ class SqliteStore:
             status = os.stat(self.file)
         except OSError:
             raise MissingFileError(f"{self.name}: is not there any more; {_REMEDY}") from None
-        identity = status.st_dev, status.st_ino
+        identity = os.getpid(), status.st_dev, status.st_ino
         if getattr(self._here, "identity", None) != identity:
             self._here.connection = self._connect()
             self._here.identity = identity
         return self._here.connection
 
     def _connect(self) -> _Connection:
-        mode = "rw"
-        if not os.access(
-            self.file.parent, os.W_OK
-        ):  # nobody can write, unless a process that may is at it now
-            mode = "ro" if os.path.exists(f"{self.file}-wal") else "ro&immutable=1"
+        # Where nobody may write, nobody does, unless a process that may is at it now.
+        unused = "ro" if os.path.exists(f"{self.file}-wal") else "ro&immutable=1"
+        mode = "rw" if os.access(self.file.parent, os.W_OK) else unused
         connection = sqlite3.connect(
             f"{self.file.as_uri()}?mode={mode}",
             uri=True,
@@ -494,8 +457,24 @@ def _said(name: str) -> Iterator[None]:
         raise UserError(f"{name}: cannot be read or written: {what}; the gallery is as it was") from error
 
 
-def _plain(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None)
+@contextlib.contextmanager
+def _new_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Yield where to write a file that gets its name when all of it is on the disk, and leaves nothing otherwise."""
+    refuse_existing(path)
+    final = Path(os.path.abspath(path))
+    beside = _unfinished(final)
+    with writing(beside, remedy="name another file"):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(beside, os.O_CREAT | os.O_EXCL, 0o666))  # what is there is another process's
+    try:
+        yield beside
+        with writing(path, remedy="name another file"), open(beside, "rb") as file:
+            os.fsync(file.fileno())
+            beside.rename(final)
+            sync_folder(final.parent)
+    finally:
+        for end in ("", *_BESIDE):
+            Path(f"{beside}{end}").unlink(missing_ok=True)
 
 
 def refuse_existing(path: str | os.PathLike) -> None:
@@ -512,13 +491,6 @@ def refuse_existing(path: str | os.PathLike) -> None:
 
 def _unfinished(path: Path) -> Path:
     return Path(f"{path}.tmp")
-
-
-def _tables() -> set[str]:
-    """Return the texts by which SQLite keeps the schema."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(_SCHEMA)
-        return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
 
 
 def _utf8(text: str) -> bytes:
