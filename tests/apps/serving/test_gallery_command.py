@@ -3,6 +3,7 @@
 import json
 
 import cv2
+import numpy as np
 import pytest
 
 from plsc import Gallery, cli
@@ -11,7 +12,7 @@ from plsc.apps.serving.gallery.store import SqliteStore
 from plsc.utils.calibration import Calibration
 from plsc.utils.files import sha256_of
 from plsc.utils.logging import get_logger
-from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures
+from tests.apps.serving.fake_embedder import FakeEmbedder, Turned, pictures, units
 
 THRESHOLDS = [{"far": 0.01, "cosine": 0.9}]
 CALIBRATION = Calibration(
@@ -157,6 +158,39 @@ def test_metadata_and_collections(folder, capsys):
     assert code == 2 and "ERROR --meta: is not JSON; give an object such as" in err
     assert run(capsys, "build", "h", "-c", "a.yaml", "people/", "--collection", "staff")[0] == 0
     assert {each.collection for each in Gallery.open("h").people()} == {"staff"}
+
+
+def test_a_gallery_of_vectors(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    vectors = 7 * units(30)
+    np.save("x.npy", vectors)
+    (tmp_path / "names.txt").write_text("".join(f"Zoë {number % 15}\n" for number in range(30)))
+    code, out, _ = run(capsys, "build", "g", "--vectors", "x.npy", "--labels", "names.txt")
+    assert code == 0 and out.startswith("g: built, 15 people, 15 rows\nthreshold ")
+    np.save("who.npy", vectors[4] + vectors[19])
+    code, out, _ = run(capsys, "search", "g", "who.npy", "--threshold", "0.99")
+    assert code == 0 and out.startswith("who.npy: Zoë 4\n")
+    assert run(capsys, "add", "g", "New", "who.npy")[1] == "New: 1 picture added; 16 people\n"
+    np.save("short.npy", vectors[0, :5])
+    (tmp_path / "no.npy").write_text("no array")
+    for name, message in [
+        ("short.npy", "must be an array float32 [8] like every sample"),
+        ("none.npy", "no such file"),
+        ("no.npy", "is no .npy file of numbers"),
+    ]:
+        code, _, err = run(capsys, "search", "g", name)
+        assert code == 2 and f"ERROR {name}: {message}" in err
+    np.save("few.npy", vectors[:29])
+    code, _, err = run(capsys, "build", "h", "--vectors", "few.npy", "--labels", "names.txt")
+    assert (
+        code == 2
+        and "few.npy: must be [n, D] with a line of names.txt for each row, got [29, 8] and 30 lines" in err
+    )
+    for words in (["people", "--vectors", "x.npy"], ["--vectors", "x.npy"], []):
+        code, _, err = run(capsys, "build", "h", *words)
+        assert code == 2 and "build: takes the folder of people with -c or --export, or --vectors" in err
+    code, _, err = run(capsys, "build", "h", "people")
+    assert code == 2 and "build: name the network, -c CONFIG or --export FOLDER" in err
 
 
 def test_backup(folder, capsys):

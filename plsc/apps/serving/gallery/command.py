@@ -26,12 +26,12 @@ from plsc.apps.serving.gallery.evaluate import evaluate
 from plsc.apps.serving.gallery.facts import Mapped
 from plsc.apps.serving.gallery.mapping import fit_map
 from plsc.apps.serving.gallery.names import name_of
-from plsc.apps.serving.gallery.pictures import embed_pictures, people_of
+from plsc.apps.serving.gallery.pictures import embed_pictures, people_of, read_npy
 from plsc.apps.serving.gallery.store import refuse_existing
 from plsc.distributed import environment
-from plsc.errors import UserError, shown
+from plsc.errors import UserError, reading, shown
 from plsc.utils.atomic_write import replace_file
-from plsc.utils.files import parse_json, sha256_of
+from plsc.utils.files import parse_json, read_regular, sha256_of
 from plsc.utils.logging import get_logger
 from plsc.utils.text import counted, table
 from plsc.utils.version import __version__
@@ -58,8 +58,12 @@ def _parser() -> argparse.ArgumentParser:
 
     threshold = {"type": float, "metavar": "COSINE", "help": "accept above it; default: the gallery's"}
 
-    build = verb("build", "make a gallery of a folder with a folder for each person", "required")
-    build.add_argument("people", help="people/Ann/1.jpg, people/Ann/2.jpg, people/Bob/1.jpg, ...")
+    build = verb("build", "make a gallery of a folder with a folder for each person", "optional")
+    build.add_argument("people", nargs="?", help="people/Ann/1.jpg, people/Ann/2.jpg, people/Bob/1.jpg, ...")
+    build.add_argument(
+        "--vectors", metavar="NPY", help="embeddings [n, D] of another program, in place of people and -c"
+    )
+    build.add_argument("--labels", metavar="FILE", help="with --vectors: n lines, whose each is")
     build.add_argument(
         "--template",
         choices=("mean", "images"),
@@ -124,7 +128,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments. Some versions of argparse leave over an optional argument that comes after an option."""
     parser = _parser()
     args, others = parser.parse_known_args(argv)
-    if args.verb == "upgrade" and not (args.people or args.map) and others and not others[0].startswith("-"):
+    lacks_people = getattr(args, "people", "") is None and not getattr(args, "map", None)
+    if lacks_people and others and not others[0].startswith("-"):
         args.people = others.pop(0)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
@@ -146,9 +151,35 @@ Answer = tuple[str, Any, int]
 
 def _build(args: argparse.Namespace) -> Answer:
     refuse_existing(args.gallery)
+    if (args.vectors is None) != (args.labels is None) or (args.vectors is None) == (args.people is None):
+        raise UserError("build: takes the folder of people with -c or --export, or --vectors with --labels")
+    if args.vectors:
+        return _build_of_vectors(args)
+    if not (args.config or args.export):
+        raise UserError("build: name the network, -c CONFIG or --export FOLDER")
     people = people_of(args.people)
     return _made(
         Gallery.build(args.gallery, _embedder(args), people, args.template, args.collection), "built"
+    )
+
+
+def _build_of_vectors(args: argparse.Namespace) -> Answer:
+    from plsc.apps.serving.embedder import from_vectors
+
+    vectors = read_npy(args.vectors)
+    with reading(args.labels):
+        labels = read_regular(args.labels).decode().splitlines()
+    if vectors.ndim != 2 or len(vectors) != len(labels) or not len(labels):
+        raise UserError(
+            f"{shown(args.vectors)}: must be [n, D] with a line of {shown(args.labels)} for each row, got {list(vectors.shape)} and "
+            f"{counted(len(labels), 'line')}"
+        )
+    names, owners = np.unique(labels, return_inverse=True)
+    order = np.argsort(owners, kind="stable")
+    embedder = from_vectors(vectors.shape[1])
+    people = names.tolist(), vectors[order], owners[order]
+    return _made(
+        Gallery.from_embeddings(args.gallery, embedder, *people, args.template, args.collection), "built"
     )
 
 
