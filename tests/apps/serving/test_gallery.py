@@ -264,6 +264,28 @@ def test_a_large_gallery_has_an_index_beside_it(tmp_path, embedder, monkeypatch,
     assert_the_same(Gallery.open(gallery.path).search(units(20, seed=5), top=70, threshold=0.5), expected)
 
 
+def test_an_index_that_is_replaced_while_it_is_read_is_not_taken(tmp_path, embedder, monkeypatch):
+    """Half of it would be of the one, half of the other."""
+    monkeypatch.setattr(index, "FILE_ROWS", 4)
+    made = Gallery.from_embeddings(tmp_path / "g", embedder, list("abcdef"), units(6), np.arange(6))
+    path, read = tmp_path / "g.index", index.TensorFile.read
+    assert index.Index.of_file(path, 8, "mean") is not None
+
+    def replaced(self, name):
+        if name == "owners 0":
+            made._index.save(path, made._revision)
+        return read(self, name)
+
+    monkeypatch.setattr(index.TensorFile, "read", replaced)
+    assert index.Index.of_file(path, 8, "mean") is None
+
+
+def test_an_index_of_a_gallery_that_was_deleted_does_not_stay(tmp_path, embedder):
+    (tmp_path / "g.index").write_bytes(b"rows of somebody")
+    Gallery.build(tmp_path / "g", embedder, {"Ann": pictures(1)})
+    assert not (tmp_path / "g.index").exists()
+
+
 def test_an_index_of_another_gallery_is_not_taken(tmp_path, embedder, monkeypatch):
     """Of a backup, too, which has counted on from the same revision since."""
     monkeypatch.setattr(index, "FILE_ROWS", 4)

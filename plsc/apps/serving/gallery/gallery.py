@@ -132,8 +132,7 @@ class Gallery:
                 else "there are no pictures"
             )
             raise UserError(f"{shown(path)}: {why}")
-        store = SqliteStore.create(path, lambda store: _fill(store, embedder, template, additions))
-        return cls(store, embedder, left_out)
+        return cls._create(path, embedder, template, additions, left_out)
 
     @classmethod
     def from_embeddings(
@@ -168,9 +167,20 @@ class Gallery:
             )
         vectors = unit(embeddings, embedder.embedding_size)
         additions = additions_of(embedder, names, vectors, owners, collection=collection)
-        return cls(
-            SqliteStore.create(path, lambda store: _fill(store, embedder, template, additions)), embedder
-        )
+        return cls._create(path, embedder, template, additions)
+
+    @classmethod
+    def _create(
+        cls,
+        path: str | os.PathLike,
+        embedder: Any,
+        template: str,
+        additions: Sequence[Addition],
+        left_out: Sequence[LeftOut] = (),
+    ) -> Gallery:
+        store = SqliteStore.create(path, lambda store: _fill(store, embedder, template, additions))
+        index.remove(_index_path(store))  # of a gallery that was deleted by hand
+        return cls(store, embedder, left_out)
 
     # -- looking --------------------------------------------------------------------------------------------------------------
 
@@ -462,7 +472,7 @@ class Gallery:
                 for person in people
             ]
             index.remove(
-                self._index_path
+                _index_path(self._store)
             )  # which can be made again; whoever has mapped it keeps it until the next answer
             self._store.remove([person.id for person in people])
         self._renew()
@@ -478,7 +488,7 @@ class Gallery:
 
     def files(self) -> list[Path]:
         """Return the gallery's files, which are read after `close` only."""
-        return [path for path in (*self._store.files(), self._index_path) if path.exists()]
+        return [path for path in (*self._store.files(), _index_path(self._store)) if path.exists()]
 
     def backup(self, target: str | os.PathLike) -> None:
         """Copy the gallery to a new file, while others read and write."""
@@ -655,13 +665,9 @@ class Gallery:
             self._index.update(self._store, changed)
         self._facts, self._network, self._revision = facts, (facts.network, facts.flip), revision
 
-    @property
-    def _index_path(self) -> Path:
-        return Path(f"{self._store.file}.index")
-
     def _load(self, facts: Facts) -> Index:
         """Make the rows: of the index's file, if it is of this gallery, and what has changed since; else of the store."""
-        found = Index.of_file(self._index_path, facts.embedding_size, facts.template)
+        found = Index.of_file(_index_path(self._store), facts.embedding_size, facts.template)
         if found is not None:
             rows, since = found
             changed = self._store.changes(since)
@@ -672,17 +678,21 @@ class Gallery:
 
     def _save_index(self) -> None:
         """Write the index's file anew if that is due. No other process writes or removes it meanwhile."""
-        if not self._index.is_due(self._index_path):
+        if not self._index.is_due(_index_path(self._store)):
             return
         try:
             with self._writing():
-                self._index.save(self._index_path, self._revision)
+                self._index.save(_index_path(self._store), self._revision)
                 with self._mutex:
                     self._index = self._load(self._facts)
         except (OSError, UserError) as error:
             get_logger().warning(
-                f"{shown(self._index_path)}: cannot be written ({error}); opening takes longer without it"
+                f"{shown(_index_path(self._store))}: cannot be written ({error}); opening takes longer without it"
             )
+
+
+def _index_path(store: SqliteStore) -> Path:
+    return Path(f"{store.file}.index")
 
 
 def _fill(store: SqliteStore, embedder: Any, template: str, additions: Sequence[Addition]) -> None:

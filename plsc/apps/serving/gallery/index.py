@@ -60,13 +60,17 @@ class Index:
         """Map the rows of a file, and say of which revision they are; None: there is none, or it is damaged."""
         index = cls(width, template)
         try:
+            before = _identity(path)
             tensors = TensorFile(path)
             for number, collection in enumerate(json.loads(tensors.read("collections").tobytes())):
                 rows, owners = tensors.map(f"rows {number}"), tensors.read(f"owners {number}")
                 if rows.shape != (len(owners), width) or rows.dtype != np.float32 or owners.dtype != np.int64:
                     return None
                 index._put(collection, rows, owners)
-            return index, Revision(*tensors.read("revision").tolist())
+            revision = Revision(*tensors.read("revision").tolist())
+            return (
+                (index, revision) if _identity(path) == before else None
+            )  # replaced meanwhile, it is of two halves
         except (OSError, UserError, KeyError, TypeError, ValueError):
             return None
 
@@ -165,6 +169,11 @@ def remove(path: Path) -> None:
     """Remove an index's file, and what a process that was killed has left of one."""
     for each in (path, _unfinished(path)):
         each.unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _unfinished(path: Path) -> Path:
