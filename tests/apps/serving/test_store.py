@@ -1,6 +1,7 @@
 """What a store of a gallery must do, whatever keeps it; Gallery needs no more than these methods."""
 
 import contextlib
+import random
 
 import numpy as np
 import pytest
@@ -133,17 +134,25 @@ def test_a_backup_counts_on_otherwise(written, tmp_path):
     copy.close()
 
 
-def test_erasing_leaves_nothing(written, tmp_path):
-    store, write = written
-    for number in range(200):  # pages are split, which leaves copies
-        write(
-            lambda number=number: store.add(
-                [Addition(f"{number * 7919 % 1000:03} Zacharias", units(1, seed=number))]
-            )
-        )
-    with store.snapshot():
-        gone = [person for person in store.people() if person.name.endswith("Zacharias")]
-    write(lambda: store.remove([person.id for person in gone]))
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_erasing_leaves_nothing(written, tmp_path, seed):
+    """Pages that were split or joined have copies in their free parts, which secure_delete alone leaves: with SQLite 3.40 and
+    these draws 1, 2 and 7 names."""
+    store, _ = written
+    draws, there, gone = random.Random(seed), [], []
+    with store.transaction():
+        for number in range(1500):
+            if draws.random() < 0.6 or len(there) < 5:
+                name = f"{draws.random()} of somebody with a long name {number}"
+                count = draws.randint(1, 3)
+                sources = [Source(f"/some/where/{name}/{picture}.jpg") for picture in range(count)]
+                store.add([Addition(name, units(count, seed=number), sources)])
+                there.append(name)
+            else:
+                gone.append(there.pop(draws.randrange(len(there))))
+                store.remove([store.find(gone[-1]).id])
     store.erase()
     store.close()
-    assert b"Zacharias" not in (tmp_path / "g").read_bytes() and not (tmp_path / "g-wal").exists()
+    data = (tmp_path / "g").read_bytes()
+    assert [name for name in gone if name.encode() in data] == [] and not (tmp_path / "g-wal").exists()
+    assert all(name.encode() in data for name in there)

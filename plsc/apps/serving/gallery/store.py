@@ -266,7 +266,7 @@ class SqliteStore:
         connection = self._connected()
         changed = []
         for new in additions:
-            person = self._person_of(new)
+            person = self._person_of(connection, new)
             sources = new.sources or (Source(),) * len(new.vectors)
             for source, vector in zip(sources, _little(new.vectors), strict=True):
                 path = source.path and _utf8(source.path)
@@ -281,22 +281,23 @@ class SqliteStore:
         for person in changed if len(changed) <= _AT_ONCE else [_EVERYTHING]:
             self._changed(person)
 
-    def _person_of(self, new: Addition) -> int:
+    def _person_of(self, connection: _Connection, new: Addition) -> int:
         """Return the id of the person of an addition, who is made if there is none."""
-        known = self.find(new.name)
+        text = "SELECT id, collection FROM people WHERE name = CAST(? AS TEXT)"
+        known = connection.execute(text, (_utf8(new.name),)).fetchone()
         if known is None:
-            collection = new.collection or ""
-            row = (_utf8(new.name), _utf8(collection), _json(new.meta))
+            row = (_utf8(new.name), _utf8(new.collection), _json(new.meta))
             text = "INSERT INTO people (name, collection, meta) VALUES (CAST(? AS TEXT), CAST(? AS TEXT), ?)"
-            return self._connected().execute(text, row).lastrowid
-        if new.collection and new.collection != known.collection:
+            return connection.execute(text, row).lastrowid
+        person, collection = known
+        if new.collection not in ("", collection):
             raise UserError(
-                f"'{shown(new.name)}': is in the collection '{shown(known.collection)}', not '{shown(new.collection)}'; "
+                f"'{shown(new.name)}': is in the collection '{shown(collection)}', not '{shown(new.collection)}'; "
                 "remove the person first, or leave the collection out"
             )
         if new.meta is not None:
-            self._run("UPDATE people SET meta = ? WHERE id = ?", _json(new.meta), known.id)
-        return known.id
+            self._run("UPDATE people SET meta = ? WHERE id = ?", _json(new.meta), person)
+        return person
 
     def remove(self, people: Iterable[int]) -> None:
         """Remove people with their pictures and embeddings; `erase` takes what is left of them in free parts of the file."""
