@@ -234,6 +234,8 @@ def _serve(embedder: Embedder, gallery: Gallery | None, args: argparse.Namespace
         # uvicorn ends by them, and raises them again then: to end when asked is no failure of a service.
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
+    if gallery is not None:
+        gallery.close()
     get_logger().info("stopped; every request that had come was answered")
 
 
