@@ -381,8 +381,8 @@ def _opened(args: argparse.Namespace) -> Gallery:
         raise UserError("-o: changes the config that -c names; give -c too")
     if args.config or args.export:
         gallery.use(_embedder(args))
-    if line := gallery.describe_other(gallery.embedder):
-        get_logger().info(line)
+        if line := gallery.describe_other(gallery.embedder):
+            get_logger().info(line)
     return gallery
 
 
