@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("pictures", nargs="+")
     search.add_argument("--top", type=int, default=5, metavar="N", help="people to show (default: 5)")
     search.add_argument("--threshold", **threshold)
-    for made, whose in ((build, "of these people"), (add, "of the person"), (search, "search this one only")):
-        made.add_argument("--collection", default=None if made is search else "", metavar="NAME", help=whose)
+    for part, whose in ((build, "of these people"), (add, "of the person"), (search, "search this one only")):
+        part.add_argument("--collection", default=None if part is search else "", metavar="NAME", help=whose)
     backup = verb("backup", "copy a gallery, while others use it")
     backup.add_argument("target", help="a new file")
     verify = verb("verify", "say whether pictures show a person", "optional")

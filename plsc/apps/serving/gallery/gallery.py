@@ -471,9 +471,8 @@ class Gallery:
                 }
                 for person in people
             ]
-            index.remove(
-                _index_path(self._store)
-            )  # which can be made again; whoever has mapped it keeps it until the next answer
+            # It can be made again; whoever has mapped it keeps it until the next answer.
+            index.remove(_index_path(self._store))
             self._store.remove([person.id for person in people])
         self._renew()
         try:
